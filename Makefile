@@ -1,0 +1,120 @@
+# Every command it takes to work on batchmill. `make` alone lists them.
+#
+# All of them need Python 3.11 or newer, make, and a package registry that pip can reach. What they
+# install goes into .venv, from requirements/*.lock: exact versions, each checked against its hash.
+
+# The first Python that is new enough. To name another one: make test PYTHON=/path/to/python3
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; \
+	done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+QUIET := --quiet --disable-pip-version-check --no-input
+INSTALL := $(PIP) install $(QUIET)
+CHECKED := $(wildcard src tests benchmarks examples)
+SOURCES := $(shell find src -name '*.py' -o -name 'py.typed')
+ARGS ?=
+
+# A developer's environment runs the source tree; CI runs what users get, the built wheel.
+ifdef CI
+PACKAGE := $(VENV)/.package-wheel
+else
+PACKAGE := $(VENV)/.package-editable
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench lint format lock build dist clean
+# Two pips must not write to one environment at once, so `make -j` changes nothing here.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help: ## list the commands
+	@echo "batchmill: make <command>   (ARGS=... is passed on to run, test and bench)"
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
+		printf '  %-8s %s\n' "$$name" "$$what"; done
+
+run: $(VENV)/.run-installed $(PACKAGE) ## watch the queues at work, in the terminal
+	@$(BIN)/batchmill demo $(ARGS)
+
+test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
+	@$(BIN)/pytest $(ARGS)
+
+bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure the queue against its peers
+	@$(BIN)/python -m benchmarks.queue $(ARGS)
+
+lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy $(CHECKED)
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev-installed ## format the code, and mend what ruff can mend
+	$(BIN)/ruff check --fix-only $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+build: $(VENV)/.run-installed ## build the sdist and the wheel into dist/
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build -d dist
+
+dist: build
+
+# Locking: one resolution for everything (dev.lock); the other files are cut from it, so that
+# all agree: uv keeps the versions it finds in the file it is about to write.
+UV_VERSION := 0.13.7
+COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
+	--custom-compile-command 'make lock'
+
+lock: $(VENV)/.uv-$(UV_VERSION) ## remake requirements/*.lock (UPGRADE=1: with the newest versions)
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) --extra cli --group lint -o requirements/dev.lock
+	@for name in run test bench; do cp requirements/dev.lock requirements/$$name.lock || exit 1; done
+	@$(COMPILE) --extra cli --group build -o requirements/run.lock
+	@$(COMPILE) --group test -o requirements/test.lock
+	@$(COMPILE) --group bench -o requirements/bench.lock
+
+$(VENV)/.uv-$(UV_VERSION): | $(VENV)/.made
+	@echo "==> $(VENV): installing uv $(UV_VERSION)"
+	@$(INSTALL) uv==$(UV_VERSION)
+	@touch $@
+
+# The environment: a stamp file in .venv stands for each thing installed.
+$(VENV)/.made:
+	@python='$(PYTHON)'; \
+	if [ -z "$$python" ] || ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+		echo "batchmill needs Python 3.11 or newer; $${python:-python3} is $$("$${python:-python3}" --version 2>/dev/null || echo missing)"; \
+		echo "Install a newer one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
+		exit 1; \
+	elif ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+		echo "$$python cannot make virtual environments: its venv module is missing."; \
+		echo "On Debian and Ubuntu: apt-get install python3-venv"; \
+		exit 1; \
+	fi >&2; \
+	echo "==> $(VENV): making it with $$("$$python" --version)"; \
+	"$$python" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.%-installed: requirements/%.lock | $(VENV)/.made
+	@echo "==> $(VENV): installing $<"
+	@$(INSTALL) --require-hashes -r $<
+	@touch $@
+
+# run.lock brings hatchling, which builds the package.
+$(VENV)/.package-editable: pyproject.toml | $(VENV)/.run-installed
+	@echo "==> $(VENV): installing batchmill, editable"
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.package-wheel
+	@touch $@
+
+$(VENV)/.package-wheel: pyproject.toml README.md LICENSE $(SOURCES) | $(VENV)/.run-installed
+	@echo "==> $(VENV): installing batchmill, as a wheel"
+	@rm -rf build/wheel
+	@$(PIP) wheel $(QUIET) --no-deps --no-build-isolation -w build/wheel .
+	@$(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
+	@rm -f $(VENV)/.package-editable
+	@touch $@
+
+clean: ## remove .venv and everything that was built or cached
+	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,84 @@
+"""Who takes part in the throughput benchmark, and how each is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from benchmarks import mill, peers, third_party
+from benchmarks.check import make_sinks
+from benchmarks.peers import BOUND, Handlers, Peer
+from benchmarks.work import ITEM_CLASSES, Feed
+
+Build: TypeAlias = Callable[[Handlers, int], Peer]
+"""Makes a running contender from the handlers and the number of items the run will put."""
+
+QUEUE = "queue.Queue"
+SIMPLE_QUEUE = "SimpleQueue, no bound"
+OPENTELEMETRY = "OpenTelemetry processor"
+MILL = "batchmill"
+MILL_TIGHT = "batchmill, tight"
+MILL_BULK = "batchmill produce_many"
+MILL_BULK_TIGHT = "batchmill produce_many, tight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A named way to get items from producers to handlers."""
+
+    name: str
+    build: Build
+    capacity: int | None
+    """Items it holds at most; None where nothing holds a producer back."""
+    feed: Feed = Feed.SINGLE
+
+
+def all_contenders() -> list[Contender]:
+    """Every contender, batchmill first."""
+    roomy = mill.roomy_capacity(make_sinks(ITEM_CLASSES))
+    return [*_mills(roomy), *_peers(roomy)]
+
+
+def _mills(roomy: int) -> list[Contender]:
+    return [
+        _mill(MILL, roomy, Feed.SINGLE),
+        _mill(MILL_TIGHT, BOUND, Feed.SINGLE),
+        _mill(MILL_BULK, roomy, Feed.CHUNKS_OF_ONE_CLASS),
+        _mill(MILL_BULK_TIGHT, BOUND, Feed.CHUNKS_OF_ONE_CLASS),
+        _mill("batchmill produce_many, mixed", roomy, Feed.MIXED_CHUNKS),
+    ]
+
+
+def _mill(name: str, capacity: int, feed: Feed) -> Contender:
+    make_config = mill.tight_config if capacity == BOUND else mill.roomy_config
+    return Contender(
+        name=name,
+        build=lambda handlers, items: mill.MillPeer(handlers, make_config(), feed),
+        capacity=capacity,
+        feed=feed,
+    )
+
+
+def _peers(roomy: int) -> list[Contender]:
+    def bounded(make: Callable[[Handlers, int], Peer], capacity: int = BOUND) -> Build:
+        return lambda handlers, items: make(handlers, capacity)
+
+    return [
+        Contender(name=QUEUE, build=bounded(peers.plain_queue), capacity=BOUND),
+        Contender(name=f"{QUEUE}, roomy", build=bounded(peers.plain_queue, roomy), capacity=roomy),
+        Contender(
+            name=SIMPLE_QUEUE,
+            build=lambda handlers, items: peers.simple_queue(handlers),
+            capacity=None,
+        ),
+        Contender(
+            name="SimpleQueue + semaphore",
+            build=bounded(peers.bounded_simple_queue),
+            capacity=BOUND,
+        ),
+        Contender(name="deque + Condition", build=bounded(peers.DequePeer), capacity=BOUND),
+        Contender(name="janus", build=bounded(third_party.janus_queue), capacity=BOUND),
+        Contender(name="culsans", build=bounded(third_party.culsans_queue), capacity=BOUND),
+        Contender(name=OPENTELEMETRY, build=third_party.OpenTelemetryPeer, capacity=None),
+    ]

@@ -1,0 +1,171 @@
+"""What a queued item costs beyond the item itself, with a million of them waiting.
+
+Handlers hold still while the queue is filled. The queue is then emptied and filled once more: what
+a queue keeps from earlier (free slots, grown lists) counts at the second filling.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import peers, third_party
+from benchmarks.mill import MillPeer, roomy_config, tight_config
+from benchmarks.peers import JOIN_TIMEOUT_S, Handlers, Peer
+from benchmarks.report import Table, say
+from benchmarks.third_party import MissingPeer
+from benchmarks.work import ITEM_CLASSES, Feed, Item, build_work
+
+MILL_PREFIX = "batchmill"
+
+BUILDS: dict[str, Callable[[Handlers, int], Peer]] = {
+    f"{MILL_PREFIX}, adaptive partitions": lambda handlers, items: MillPeer(
+        handlers, roomy_config(items), Feed.SINGLE
+    ),
+    f"{MILL_PREFIX}, two partitions": lambda handlers, items: MillPeer(
+        handlers, tight_config(2 * items), Feed.SINGLE
+    ),
+    "queue.Queue": peers.plain_queue,
+    "SimpleQueue + semaphore": peers.bounded_simple_queue,
+    "deque + Condition": peers.DequePeer,
+    "janus": third_party.janus_queue,
+    "OpenTelemetry processor": third_party.OpenTelemetryPeer,
+}
+
+
+class Gate:
+    """A handler that waits while the gate is shut, and counts what passes."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._lock = threading.Lock()
+        self._passed = 0
+
+    def consume(self, batch: list[Item]) -> None:
+        """Hold the batch until the gate opens."""
+        self._open.wait()
+        with self._lock:
+            self._passed += len(batch)
+
+    def open(self) -> None:
+        """Hold nothing back any more."""
+        self._open.set()
+
+    def let_pass(self, count: int) -> None:
+        """Open, wait until ``count`` items in all have passed, and shut again."""
+        self.open()
+        give_up = time.monotonic() + JOIN_TIMEOUT_S
+        while self._passed < count:
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"{self._passed} of {count} items passed")
+            time.sleep(0.005)
+        self._open.clear()
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes a queued item, and bytes of the queue while it is empty."""
+
+    first: float
+    refilled: float
+    empty: int
+
+    @property
+    def worst(self) -> float:
+        """The higher of the two fillings."""
+        return max(self.first, self.refilled)
+
+
+@dataclass(kw_only=True)
+class Memory:
+    """Footprints by contender."""
+
+    items: int
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def worst_of_mill(self) -> float:
+        """The most that batchmill takes for an item, in any set-up measured."""
+        return max(f.worst for name, f in self.footprints.items() if name.startswith(MILL_PREFIX))
+
+    def tables(self) -> list[Table]:
+        """One table."""
+        rows = [
+            [name, f"{f.first:.1f}", f"{f.refilled:.1f}", f"{f.empty / 1024:,.0f}"]
+            for name, f in self.footprints.items()
+        ]
+        rows += [[name, "", "", reason] for name, reason in self.missing.items()]
+        return [
+            Table(
+                f"Memory per queued item with {self.items:,} items queued, bytes beyond the item",
+                "As tracemalloc counts, the empty queue included, while handlers hold still;"
+                " 'refilled' is after the queue was full and drained once. The items are of 100"
+                " classes and exist beforehand.",
+                ["contender", "first filling", "refilled", "empty queue, KiB"],
+                rows,
+            )
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Every footprint."""
+        return {
+            "items": self.items,
+            "missing": self.missing,
+            "bytes_per_item": {
+                name: {"first": f.first, "refilled": f.refilled, "empty_queue_bytes": f.empty}
+                for name, f in self.footprints.items()
+            },
+        }
+
+
+def measure(*, items: int) -> Memory:
+    """Fill each contender with ``items`` items, twice."""
+    work = build_work(Feed.SINGLE, 1, items)
+    result = Memory(items=work.items)
+    for name, build in BUILDS.items():
+        say(f"memory: {name}")
+        try:
+            result.footprints[name] = _footprint(build, work.helpings[0])
+        except MissingPeer as missing:
+            result.missing[name] = str(missing)
+    return result
+
+
+def _footprint(build: Callable[[Handlers, int], Peer], items: Any) -> Footprint:
+    gate = Gate()
+    tracemalloc.start()
+    try:
+        start = _traced()
+        # One place more: a consumer that has to be stopped is told so through the queue.
+        peer = build(dict.fromkeys(ITEM_CLASSES, gate), len(items) + 1)
+        try:
+            empty = _traced() - start
+            first = _fill(peer, items) - start
+            gate.let_pass(len(items))
+            refilled = _fill(peer, items) - start
+            gate.let_pass(2 * len(items))
+            gate.open()
+            peer.finish()
+        finally:
+            gate.open()
+            peer.close()
+    finally:
+        tracemalloc.stop()
+    return Footprint(first / len(items), refilled / len(items), empty)
+
+
+def _fill(peer: Peer, items: Any) -> int:
+    put = peer.put
+    for item in items:
+        put(item)
+    return _traced()
+
+
+def _traced() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]

@@ -1,0 +1,90 @@
+"""Measure batchmill's queue beside its peers, in one process and on the same work.
+
+    python -m benchmarks.queue [--quick] [--only throughput,latency,...] [--json PATH]
+
+Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
+asserted: a missed goal is said, and the exit code is 0 all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import goals, idle, latency, memory, rebalance, throughput
+from benchmarks.report import Result, machine, machine_line, say, write_json
+from benchmarks.work import SEED
+
+DEFAULT_JSON = Path(__file__).parent / "results" / "queue.json"
+
+FULL: dict[str, Callable[[], Result]] = {
+    "throughput": lambda: throughput.measure(repeats=5, seconds_per_run=0.3, seed=SEED),
+    "latency": lambda: latency.measure(turns=9, fast_items=800, slow_items=40, seed=SEED),
+    "idle": lambda: idle.measure(repeats=2, seconds=2.5),
+    "memory": lambda: memory.measure(items=1_000_000),
+    "rebalance": lambda: rebalance.measure(repeats=3, settle_s=2.0, seconds=2.0),
+}
+"""Under five minutes together."""
+
+QUICK: dict[str, Callable[[], Result]] = {
+    "throughput": lambda: throughput.measure(repeats=1, seconds_per_run=0.1, seed=SEED),
+    "latency": lambda: latency.measure(turns=3, fast_items=300, slow_items=20, seed=SEED),
+    "idle": lambda: idle.measure(repeats=1, seconds=0.8),
+    "memory": lambda: memory.measure(items=100_000),
+    "rebalance": lambda: rebalance.measure(repeats=1, settle_s=1.5, seconds=1.0),
+}
+"""Under a minute together: to see that all runs, not to quote."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for, print it, write it down."""
+    options = _parser().parse_args(arguments)
+    benchmarks = QUICK if options.quick else FULL
+    started = perf_counter()
+    print(machine_line())
+    results: dict[str, Result] = {}
+    for name in options.only:
+        results[name] = benchmarks[name]()
+        for table in results[name].tables():
+            print("\n" + table.render(), flush=True)
+    reached = goals.goals_of(results)
+    print("\n" + goals.table_of(reached).render())
+    document = {
+        "machine": machine(),
+        "quick": options.quick,
+        "goals": [goal.as_json() for goal in reached],
+        **{name: result.as_json() for name, result in results.items()},
+    }
+    write_json(options.json, document)
+    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.queue", description="batchmill's queue beside its peers"
+    )
+    parser.add_argument("--quick", action="store_true", help="under a minute; not for quoting")
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=list(FULL),
+        metavar="NAME,NAME",
+        help=f"some of: {', '.join(FULL)}",
+    )
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in FULL:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(FULL)}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

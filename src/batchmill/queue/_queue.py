@@ -1,0 +1,389 @@
+"""The queue as its users see it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from batchmill._errors import ConfigError, SelectorError, WouldDeadlockError
+from batchmill.queue import _intake, _placement, _process
+from batchmill.queue._config import BatchQueueConfig
+from batchmill.queue._core import QueueCore
+from batchmill.queue._handler import HandlerConsumer
+from batchmill.queue._partition import Lane, Partition, Route
+from batchmill.queue._scheduler import Scheduler
+from batchmill.queue._selector import KeyHash, TypeHash, key_bucket
+from batchmill.queue._snapshot import snapshot
+from batchmill.queue._stats import BatchQueueStats
+from batchmill.queue._task import current_task
+from batchmill.queue._waiting import Countdown, ThreadWaiter
+
+log = logging.getLogger("batchmill.queue")
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_LONG_RUN = 8
+"""From this many items of one class in a row, putting them together is quicker."""
+
+
+class BatchQueue(Generic[T]):
+    """A bounded queue that drains itself, in batches, into a handler per class.
+
+    Any thread may call any method. It starts at once; leave it with :meth:`shutdown`, or use it
+    as a context manager.
+
+    * *Bounded*: a partition never holds more than ``buffer_size`` items.
+    * *Nothing lost*: an item for which ``produce`` answered True reaches its handler exactly once,
+      also through shutdown, interpreter exit, growth and rebalancing. (An item of a class without
+      a handler is dropped and counted.)
+    * *In order*: items of one class (``type_hash``) or key (``key_hash``) that one thread produces
+      are consumed in that order.
+    * *By exact class*: an instance of a subclass needs a handler for that subclass.
+    * *After fork*: the child's queue is empty and running; what the parent had queued stays there.
+
+    >>> with BatchQueue("sizes", BatchQueueConfig(threads=ThreadPolicy.fixed(1))) as queue:
+    ...     queue.add_handler(str, lambda batch: print(len(batch)))
+    ...     queue.produce("an item")
+    True
+    1
+    """
+
+    def __new__(cls, name: str, config: BatchQueueConfig, **_: Any) -> BatchQueue[T]:
+        # Classes find their partition in one table, which is most of what makes produce() quick.
+        # A selector that looks at the item cannot use it, so it gets the subclass below.
+        if cls is BatchQueue and not isinstance(config.selector, TypeHash):
+            return super().__new__(_SelectingQueue)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        name: str,
+        config: BatchQueueConfig,
+        *,
+        scheduler: Scheduler | None = None,
+        on_done: Callable[[QueueCore], None] | None = None,
+    ) -> None:
+        if scheduler is None:
+            if config.threads is None:
+                raise ConfigError(
+                    "shared_scheduler",
+                    config.shared_scheduler,
+                    "used through a manager, which owns the schedulers: default_manager.create()",
+                )
+            threads = config.threads.resolve()
+            partitions = config.partitions.resolve(threads, 0)
+            tasks = _placement.fit_threads(threads, partitions)
+            if tasks < threads:
+                log.warning(
+                    "batchmill queue %s: %d partitions for %d threads; running %d threads",
+                    name,
+                    partitions,
+                    threads,
+                    tasks,
+                )
+            scheduler = Scheduler(name, tasks)
+        else:
+            tasks, partitions = 1, config.partitions.resolve(1, 0)
+        self._core = QueueCore(name, config, scheduler, tasks, partitions, on_done)
+        self._routes: dict[type, Route] = {}
+        _process.track(self._core)
+        self._core.start()
+
+    @property
+    def name(self) -> str:
+        """The name the queue was made with."""
+        return self._core.name
+
+    @property
+    def config(self) -> BatchQueueConfig:
+        """The settings the queue was made with."""
+        return self._core.config
+
+    @property
+    def running(self) -> bool:
+        """Whether the queue accepts items: True until shutdown begins."""
+        return not self._core.layout.closed
+
+    def produce(self, item: T, timeout: float | None = None) -> bool:
+        """Put one item; True when it was accepted, False when it was not and will not be.
+
+        BLOCKING waits for room, for ``timeout`` seconds at most where one is given. IF_POSSIBLE
+        does not wait, but for a ``timeout`` that is given. A queue that is shut down, also while
+        this call waits, answers False.
+        """
+        # The quick road: two atomic list operations and no lock. See _partition for why it holds.
+        try:
+            take_slot, put = self._routes[type(item)]
+            token = take_slot()
+            put(item)
+            if token is not None:  # the wake token: the drain thread sleeps
+                token.ring()
+            return True
+        except (KeyError, IndexError):  # a class not seen before, or no slot at hand
+            pass
+        except BaseException:
+            self._core.interrupted()
+            raise
+        return _intake.put(self._core, self._lane(item), [item], timeout) == 1
+
+    def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
+        """Put items in order, stopping at the first that is not accepted; how many were.
+
+        Much quicker than one by one where several in a row are of one class. ``timeout`` bounds
+        the whole call. Items that were not accepted are counted as dropped, each of them.
+        """
+        batch = _as_list(items)
+        deadline = _deadline(timeout)
+        for start, lane, run in self._pieces(batch):
+            count = _intake.put(self._core, lane, run, _left(deadline))
+            if count < len(run):
+                _intake.count_unoffered(lane, len(batch) - start - len(run))
+                return start + count
+        return len(batch)
+
+    async def aproduce(self, item: T, timeout: float | None = None) -> bool:
+        """Like :meth:`produce`, but where that would block the thread, only the task waits."""
+        lane = self._enter(item)
+        return lane is None or await _intake.aput(self._core, lane, [item], timeout) == 1
+
+    async def aproduce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
+        """Like :meth:`produce_many`, but where that would block, only the task waits."""
+        batch = _as_list(items)
+        deadline = _deadline(timeout)
+        for start, lane, run in self._pieces(batch):
+            count = await _intake.aput(self._core, lane, run, _left(deadline))
+            if count < len(run):
+                _intake.count_unoffered(lane, len(batch) - start - len(run))
+                return start + count
+        return len(batch)
+
+    def add_handler(
+        self,
+        cls: type[U],
+        handler: HandlerConsumer[U] | Callable[[list[U]], object],
+        weight: float = 1.0,
+    ) -> None:
+        """Have ``handler`` take every item whose class is exactly ``cls``.
+
+        An object with ``consume(batch)`` and, if it likes, ``on_idle()`` and ``on_shutdown()``, or
+        a plain callable that takes the batch. ``weight`` is how much the class counts where
+        partitions are adaptive. A class that has a handler is refused one more.
+        """
+        self._core.layout.add_handler(cls, handler, weight)
+        self._core.wake_tasks()
+
+    def remove_handler(self, cls: type) -> bool:
+        """Stop handling ``cls``; False when nobody did.
+
+        A batch that is being handled now is finished; items still queued are dropped and counted
+        as unregistered, unless a new handler comes before they are drained.
+        """
+        return self._core.layout.remove_handler(cls)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was accepted before this call has been consumed.
+
+        False when ``timeout`` seconds pass first. Not to be called inside a handler of this queue.
+        """
+        if self._would_wait_for_itself():
+            raise WouldDeadlockError(self.name, "flush()")
+        waiter = ThreadWaiter()
+        countdown = Countdown(waiter)
+        lanes = [lane for partition in self._core.layout.partitions for lane in partition.lanes]
+        for lane in lanes:
+            lane.watch(countdown)
+        countdown.done()
+        finished = False
+        try:
+            finished = waiter.wait(timeout)
+        finally:
+            if not finished:
+                for lane in lanes:
+                    lane.unwatch(countdown)
+        return finished
+
+    def stats(self) -> BatchQueueStats:
+        """A snapshot of how full the queue is and of its counters since the start."""
+        return snapshot(self._core)
+
+    def shutdown(self) -> bool:
+        """Accept nothing more, drain what was accepted, end the threads.
+
+        True when all of that happened within ``shutdown_timeout_ms``; else False and a warning,
+        and the drain goes on behind the caller's back as soon as the handler that hangs returns.
+        Any number of threads may call it, any number of times: there is one shutdown. Inside a
+        handler of this queue it answers False at once, and finishes when the handler returns.
+        """
+        core = self._core
+        core.begin_close()
+        if self._would_wait_for_itself():
+            return core.done.is_set()
+        timeout_s = self.config.shutdown_timeout_ms / 1000
+        deadline = time.monotonic() + timeout_s
+        if not core.done.wait(timeout_s):
+            log.warning(
+                "batchmill queue %s: not drained after %g s; %d items left. "
+                "A handler hangs or is slow; raise shutdown_timeout_ms if it is slow.",
+                self.name,
+                timeout_s,
+                self.stats().pending,
+            )
+            return False
+        if core.scheduler.stopping:
+            core.scheduler.join(deadline)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "shut down"
+        return f"<BatchQueue {self.name!r} {state}>"
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.layout.closed:
+            core.abandon()
+            warnings.warn(
+                f"batchmill queue {core.name!r} was never shut down; it drains itself now",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    def _would_wait_for_itself(self) -> bool:
+        """Whether this thread would have to return before the queue can go on."""
+        task = current_task()
+        if task is None:
+            return False
+        if task.core is self._core:
+            return True
+        scheduler = self._core.scheduler
+        return task.core.scheduler is scheduler and scheduler.size == 1
+
+    def _enter(self, item: T) -> Lane | None:
+        """Put the item by the quick road; where that is closed, the lane to put it on slowly."""
+        try:
+            take_slot, put = self._routes[type(item)]
+            token = take_slot()
+            put(item)
+            if token is not None:
+                token.ring()
+            return None
+        except (KeyError, IndexError):
+            pass
+        except BaseException:
+            self._core.interrupted()
+            raise
+        return self._lane(item)
+
+    def _lane(self, item: T) -> Lane:
+        """The lane of an item; makes it, and the quick road to it, where the class is new."""
+        cls = type(item)
+        lane = self._core.layout.lanes.get(cls)
+        if lane is None:
+            _refuse_none(item)
+            lane = self._core.layout.lane_of_type(cls)
+        self._routes[cls] = lane.route
+        return lane
+
+    def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+        """What has to go by the slow road, in order: where it starts, its lane, its items.
+
+        Runs of one class are put together; items that stand alone go by the quick road, on the
+        way, and only those that could not are given back.
+        """
+        if len(set(map(type, batch))) == 1:
+            yield 0, self._lane(batch[0]), batch
+            return
+        start = 0
+        for _, group in itertools.groupby(batch, type):
+            run = list(group)
+            if len(run) >= _LONG_RUN:
+                yield start, self._lane(run[0]), run
+            else:
+                yield from self._singly(run, start)
+            start += len(run)
+
+    def _singly(self, items: list[T], start: int = 0) -> Iterator[tuple[int, Lane, list[T]]]:
+        for index, item in enumerate(items, start):
+            lane = self._enter(item)
+            if lane is not None:
+                yield index, lane, [item]
+
+
+class _SelectingQueue(BatchQueue[T]):
+    """A queue whose selector looks at the item, not only at its class."""
+
+    def __init__(self, name: str, config: BatchQueueConfig, **internal: Any) -> None:
+        keyed = isinstance(config.selector, KeyHash)
+        self._partition_of = self._by_key if keyed else self._by_selector
+        super().__init__(name, config, **internal)
+
+    def produce(self, item: T, timeout: float | None = None) -> bool:
+        lane = self._enter(item)
+        return lane is None or _intake.put(self._core, lane, [item], timeout) == 1
+
+    def _enter(self, item: T) -> Lane | None:
+        # The selector is the caller's code: what it raises is the caller's to see.
+        partition = self._partition_of(item)
+        try:
+            take_slot, put = partition.routes[type(item)]
+            token = take_slot()
+            put(item)
+            if token is not None:
+                token.ring()
+            return None
+        except (KeyError, IndexError):
+            pass
+        except BaseException:
+            self._core.interrupted()
+            raise
+        _refuse_none(item)
+        return self._core.layout.lane_in(partition, type(item))
+
+    def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+        return self._singly(batch)
+
+    def _by_selector(self, item: T) -> Partition:
+        partitions = self._core.layout.partitions
+        count = len(partitions)
+        answer = self.config.selector(item, count)
+        if isinstance(answer, int) and 0 <= answer < count:
+            return partitions[answer]
+        raise SelectorError(self.name, answer, count)
+
+    def _by_key(self, item: T) -> Partition:
+        selector = cast(KeyHash, self.config.selector)
+        return self._core.layout.partition_of_bucket(key_bucket(selector.key(item)))
+
+
+def _as_list(items: Iterable[T]) -> list[T]:
+    return items if type(items) is list else list(items)
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _refuse_none(item: object) -> None:
+    if item is None:
+        raise TypeError("None is not an item: a queue takes instances of the classes it handles")

@@ -1,0 +1,84 @@
+"""Asks the balancer from time to time, and sets its answer in motion."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from batchmill.queue import _balancer
+from batchmill.queue._config import BatchQueueConfig
+from batchmill.queue._layout import Layout
+
+log = logging.getLogger("batchmill.queue")
+
+_NEVER = 1 << 63
+
+
+class Rebalancer:
+    """Decides when to ask; there is no timer, as a queue without traffic has nothing to balance.
+
+    Drain tasks look at ``due_ns`` after a cycle that had work, and the first one that finds it
+    passed does the asking.
+    """
+
+    def __init__(self, config: BatchQueueConfig, layout: Layout) -> None:
+        self._config = config
+        self._layout = layout
+        self.reset()
+
+    def reset(self) -> None:
+        self.rebalances = 0
+        self._seen: list[tuple[int, int, int]] = []
+        self._plan_next()
+
+    def _plan_next(self) -> None:
+        self.due_ns = _NEVER
+        if self._config.balancer is not None and len(self._layout.tasks) > 1:
+            interval_ns = int(self._config.rebalance_interval_ms * 1e6)
+            self.due_ns = time.monotonic_ns() + interval_ns
+
+    def rebalance(self) -> None:
+        """Ask the balancer, and ask owners to give up what should move."""
+        layout = self._layout
+        if not layout.lock.acquire(blocking=False):
+            return  # the layout is changing: the next cycle asks again
+        try:
+            if layout.closed:
+                return
+            self._plan_next()
+            plan = self._ask()
+            givers = layout.ask_to_move(plan) if plan is not None else set()
+            if givers:
+                self.rebalances += 1
+        finally:
+            layout.lock.release()
+        for giver in givers:
+            giver.wake()
+
+    def _ask(self) -> Any:
+        layout, balancer = self._layout, self._config.balancer
+        if balancer is None:
+            return None
+        threads = len(layout.tasks)
+        try:
+            plan = balancer.assign(self._loads(), layout.owners(), threads)
+        except Exception:
+            log.exception("batchmill queue %s: the balancer failed; nothing moves", layout.name)
+            return None
+        flaw = _balancer.flaw_in(plan, len(layout.partitions), threads)
+        if flaw is not None:
+            log.warning("batchmill queue %s: balancer's answer ignored: %s", layout.name, flaw)
+            return None
+        return plan
+
+    def _loads(self) -> list[float]:
+        """What each partition cost since the last time, and what it was offered."""
+        now = [(p.offered, p.drained, p.busy_ns) for p in self._layout.partitions]
+        before = self._seen + [(0, 0, 0)] * (len(now) - len(self._seen))
+        self._seen = now
+        return _balancer.weigh(
+            [new[0] - old[0] for new, old in zip(now, before, strict=True)],
+            [new[1] - old[1] for new, old in zip(now, before, strict=True)],
+            [new[2] - old[2] for new, old in zip(now, before, strict=True)],
+        )

@@ -1,0 +1,168 @@
+"""The threads: a small pool that runs drain tasks when they are woken or when their time comes.
+
+Guarantees
+    * A woken task is run soon, by some thread of the pool; a pool with nothing to do costs no CPU.
+    * Tasks that are ready take turns: one that has always more to do goes to the back of the line
+      whenever another waits.
+    * A parked pool holds no reference to any task, so an abandoned queue can be collected.
+
+A dedicated queue has a scheduler of its own with a thread per task; a shared one is handed from
+queue to queue by the manager. Threads are daemons: the exit hook drains the queues first
+(``_process``), and nothing of ours may keep an interpreter from ending after that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+import weakref
+from _queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchmill.queue._task import DrainTask
+
+log = logging.getLogger("batchmill.queue")
+
+
+class Scheduler:
+    """Runs drain tasks on ``threads`` threads until the last user has released it."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self.size = threads
+        self.users = 0
+        self.starts = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        # SimpleQueue.put may be called from a finaliser in the middle of anything: it is the one
+        # queue in the standard library made for that.
+        self._ready: SimpleQueue[DrainTask | None] = SimpleQueue()
+        self._timers: list[tuple[float, int, weakref.ref[DrainTask]]] = []
+        self._timer_ids = itertools.count()
+        self._lock = threading.Lock()
+        self.stopping = False
+        self.threads: list[threading.Thread] = []
+
+    def acquire(self) -> None:
+        """Count one more user; the first starts the threads."""
+        with self._lock:
+            self.users += 1
+            if not self.threads:
+                self._start_threads()
+
+    def _start_threads(self) -> None:
+        self.starts += 1
+        for index in range(self.size):
+            thread = threading.Thread(
+                target=self._loop, name=f"batchmill-{self.name}-{index}", daemon=True
+            )
+            self.threads.append(thread)
+            thread.start()
+
+    def release(self) -> bool:
+        """Count one user less; the last one stops the threads. True when that was the last."""
+        with self._lock:
+            self.users -= 1
+            if self.users:
+                return False
+            self.stopping = True
+        self._ready.put(None)
+        return True
+
+    def join(self, deadline: float) -> None:
+        """Wait for the threads of a released scheduler to end, but not for oneself."""
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def submit(self, task: DrainTask) -> None:
+        """Run ``task`` as soon as a thread is free."""
+        self._ready.put(task)
+
+    def submit_later(self, task: DrainTask, delay_s: float) -> None:
+        """Run ``task`` after ``delay_s``, if it is still there then; replaces an earlier wish.
+
+        A task has one live timer at most. A wish for later than that one just moves ``wake_at``,
+        and the timer is set again when it goes off too early; a wish for sooner gets a new timer,
+        and the old one is ignored when it goes off.
+        """
+        due = time.monotonic() + delay_s
+        with self._lock:
+            task.wake_at = due
+            if task.timer_id >= 0 and task.timer_due <= due:
+                return
+            first = not self._timers or due < self._timers[0][0]
+            self._set_timer(task)
+        if first and self.size > 1:
+            # The thread that set this timer will keep it, unless it is given other work first:
+            # one of the others must know too.
+            self._ready.put(None)
+
+    def _set_timer(self, task: DrainTask) -> None:
+        task.timer_id = next(self._timer_ids)
+        task.timer_due = task.wake_at
+        heapq.heappush(self._timers, (task.timer_due, task.timer_id, weakref.ref(task)))
+
+    def others_wait(self) -> bool:
+        """Whether the running task should let another have the thread."""
+        if not self._ready.empty():
+            return True
+        timers = self._timers
+        try:
+            return bool(timers) and timers[0][0] <= time.monotonic()
+        except IndexError:  # another thread took the last timer
+            return False
+
+    def after_fork_in_child(self) -> None:
+        """Start anew: the parent's threads do not exist here, and its locks may be held."""
+        running = bool(self.threads) and not self.stopping
+        self._reset()
+        if running:
+            self._start_threads()
+
+    def _loop(self) -> None:
+        ready = self._ready
+        while True:
+            task: DrainTask | None
+            try:
+                task = ready.get(timeout=self._fire_timers())
+            except Empty:
+                continue
+            if task is not None:
+                try:
+                    task.run()
+                except BaseException:  # a fault of ours must not cost the pool a thread
+                    log.exception("batchmill scheduler %s: a drain task failed", self.name)
+                del task  # a parked thread must not keep a queue alive
+            elif self.stopping:
+                ready.put(None)  # for the next thread
+                return
+
+    def _fire_timers(self) -> float | None:
+        """Submit what is due; seconds until the next timer, or None."""
+        if not self._timers:
+            return None
+        due: list[DrainTask] = []
+        wait = None
+        with self._lock:
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                _, timer_id, reference = heapq.heappop(self._timers)
+                task = reference()
+                if task is None or task.timer_id != timer_id:
+                    continue
+                task.timer_id = -1
+                if task.wake_at > now:
+                    self._set_timer(task)
+                else:
+                    due.append(task)
+            if self._timers:
+                wait = self._timers[0][0] - now
+        for task in due:
+            task.wake()
+        return wait

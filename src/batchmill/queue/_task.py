@@ -1,0 +1,265 @@
+"""One drain task: the partitions it owns, and what it does each time it is run.
+
+Guarantees
+    * A task is run by one thread at a time, and a partition belongs to one task at a time, so no
+      lane is ever drained by two threads at once.
+    * A partition changes hands only between two cycles of the task that gives it up. The old
+      owner makes the hand-over itself, so there is no moment in which both, or neither, own it.
+    * A wake is never lost: one that comes while the task runs makes it look once more.
+    * Owned lanes are served in turn, at most ``max_batch`` items each: a saturated one delays the
+      others by a batch, no more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+from batchmill.queue._handler import Receiver
+from batchmill.queue._partition import Lane, Partition
+
+if TYPE_CHECKING:
+    from batchmill.queue._core import QueueCore
+
+_LOST_AFTER_LOOKS = 20
+_LOST_AFTER_NS = 1_000_000_000
+"""Slots that are out with nothing buffered, at every look for this long, are taken for lost."""
+
+_running = threading.local()
+
+
+def current_task() -> DrainTask | None:
+    """The drain task that the calling thread is running, if it is a drain thread."""
+    return getattr(_running, "task", None)
+
+
+class DrainTask:
+    """Drains the partitions it owns whenever it is woken."""
+
+    def __init__(self, core: QueueCore, index: int) -> None:
+        self.core = core
+        self.index = index
+        self.owned: tuple[Partition, ...] = ()
+        self.finished = False
+        self.reset()
+
+    def reset(self) -> None:
+        """A new task, or one in a forked child."""
+        self._run_lock = threading.Lock()
+        # Reentrant: a finaliser or a signal handler may wake a task in the middle of a wake.
+        self._wake_lock = threading.RLock()
+        self._again = False
+        self._submitted = False
+        self._seen_version = -1
+        self._unarmed: set[Partition] = set()
+        self._idle_streak = 0
+        self._misses = 0
+        self._missing_since = 0
+        self._next_idle_round = 0
+        self._has_idlers = False
+        self.wake_at = 0.0
+        self.timer_due = 0.0
+        self.timer_id = -1
+        self.items = 0
+        self.busy_ns = 0
+        self.flush_cycles = 0
+        self.idle_cycles = 0
+
+    def wake(self) -> None:
+        """Have the task run soon; while it runs already, have it look once more."""
+        with self._wake_lock:
+            self._again = True
+            if self._submitted:
+                return
+            self._submitted = True
+        self.core.scheduler.submit(self)
+
+    def run(self) -> None:
+        """Work until there is nothing to do or others wait; called by a scheduler thread."""
+        if not self._run_lock.acquire(blocking=False):
+            return
+        _running.task = self
+        delay_s: float | None = self.core.config.max_idle_ms / 1000  # if _work itself fails
+        try:
+            with self._wake_lock:
+                self._again = False
+            delay_s = self._work()
+        finally:
+            _running.task = None
+            self._run_lock.release()
+            with self._wake_lock:
+                self._submitted = False
+                again = self._again
+            if again:
+                self.wake()
+            elif delay_s is not None:
+                self.core.scheduler.submit_later(self, delay_s)
+
+    def _work(self) -> float | None:
+        """Cycle until idle. Seconds until the next look, or None to be woken by a producer."""
+        core = self.core
+        while not self.finished:
+            if core.abandoned:
+                core.begin_close()
+            if self._seen_version != core.layout.version:
+                self._see_layout()
+            if self._cycle():
+                self._idle_streak = 0
+                self._misses = 0
+                if core.rebalancer.due_ns <= time.monotonic_ns():
+                    core.rebalancer.rebalance()
+                if core.scheduler.others_wait():
+                    self._again = True
+                    return None
+                continue
+            if core.closing:
+                if self._seen_version != core.layout.version:
+                    continue  # a partition was handed to this task just before the gate closed
+                return self._finish()
+            return self._park()
+        return None
+
+    def _see_layout(self) -> None:
+        before = set(self.owned)
+        self._seen_version, self.owned = self.core.layout.hand_over(self)
+        self._unarmed = (self._unarmed & set(self.owned)) | (set(self.owned) - before)
+        self._has_idlers = any(partition.idlers for partition in self.owned)
+
+    def _cycle(self) -> bool:
+        """Give every owned lane its turn; whether there was anything to do."""
+        worked = False
+        contended: Lane | None = None
+        for partition in self.owned:
+            for lane in partition.lanes:
+                if lane.buffer:
+                    if self._serve(lane, wait=False):
+                        worked = True
+                        self._unarmed.add(partition)
+                    else:
+                        contended = contended or lane
+        if contended is not None and not worked:
+            # All there is to do is for handlers that other threads are in: wait for one of them.
+            worked = self._serve(contended, wait=True)
+            self._unarmed.add(contended.partition)
+        if worked:
+            self.flush_cycles += 1
+            if self._has_idlers:
+                self._idle_round_while_busy()
+        return worked
+
+    def _serve(self, lane: Lane, wait: bool) -> bool:
+        """Hand one batch of ``lane`` to its handler; False when another thread is in it."""
+        receiver = lane.receiver
+        lock = receiver.lock if receiver is not None else None
+        if lock is not None and not lock.acquire(blocking=wait):
+            return False
+        try:
+            # Taken only now: a batch taken before the lock could be overtaken by a later one.
+            batch = lane.partition.take(lane, self.core.config.max_batch)
+            count = len(batch)
+            started = time.monotonic_ns()
+            if receiver is None:
+                self.core.note_unregistered(lane)
+                lane.unregistered += count
+            elif self.core.call(receiver, batch):
+                lane.consumed += count
+            else:
+                lane.failed += count
+        finally:
+            if lock is not None:
+                lock.release()
+        spent = time.monotonic_ns() - started
+        lane.partition.busy_ns += spent
+        self.busy_ns += spent
+        self.items += count
+        if lane.watchers:
+            lane.tell_watchers()
+        return True
+
+    def _idle_round_while_busy(self) -> None:
+        """Once per ``max_idle_ms``, tell handlers whose own lanes are empty that they are idle.
+
+        A thread kept busy by one class would otherwise never let the others pass on what they
+        merged.
+        """
+        now = time.monotonic_ns()
+        if now < self._next_idle_round:
+            return
+        if self._next_idle_round:
+            for partition in self.owned:
+                if partition.idlers:
+                    busy = {lane.receiver for lane in partition.lanes if lane.buffer}
+                    self._tell_idle(partition, busy)
+        self._next_idle_round = now + int(self.core.config.max_idle_ms * 1e6)
+
+    def _tell_idle(self, partition: Partition, busy: Set[Receiver | None] = frozenset()) -> None:
+        for receiver in partition.idlers:
+            if receiver in busy:
+                continue
+            if receiver.lock is None:
+                self.core.notify(receiver, receiver.on_idle)
+            elif receiver.lock.acquire(blocking=False):  # else it is consuming: not idle
+                try:
+                    self.core.notify(receiver, receiver.on_idle)
+                finally:
+                    receiver.lock.release()
+
+    def _park(self) -> float | None:
+        """Nothing to do: tell the handlers, arm the partitions, say when to look again."""
+        self.idle_cycles += 1
+        self._next_idle_round = 0
+        if self._has_idlers:
+            for partition in self.owned:
+                if partition.idlers:
+                    self._tell_idle(partition)
+        self._unarmed = {partition for partition in self._unarmed if not partition.arm()}
+        if self._unarmed:
+            # An item came meanwhile, or a producer has its slot but has not put its item yet and
+            # will wake nobody: look again soon.
+            self._note_miss(self._unarmed)
+            if any(partition.used for partition in self._unarmed):
+                return 0.0
+        elif not self._has_idlers:
+            self._idle_streak = 0
+            return None
+        return self._back_off_s()
+
+    def _note_miss(self, partitions: set[Partition]) -> None:
+        """Slots that stay out with nothing buffered belong to interrupted producers: replace them.
+
+        Only ever done after a producer reported an interruption, and after many looks over a long
+        time: a producer that still is on its way had as many turns to finish as this thread had.
+        """
+        if not self.core.interruptions:
+            return
+        now = time.monotonic_ns()
+        self._misses += 1
+        if self._misses == 1:
+            self._missing_since = now
+        if self._misses >= _LOST_AFTER_LOOKS and now - self._missing_since >= _LOST_AFTER_NS:
+            self._misses = 0
+            for partition in partitions:
+                self.core.recovered_slots += partition.replace_lost()
+
+    def _finish(self) -> float | None:
+        """The queue is closing and the lanes are empty: wait for stragglers, then sign off.
+
+        A straggler is a producer that got its slot before the gate closed. It will put its item,
+        and it will be told True, so its item is waited for, however short the shutdown timeout.
+        """
+        stragglers = {partition for partition in self.owned if partition.out}
+        if stragglers:
+            self._note_miss(stragglers)
+            return self._back_off_s()
+        self.finished = True
+        self.core.task_finished()
+        return None
+
+    def _back_off_s(self) -> float:
+        """The next wait: from the minimum, doubling with each idle cycle, up to the maximum."""
+        config = self.core.config
+        delay_ms = min(config.min_idle_ms * 2.0 ** min(self._idle_streak, 30), config.max_idle_ms)
+        self._idle_streak += 1
+        return delay_ms / 1000

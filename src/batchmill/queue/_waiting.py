@@ -1,0 +1,88 @@
+"""Ways to wait for another thread without polling: one for threads, one for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Protocol
+
+
+class Waiter(Protocol):
+    """Somebody who waits; ``wake`` may be called from any thread, any number of times."""
+
+    def wake(self) -> None: ...
+
+
+class ThreadWaiter:
+    """A thread that waits. One thread waits, any thread wakes; a wake that comes first is kept.
+
+    A lock used as a flag: held means nobody called yet. Waiting for a lock is the one wait in
+    CPython that is both quick and interrupted by signals, so Ctrl-C gets through.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # woken already and not yet noticed: one wake is enough
+            pass
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True when woken; False when ``timeout_s`` (None: for ever) passed first."""
+        if timeout_s is None:
+            return self._lock.acquire()
+        return self._lock.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
+
+
+class TaskWaiter:
+    """An asyncio task that waits; its loop goes on meanwhile."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] = self._loop.create_future()
+
+    def wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._set)
+        except RuntimeError:  # the loop is closed, and the task with it
+            pass
+
+    def _set(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """True when woken; False when ``timeout_s`` (None: for ever) passed first."""
+        done, _ = await asyncio.wait([self._future], timeout=timeout_s)
+        if done:
+            self._future = self._loop.create_future()
+        return bool(done)
+
+
+class Countdown:
+    """Wakes a waiter when the last of several things has happened."""
+
+    __slots__ = ("_left", "_lock", "_waiter")
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._left = 1  # held open while things are still being added
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self._left += 1
+
+    def done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._waiter.wake()

@@ -1,0 +1,50 @@
+"""Every test is checked for threads it leaves behind."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+
+import pytest
+
+# Time for threads that were told to stop, and are on their way out, to get there.
+GRACE_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fail a test that leaves a thread running, and show where that thread is.
+
+    Being autouse, it is set up before the test's own fixtures and torn down after them: a fixture
+    may well stop its threads in its teardown.
+    """
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + GRACE_SECONDS
+    leaked = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and not _ends_by(thread, deadline)
+    ]
+    if leaked:
+        pytest.fail(
+            "the test left threads running:\n" + "\n".join(_describe(thread) for thread in leaked),
+            pytrace=False,
+        )
+
+
+def _ends_by(thread: threading.Thread, deadline: float) -> bool:
+    # C code that calls into Python gets a dummy thread: not started here, and not to be joined.
+    if isinstance(thread, threading._DummyThread):
+        return True
+    thread.join(max(0.0, deadline - time.monotonic()))
+    return not thread.is_alive()
+
+
+def _describe(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = "".join(traceback.format_stack(frame)) if frame else "  (no Python frame)\n"
+    return f"{thread!r}, now at:\n{stack}"
