@@ -1,0 +1,75 @@
+"""The ``batchmill`` command.
+
+Loads without its extra, so that it can say which one is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+
+from batchmill import __version__
+
+LONGEST_DEMO_S = 3600.0
+
+
+def main() -> int:
+    """Run the command that ``sys.argv`` asks for; the exit code."""
+    arguments = _parser().parse_args()
+    try:
+        import rich  # noqa: F401 - whether it is there is the question
+    except ImportError as error:
+        print(
+            f"batchmill {arguments.command} draws with rich, which could not be loaded ({error}).\n"
+            "Install it with: pip install 'batchmill[cli]'",
+            file=sys.stderr,
+        )
+        return 1
+    from batchmill.cli._demo import run
+
+    try:
+        return run(arguments.seconds)
+    except KeyboardInterrupt:  # the second Ctrl-C: the first one ends the demonstration in order
+        print("batchmill: stopped before everything was drained", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `batchmill demo | head`: nobody reads any more
+        # Python flushes stdout once more on its way out, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="batchmill", description="Typed events in, metrics out: bounded, self-draining queues."
+    )
+    parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    demo = commands.add_parser(
+        "demo",
+        help="watch four queues of a metrics pipeline at work",
+        description="Run four queues of a metrics pipeline side by side, in this process, and "
+        "watch depth, throughput, drops, and thread load before and after a rebalance. "
+        "Ctrl-C ends it early. The exit code is 1 if anything accepted was not consumed.",
+    )
+    demo.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=12.0,
+        metavar="S",
+        help="how long it runs (default: %(default)g)",
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= LONGEST_DEMO_S:  # also refuses nan
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: it must be a number above 0, up to {LONGEST_DEMO_S:g}"
+        )
+    return value
