@@ -33,6 +33,11 @@ class Contender:
     """Items it holds at most; None where nothing holds a producer back."""
     feed: Feed = Feed.SINGLE
 
+    @property
+    def is_mill(self) -> bool:
+        """Whether this is batchmill in one of its set-ups."""
+        return self.name.startswith(MILL)
+
 
 def all_contenders() -> list[Contender]:
     """Every contender, batchmill first."""
@@ -70,6 +75,11 @@ def _peers(roomy: int) -> list[Contender]:
         Contender(
             name=SIMPLE_QUEUE,
             build=lambda handlers, items: peers.simple_queue(handlers),
+            capacity=None,
+        ),
+        Contender(
+            name="SimpleQueue each, no bound",
+            build=lambda handlers, items: peers.ByClassPeer(handlers),
             capacity=None,
         ),
         Contender(

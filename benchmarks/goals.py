@@ -37,7 +37,7 @@ class Goal:
 
     def row(self) -> list[str]:
         """A line of the table."""
-        measured = "-" if self.value is None else f"{self.value:.2f}{self.unit}"
+        measured = "-" if self.value is None else f"{self.value:.3g}{self.unit}"
         bound = f"{'>=' if self.at_least else '<='} {self.limit:g}{self.unit}"
         return [self.what, bound, measured, self.verdict]
 

@@ -62,10 +62,9 @@ class Latency:
 
     turns: dict[int, dict[str, list[Turn]]] = field(default_factory=dict)
 
-    def p99_ratio(self) -> float:
-        """batchmill's p99 over ``queue.Queue``'s at the fast rate: the median over the turns."""
-        fast = self.turns[FAST_RATE]
-        both = zip(fast[MILL], fast[QUEUE], strict=True)
+    def p99_ratio(self, rate: int = FAST_RATE, name: str = MILL) -> float:
+        """The p99 over ``queue.Queue``'s, taken turn by turn: the median over the turns."""
+        both = zip(self.turns[rate][name], self.turns[rate][QUEUE], strict=True)
         return median(mine.p99_us / theirs.p99_us for mine, theirs in both)
 
     def tables(self) -> list[Table]:
@@ -74,21 +73,21 @@ class Latency:
 
     def _table(self, rate: int) -> Table:
         per_name = self.turns[rate]
-        queue_p99 = median(turn.p99_us for turn in per_name[QUEUE])
         rows = [
             [
                 name,
                 f"{median(turn.p50_us for turn in turns):,.0f}",
                 f"{median(turn.p99_us for turn in turns):,.0f}",
                 spread((turn.p99_us for turn in turns), digits=0),
-                f"{median(turn.p99_us for turn in turns) / queue_p99:.2f}x",
+                f"{self.p99_ratio(rate, name):.2f}x",
             ]
             for name, turns in per_name.items()
         ]
         return Table(
             f"Latency from produce to consume at {rate:,} items/s, microseconds",
-            f"Medians over {len(per_name[QUEUE])} interleaved turns of each turn's p50 and p99."
-            " One producer, the 100 classes of the throughput table, two consumer threads.",
+            f"Medians over {len(per_name[QUEUE])} interleaved turns of each turn's p50 and p99, and"
+            " of the ratio within a turn. One producer, the 100 classes and skewed rates of the"
+            " throughput table, two consumer threads.",
             ["contender", "p50", "p99", "p99 min..max", f"p99 to {QUEUE}"],
             rows,
         )
@@ -110,7 +109,7 @@ def measure(*, turns: int, fast_items: int, slow_items: int, seed: int) -> Laten
     rng = random.Random(seed)
     for rate, items, count in (
         (FAST_RATE, fast_items, turns),
-        (SLOW_RATE, slow_items, max(1, turns // 3)),
+        (SLOW_RATE, slow_items, max(1, turns // 4)),
     ):
         say(f"latency: {rate:,} items/s")
         per_name: dict[str, list[Turn]] = {name: [] for name in CONTENDERS}

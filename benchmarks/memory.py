@@ -1,7 +1,8 @@
 """What a queued item costs beyond the item itself, with a million of them waiting.
 
-Handlers hold still while the queue is filled. The queue is then emptied and filled once more: what
-a queue keeps from earlier (free slots, grown lists) counts at the second filling.
+Handlers hold still while the queue is filled. batchmill is then emptied and filled once more: what
+it keeps from earlier (free slots, grown lists) counts at the second filling. The peers are built on
+deques and the like, which keep nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import gc
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import peers, third_party
 from benchmarks.mill import MillPeer, roomy_config, tight_config
 from benchmarks.peers import JOIN_TIMEOUT_S, Handlers, Peer
-from benchmarks.report import Table, say
+from benchmarks.report import Table, said, say
 from benchmarks.third_party import MissingPeer
 from benchmarks.work import ITEM_CLASSES, Feed, Item, build_work
 
@@ -71,14 +72,14 @@ class Gate:
 class Footprint:
     """Bytes a queued item, and bytes of the queue while it is empty."""
 
-    first: float
-    refilled: float
     empty: int
+    first: float
+    refilled: float | None = None
 
     @property
     def worst(self) -> float:
         """The higher of the two fillings."""
-        return max(self.first, self.refilled)
+        return max(self.first, self.refilled or 0.0)
 
 
 @dataclass(kw_only=True)
@@ -96,16 +97,21 @@ class Memory:
     def tables(self) -> list[Table]:
         """One table."""
         rows = [
-            [name, f"{f.first:.1f}", f"{f.refilled:.1f}", f"{f.empty / 1024:,.0f}"]
+            [
+                name,
+                f"{f.first:.1f}",
+                "-" if f.refilled is None else f"{f.refilled:.1f}",
+                f"{f.empty / 1024:,.0f}",
+            ]
             for name, f in self.footprints.items()
         ]
-        rows += [[name, "", "", reason] for name, reason in self.missing.items()]
+        rows += [[name, "missing", "-", "-"] for name in self.missing]
         return [
             Table(
                 f"Memory per queued item with {self.items:,} items queued, bytes beyond the item",
                 "As tracemalloc counts, the empty queue included, while handlers hold still;"
                 " 'refilled' is after the queue was full and drained once. The items are of 100"
-                " classes and exist beforehand.",
+                f" classes and exist beforehand. {said(self.missing)}",
                 ["contender", "first filling", "refilled", "empty queue, KiB"],
                 rows,
             )
@@ -127,39 +133,48 @@ def measure(*, items: int) -> Memory:
     """Fill each contender with ``items`` items, twice."""
     work = build_work(Feed.SINGLE, 1, items)
     result = Memory(items=work.items)
-    for name, build in BUILDS.items():
-        say(f"memory: {name}")
-        try:
-            result.footprints[name] = _footprint(build, work.helpings[0])
-        except MissingPeer as missing:
-            result.missing[name] = str(missing)
+    gc.collect()
+    gc.freeze()  # collections need not walk over the items
+    try:
+        for name, build in BUILDS.items():
+            say(f"memory: {name}")
+            try:
+                again = name.startswith(MILL_PREFIX)
+                result.footprints[name] = _footprint(build, work.helpings[0], refill=again)
+            except MissingPeer as missing:
+                result.missing[name] = str(missing)
+    finally:
+        gc.unfreeze()
     return result
 
 
-def _footprint(build: Callable[[Handlers, int], Peer], items: Any) -> Footprint:
+def _footprint(
+    build: Callable[[Handlers, int], Peer], items: Sequence[Item], *, refill: bool
+) -> Footprint:
+    warm_up = build(dict.fromkeys(ITEM_CLASSES, Gate()), 1)  # what is imported once is no footprint
+    warm_up.finish()
+    warm_up.close()
     gate = Gate()
     tracemalloc.start()
+    start = _traced()
+    # One place more: consumers are told through the queue that they may go.
+    peer = build(dict.fromkeys(ITEM_CLASSES, gate), len(items) + 1)
     try:
-        start = _traced()
-        # One place more: a consumer that has to be stopped is told so through the queue.
-        peer = build(dict.fromkeys(ITEM_CLASSES, gate), len(items) + 1)
-        try:
-            empty = _traced() - start
-            first = _fill(peer, items) - start
+        empty = _traced() - start
+        first = (_fill(peer, items) - start) / len(items)
+        refilled = None
+        if refill:
             gate.let_pass(len(items))
-            refilled = _fill(peer, items) - start
-            gate.let_pass(2 * len(items))
-            gate.open()
-            peer.finish()
-        finally:
-            gate.open()
-            peer.close()
+            refilled = (_fill(peer, items) - start) / len(items)
     finally:
         tracemalloc.stop()
-    return Footprint(first / len(items), refilled / len(items), empty)
+        gate.open()
+        peer.finish()
+        peer.close()
+    return Footprint(empty, first, refilled)
 
 
-def _fill(peer: Peer, items: Any) -> int:
+def _fill(peer: Peer, items: Sequence[Item]) -> int:
     put = peer.put
     for item in items:
         put(item)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
-import sysconfig
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,30 +47,6 @@ class Result(Protocol):
         """What to keep."""
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on, without anything that names the machine."""
-    return {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "gil": getattr(sys, "_is_gil_enabled", lambda: True)(),
-        "free_threaded_build": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-        "system": platform.system(),
-        "architecture": platform.machine(),
-    }
-
-
-def machine_line() -> str:
-    """The same in a line."""
-    facts = machine()
-    gil = "with the GIL" if facts["gil"] else "without the GIL"
-    return (
-        f"{facts['cores']} cores, {facts['implementation']} {facts['python']} {gil},"
-        f" {facts['system']} on {facts['architecture']}."
-        " The machine may be shared and noisy: read the ratios."
-    )
-
-
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write ``document``, making the folder where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +56,13 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 def say(text: str) -> None:
     """Tell how far the run has come, aside from the report."""
     print(text, file=sys.stderr, flush=True)
+
+
+def said(missing: Mapping[str, str]) -> str:
+    """Who is missing and why, as a sentence; nothing where nobody is."""
+    if not missing:
+        return ""
+    return "Missing: " + "; ".join(f"{name}: {reason}" for name, reason in missing.items()) + "."
 
 
 def spread(values: Iterable[float], digits: int = 2) -> str:

@@ -6,18 +6,21 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.contenders import MILL, MILL_BULK, MILL_TIGHT, Contender
+from benchmarks.contenders import MILL, MILL_BULK, MILL_BULK_TIGHT, MILL_TIGHT, Contender
 from benchmarks.peers import BOUND, CONSUMERS, MAX_BATCH
-from benchmarks.report import Table, spread
+from benchmarks.report import Table, said, spread
 from benchmarks.work import CHUNK, CLASS_COUNT, PRODUCER_COUNTS
+
+RATED = (MILL, MILL_TIGHT, MILL_BULK, MILL_BULK_TIGHT)
 
 CAPTION = f"""
 1, 4 and 16 producers, {CLASS_COUNT} classes with Zipf rates, blocking, {CONSUMERS} consumer threads
 (OpenTelemetry has one of its own), batches of at most {MAX_BATCH:,}; every item was consumed and
 checked. 'batchmill' holds {BOUND:,} items in each partition, as its users run it; 'tight' holds
 {BOUND:,} in all, as the bounded peers do; 'queue.Queue, roomy' holds as many as 'batchmill'.
-produce_many takes {CHUNK:,} items of one class a call ('mixed': of any class). 'In order': each
-producer's items of each class arrived in the order it produced them.
+'SimpleQueue each' gives each consumer a queue and each class a consumer, to keep order.
+produce_many takes {CHUNK:,} items of one class a call ('mixed': of any class). 'In order': in this
+run each producer's items of each class arrived in the order it produced them.
 """
 
 
@@ -79,14 +82,14 @@ class Throughput:
         return Ratio(per_count=per_count, paired=paired)
 
     def tables(self) -> list[Table]:
-        """The rates, then batchmill's ratios at both capacities and for bulk."""
-        return [self._rate_table(), *(self._ratio_table(n) for n in (MILL, MILL_TIGHT, MILL_BULK))]
+        """The rates, then batchmill's ratios: item by item and in bulk, at both capacities."""
+        return [self._rate_table(), *(self._ratio_table(n) for n in RATED)]
 
     def _rate_table(self) -> Table:
         rows = []
         for contender in self.contenders:
-            if reason := self.missing.get(contender.name):
-                rows.append([contender.name, reason, *[""] * (len(PRODUCER_COUNTS) + 2)])
+            if contender.name in self.missing:
+                rows.append([contender.name, "missing", *["-"] * (len(PRODUCER_COUNTS) + 2)])
                 continue
             rates = {count: self.rates(contender.name, count) for count in PRODUCER_COUNTS}
             ordered = all(s.ordered for s in self.samples if s.contender == contender.name)
@@ -102,7 +105,7 @@ class Throughput:
         counts = [f"{count} prod." for count in PRODUCER_COUNTS]
         return Table(
             "Throughput, million items/s from produce to consumed",
-            f"Median of {self.repeats} interleaved repeats. {CAPTION}",
+            f"Median of {self.repeats} interleaved repeats. {CAPTION.strip()} {said(self.missing)}",
             ["contender", "bound", *counts, "min..max", "in order"],
             rows,
         )
@@ -110,7 +113,7 @@ class Throughput:
     def _ratio_table(self, name: str) -> Table:
         rows = []
         for contender in self.contenders:
-            ratio = None if contender.name == name else self.ratio(name, contender.name)
+            ratio = None if contender.is_mill else self.ratio(name, contender.name)
             if ratio is not None:
                 rows.append(
                     [
@@ -138,8 +141,8 @@ class Throughput:
                 name: {
                     peer.name: {**ratio.per_count, "median": ratio.median}
                     for peer in self.contenders
-                    if peer.name != name and (ratio := self.ratio(name, peer.name)) is not None
+                    if not peer.is_mill and (ratio := self.ratio(name, peer.name)) is not None
                 }
-                for name in (MILL, MILL_TIGHT, MILL_BULK)
+                for name in RATED
             },
         }

@@ -19,7 +19,7 @@ def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingPeer(f"{package} is not installed ({error})") from error
+        raise MissingPeer(f"{package} is not installed") from error
 
 
 def janus_queue(handlers: Handlers, bound: int = BOUND) -> Peer:

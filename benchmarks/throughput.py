@@ -21,7 +21,7 @@ from benchmarks.standings import Sample, Throughput
 from benchmarks.third_party import MissingPeer
 from benchmarks.work import ITEM_CLASSES, PRODUCER_COUNTS, Feed, Work, build_work
 
-MAX_ROUNDS = 60
+MAX_ROUNDS = 100
 
 
 def measure(*, repeats: int, seconds_per_run: float, seed: int) -> Throughput:
@@ -49,10 +49,15 @@ def _measure(
         except MissingPeer as missing:
             result.missing[contender.name] = str(missing)
     present = [c for c in result.contenders if c.name not in result.missing]
-    turns = [(contender, producers) for contender in present for producers in PRODUCER_COUNTS]
     for repeat in range(result.repeats):
         say(f"throughput: repeat {repeat + 1} of {result.repeats}")
-        for contender, producers in rng.sample(turns, len(turns)):
+        # What is compared runs close together: all contenders, then the next number of producers.
+        turns = [
+            (contender, producers)
+            for producers in rng.sample(PRODUCER_COUNTS, len(PRODUCER_COUNTS))
+            for contender in rng.sample(present, len(present))
+        ]
+        for contender, producers in turns:
             own, count = work[contender.feed, producers], rounds[contender.name, producers]
             elapsed, ordered = _run(contender, own, count)
             result.samples.append(

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 CLASS_COUNT = 100
 PRODUCER_COUNTS = (1, 4, 16)
-BASE_ITEMS = 80_000
-"""Items in one round, over all producers: five chunks each for 16 of them."""
+BASE_ITEMS = 48_000
+"""Items in one round, over all producers: three chunks each for 16 of them."""
 CHUNK = 1_000
 SEED = 2024
 

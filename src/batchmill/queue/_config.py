@@ -103,6 +103,8 @@ class BatchQueueConfig:
             raise ConfigError(
                 "consumer", self.consumer, "a callable, or an object with consume(batch)"
             )
+        if not isinstance(self.serialize, bool):
+            raise ConfigError("serialize", self.serialize, "True or False")
         check_count("max_batch", self.max_batch)
         check_positive("min_idle_ms", self.min_idle_ms)
         check_positive("max_idle_ms", self.max_idle_ms)

@@ -16,19 +16,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from batchmill import _process
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._handler import Receiver
 from batchmill.queue._layout import Layout
 from batchmill.queue._partition import Lane
 from batchmill.queue._rebalance import Rebalancer
 from batchmill.queue._scheduler import Scheduler
-from batchmill.queue._task import DrainTask
+from batchmill.queue._task import DrainTask, forget_current_task
 
 log = logging.getLogger("batchmill.queue")
 
 
 class QueueCore:
     """State and rules of one queue; its threads are the scheduler's."""
+
+    fork_order = 1
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class QueueCore:
         self.closing = False
         self.deadline = 0.0
         self._on_done = on_done
+        self._released = False
         self._reset_counters()
 
     def _reset_counters(self) -> None:
@@ -122,14 +126,19 @@ class QueueCore:
     def begin_close(self) -> None:
         """Close the gate and send the tasks to the final drain; once, however often it is called.
 
-        Waits for nobody, so that it can be called from inside a handler.
+        Waits for nobody, so that it can be called from inside a handler. A call that is
+        interrupted halfway is made good by the next one.
         """
-        deadline = time.monotonic() + self.config.shutdown_timeout_ms / 1000
-        if self.layout.close():
-            self.deadline = deadline
-            # Only now: a task that sees this may finish as soon as its lanes are empty.
-            self.closing = True
-            self.wake_tasks()
+        if not self.deadline:
+            self.deadline = time.monotonic() + self.config.shutdown_timeout_ms / 1000
+        self.layout.close()
+        # Only now: a task that sees this may finish as soon as its lanes are empty.
+        self.closing = True
+        self.wake_tasks()
+
+    def await_close(self) -> None:
+        """Wait for the final drain until its deadline."""
+        self.done.wait(max(0.0, self.deadline - time.monotonic()))
 
     def abandon(self) -> None:
         """Nobody has the queue any more: have the tasks close it.
@@ -137,8 +146,11 @@ class QueueCore:
         Called by a finaliser, which may run in any thread at any point, so it takes no lock that
         is not reentrant: the tasks do the rest.
         """
+        _process.keep(self)
         self.abandoned = True
-        self.wake_tasks()
+        for task in self.tasks:
+            task.timer_id = -1  # its timer, a weak reference, may be dead
+            task.wake()
 
     def task_finished(self) -> None:
         """A task has drained all it owns; the last one says goodbye to the handlers."""
@@ -147,23 +159,32 @@ class QueueCore:
             if self._unfinished:
                 return
         for receiver in self.layout.receivers():
-            if receiver.lock is None:
-                self.notify(receiver, receiver.on_shutdown)
-            else:
-                with receiver.lock:
-                    self.notify(receiver, receiver.on_shutdown)
+            self.say_goodbye(receiver)
         self._finish()
+
+    def say_goodbye(self, receiver: Receiver) -> None:
+        """Give a handler its last call; it may have merged what it did not pass on yet."""
+        if receiver.lock is None:
+            self.notify(receiver, receiver.on_shutdown)
+        else:
+            with receiver.lock:
+                self.notify(receiver, receiver.on_shutdown)
 
     def _finish(self) -> None:
         """Everything is drained: let go of the threads and tell whoever waits."""
-        if self._on_done is not None:
-            self._on_done(self)
-        else:
-            self.scheduler.release()
+        if not self._released:
+            self._released = True
+            if self._on_done is not None:
+                self._on_done(self)
+            else:
+                self.scheduler.release()
+        _process.release(self)
         self.done.set()
 
     def after_fork_in_child(self) -> None:
         """Start anew and empty: what was queued is the parent's, and so are the threads."""
+        forget_current_task()
+        self.scheduler.after_fork_in_child()
         done = self.done.is_set()
         self.done = threading.Event()
         self.layout.after_fork_in_child()

@@ -40,7 +40,15 @@ class Receiver:
     hears ``on_idle`` once, not once per class.
     """
 
-    __slots__ = ("classes", "consume", "handler", "lock", "on_idle", "on_shutdown")
+    __slots__ = (
+        "__weakref__",
+        "classes",
+        "consume",
+        "handler",
+        "lock",
+        "on_idle",
+        "on_shutdown",
+    )
 
     def __init__(self, handler: Handler, *, exclusive: bool) -> None:
         self.handler = handler

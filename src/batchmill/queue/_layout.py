@@ -11,6 +11,7 @@ Guarantees
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Hashable, Sequence
 
 from batchmill._errors import ConfigError, HandlerExistsError, QueueClosedError, QueueConflictError
@@ -40,6 +41,9 @@ class Layout:
         self._weights: dict[type, float] = {}
         self._total_weight = 0.0
         self._receivers: dict[Hashable, Receiver] = {}
+        self._known_receivers: weakref.WeakValueDictionary[Hashable, Receiver] = (
+            weakref.WeakValueDictionary()
+        )
         self._by_type = isinstance(config.selector, TypeHash)
         self._buckets: list[Partition | None] = [None] * KEY_BUCKETS
         self._buckets_of: list[int] = []
@@ -71,13 +75,13 @@ class Layout:
                 raise QueueClosedError(self.name, "add_handler()")
             if cls in self._weights:
                 raise HandlerExistsError(self.name, cls)
-            receiver = self._receivers.get(identity_of(handler))
+            # Also one that was removed but is still in a call: it must not get a second lock.
+            receiver = self._known_receivers.get(identity_of(handler))
             if receiver is None:
                 receiver = Receiver(handler, exclusive=True)
-                self._receivers[identity_of(handler)] = receiver
-            self._weights[cls] = weight
-            self._total_weight += weight
-            self._grow()
+                self._known_receivers[identity_of(handler)] = receiver
+            self._receivers[identity_of(handler)] = receiver
+            self._grow(self._total_weight + weight)
             home = self._home_of(cls, weight)
             for lane in self._lanes_of(cls):
                 lane.receiver = receiver
@@ -85,9 +89,15 @@ class Layout:
                 home.idlers = (*home.idlers, receiver)
             receiver.classes.add(cls)
             self.version += 1
+            # Last: interrupted or forked before this, the class can simply be registered again.
+            self._weights[cls] = weight
+            self._total_weight += weight
 
     def remove_handler(self, cls: type) -> bool:
-        """Unregister; False when the class had no handler. Partitions do not shrink."""
+        """Unregister; False when the class had no handler. Partitions do not shrink.
+
+        A handler that has no class left gets its last call from a drain thread.
+        """
         with self.lock:
             weight = self._weights.pop(cls, None)
             if weight is None:
@@ -103,7 +113,9 @@ class Layout:
                     del self._receivers[key]
                     for partition in self.partitions:
                         partition.idlers = tuple(r for r in partition.idlers if r is not receiver)
+                    self.tasks[0].farewells.append(receiver)
             self.version += 1
+        self.tasks[0].wake()
         return True
 
     def lane_of_type(self, cls: type) -> Lane:
@@ -171,16 +183,13 @@ class Layout:
             taker.wake()
         return version, owned
 
-    def close(self) -> bool:
-        """Let no item and no handler in any more; False when that was so already."""
+    def close(self) -> None:
+        """Let no item and no handler in any more; calling it again does no harm."""
         with self.lock:
-            if self.closed:
-                return False
             self.closed = True
             for partition in self.partitions:
                 partition.next_owner = None
                 partition.close()
-            return True
 
     def after_fork_in_child(self) -> None:
         """Empty partitions, free locks; handlers and places stay as they were."""
@@ -192,6 +201,7 @@ class Layout:
         for partition in self.partitions:
             partition.next_owner = None
             partition.reset()
+            partition.closed = self.closed
 
     def _add_partition(self, owner: DrainTask) -> None:
         partition = Partition(len(self.partitions), self.config.buffer_size, owner)
@@ -199,9 +209,9 @@ class Layout:
             partition.add_lane(None, self.direct)
         self.partitions.append(partition)
 
-    def _grow(self) -> None:
+    def _grow(self, weight: float) -> None:
         threads = len(self.tasks)
-        wanted = self.config.partitions.resolve(threads, self._total_weight)
+        wanted = self.config.partitions.resolve(threads, weight)
         while len(self.partitions) < wanted:
             self._add_partition(self.tasks[_placement.owner_for_new(self.owners(), threads)])
 
@@ -225,6 +235,7 @@ class Layout:
         else:
             known = [lane for lane in partition.lanes if lane.cls is cls]
             lane = known[0] if known else partition.add_lane(cls, self._receiver_of(cls))
+            self.version += 1  # tasks look at a list of lanes of their own
         partition.routes[cls] = lane.route
         return lane
 

@@ -6,8 +6,8 @@ import logging
 import threading
 from typing import Any
 
+from batchmill import _process
 from batchmill._errors import QueueClosedError, QueueConflictError, QueueExistsError
-from batchmill.queue import _process
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._core import QueueCore
 from batchmill.queue._policy import ThreadPolicy
@@ -24,17 +24,20 @@ class BatchQueueManager:
     it. ``batchmill.default_manager`` is the process-wide manager.
     """
 
+    fork_order = 0  # a queue that was closing when the process forked needs it
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: creating a queue may log, and a log handler may use the manager.
+        self._lock = threading.RLock()
         self._queues: dict[str, BatchQueue[Any]] = {}
         self._schedulers: dict[str, tuple[ThreadPolicy, Scheduler]] = {}
         self._shutting_down = 0
-        _process.track_manager(self)
+        _process.track(self)
 
     def create(self, name: str, config: BatchQueueConfig) -> BatchQueue[Any]:
         """A new queue of that name; a name that is taken raises and starts nothing."""
         with self._lock:
-            if name in self._queues:
+            if self._running(name) is not None:
                 raise QueueExistsError(name)
             return self._make(name, config)
 
@@ -45,7 +48,7 @@ class BatchQueueManager:
         an error. Other settings that differ are ignored with a warning.
         """
         with self._lock:
-            queue = self._queues.get(name)
+            queue = self._running(name)
             if queue is None:
                 return self._make(name, config)
         _compare(name, queue.config, config)
@@ -54,12 +57,17 @@ class BatchQueueManager:
     def get(self, name: str) -> BatchQueue[Any] | None:
         """The running queue of that name, or None."""
         with self._lock:
-            return self._queues.get(name)
+            return self._running(name)
+
+    def _running(self, name: str) -> BatchQueue[Any] | None:
+        """A queue that was shut down but still hangs in a handler is as good as gone."""
+        queue = self._queues.get(name)
+        return queue if queue is not None and queue.running else None
 
     def names(self) -> tuple[str, ...]:
         """The names of the running queues, oldest first."""
         with self._lock:
-            return tuple(self._queues)
+            return tuple(name for name in self._queues if self._running(name) is not None)
 
     def shutdown(self, name: str) -> bool:
         """Shut one queue down and forget it; False when there is none, or it was not in time."""
@@ -79,7 +87,7 @@ class BatchQueueManager:
         try:
             for queue in queues:
                 queue._core.begin_close()
-            in_time = [queue.shutdown() for queue in queues]
+            in_time = [queue._await_drain(queue._core.deadline) for queue in queues]
             return all(in_time)
         finally:
             with self._lock:
@@ -93,9 +101,14 @@ class BatchQueueManager:
         scheduler = None
         if config.shared_scheduler is not None:
             scheduler = self._shared(*config.shared_scheduler)
-        queue: BatchQueue[Any] = BatchQueue(
-            name, config, scheduler=scheduler, on_done=self._queue_done
-        )
+        try:
+            queue: BatchQueue[Any] = BatchQueue(
+                name, config, scheduler=scheduler, on_done=self._queue_done
+            )
+        except BaseException:
+            if scheduler is not None and not scheduler.users and config.shared_scheduler:
+                del self._schedulers[config.shared_scheduler[0]]
+            raise
         self._queues[name] = queue
         return queue
 
@@ -118,15 +131,22 @@ class BatchQueueManager:
         with self._lock:
             self._forget(core)
             if core.scheduler.release() and core.config.shared_scheduler is not None:
-                del self._schedulers[core.config.shared_scheduler[0]]
+                self._schedulers.pop(core.config.shared_scheduler[0], None)
 
     def _forget(self, core: QueueCore) -> None:
         queue = self._queues.get(core.name)
         if queue is not None and queue._core is core:
             del self._queues[core.name]
 
+    def begin_close(self) -> None:
+        """At exit: nothing, the queues are looked after by themselves."""
+
+    def await_close(self) -> None:
+        """At exit: nothing."""
+
     def after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()
+        """The lock may be held by a thread that does not exist here."""
+        self._lock = threading.RLock()
         self._shutting_down = 0
 
 

@@ -26,8 +26,8 @@ What it leans on
     dict look-up are each atomic: under the GIL because they run no Python code in between, on a
     free-threaded build because each takes the object's own lock. Only one thread at a time drains
     a partition, and only under ``lock``, so nobody else removes from a buffer. All other fields
-    are written under ``lock``, but for ``armed``, which a producer that popped the wake token may
-    clear at any time, and the drain thread's own counters.
+    are written under ``lock``. A producer may not be interrupted by code that produces on the
+    same queue in the same thread (a signal handler, a finaliser): ``lock`` is not reentrant.
 """
 
 from __future__ import annotations
@@ -37,13 +37,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from batchmill._waiting import Countdown, Waiter
 from batchmill.queue._handler import Receiver
-from batchmill.queue._waiting import Countdown, Waiter
 
 if TYPE_CHECKING:
     from batchmill.queue._task import DrainTask
 
 CLOSED: Final = -1
+
+CONSUMED: Final = "consumed"
+FAILED: Final = "failed"
+UNREGISTERED: Final = "unregistered"
 
 Route: TypeAlias = tuple[Callable[[], "Partition | None"], Callable[[Any], None]]
 """What producing needs: take a slot, put the item."""
@@ -231,9 +235,13 @@ class Partition:
         self.tokens.extend([None] * count)
 
     def ring(self) -> None:
-        """Wake the drain thread: called after the append, by whoever took the wake token."""
-        self.armed = False
-        self.owner.wake()
+        """Wake the drain thread: called after the append, by whoever took the wake token.
+
+        ``armed`` stays: the drain thread may have armed anew since the token was taken.
+        """
+        owner = self.owner
+        owner.rung.append(self)
+        owner.wake()
 
     def leave(self, waiter: Waiter) -> None:
         """Stop waiting. A wake that this waiter got and does not use goes to the next one."""
@@ -242,14 +250,22 @@ class Partition:
                 self.waiters.remove(waiter)
                 return
             except ValueError:
-                heir = self.waiters.popleft() if self.waiters and self.out < self.capacity else None
-        if heir is not None:
-            heir.wake()
+                room = self.capacity - self.out
+        self._wake_next(min(1, room))
+
+    def _wake_next(self, count: int) -> None:
+        """Wake that many of those who have waited longest, passing over those who are gone."""
+        while count > 0:
+            with self.lock:
+                chosen = [self.waiters.popleft() for _ in range(min(count, len(self.waiters)))]
+            if not chosen:
+                return
+            count -= sum([waiter.wake() for waiter in chosen])
 
     def take(self, lane: Lane, most: int) -> list[Any]:
         """Remove and return up to ``most`` items of ``lane``; their slots are free at once."""
-        woken: list[Waiter] = []
         with self.lock:
+            self.armed = False
             buffer = lane.buffer
             batch = buffer[:most]
             count = len(batch)
@@ -257,16 +273,30 @@ class Partition:
             lane.drained += count
             self.drained += count
             self.reserve += count
-            waiters = self.waiters
-            while waiters and len(woken) < count:
-                woken.append(waiters.popleft())
-        for waiter in woken:
-            waiter.wake()
+            awaited = bool(self.waiters)
+        if awaited:
+            self._wake_next(count)
         return batch
+
+    def finished(self, lane: Lane, count: int, outcome: str, spent_ns: int) -> None:
+        """Count a batch whose handler has returned, and tell those who wait for it."""
+        with self.lock:
+            self.busy_ns += spent_ns
+            if outcome == CONSUMED:
+                lane.consumed += count
+            elif outcome == FAILED:
+                lane.failed += count
+            else:
+                lane.unregistered += count
+            watched = bool(lane.watchers)
+        if watched:
+            lane.tell_watchers()
 
     def arm(self) -> bool:
         """Ask for a wake at the next item; False when the partition is not quiet."""
         with self.lock:
+            if self.closed:
+                return True  # there is no next item, and a token here would let one in
             tokens = self.tokens
             self.armed = True  # before the token is there: its taker clears this
             try:
@@ -289,10 +319,8 @@ class Partition:
         with self.lock:
             self.closed = True
             self.reserve += self._confiscate()
-            woken = list(self.waiters)
-            self.waiters.clear()
-        for waiter in woken:
-            waiter.wake()
+            waiting = len(self.waiters)
+        self._wake_next(waiting)
 
     def _confiscate(self) -> int:
         count = 0
@@ -321,4 +349,5 @@ class Partition:
         with self.lock:
             lost = 0 if self.used else self.out
             self.reserve += lost
+        self._wake_next(lost)
         return lost

@@ -45,6 +45,9 @@ class ThreadPolicy:
     base: int
     per_core: float
 
+    def __post_init__(self) -> None:
+        check_count("base", self.base, least=0 if self.kind == "cpu_cores" else 1)
+
     @staticmethod
     def fixed(count: int) -> ThreadPolicy:
         """Exactly ``count`` threads, whatever the machine."""
@@ -96,6 +99,9 @@ class PartitionPolicy:
 
     kind: Literal["fixed", "thread_multiply", "adaptive"]
     count: int
+
+    def __post_init__(self) -> None:
+        check_count("count", self.count)
 
     @staticmethod
     def fixed(count: int) -> PartitionPolicy:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar
 
+from batchmill import _process
 from batchmill._errors import ConfigError, SelectorError, WouldDeadlockError
-from batchmill.queue import _intake, _placement, _process
+from batchmill._waiting import Countdown, ThreadWaiter
+from batchmill.queue import _intake, _placement
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._core import QueueCore
 from batchmill.queue._handler import HandlerConsumer
@@ -20,16 +21,13 @@ from batchmill.queue._scheduler import Scheduler
 from batchmill.queue._selector import KeyHash, TypeHash, key_bucket
 from batchmill.queue._snapshot import snapshot
 from batchmill.queue._stats import BatchQueueStats
-from batchmill.queue._task import current_task
-from batchmill.queue._waiting import Countdown, ThreadWaiter
 
 log = logging.getLogger("batchmill.queue")
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-_LONG_RUN = 8
-"""From this many items of one class in a row, putting them together is quicker."""
+_NONE = type(None)
 
 
 class BatchQueue(Generic[T]):
@@ -54,12 +52,17 @@ class BatchQueue(Generic[T]):
     1
     """
 
-    def __new__(cls, name: str, config: BatchQueueConfig, **_: Any) -> BatchQueue[T]:
+    def __new__(cls, *args: Any, **kwargs: Any) -> BatchQueue[T]:
         # Classes find their partition in one table, which is most of what makes produce() quick.
         # A selector that looks at the item cannot use it, so it gets the subclass below.
-        if cls is BatchQueue and not isinstance(config.selector, TypeHash):
+        config = kwargs.get("config", args[1] if len(args) > 1 else None)
+        if isinstance(config, BatchQueueConfig) and not isinstance(config.selector, TypeHash):
             return super().__new__(_SelectingQueue)
         return super().__new__(cls)
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__:
+            raise TypeError("BatchQueue is not made to be subclassed: wrap it instead")
 
     def __init__(
         self,
@@ -92,8 +95,8 @@ class BatchQueue(Generic[T]):
             tasks, partitions = 1, config.partitions.resolve(1, 0)
         self._core = QueueCore(name, config, scheduler, tasks, partitions, on_done)
         self._routes: dict[type, Route] = {}
-        _process.track(self._core)
         self._core.start()
+        _process.track(self._core)
 
     @property
     def name(self) -> str:
@@ -114,23 +117,27 @@ class BatchQueue(Generic[T]):
         """Put one item; True when it was accepted, False when it was not and will not be.
 
         BLOCKING waits for room, for ``timeout`` seconds at most where one is given. IF_POSSIBLE
-        does not wait, but for a ``timeout`` that is given. A queue that is shut down, also while
-        this call waits, answers False.
+        waits for a ``timeout`` that is given; else a millisecond at most, for a drain thread that
+        may just not have had its turn. A queue that is shut down, also while this call waits,
+        answers False. Not to be called by a signal handler or a finaliser.
         """
         # The quick road: two atomic list operations and no lock. See _partition for why it holds.
         try:
             take_slot, put = self._routes[type(item)]
             token = take_slot()
-            put(item)
-            if token is not None:  # the wake token: the drain thread sleeps
-                token.ring()
-            return True
         except (KeyError, IndexError):  # a class not seen before, or no slot at hand
-            pass
+            return _intake.put(self._core, self._lane(item), [item], timeout) == 1
         except BaseException:
             self._core.interrupted()
             raise
-        return _intake.put(self._core, self._lane(item), [item], timeout) == 1
+        try:
+            put(item)
+            if token is not None:  # the wake token: the drain thread sleeps
+                token.ring()
+        except BaseException:
+            self._core.interrupted()
+            raise
+        return True
 
     def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
         """Put items in order, stopping at the first that is not accepted; how many were.
@@ -191,16 +198,16 @@ class BatchQueue(Generic[T]):
 
         False when ``timeout`` seconds pass first. Not to be called inside a handler of this queue.
         """
-        if self._would_wait_for_itself():
+        if _intake.waits_for_itself(self._core):
             raise WouldDeadlockError(self.name, "flush()")
         waiter = ThreadWaiter()
         countdown = Countdown(waiter)
         lanes = [lane for partition in self._core.layout.partitions for lane in partition.lanes]
-        for lane in lanes:
-            lane.watch(countdown)
-        countdown.done()
         finished = False
         try:
+            for lane in lanes:
+                lane.watch(countdown)
+            countdown.done()
             finished = waiter.wait(timeout)
         finally:
             if not finished:
@@ -220,18 +227,19 @@ class BatchQueue(Generic[T]):
         Any number of threads may call it, any number of times: there is one shutdown. Inside a
         handler of this queue it answers False at once, and finishes when the handler returns.
         """
+        self._core.begin_close()
+        if _intake.waits_for_itself(self._core):
+            return self._core.done.is_set()
+        return self._await_drain(time.monotonic() + self.config.shutdown_timeout_ms / 1000)
+
+    def _await_drain(self, deadline: float) -> bool:
         core = self._core
-        core.begin_close()
-        if self._would_wait_for_itself():
-            return core.done.is_set()
-        timeout_s = self.config.shutdown_timeout_ms / 1000
-        deadline = time.monotonic() + timeout_s
-        if not core.done.wait(timeout_s):
+        if not core.done.wait(max(0.0, deadline - time.monotonic())):
             log.warning(
                 "batchmill queue %s: not drained after %g s; %d items left. "
                 "A handler hangs or is slow; raise shutdown_timeout_ms if it is slow.",
                 self.name,
-                timeout_s,
+                self.config.shutdown_timeout_ms / 1000,
                 self.stats().pending,
             )
             return False
@@ -265,30 +273,10 @@ class BatchQueue(Generic[T]):
                 stacklevel=2,
             )
 
-    def _would_wait_for_itself(self) -> bool:
-        """Whether this thread would have to return before the queue can go on."""
-        task = current_task()
-        if task is None:
-            return False
-        if task.core is self._core:
-            return True
-        scheduler = self._core.scheduler
-        return task.core.scheduler is scheduler and scheduler.size == 1
-
     def _enter(self, item: T) -> Lane | None:
         """Put the item by the quick road; where that is closed, the lane to put it on slowly."""
-        try:
-            take_slot, put = self._routes[type(item)]
-            token = take_slot()
-            put(item)
-            if token is not None:
-                token.ring()
+        if _intake.quick(self._core, self._routes, item):
             return None
-        except (KeyError, IndexError):
-            pass
-        except BaseException:
-            self._core.interrupted()
-            raise
         return self._lane(item)
 
     def _lane(self, item: T) -> Lane:
@@ -304,23 +292,21 @@ class BatchQueue(Generic[T]):
     def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
         """What has to go by the slow road, in order: where it starts, its lane, its items.
 
-        Runs of one class are put together; items that stand alone go by the quick road, on the
-        way, and only those that could not are given back.
+        Items of one class are put together. Where classes alternate, each goes by the quick road,
+        on the way, and only those that could not are given back.
         """
-        if len(set(map(type, batch))) == 1:
-            yield 0, self._lane(batch[0]), batch
+        if not batch:
             return
-        start = 0
-        for _, group in itertools.groupby(batch, type):
-            run = list(group)
-            if len(run) >= _LONG_RUN:
-                yield start, self._lane(run[0]), run
-            else:
-                yield from self._singly(run, start)
-            start += len(run)
+        classes = list(map(type, batch))
+        if classes.count(classes[0]) == len(batch):
+            yield 0, self._lane(batch[0]), batch
+        else:
+            if _NONE in classes:
+                _refuse_none(None)
+            yield from self._singly(batch)
 
-    def _singly(self, items: list[T], start: int = 0) -> Iterator[tuple[int, Lane, list[T]]]:
-        for index, item in enumerate(items, start):
+    def _singly(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+        for index, item in enumerate(batch):
             lane = self._enter(item)
             if lane is not None:
                 yield index, lane, [item]
@@ -329,11 +315,6 @@ class BatchQueue(Generic[T]):
 class _SelectingQueue(BatchQueue[T]):
     """A queue whose selector looks at the item, not only at its class."""
 
-    def __init__(self, name: str, config: BatchQueueConfig, **internal: Any) -> None:
-        keyed = isinstance(config.selector, KeyHash)
-        self._partition_of = self._by_key if keyed else self._by_selector
-        super().__init__(name, config, **internal)
-
     def produce(self, item: T, timeout: float | None = None) -> bool:
         lane = self._enter(item)
         return lane is None or _intake.put(self._core, lane, [item], timeout) == 1
@@ -341,35 +322,25 @@ class _SelectingQueue(BatchQueue[T]):
     def _enter(self, item: T) -> Lane | None:
         # The selector is the caller's code: what it raises is the caller's to see.
         partition = self._partition_of(item)
-        try:
-            take_slot, put = partition.routes[type(item)]
-            token = take_slot()
-            put(item)
-            if token is not None:
-                token.ring()
+        if _intake.quick(self._core, partition.routes, item):
             return None
-        except (KeyError, IndexError):
-            pass
-        except BaseException:
-            self._core.interrupted()
-            raise
         _refuse_none(item)
         return self._core.layout.lane_in(partition, type(item))
 
     def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
         return self._singly(batch)
 
-    def _by_selector(self, item: T) -> Partition:
-        partitions = self._core.layout.partitions
+    def _partition_of(self, item: T) -> Partition:
+        layout = self._core.layout
+        selector = layout.config.selector
+        if isinstance(selector, KeyHash):
+            return layout.partition_of_bucket(key_bucket(selector.key(item)))
+        partitions = layout.partitions
         count = len(partitions)
-        answer = self.config.selector(item, count)
+        answer = selector(item, count)
         if isinstance(answer, int) and 0 <= answer < count:
             return partitions[answer]
         raise SelectorError(self.name, answer, count)
-
-    def _by_key(self, item: T) -> Partition:
-        selector = cast(KeyHash, self.config.selector)
-        return self._core.layout.partition_of_bucket(key_bucket(selector.key(item)))
 
 
 def _as_list(items: Iterable[T]) -> list[T]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from batchmill.queue import _balancer
 from batchmill.queue._config import BatchQueueConfig
@@ -28,6 +29,7 @@ class Rebalancer:
         self.reset()
 
     def reset(self) -> None:
+        self._asking = threading.Lock()
         self.rebalances = 0
         self._seen: list[tuple[int, int, int]] = []
         self._plan_next()
@@ -39,36 +41,45 @@ class Rebalancer:
             self.due_ns = time.monotonic_ns() + interval_ns
 
     def rebalance(self) -> None:
-        """Ask the balancer, and ask owners to give up what should move."""
-        layout = self._layout
-        if not layout.lock.acquire(blocking=False):
-            return  # the layout is changing: the next cycle asks again
+        """Ask the balancer, and ask owners to give up what should move.
+
+        The balancer is the user's code, so no lock of the layout's is held while it thinks; what
+        has changed meanwhile makes its answer void.
+        """
+        if not self._asking.acquire(blocking=False):
+            return
         try:
-            if layout.closed:
-                return
             self._plan_next()
-            plan = self._ask()
-            givers = layout.ask_to_move(plan) if plan is not None else set()
-            if givers:
-                self.rebalances += 1
+            layout = self._layout
+            with layout.lock:
+                loads, owners = self._loads(), layout.owners()
+            plan = self._ask(loads, owners)
+            if plan is None:
+                return
+            with layout.lock:
+                if layout.closed or layout.owners() != owners:
+                    return
+                givers = layout.ask_to_move(plan)
+                if givers:
+                    self.rebalances += 1
         finally:
-            layout.lock.release()
+            self._asking.release()
         for giver in givers:
             giver.wake()
 
-    def _ask(self) -> Any:
-        layout, balancer = self._layout, self._config.balancer
+    def _ask(self, loads: list[float], owners: tuple[int, ...]) -> Sequence[int] | None:
+        balancer, name = self._config.balancer, self._layout.name
         if balancer is None:
             return None
-        threads = len(layout.tasks)
+        threads = len(self._layout.tasks)
         try:
-            plan = balancer.assign(self._loads(), layout.owners(), threads)
+            plan = balancer.assign(loads, owners, threads)
         except Exception:
-            log.exception("batchmill queue %s: the balancer failed; nothing moves", layout.name)
+            log.exception("batchmill queue %s: the balancer failed; nothing moves", name)
             return None
-        flaw = _balancer.flaw_in(plan, len(layout.partitions), threads)
+        flaw = _balancer.flaw_in(plan, len(owners), threads)
         if flaw is not None:
-            log.warning("batchmill queue %s: balancer's answer ignored: %s", layout.name, flaw)
+            log.warning("batchmill queue %s: balancer's answer ignored: %s", name, flaw)
             return None
         return plan
 

@@ -16,16 +16,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import os
 import threading
 import time
 import weakref
-from _queue import Empty, SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
+
+from batchmill import _process
 
 if TYPE_CHECKING:
     from batchmill.queue._task import DrainTask
 
 log = logging.getLogger("batchmill.queue")
+
+_NEVER = float("inf")
 
 
 class Scheduler:
@@ -35,34 +40,42 @@ class Scheduler:
         self.name = name
         self.size = threads
         self.users = 0
-        self.starts = 0
         self._reset()
 
     def _reset(self) -> None:
+        self._pid = os.getpid()
         # SimpleQueue.put may be called from a finaliser in the middle of anything: it is the one
         # queue in the standard library made for that.
         self._ready: SimpleQueue[DrainTask | None] = SimpleQueue()
         self._timers: list[tuple[float, int, weakref.ref[DrainTask]]] = []
         self._timer_ids = itertools.count()
         self._lock = threading.Lock()
+        self._looks_again_at = [_NEVER] * self.size
         self.stopping = False
         self.threads: list[threading.Thread] = []
 
     def acquire(self) -> None:
         """Count one more user; the first starts the threads."""
         with self._lock:
-            self.users += 1
             if not self.threads:
                 self._start_threads()
+            self.users += 1
 
     def _start_threads(self) -> None:
-        self.starts += 1
-        for index in range(self.size):
-            thread = threading.Thread(
-                target=self._loop, name=f"batchmill-{self.name}-{index}", daemon=True
-            )
-            self.threads.append(thread)
-            thread.start()
+        try:
+            for index in range(self.size):
+                thread = threading.Thread(
+                    target=self._loop,
+                    args=(index,),
+                    name=f"batchmill-{self.name}-{index}",
+                    daemon=True,
+                )
+                thread.start()
+                self.threads.append(thread)
+        except RuntimeError:  # the system has no thread left: not with half of them
+            self.stopping = True
+            self._ready.put(None)
+            raise
 
     def release(self) -> bool:
         """Count one user less; the last one stops the threads. True when that was the last."""
@@ -94,14 +107,8 @@ class Scheduler:
         due = time.monotonic() + delay_s
         with self._lock:
             task.wake_at = due
-            if task.timer_id >= 0 and task.timer_due <= due:
-                return
-            first = not self._timers or due < self._timers[0][0]
-            self._set_timer(task)
-        if first and self.size > 1:
-            # The thread that set this timer will keep it, unless it is given other work first:
-            # one of the others must know too.
-            self._ready.put(None)
+            if task.timer_id < 0 or task.timer_due > due:
+                self._set_timer(task)
 
     def _set_timer(self, task: DrainTask) -> None:
         task.timer_id = next(self._timer_ids)
@@ -119,32 +126,55 @@ class Scheduler:
             return False
 
     def after_fork_in_child(self) -> None:
-        """Start anew: the parent's threads do not exist here, and its locks may be held."""
+        """Start anew: the parent's threads do not exist here, and its locks may be held.
+
+        Every queue of a shared scheduler calls this; the first call does it.
+        """
+        if self._pid == os.getpid():
+            return
         running = bool(self.threads) and not self.stopping
         self._reset()
         if running:
             self._start_threads()
 
-    def _loop(self) -> None:
+    def _loop(self, index: int) -> None:
         ready = self._ready
         while True:
             task: DrainTask | None
+            wait_s = self._fire_timers(index)
             try:
-                task = ready.get(timeout=self._fire_timers())
+                task = ready.get(timeout=wait_s)
             except Empty:
                 continue
             if task is not None:
+                if self._timers:
+                    self._leave_timers_to_others(index)
                 try:
                     task.run()
                 except BaseException:  # a fault of ours must not cost the pool a thread
                     log.exception("batchmill scheduler %s: a drain task failed", self.name)
                 del task  # a parked thread must not keep a queue alive
+                if ready is not self._ready:
+                    _process.leave_forked_child()
             elif self.stopping:
                 ready.put(None)  # for the next thread
                 return
 
-    def _fire_timers(self) -> float | None:
+    def _leave_timers_to_others(self, index: int) -> None:
+        """This thread is about to be busy: see that another one looks in time for the next timer.
+
+        The others may be waiting for a later time, or for none: timers set since are unknown to
+        them.
+        """
+        self._looks_again_at[index] = _NEVER
+        with self._lock:
+            due = self._timers[0][0] if self._timers else _NEVER
+        if self.size > 1 and due < min(self._looks_again_at):
+            self._ready.put(None)
+
+    def _fire_timers(self, index: int) -> float | None:
         """Submit what is due; seconds until the next timer, or None."""
+        self._looks_again_at[index] = _NEVER
         if not self._timers:
             return None
         due: list[DrainTask] = []
@@ -162,6 +192,7 @@ class Scheduler:
                 else:
                     due.append(task)
             if self._timers:
+                self._looks_again_at[index] = self._timers[0][0]
                 wait = self._timers[0][0] - now
         for task in due:
             task.wake()

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from batchmill.queue._handler import Receiver
-from batchmill.queue._partition import Lane, Partition
+from batchmill.queue._partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition
 
 if TYPE_CHECKING:
     from batchmill.queue._core import QueueCore
@@ -35,13 +36,17 @@ def current_task() -> DrainTask | None:
     return getattr(_running, "task", None)
 
 
+def forget_current_task() -> None:
+    """In a forked child, the thread that forked is no drain thread any more."""
+    _running.task = None
+
+
 class DrainTask:
     """Drains the partitions it owns whenever it is woken."""
 
     def __init__(self, core: QueueCore, index: int) -> None:
         self.core = core
         self.index = index
-        self.owned: tuple[Partition, ...] = ()
         self.finished = False
         self.reset()
 
@@ -53,10 +58,14 @@ class DrainTask:
         self._again = False
         self._submitted = False
         self._seen_version = -1
+        self._seen_interruptions = 0
+        self.owned: tuple[Partition, ...] = ()
+        self.farewells: deque[Receiver] = deque()
+        self._lanes: list[Lane] = []
         self._unarmed: set[Partition] = set()
+        self.rung: deque[Partition] = deque()
         self._idle_streak = 0
-        self._misses = 0
-        self._missing_since = 0
+        self._missing: dict[Partition, tuple[int, int, int]] = {}
         self._next_idle_round = 0
         self._has_idlers = False
         self.wake_at = 0.0
@@ -71,14 +80,15 @@ class DrainTask:
         """Have the task run soon; while it runs already, have it look once more."""
         with self._wake_lock:
             self._again = True
-            if self._submitted:
-                return
-            self._submitted = True
-        self.core.scheduler.submit(self)
+            if not self._submitted:
+                # In this order: interrupted in between, the task runs once too often.
+                self.core.scheduler.submit(self)
+                self._submitted = True
 
     def run(self) -> None:
         """Work until there is nothing to do or others wait; called by a scheduler thread."""
-        if not self._run_lock.acquire(blocking=False):
+        run_lock = self._run_lock
+        if not run_lock.acquire(blocking=False):
             return
         _running.task = self
         delay_s: float | None = self.core.config.max_idle_ms / 1000  # if _work itself fails
@@ -88,26 +98,39 @@ class DrainTask:
             delay_s = self._work()
         finally:
             _running.task = None
-            self._run_lock.release()
-            with self._wake_lock:
-                self._submitted = False
-                again = self._again
-            if again:
-                self.wake()
-            elif delay_s is not None:
-                self.core.scheduler.submit_later(self, delay_s)
+            run_lock.release()
+            if run_lock is self._run_lock:  # else this is a child, forked inside the handler
+                if delay_s is not None:
+                    self.core.scheduler.submit_later(self, delay_s)
+                with self._wake_lock:
+                    self._submitted = False
+                    again = self._again
+                if again:
+                    self.wake()
 
     def _work(self) -> float | None:
         """Cycle until idle. Seconds until the next look, or None to be woken by a producer."""
         core = self.core
-        while not self.finished:
-            if core.abandoned:
+        run_lock = self._run_lock
+        while not self.finished and run_lock is self._run_lock:
+            if core.abandoned and not core.closing:
                 core.begin_close()
             if self._seen_version != core.layout.version:
                 self._see_layout()
-            if self._cycle():
+            if self._seen_interruptions != core.interruptions:
+                # Somewhere a slot or a wake may have been lost: take no partition for armed.
+                self._seen_interruptions = core.interruptions
+                self._unarmed = set(self.owned)
+            while self.farewells:
+                receiver = self.farewells.popleft()
+                if not receiver.classes:  # else it was registered again
+                    core.say_goodbye(receiver)
+            rung = self._serve_rung() if self.rung else False
+            if self._cycle() or rung:
                 self._idle_streak = 0
-                self._misses = 0
+                self.flush_cycles += 1
+                if self._has_idlers:
+                    self._idle_round_while_busy()
                 if core.rebalancer.due_ns <= time.monotonic_ns():
                     core.rebalancer.rebalance()
                 if core.scheduler.others_wait():
@@ -124,58 +147,65 @@ class DrainTask:
     def _see_layout(self) -> None:
         before = set(self.owned)
         self._seen_version, self.owned = self.core.layout.hand_over(self)
+        self._lanes = [lane for partition in self.owned for lane in partition.lanes]
         self._unarmed = (self._unarmed & set(self.owned)) | (set(self.owned) - before)
         self._has_idlers = any(partition.idlers for partition in self.owned)
+
+    def _serve_rung(self) -> bool:
+        """Begin with partitions whose producers woke this task: a lone item waits for no scan."""
+        worked = False
+        while self.rung:
+            partition = self.rung.popleft()
+            if partition.owner is self:  # it may have changed hands since
+                for lane in partition.lanes:
+                    if lane.buffer and self._serve(lane):
+                        worked = True
+        return worked
 
     def _cycle(self) -> bool:
         """Give every owned lane its turn; whether there was anything to do."""
         worked = False
         contended: Lane | None = None
-        for partition in self.owned:
-            for lane in partition.lanes:
-                if lane.buffer:
-                    if self._serve(lane, wait=False):
-                        worked = True
-                        self._unarmed.add(partition)
-                    else:
-                        contended = contended or lane
+        for lane in self._lanes:
+            if lane.buffer:
+                if self._serve(lane):
+                    worked = True
+                else:
+                    contended = lane
         if contended is not None and not worked:
-            # All there is to do is for handlers that other threads are in: wait for one of them.
-            worked = self._serve(contended, wait=True)
-            self._unarmed.add(contended.partition)
-        if worked:
-            self.flush_cycles += 1
-            if self._has_idlers:
-                self._idle_round_while_busy()
+            # All there is to do is for handlers that other threads are in. Wait for one of them,
+            # but not for long: that thread may itself wait for this one to make room.
+            self._serve(contended, self.core.config.min_idle_ms / 1000)
+            worked = True
         return worked
 
-    def _serve(self, lane: Lane, wait: bool) -> bool:
+    def _serve(self, lane: Lane, wait_s: float = 0.0) -> bool:
         """Hand one batch of ``lane`` to its handler; False when another thread is in it."""
+        core = self.core
         receiver = lane.receiver
         lock = receiver.lock if receiver is not None else None
-        if lock is not None and not lock.acquire(blocking=wait):
-            return False
+        if lock is not None and not lock.acquire(blocking=False):
+            if not wait_s or not lock.acquire(timeout=wait_s):
+                return False
+        partition = lane.partition
         try:
             # Taken only now: a batch taken before the lock could be overtaken by a later one.
-            batch = lane.partition.take(lane, self.core.config.max_batch)
+            batch = partition.take(lane, core.config.max_batch)
             count = len(batch)
             started = time.monotonic_ns()
             if receiver is None:
-                self.core.note_unregistered(lane)
-                lane.unregistered += count
-            elif self.core.call(receiver, batch):
-                lane.consumed += count
+                core.note_unregistered(lane)
+                outcome = UNREGISTERED
             else:
-                lane.failed += count
+                outcome = CONSUMED if core.call(receiver, batch) else FAILED
         finally:
             if lock is not None:
                 lock.release()
         spent = time.monotonic_ns() - started
-        lane.partition.busy_ns += spent
         self.busy_ns += spent
         self.items += count
-        if lane.watchers:
-            lane.tell_watchers()
+        self._unarmed.add(partition)
+        partition.finished(lane, count, outcome, spent)
         return True
 
     def _idle_round_while_busy(self) -> None:
@@ -220,7 +250,8 @@ class DrainTask:
             # will wake nobody: look again soon.
             self._note_miss(self._unarmed)
             if any(partition.used for partition in self._unarmed):
-                return 0.0
+                self._again = True
+                return None
         elif not self._has_idlers:
             self._idle_streak = 0
             return None
@@ -235,13 +266,16 @@ class DrainTask:
         if not self.core.interruptions:
             return
         now = time.monotonic_ns()
-        self._misses += 1
-        if self._misses == 1:
-            self._missing_since = now
-        if self._misses >= _LOST_AFTER_LOOKS and now - self._missing_since >= _LOST_AFTER_NS:
-            self._misses = 0
-            for partition in partitions:
+        seen_before, self._missing = self._missing, {}
+        for partition in partitions:
+            drained = partition.drained
+            first, looks, drained_then = seen_before.get(partition, (now, 0, drained))
+            if partition.used or drained != drained_then:
+                continue  # it moves: what is out there is on its way
+            if looks + 1 >= _LOST_AFTER_LOOKS and now - first >= _LOST_AFTER_NS:
                 self.core.recovered_slots += partition.replace_lost()
+            else:
+                self._missing[partition] = (first, looks + 1, drained)
 
     def _finish(self) -> float | None:
         """The queue is closing and the lanes are empty: wait for stragglers, then sign off.

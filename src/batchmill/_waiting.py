@@ -10,7 +10,9 @@ from typing import Protocol
 class Waiter(Protocol):
     """Somebody who waits; ``wake`` may be called from any thread, any number of times."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> bool:
+        """Wake; False when nobody can be there any more, so that the next in line may be woken."""
+        ...
 
 
 class ThreadWaiter:
@@ -26,11 +28,12 @@ class ThreadWaiter:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
         try:
             self._lock.release()
         except RuntimeError:  # woken already and not yet noticed: one wake is enough
             pass
+        return True
 
     def wait(self, timeout_s: float | None) -> bool:
         """True when woken; False when ``timeout_s`` (None: for ever) passed first."""
@@ -48,11 +51,12 @@ class TaskWaiter:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self._loop.create_future()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
         try:
             self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop is closed, and the task with it
-            pass
+            return False
+        return True
 
     def _set(self) -> None:
         if not self._future.done():

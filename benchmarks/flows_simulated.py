@@ -1,0 +1,56 @@
+"""The waits of ``flows_wait`` in simulated time: the router's real code, and no machine's noise.
+
+Every worker is a server that takes one signal at a time for exactly the service time; arrivals are
+the same as in the real runs, only many more of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from statistics import quantiles
+
+from batchmill.flows import FlowConfig
+from batchmill.flows._assign import Assignment
+from batchmill.flows._router import Router
+from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arrivals
+
+
+def simulate(rule: Assignment | None, case: Case, seconds: float, seed: int) -> Turn:
+    """The waits under a rule (None: the dispatcher's own)."""
+    config = FlowConfig(worker_count=WORKERS, batch_max=1, idle_ttl=None)
+    router = Router(config)
+    if rule is not None:
+        router.assignment = rule
+    idle = [True] * WORKERS
+    ends: list[tuple[float, int]] = []
+    waits_s: list[float] = []
+
+    def begin(index: int, now: float) -> None:
+        """Have a free worker take its next signal, if it has one."""
+        taken = router.take(router.lanes[index], now)
+        idle[index] = not taken
+        for _, _, _, sent, _ in taken:
+            waits_s.append(now - sent)
+            heapq.heappush(ends, (now + SERVICE_S, index))
+
+    def end_first() -> None:
+        now, index = heapq.heappop(ends)
+        router.settle(router.lanes[index], True, now)
+        begin(index, now)
+
+    for at, signal in build_arrivals(case, seconds, seed):
+        while ends and ends[0][0] <= at:
+            end_first()
+        refused = router.offer(signal, signal.flow_id, signal.last, at)
+        if refused is not None:
+            raise RuntimeError(f"refused: {refused}")
+        for index, lane in enumerate(router.lanes):
+            if idle[index] and lane.depth:
+                begin(index, at)
+    while ends:
+        end_first()
+    handled = [lane.handled for lane in router.lanes]
+    cuts = quantiles(waits_s, n=100)
+    return Turn(
+        p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3, busiest_share=max(handled) / sum(handled)
+    )

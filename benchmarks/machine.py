@@ -1,0 +1,50 @@
+"""What the figures were measured on, without anything that names the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import sysconfig
+from typing import Any
+
+
+def use_cores(count: int) -> None:
+    """Run this process on ``count`` of its cores, where the system lets it choose."""
+    usable = _usable_cores()
+    if not 1 <= count <= len(usable):
+        raise SystemExit(f"--cores {count}: this process can choose among {len(usable)} cores")
+    os.sched_setaffinity(0, usable[:count])
+
+
+def _usable_cores() -> list[int]:
+    """The cores this process may run on; none where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    return sorted(os.sched_getaffinity(0))
+
+
+def machine() -> dict[str, Any]:
+    """The facts that a figure depends on."""
+    return {
+        "cores": os.cpu_count(),
+        "cores_used": len(_usable_cores()) or os.cpu_count(),
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "gil": getattr(sys, "_is_gil_enabled", lambda: True)(),
+        "free_threaded_build": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+        "system": platform.system(),
+        "architecture": platform.machine(),
+    }
+
+
+def machine_line() -> str:
+    """The same in a line."""
+    facts = machine()
+    gil = "with the GIL" if facts["gil"] else "without the GIL"
+    return (
+        f"{facts['cores_used']} of {facts['cores']} cores,"
+        f" {facts['implementation']} {facts['python']} {gil},"
+        f" {facts['system']} on {facts['architecture']}."
+        " The machine may be shared and noisy: read the ratios."
+    )

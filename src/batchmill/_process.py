@@ -1,0 +1,133 @@
+"""What everything with threads does when the process forks and when it ends.
+
+* Fork: threads do not survive it. In the child, every tracked object starts anew, empty, with
+  threads and locks of its own; what the parent had waiting is the parent's.
+* Exit: whatever was never closed is closed, each within its own timeout, while its threads still
+  run. A child of ``multiprocessing`` that was forked ends without Python's exit hooks, so there
+  multiprocessing's own hook does the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Protocol
+
+
+class Tracked(Protocol):
+    """Something to take care of at fork and at exit."""
+
+    fork_order: int
+    """In a forked child, lower ones start anew first."""
+
+    def begin_close(self) -> None:
+        """Take nothing more and start draining; waits for nobody."""
+        ...
+
+    def await_close(self) -> None:
+        """Wait for the draining, as long as the object's settings allow."""
+        ...
+
+    def after_fork_in_child(self) -> None:
+        """Start anew: threads are gone, locks may be held, what was queued is the parent's."""
+        ...
+
+
+_lock = threading.Lock()
+_tracked: weakref.WeakSet[Any] = weakref.WeakSet()
+_kept: set[Any] = set()
+_hooked_multiprocessing = False
+_hooked_child = 0
+
+
+def track(thing: Tracked) -> None:
+    """Take care of ``thing`` for as long as it lives."""
+    with _lock:
+        _tracked.add(thing)
+    _hook_multiprocessing_child()
+
+
+def keep(thing: Tracked) -> None:
+    """Keep something alive that was garbage until its finaliser revived it.
+
+    The garbage collector clears weak references before it calls finalisers, so such a thing is not
+    tracked any more. Called by finalisers: it takes no lock.
+    """
+    _kept.add(thing)
+
+
+def release(thing: Tracked) -> None:
+    """What was kept has closed, and may go."""
+    _kept.discard(thing)
+
+
+def leave_forked_child() -> None:
+    """End a process that was forked inside a handler and has now returned from it.
+
+    The thread that forked is all there is of the parent's threads, and it has nothing to return
+    to: what the child did with its own queues is finished, and the process ends.
+    """
+    close_all()
+    os._exit(0)
+
+
+def close_all() -> None:
+    """Close everything that is still open: all gates first, then wait for each."""
+    with _lock:
+        things = {*_tracked, *_kept}
+    try:
+        for thing in things:
+            thing.begin_close()
+        for thing in things:
+            thing.await_close()
+    except KeyboardInterrupt:  # the user has waited long enough; a traceback would tell nothing
+        pass
+
+
+def _hook_multiprocessing_child() -> None:
+    """Do the same in a child of multiprocessing that has imported batchmill only now."""
+    global _hooked_child
+    process: Any = sys.modules.get("multiprocessing.process")
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is None or _hooked_child == os.getpid() or process.parent_process() is None:
+        return
+    _hooked_child = os.getpid()
+    util.Finalize(None, close_all, exitpriority=0)
+
+
+def _before_fork() -> None:
+    _hook_multiprocessing()
+    _lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for thing in sorted({*_tracked, *_kept}, key=lambda thing: thing.fork_order):
+        thing.after_fork_in_child()
+
+
+def _hook_multiprocessing() -> None:
+    """Have a forked multiprocessing child close everything before it leaves by os._exit()."""
+    global _hooked_multiprocessing
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is None or _hooked_multiprocessing:
+        return
+    _hooked_multiprocessing = True
+    util.register_after_fork(close_all, lambda _: util.Finalize(None, close_all, exitpriority=0))
+
+
+atexit.register(close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,185 @@
+"""Calling the user's backend: sync or async, retried, split and broken off as configured."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from batchmill._errors import ConfigError
+from batchmill._waiting import ThreadWaiter
+from batchmill.batcher._clock import Clock
+from batchmill.batcher._config import BatcherConfig
+from batchmill.batcher._failure import CircuitBreaker
+from batchmill.batcher._result import BackendContractError, BatchResult, CircuitOpenError
+
+
+class Backend(Protocol):
+    """Takes batches; ``dispatch`` may be a coroutine function."""
+
+    def dispatch(self, batch: list[Any], /) -> BatchResult | Awaitable[BatchResult]:
+        """One result per item, in order; an exception instance marks its item failed."""
+        ...
+
+
+class BackendCaller:
+    """Hands batches to a backend and answers with one result per item, never raising.
+
+    Runs on the worker threads of the batcher. Coroutines run on ``loop`` where one is given, else
+    on a loop of the caller's own, and the worker waits for them.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        config: BatcherConfig,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        call = getattr(backend, "dispatch", None)
+        if not callable(call):
+            call = backend
+        if not callable(call):
+            raise ConfigError(
+                "backend", backend, "a callable from list to list, or an object with dispatch()"
+            )
+        self._call: Callable[[list[Any]], Any] = call
+        self._config = config
+        self._clock = clock
+        self._loops = LoopThread(loop)
+        self._breaker = CircuitBreaker(config.breaker) if config.breaker is not None else None
+        self.reset()
+
+    def reset(self) -> None:
+        """Free locks and zero counters: at the start, and in a forked child."""
+        self._lock = threading.Lock()
+        self._loops.reset()
+        self.calls = 0
+        self.retries = 0
+
+    @property
+    def breaker_opened(self) -> int:
+        return self._breaker.opened if self._breaker is not None else 0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The caller's loop that coroutines run on, if it was given one."""
+        return self._loops.given
+
+    def deliver(self, items: list[Any]) -> list[Any]:
+        """One result per item: what the backend answered, or the exception that befell it."""
+        bisect = self._config.on_batch_failure
+        budget = [bisect.max_calls if bisect is not None else 0]
+        return self._deliver(items, budget)
+
+    def close(self) -> None:
+        self._loops.close()
+
+    def _deliver(self, items: list[Any], budget: list[int]) -> list[Any]:
+        results, error = self._try(items)
+        if error is None:
+            return list(results)
+        hopeless = isinstance(error, (CircuitOpenError, BackendContractError))
+        if len(items) < 2 or hopeless or budget[0] < 2:
+            return [error] * len(items)
+        budget[0] -= 2
+        middle = len(items) // 2
+        return self._deliver(items[:middle], budget) + self._deliver(items[middle:], budget)
+
+    def _try(self, items: list[Any]) -> tuple[Sequence[Any], BaseException | None]:
+        """Call, and call again as the retry policy says; results, or the last error."""
+        retry = self._config.retry
+        attempt = 1
+        while True:
+            results, error = self._once(items)
+            if error is None or retry is None or isinstance(error, CircuitOpenError):
+                return results, error
+            delay_ms = retry.delay_ms(attempt, error)
+            if delay_ms is None:
+                return results, error
+            with self._lock:
+                self.retries += 1
+            self._clock.wait(ThreadWaiter(), self._clock.now() + delay_ms / 1000)
+            attempt += 1
+
+    def _once(self, items: list[Any]) -> tuple[Sequence[Any], BaseException | None]:
+        with self._lock:
+            if self._breaker is not None:
+                blocked_s = self._breaker.blocked_for(self._clock.now())
+                if blocked_s is not None:
+                    return (), CircuitOpenError(blocked_s)
+            self.calls += 1
+        results: Sequence[Any] = ()
+        error: BaseException | None = None
+        try:
+            answer = self._call(list(items))
+            if inspect.isawaitable(answer):
+                answer = self._loops.run(answer)
+            results = _checked(answer, len(items))
+        except BaseException as raised:  # noqa: BLE001 - it becomes the items' result
+            error = raised
+        if self._breaker is not None:
+            with self._lock:
+                self._breaker.record(error is None, self._clock.now())
+        return results, error
+
+
+def _checked(answer: Any, expected: int) -> Sequence[Any]:
+    results = answer.results if isinstance(answer, BatchResult) else answer
+    if not isinstance(results, Sequence) or isinstance(results, (str, bytes)):
+        raise BackendContractError(expected, f"a {type(answer).__name__}")
+    if len(results) != expected:
+        raise BackendContractError(expected, f"{len(results)} results")
+    return results
+
+
+class LoopThread:
+    """Runs coroutines for threads: on a loop that was given, or on one with a thread of its own."""
+
+    def __init__(self, given: asyncio.AbstractEventLoop | None) -> None:
+        self.given = given
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+        self._own: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        """The result of ``awaitable``; the calling thread waits."""
+
+        async def finish() -> Any:
+            return await awaitable
+
+        loop = self.given or self._start()
+        return asyncio.run_coroutine_threadsafe(finish(), loop).result()
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._own is None:
+                self._own = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run_loop, args=(self._own,), name="batchmill-batcher-loop", daemon=True
+                )
+                self._thread.start()
+            return self._own
+
+    def close(self) -> None:
+        with self._lock:
+            loop, thread = self._own, self._thread
+            self._own = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -1,0 +1,147 @@
+"""Ready-made threshold handlers.
+
+Each function returns a handler for ``QueueThresholdConfig``; compose your own from them, or write a
+plain function from context to decision.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from batchmill._backoff import back_off_ms
+from batchmill._errors import ConfigError
+from batchmill.pressure._decision import (
+    QueueDecision,
+    QueueThresholdContext,
+    ThresholdHandler,
+)
+from batchmill.pressure._errors import QueueFullError
+from batchmill.pressure._levels import ThresholdLevel
+
+__all__ = [
+    "accept",
+    "by_priority",
+    "dead_letter",
+    "drop",
+    "graceful_degradation",
+    "reject",
+    "retry",
+]
+
+
+def accept() -> ThresholdHandler:
+    """Queue it all the same, up to the hard capacity."""
+    return lambda context: QueueDecision.accept()
+
+
+def reject(retry_after_s: float | None = None) -> ThresholdHandler:
+    """Refuse with a QueueFullError that carries depth, threshold, level and ``retry_after``."""
+
+    def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
+        error = QueueFullError(context.depth, context.threshold, context.level, retry_after_s)
+        return QueueDecision.reject(error)
+
+    return decide
+
+
+def drop() -> ThresholdHandler:
+    """Let it go; the outcome is *dropped*, counted by level."""
+    return lambda context: QueueDecision.drop()
+
+
+def retry(
+    initial_ms: float = 100,
+    max_ms: float = 10_000,
+    multiplier: float = 2.0,
+    max_attempts: int = 5,
+    jitter: float = 0.1,
+    rng: Callable[[], float] = random.random,
+) -> ThresholdHandler:
+    """Offer it again, each time later: ``initial_ms``, times ``multiplier``, at most ``max_ms``.
+
+    ``jitter`` takes up to that share off each delay, so that items refused together do not come
+    back together. After ``max_attempts`` offers in all it is rejected, and the error says so.
+    """
+    if not 0 < initial_ms <= max_ms:
+        raise ConfigError("initial_ms", initial_ms, f"above 0 and at most max_ms, {max_ms:g}")
+    if multiplier < 1:
+        raise ConfigError("multiplier", multiplier, "at least 1")
+    if max_attempts < 1:
+        raise ConfigError("max_attempts", max_attempts, "at least 1")
+    if not 0 <= jitter < 1:
+        raise ConfigError("jitter", jitter, "from 0 to below 1")
+
+    def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
+        if context.attempt >= max_attempts:
+            error = QueueFullError(
+                context.depth,
+                context.threshold,
+                context.level,
+                detail=f"given up after {context.attempt} attempts",
+            )
+            return QueueDecision.reject(error)
+        delay_ms = back_off_ms(initial_ms, max_ms, multiplier, context.attempt)
+        return QueueDecision.retry(delay_ms * (1 - jitter * rng()))
+
+    return decide
+
+
+def graceful_degradation() -> ThresholdHandler:
+    """Accept at WARNING, reject at CRITICAL (the sender may retry), drop at CRITICAL_PLUS."""
+
+    def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
+        if context.level is ThresholdLevel.WARNING:
+            return QueueDecision.accept()
+        if context.level is ThresholdLevel.CRITICAL:
+            return QueueDecision.reject()
+        return QueueDecision.drop()
+
+    return decide
+
+
+def dead_letter(
+    sink: Callable[[Any], object], otherwise: ThresholdHandler | None = None
+) -> ThresholdHandler:
+    """Give the item to ``sink`` (any callable) and drop it; if that fails, reject it.
+
+    It happens at CRITICAL_PLUS; below, ``otherwise`` decides (default: accept at WARNING, reject
+    at CRITICAL). An item is never lost: either the sink has it, or its sender gets the error.
+    """
+    below = otherwise or graceful_degradation()
+
+    def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
+        if context.level is not ThresholdLevel.CRITICAL_PLUS:
+            return below(context)
+        try:
+            sink(context.item)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the sender must hear of it
+            error = QueueFullError(
+                context.depth,
+                context.threshold,
+                context.level,
+                detail=f"and the dead-letter sink failed: {failure!r}",
+            )
+            error.__cause__ = failure
+            return QueueDecision.reject(error)
+        return QueueDecision.drop()
+
+    return decide
+
+
+def by_priority(
+    priority: Callable[[Any], Any],
+    handlers: Mapping[Any, ThresholdHandler],
+    default: ThresholdHandler | None = None,
+) -> ThresholdHandler:
+    """Let the handler of the item's priority decide; ``default`` (reject) for any other.
+
+    >>> by_priority(lambda order: order.kind, {"vip": accept(), "bulk": drop()})  # doctest: +SKIP
+    """
+    fallback = default or reject()
+
+    def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
+        return handlers.get(priority(context.item), fallback)(context)
+
+    return decide

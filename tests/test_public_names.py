@@ -1,0 +1,72 @@
+"""The public names: what is promised, no more and no less."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+import batchmill
+import batchmill.queue
+
+QUEUE = {
+    "BatchQueue",
+    "BatchQueueConfig",
+    "BatchQueueManager",
+    "BatchQueueStats",
+    "BufferStrategy",
+    "DrainBalancer",
+    "HandlerConsumer",
+    "PartitionPolicy",
+    "PartitionSelector",
+    "PartitionStats",
+    "ThreadLoad",
+    "ThreadPolicy",
+    "default_manager",
+}
+ERRORS = {
+    "BatchmillError",
+    "ConfigError",
+    "HandlerExistsError",
+    "QueueClosedError",
+    "QueueConflictError",
+    "QueueExistsError",
+    "SelectorError",
+    "WouldDeadlockError",
+}
+PROMISED = [
+    pytest.param(batchmill, QUEUE | ERRORS | {"__version__"}, id="batchmill"),
+    pytest.param(batchmill.queue, QUEUE, id="batchmill.queue"),
+]
+
+
+@pytest.mark.parametrize(("module", "names"), PROMISED)
+def test_names_are_pinned(module: ModuleType, names: set[str]) -> None:
+    """Adding or removing a public name is a decision, and so a change of this test."""
+    assert set(module.__all__) == names
+
+
+@pytest.mark.parametrize(("module", "names"), PROMISED)
+def test_names_are_listed_once(module: ModuleType, names: set[str]) -> None:
+    """No name stands in __all__ twice."""
+    assert len(module.__all__) == len(names)
+
+
+@pytest.mark.parametrize(("module", "names"), PROMISED)
+def test_names_exist(module: ModuleType, names: set[str]) -> None:
+    """Each promised name is there."""
+    assert [name for name in sorted(names) if not hasattr(module, name)] == []
+
+
+def test_both_modules_mean_the_same() -> None:
+    """A name taken from batchmill is the one of batchmill.queue."""
+    different = [
+        name for name in QUEUE if getattr(batchmill, name) is not getattr(batchmill.queue, name)
+    ]
+    assert different == []
+
+
+def test_public_things_have_a_docstring() -> None:
+    """help() has something to say about each public class, error and function."""
+    things = {name: getattr(batchmill, name) for name in QUEUE | ERRORS}
+    assert [name for name, thing in things.items() if not (thing.__doc__ or "").strip()] == []
