@@ -128,6 +128,34 @@ def test_on_shutdown_comes_when_all_threads_are_done(monkeypatch: pytest.MonkeyP
     assert ender.events[-1] == "shutdown"
 
 
+def test_removed_handler_hears_its_end_when_it_is_removed() -> None:
+    """A handler that loses its last class gets its last call then, and not once more at the end."""
+    over = threading.Event()
+
+    class Handler(Ender):
+        def on_shutdown(self) -> None:
+            super().on_shutdown()
+            over.set()
+
+    handler = Handler()
+    with make_queue() as queue:
+        queue.add_handler(Red, handler)
+        queue.remove_handler(Red)
+        assert over.wait(WAIT_S)
+    assert handler.events.count("shutdown") == 1
+
+
+def test_handler_that_keeps_a_class_does_not_hear_its_end() -> None:
+    """A handler of two classes that loses one goes on."""
+    handler = Ender()
+    with make_queue() as queue:
+        queue.add_handler(Red, handler)
+        queue.add_handler(Green, handler)
+        queue.remove_handler(Red)
+        handler.wait_told_from_now()
+        assert "shutdown" not in handler.events
+
+
 def test_second_shutdown_tells_nobody_again() -> None:
     """Shutting down twice is shutting down once."""
     handler = Ender()

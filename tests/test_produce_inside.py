@@ -136,6 +136,27 @@ def test_produce_to_a_queue_on_the_same_thread_would_deadlock() -> None:
         manager.shutdown_all()
 
 
+def test_handlers_that_wait_for_each_other_would_deadlock() -> None:
+    """Two handlers on two threads, each waiting for room that the other would make: no knot."""
+    together = threading.Barrier(2)
+
+    def flood(cls: type) -> list[bool]:
+        together.wait(WAIT_S)
+        return [queue.produce(cls(number)) for number in range(9)]
+
+    red, green = Inside(lambda: flood(Green)), Inside(lambda: flood(Red))
+    with make_queue(
+        threads=ThreadPolicy.fixed(2), partitions=PartitionPolicy.fixed(2), buffer_size=4
+    ) as queue:
+        queue.add_handler(Red, red)
+        queue.add_handler(Green, green)
+        queue.produce(Red())
+        queue.produce(Green())
+        assert red.over()
+        assert green.over()
+    assert any(isinstance(side.outcome, WouldDeadlockError) for side in (red, green))
+
+
 def test_produce_inside_a_handler_waits_for_another_thread() -> None:
     """A class that another thread drains is no knot: the handler waits and gets through."""
     recorder = Recorder()

@@ -138,7 +138,7 @@ def test_parked_queue_does_not_poll() -> None:
         recorder.got(1)
         parked(queue)
         cycles = queue.stats().idle_cycles
-        assert queue._core.scheduler._fire_timers() is None
+        assert queue._core.scheduler._fire_timers(0) is None
         assert queue._core.scheduler._timers == []
         parked(queue)
         assert queue.stats().idle_cycles == cycles

@@ -110,6 +110,6 @@ class WouldDeadlockError(BatchmillError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"queue {self.name!r}: {self.call} inside one of its own handlers would wait for that "
-            "same handler to return; do it from another thread, or produce with timeout=0"
+            f"{self.name!r}: {self.call} would wait for something that can only happen after the "
+            "calling handler has returned; do it from another thread, or with timeout=0"
         )

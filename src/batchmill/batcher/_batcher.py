@@ -219,5 +219,5 @@ class MicroBatcher(Generic[T]):
             with contextlib.suppress(RuntimeError):
                 if asyncio.get_running_loop() is loop:
                     raise WouldDeadlockError(
-                        self.name, f"{call} (use a{call}) on the event loop of its backend, as"
+                        self.name, f"{call} (use a{call}) on the event loop of its backend"
                     )

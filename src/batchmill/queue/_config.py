@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from batchmill._errors import ConfigError
 from batchmill.queue._balancer import Balancer
 from batchmill.queue._handler import ErrorHandler, Handler
-from batchmill.queue._policy import PartitionPolicy, ThreadPolicy, check_count, check_positive
+from batchmill.queue._policy import PartitionPolicy, ThreadPolicy, check_count, check_ms
 from batchmill.queue._selector import PartitionSelector, Selector
 
 
@@ -106,16 +106,16 @@ class BatchQueueConfig:
         if not isinstance(self.serialize, bool):
             raise ConfigError("serialize", self.serialize, "True or False")
         check_count("max_batch", self.max_batch)
-        check_positive("min_idle_ms", self.min_idle_ms)
-        check_positive("max_idle_ms", self.max_idle_ms)
+        check_ms("min_idle_ms", self.min_idle_ms)
+        check_ms("max_idle_ms", self.max_idle_ms)
         if self.max_idle_ms < self.min_idle_ms:
             raise ConfigError(
                 "max_idle_ms", self.max_idle_ms, f"at least min_idle_ms, {self.min_idle_ms:g}"
             )
         if self.balancer is not None and not callable(getattr(self.balancer, "assign", None)):
             raise ConfigError("balancer", self.balancer, "a DrainBalancer")
-        check_positive("rebalance_interval_ms", self.rebalance_interval_ms)
-        check_positive("shutdown_timeout_ms", self.shutdown_timeout_ms)
+        check_ms("rebalance_interval_ms", self.rebalance_interval_ms)
+        check_ms("shutdown_timeout_ms", self.shutdown_timeout_ms)
 
 
 def _check_scheduler(value: object) -> None:

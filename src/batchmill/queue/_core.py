@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from batchmill import _process
+from batchmill.queue import _knots
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._handler import Receiver
 from batchmill.queue._layout import Layout
@@ -184,6 +185,7 @@ class QueueCore:
     def after_fork_in_child(self) -> None:
         """Start anew and empty: what was queued is the parent's, and so are the threads."""
         forget_current_task()
+        _knots.renew_lock()
         self.scheduler.after_fork_in_child()
         done = self.done.is_set()
         self.done = threading.Event()

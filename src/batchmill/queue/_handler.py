@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -77,10 +78,11 @@ def identity_of(handler: Handler) -> Hashable:
     ``obj.method`` is a new object each time it is read, but it is the same handler.
     """
     owner = getattr(handler, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):
+        return id(handler)
+    # A method of a built-in, such as a list's append, has a name and no function.
     function = getattr(handler, "__func__", None)
-    if owner is not None and function is not None:
-        return (id(owner), id(function))
-    return id(handler)
+    return (id(owner), id(function) if function is not None else getattr(handler, "__name__", ""))
 
 
 def _optional(handler: object, name: str) -> Callable[[], object] | None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from batchmill._errors import ConfigError, WouldDeadlockError
 from batchmill._waiting import TaskWaiter, ThreadWaiter, Waiter
+from batchmill.queue import _knots
 from batchmill.queue._config import BufferStrategy
 from batchmill.queue._partition import CLOSED, Lane, Route
-from batchmill.queue._task import current_task
 
 if TYPE_CHECKING:
     from batchmill.queue._core import QueueCore
@@ -80,32 +80,17 @@ class Admission:
             partition = self._lane.partition
             # Refused once since it last moved, it is stuck or overrun: do not wait again.
             timeout_s = 0.0 if partition.stalled_at == partition.drained else _GRACE_S
-            if waits_for_itself(self._core):
-                timeout_s = 0.0
+        if _knots.is_knot(self._lane.partition):
+            timeout_s = 0.0
         self._deadline = time.monotonic() + timeout_s
         return timeout_s > 0
 
     def _may_wait_for_ever(self) -> bool:
-        """Yes, but in a drain thread of the queue, which might wait for itself.
-
-        Another drain thread might make room; or it might wait for this one, directly or through a
-        handler that both share. A wait without an end is not worth that risk.
-        """
-        if not waits_for_itself(self._core):
+        if not _knots.is_knot(self._lane.partition):
             return True
         if self.accepted:
             return False
         raise WouldDeadlockError(self._core.name, "produce() on a full partition")
-
-
-def waits_for_itself(core: QueueCore) -> bool:
-    """Whether the calling thread would have to return before ``core`` can surely go on."""
-    task = current_task()
-    if task is None:
-        return False
-    if task.core is core:
-        return True
-    return task.core.scheduler is core.scheduler and core.scheduler.size == 1
 
 
 def quick(core: QueueCore, routes: Mapping[type, Route], item: object) -> bool:
@@ -137,7 +122,13 @@ def put(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float | None) 
     waiter = ThreadWaiter()
     try:
         while admission.step(waiter):
-            if not waiter.wait(admission.remaining_s()):
+            woken = False
+            if _knots.begin_wait(lane.partition):
+                try:
+                    woken = waiter.wait(admission.remaining_s())
+                finally:
+                    _knots.end_wait()
+            if not woken:
                 lane.partition.leave(waiter)
     except WouldDeadlockError:
         raise

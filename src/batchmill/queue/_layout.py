@@ -65,6 +65,8 @@ class Layout:
         """Register, growing the partitions where the policy says so."""
         if not isinstance(cls, type):
             raise ConfigError("cls", cls, "a class")
+        if cls is type(None):
+            raise ConfigError("cls", cls, "another class: None is not an item")
         check_positive("weight", weight)
         if self.direct is not None:
             raise QueueConflictError(
@@ -169,18 +171,22 @@ class Layout:
         Called by the task itself between two cycles: that is what makes the hand-over safe.
         """
         takers: set[DrainTask] = set()
+        moved: list[Partition] = []
         with self.lock:
             for partition in self.partitions:
                 if partition.owner is task and partition.next_owner is not None:
                     partition.owner, partition.next_owner = partition.next_owner, None
                     takers.add(partition.owner)
-                    self.moved_partitions += 1
+                    moved.append(partition)
+            self.moved_partitions += len(moved)
             if takers:
                 self.version += 1
             owned = tuple(partition for partition in self.partitions if partition.owner is task)
             version = self.version
         for taker in takers:
             taker.wake()
+        for partition in moved:
+            partition.wake_all()  # a handler that waits there may now wait for itself
         return version, owned
 
     def close(self) -> None:

@@ -319,8 +319,11 @@ class Partition:
         with self.lock:
             self.closed = True
             self.reserve += self._confiscate()
-            waiting = len(self.waiters)
-        self._wake_next(waiting)
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have everybody who waits for room look again."""
+        self._wake_next(len(self.waiters))
 
     def _confiscate(self) -> int:
         count = 0

@@ -9,6 +9,8 @@ from typing import Literal
 
 from batchmill._errors import ConfigError
 
+_YEAR_MS = 365 * 24 * 3600 * 1000
+
 
 def available_cores() -> int:
     """How many cores this process may use (its affinity where the system has one)."""
@@ -31,6 +33,13 @@ def check_positive(field: str, value: object) -> float:
     if not math.isfinite(value) or value <= 0:
         raise ConfigError(field, value, "a finite number above 0")
     return float(value)
+
+
+def check_ms(field: str, value: object) -> float:
+    """``value`` as a time in milliseconds above zero, or a ConfigError that names ``field``."""
+    if check_positive(field, value) > _YEAR_MS:
+        raise ConfigError(field, value, f"at most a year, {_YEAR_MS:,} ms")
+    return float(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

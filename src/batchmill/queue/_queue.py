@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from batchmill import _process
 from batchmill._errors import ConfigError, SelectorError, WouldDeadlockError
 from batchmill._waiting import Countdown, ThreadWaiter
-from batchmill.queue import _intake, _placement
+from batchmill.queue import _intake, _knots, _placement
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._core import QueueCore
 from batchmill.queue._handler import HandlerConsumer
@@ -198,7 +198,7 @@ class BatchQueue(Generic[T]):
 
         False when ``timeout`` seconds pass first. Not to be called inside a handler of this queue.
         """
-        if _intake.waits_for_itself(self._core):
+        if _knots.would_wait_for_itself(self._core):
             raise WouldDeadlockError(self.name, "flush()")
         waiter = ThreadWaiter()
         countdown = Countdown(waiter)
@@ -228,7 +228,7 @@ class BatchQueue(Generic[T]):
         handler of this queue it answers False at once, and finishes when the handler returns.
         """
         self._core.begin_close()
-        if _intake.waits_for_itself(self._core):
+        if _knots.would_wait_for_itself(self._core):
             return self._core.done.is_set()
         return self._await_drain(time.monotonic() + self.config.shutdown_timeout_ms / 1000)
 
@@ -281,10 +281,10 @@ class BatchQueue(Generic[T]):
 
     def _lane(self, item: T) -> Lane:
         """The lane of an item; makes it, and the quick road to it, where the class is new."""
+        _refuse_none(item)
         cls = type(item)
         lane = self._core.layout.lanes.get(cls)
         if lane is None:
-            _refuse_none(item)
             lane = self._core.layout.lane_of_type(cls)
         self._routes[cls] = lane.route
         return lane
@@ -320,14 +320,16 @@ class _SelectingQueue(BatchQueue[T]):
         return lane is None or _intake.put(self._core, lane, [item], timeout) == 1
 
     def _enter(self, item: T) -> Lane | None:
+        _refuse_none(item)
         # The selector is the caller's code: what it raises is the caller's to see.
         partition = self._partition_of(item)
         if _intake.quick(self._core, partition.routes, item):
             return None
-        _refuse_none(item)
         return self._core.layout.lane_in(partition, type(item))
 
     def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+        if _NONE in map(type, batch):
+            _refuse_none(None)
         return self._singly(batch)
 
     def _partition_of(self, item: T) -> Partition:

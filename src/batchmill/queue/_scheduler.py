@@ -51,6 +51,7 @@ class Scheduler:
         self._timer_ids = itertools.count()
         self._lock = threading.Lock()
         self._looks_again_at = [_NEVER] * self.size
+        self.waiting = 0  # threads in handlers that wait for room (see _knots)
         self.stopping = False
         self.threads: list[threading.Thread] = []
 

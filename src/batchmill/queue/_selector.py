@@ -51,16 +51,17 @@ class TypeHash:
 class RoundRobin:
     """Each item goes to the next partition."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_next",)
 
     def __init__(self) -> None:
-        self._last = 0
+        self._next = 0
 
     def __call__(self, item: object, partition_count: int) -> int:
         # Two threads may read the same number: one partition gets an item more, that is all. A
         # lock would cost more than the evenness is worth.
-        self._last = last = self._last + 1
-        return last % partition_count
+        turn = self._next
+        self._next = turn + 1
+        return turn % partition_count
 
     def __repr__(self) -> str:
         return "PartitionSelector.round_robin()"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 DROPPED_FULL = "full"
 DROPPED_STOPPED = "stopped"
@@ -121,8 +121,20 @@ class BatchQueueStats:
         return tuple(ranked[: max(0, count)])
 
 
-def drops(full: int, stopped: int, unregistered: int) -> Mapping[str, int]:
+class DropCounts(dict[str, int]):
+    """Drops by reason: a dict that cannot be changed, so that a snapshot stays what it was."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a snapshot cannot be changed; dict(...) makes a copy that can")
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[type[DropCounts], tuple[dict[str, int]]]:
+        return DropCounts, (dict(self),)
+
+
+def drops(full: int, stopped: int, unregistered: int) -> DropCounts:
     """The read-only mapping of drop reasons."""
-    return types.MappingProxyType(
+    return DropCounts(
         {DROPPED_FULL: full, DROPPED_STOPPED: stopped, DROPPED_UNREGISTERED: unregistered}
     )

@@ -48,6 +48,10 @@ class DrainTask:
         self.core = core
         self.index = index
         self.finished = False
+        self.calling: Receiver | None = None
+        """The handler this task is in."""
+        self.waits_for: Partition | None = None
+        """What the handler this task is in waits for (see _knots)."""
         self.reset()
 
     def reset(self) -> None:
@@ -55,6 +59,7 @@ class DrainTask:
         self._run_lock = threading.Lock()
         # Reentrant: a finaliser or a signal handler may wake a task in the middle of a wake.
         self._wake_lock = threading.RLock()
+        self.calling = self.waits_for = None
         self._again = False
         self._submitted = False
         self._seen_version = -1
@@ -184,21 +189,24 @@ class DrainTask:
         core = self.core
         receiver = lane.receiver
         lock = receiver.lock if receiver is not None else None
-        if lock is not None and not lock.acquire(blocking=False):
-            if not wait_s or not lock.acquire(timeout=wait_s):
-                return False
+        if lock is not None and not (
+            lock.acquire(blocking=False) or (wait_s and lock.acquire(timeout=wait_s))
+        ):
+            return False
         partition = lane.partition
         try:
             # Taken only now: a batch taken before the lock could be overtaken by a later one.
             batch = partition.take(lane, core.config.max_batch)
             count = len(batch)
             started = time.monotonic_ns()
+            self.calling = receiver
             if receiver is None:
                 core.note_unregistered(lane)
                 outcome = UNREGISTERED
             else:
                 outcome = CONSUMED if core.call(receiver, batch) else FAILED
         finally:
+            self.calling = None
             if lock is not None:
                 lock.release()
         spent = time.monotonic_ns() - started
