@@ -335,14 +335,14 @@ def test_interrupted_while_it_rings() -> None:
     recorder = Recorder()
     queue.add_handler(A, recorder)
     parked(queue)
-    scheduler, task = queue._core.scheduler, queue._core.tasks[0]
-    submit = scheduler.submit
+    task = queue._core.tasks[0]
+    submit = task._submit
 
     def interrupt(task: _task.DrainTask) -> None:
-        scheduler.submit = submit  # type: ignore[method-assign]
+        task._submit = submit
         raise KeyboardInterrupt
 
-    scheduler.submit = interrupt  # type: ignore[method-assign]
+    task._submit = interrupt
     with pytest.raises(KeyboardInterrupt):
         queue.produce(A())
     assert queue.produce(A())

@@ -107,6 +107,27 @@ def test_if_possible_inside_a_handler_is_an_answer() -> None:
         assert handler.outcome == [True] * 4 + [False] * 2
 
 
+def test_produce_many_inside_a_handler_puts_what_fits() -> None:
+    """More items at once than there is room for: the answer is how many got in, and no wait."""
+    handler = Inside(lambda: queue.produce_many(reds(9)))
+    with make_queue(consumer=handler, buffer_size=4) as queue:
+        queue.produce(Red(-1))
+        assert handler.over(), "the handler waits for itself"
+        assert handler.outcome == 4
+        assert queue.flush(WAIT_S)
+        assert queue.stats().dropped["full"] == 5
+    assert handler.items == [Red(-1), *reds(4)]
+
+
+def test_produce_many_on_its_own_full_partition_would_deadlock() -> None:
+    """With no room at all it is an error, as for a single item."""
+    handler = Inside(lambda: (fill(queue), queue.produce_many(reds(2))))
+    with make_queue(consumer=handler, buffer_size=4) as queue:
+        queue.produce(Red())
+        assert handler.over(), "the handler waits for itself"
+        assert isinstance(handler.outcome, WouldDeadlockError)
+
+
 def test_produce_to_a_class_of_the_same_handler_would_deadlock() -> None:
     """The other class is on another thread, but that thread needs this handler to return."""
     handler = Inside(lambda: [queue.produce(Green(number)) for number in range(9)])

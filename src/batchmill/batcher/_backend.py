@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from batchmill._errors import ConfigError
 from batchmill._waiting import ThreadWaiter
+from batchmill.batcher import _inside
 from batchmill.batcher._clock import Clock
 from batchmill.batcher._config import BatcherConfig
 from batchmill.batcher._failure import CircuitBreaker
@@ -49,13 +50,15 @@ class BackendCaller:
         self._config = config
         self._clock = clock
         self._loops = LoopThread(loop)
-        self._breaker = CircuitBreaker(config.breaker) if config.breaker is not None else None
+        self._is_async = inspect.iscoroutinefunction(call)
         self.reset()
 
     def reset(self) -> None:
         """Free locks and zero counters: at the start, and in a forked child."""
         self._lock = threading.Lock()
         self._loops.reset()
+        breaker = self._config.breaker
+        self._breaker = CircuitBreaker(breaker) if breaker is not None else None
         self.calls = 0
         self.retries = 0
 
@@ -65,13 +68,13 @@ class BackendCaller:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The caller's loop that coroutines run on, if it was given one."""
-        return self._loops.given
+        """The loop it was given, if the backend's coroutines run there."""
+        return self._loops.given if self._is_async else None
 
     def deliver(self, items: list[Any]) -> list[Any]:
         """One result per item: what the backend answered, or the exception that befell it."""
         bisect = self._config.on_batch_failure
-        budget = [bisect.max_calls if bisect is not None else 0]
+        budget = [bisect.max_calls - 1 if bisect is not None else 0]
         return self._deliver(items, budget)
 
     def close(self) -> None:
@@ -81,8 +84,7 @@ class BackendCaller:
         results, error = self._try(items)
         if error is None:
             return list(results)
-        hopeless = isinstance(error, (CircuitOpenError, BackendContractError))
-        if len(items) < 2 or hopeless or budget[0] < 2:
+        if len(items) < 2 or isinstance(error, _HOPELESS) or budget[0] < 2:
             return [error] * len(items)
         budget[0] -= 2
         middle = len(items) // 2
@@ -92,9 +94,13 @@ class BackendCaller:
         """Call, and call again as the retry policy says; results, or the last error."""
         retry = self._config.retry
         attempt = 1
+        error: BaseException | None = None
         while True:
+            failed = error
             results, error = self._once(items)
-            if error is None or retry is None or isinstance(error, CircuitOpenError):
+            if isinstance(error, CircuitOpenError):
+                error.__cause__ = failed
+            if error is None or retry is None or isinstance(error, _HOPELESS):
                 return results, error
             delay_ms = retry.delay_ms(attempt, error)
             if delay_ms is None:
@@ -116,6 +122,7 @@ class BackendCaller:
         try:
             answer = self._call(list(items))
             if inspect.isawaitable(answer):
+                self._is_async = True
                 answer = self._loops.run(answer)
             results = _checked(answer, len(items))
         except BaseException as raised:  # noqa: BLE001 - it becomes the items' result
@@ -124,6 +131,10 @@ class BackendCaller:
             with self._lock:
                 self._breaker.record(error is None, self._clock.now())
         return results, error
+
+
+# Another try, or a smaller batch, would not help.
+_HOPELESS = (CircuitOpenError, BackendContractError)
 
 
 def _checked(answer: Any, expected: int) -> Sequence[Any]:
@@ -150,11 +161,25 @@ class LoopThread:
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """The result of ``awaitable``; the calling thread waits."""
 
+        owner = _inside.current()
+
         async def finish() -> Any:
-            return await awaitable
+            visit = _inside.enter(owner)
+            try:
+                return await awaitable
+            finally:
+                visit.owner = None
 
         loop = self.given or self._start()
-        return asyncio.run_coroutine_threadsafe(finish(), loop).result()
+        running = finish()
+        try:
+            future = asyncio.run_coroutine_threadsafe(running, loop)
+        except RuntimeError:  # the loop is closed
+            running.close()
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
+            raise
+        return future.result()
 
     def _start(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -11,12 +10,13 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from batchmill import _process
-from batchmill._errors import WouldDeadlockError
+from batchmill._errors import ConfigError, WouldDeadlockError
 from batchmill._waiting import TaskWaiter
+from batchmill.batcher import _inside
 from batchmill.batcher._backend import Backend, BackendCaller
 from batchmill.batcher._clock import Clock, SystemClock
 from batchmill.batcher._config import BatcherConfig
-from batchmill.batcher._engine import Engine, current_engine
+from batchmill.batcher._engine import Engine
 from batchmill.batcher._entries import LoopMailbox, TaskEntry, ThreadEntry
 from batchmill.batcher._result import ItemResult
 from batchmill.batcher._stats import BatcherStats
@@ -52,10 +52,8 @@ class MicroBatcher(Generic[T]):
     ) -> None:
         config = config or BatcherConfig()
         clock = clock or SystemClock()
-        loop = None
-        with contextlib.suppress(RuntimeError):
-            loop = asyncio.get_running_loop()  # an async backend runs where it was born
-        caller = BackendCaller(backend, config, clock, loop)
+        # An async backend runs on the loop that the batcher was made on, if there is one.
+        caller = BackendCaller(backend, config, clock, asyncio._get_running_loop())
         self._engine = Engine(name, config, thresholds, caller, clock)
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = (
             weakref.WeakKeyDictionary()
@@ -96,13 +94,12 @@ class MicroBatcher(Generic[T]):
         """
         engine = self._engine
         now = engine.clock.now()
-        entry = ThreadEntry(item, now, None if deadline_s is None else now + deadline_s)
-        if timeout is not None:
-            if current_engine() is engine and engine.config.max_in_flight == 1:
-                raise WouldDeadlockError(self.name, "submit() with a timeout")
-            engine.wait_for_room(now + timeout)
-            entry.since = engine.clock.now()
-        engine.submit(entry)
+        entry = ThreadEntry(item, now, _deadline(now, deadline_s))
+        if timeout is None:
+            engine.submit(entry)
+        else:
+            self._refuse_self_wait("submit() with a timeout")
+            engine.submit_patiently(entry, now + timeout)
         return entry.future
 
     def submit_many(
@@ -121,25 +118,31 @@ class MicroBatcher(Generic[T]):
         if mailbox is None:
             mailbox = self._mailboxes[loop] = LoopMailbox(loop)
         if timeout is not None:
-            await self._await_room(loop.time() + timeout)
+            self._refuse_self_wait("asubmit() with a timeout")
         now = engine.clock.now()
-        deadline = None if deadline_s is None else now + deadline_s
-        entry = TaskEntry(item, now, deadline, mailbox)
-        engine.submit(entry)
+        entry = TaskEntry(item, now, _deadline(now, deadline_s), mailbox, loop.create_future())
+        taken = engine.submit(entry, patient=timeout is not None)
+        if timeout is not None and not taken:
+            until = loop.time() + timeout
+            try:
+                while not taken:
+                    taken = engine.intake.offer(entry, await self._await_room(until))
+            except BaseException:  # the task is cancelled: the item was not taken
+                engine.intake.withdraw(entry)
+                raise
         return await entry.future
 
-    async def _await_room(self, until: float) -> None:
+    async def _await_room(self, until: float) -> bool:
         loop = asyncio.get_running_loop()
+        intake = self._engine.intake
         waiter = TaskWaiter()
-        while self._engine.full_for(waiter):
-            woken = False
-            try:
-                woken = await waiter.wait(max(0.0, until - loop.time()))
-            finally:
-                if not woken:
-                    self._engine.forget_room(waiter)
-            if not woken:
-                return
+        try:
+            while intake.full_for(waiter):
+                if not await waiter.wait(max(0.0, until - loop.time())):
+                    return False
+            return True
+        finally:
+            intake.forget_room(waiter)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Send what waits now; True when all accepted before the call has been answered."""
@@ -148,6 +151,7 @@ class MicroBatcher(Generic[T]):
 
     async def aflush(self, timeout: float | None = None) -> bool:
         """Like :meth:`flush`, without blocking the event loop."""
+        self._refuse_deadlock("aflush()", on_loop=True)
         return await asyncio.to_thread(self._engine.flush, self._until(timeout))
 
     def close(self, timeout: float | None = None) -> bool:
@@ -158,8 +162,8 @@ class MicroBatcher(Generic[T]):
         False at once, and the rest happens when the backend returns.
         """
         engine = self._engine
-        if current_engine() is engine:
-            engine.begin_close()
+        if _inside.current() is engine:
+            engine.begin_close(unattended=True)
             return False
         self._refuse_deadlock("close()")
         engine.begin_close()
@@ -167,6 +171,8 @@ class MicroBatcher(Generic[T]):
 
     async def aclose(self, timeout: float | None = None) -> bool:
         """Like :meth:`close`, without blocking the event loop."""
+        if _inside.current() is self._engine:
+            return self.close(timeout)
         self._engine.begin_close()
         return await asyncio.to_thread(self._engine.finish_close, self._close_until(timeout))
 
@@ -211,13 +217,23 @@ class MicroBatcher(Generic[T]):
     def _close_until(self, timeout: float | None) -> float | None:
         return self._until(self._engine.config.close_timeout_s if timeout is None else timeout)
 
-    def _refuse_deadlock(self, call: str) -> None:
-        if current_engine() is self._engine:
+    def _refuse_self_wait(self, call: str) -> None:
+        if self._engine.config.max_in_flight == 1 and _inside.current() is self._engine:
+            raise WouldDeadlockError(self.name, call)
+
+    def _refuse_deadlock(self, call: str, on_loop: bool = False) -> None:
+        if _inside.current() is self._engine:
             raise WouldDeadlockError(self.name, call)
         loop = self._engine.caller.loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):
-                if asyncio.get_running_loop() is loop:
-                    raise WouldDeadlockError(
-                        self.name, f"{call} (use a{call}) on the event loop of its backend"
-                    )
+        if loop is not None and not on_loop and asyncio._get_running_loop() is loop:
+            raise WouldDeadlockError(
+                self.name, f"{call} on the event loop of its backend (use a{call})"
+            )
+
+
+def _deadline(now: float, deadline_s: float | None) -> float | None:
+    if deadline_s is None:
+        return None
+    if not deadline_s >= 0:
+        raise ConfigError("deadline_s", deadline_s, "a number of at least 0")
+    return now + deadline_s

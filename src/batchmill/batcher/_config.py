@@ -57,10 +57,10 @@ class BatcherConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(name, value, "a whole number of at least 1")
-        if not isinstance(self.linger_ms, (int, float)) or self.linger_ms < 0:
+        if not isinstance(self.linger_ms, (int, float)) or not self.linger_ms >= 0:
             raise ConfigError("linger_ms", self.linger_ms, "a number of at least 0")
         if self.max_weight is not None:
-            if self.max_weight <= 0:
+            if not self.max_weight > 0:
                 raise ConfigError("max_weight", self.max_weight, "above 0")
             if self.weigh is None:
                 raise ConfigError("weigh", None, "a callable from item to weight, for max_weight")
@@ -68,5 +68,5 @@ class BatcherConfig:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise ConfigError(name, function, "a callable that takes an item")
-        if self.close_timeout_s < 0:
+        if not self.close_timeout_s >= 0:
             raise ConfigError("close_timeout_s", self.close_timeout_s, "at least 0")

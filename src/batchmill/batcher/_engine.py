@@ -6,49 +6,45 @@ Guarantees
     * A worker forms a batch only when it may also send it, so ``depth`` is what waits and nothing
       else, and at most ``max_in_flight`` batches are with the backend.
     * User code (backend, weigh, key, threshold handlers, listeners) never runs under the lock.
-    * An ACCEPT is acted on under the lock that guards the depth, after looking again.
+    * An item is counted before its submitter hears of it, and flush() returns after.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from batchmill._waiting import ThreadWaiter, Waiter
+from batchmill import _process
+from batchmill._errors import ConfigError
+from batchmill._waiting import ThreadWaiter
+from batchmill.batcher import _inside
 from batchmill.batcher._adaptive import InFlightLimit
 from batchmill.batcher._backend import BackendCaller
 from batchmill.batcher._clock import Clock
 from batchmill.batcher._config import BatcherConfig
+from batchmill.batcher._intake import Answer, Intake, failure, late
 from batchmill.batcher._pending import Entry, FlushReason, Pending
-from batchmill.batcher._result import (
-    BatcherClosedError,
-    DeadlineExceededError,
-    ItemResult,
-    Outcome,
-)
+from batchmill.batcher._result import BatcherClosedError, ItemResult, Outcome
 from batchmill.batcher._stats import BatcherStats
 from batchmill.batcher._timer import Timer
-from batchmill.pressure import QueueAction, QueueThresholdConfig, QueueThresholdManager
+from batchmill.batcher._twins import Twins
+from batchmill.pressure import QueueThresholdConfig, QueueThresholdManager
 
 log = logging.getLogger("batchmill.batcher")
 
-_worker = threading.local()
-
-
-def current_engine() -> Engine | None:
-    """The engine whose backend the calling thread is in, if any."""
-    return getattr(_worker, "engine", None)
+# How these end is no fate that an equal item would share: one of them takes the place.
+_ALONE = ("expired", "cancelled")
 
 
 class Engine:
     """Takes entries, forms batches, sends them, answers."""
 
-    fork_order = 1
+    fork_order = 2  # after the thresholds and their listeners' queue
 
     def __init__(
         self,
@@ -66,7 +62,7 @@ class Engine:
         self._warning = 1 << 62
         if thresholds is not None:
             self.thresholds = QueueThresholdManager(
-                thresholds, lambda: 0, name=name, clock=clock.now
+                thresholds, lambda: len(self._pending), name=name, clock=clock.now
             )
             self._warning = thresholds.warning_threshold
         self._timer = Timer(clock, f"batchmill-{name}-timer")
@@ -78,18 +74,29 @@ class Engine:
         self._turn = threading.Lock()  # one worker at a time forms a batch
         self._bell = ThreadWaiter()  # rung for the worker whose turn it is
         self._pending = Pending(self.config)
-        self._parked: set[Entry] = set()
-        self._followers: dict[Hashable, list[Entry]] = {}
+        self._twins = Twins()
+        self.intake = Intake(
+            self.thresholds,
+            self.clock,
+            self._timer,
+            self._lock,
+            self._pending,
+            self._twins,
+            self._accept,
+            self._settle,
+        )
         self._in_flight: dict[int, list[Entry]] = {}
-        self._room: deque[Waiter] = deque()
-        self._flushers: list[tuple[int, Waiter]] = []
+        self._telling: dict[int, tuple[int, int]] = {}  # of answers under way: entry, thread
+        self._flushers: list[ThreadWaiter] = []
         self._flush_up_to = 0
         self._limit = InFlightLimit(self.config.max_in_flight, self.config.adaptive)
         self._workers: list[threading.Thread] = []
         self._free_workers = 0
+        self._live_workers = 0
         self._next_batch_id = 0
         self.closing = False
         self.abandoned = False
+        self._unattended = False
         self._close_until: float | None = None
         self._counts = dict.fromkeys(
             ("submitted", "succeeded", "failed", "rejected", "dropped", "expired", "cancelled"), 0
@@ -102,158 +109,112 @@ class Engine:
         """Items waiting for a batch."""
         return len(self._pending)
 
-    def submit(self, entry: Entry) -> None:
-        """Take an entry, or answer it at once."""
+    def submit(self, entry: Entry, patient: bool = False) -> bool:
+        """Take an entry, or answer it; False when there is no room and a patient one may wait."""
         config = self.config
         if config.weigh is not None:
             entry.weight = float(config.weigh(entry.item))
+            if not entry.weight >= 0:
+                raise ConfigError("weigh", entry.weight, "a function that answers at least 0")
         if config.key is not None:
             entry.key = config.key(entry.item)
         with self._lock:
-            self._counts["submitted"] += 1
             if not self.closing:
-                if entry.key is not None and self._join(entry):
-                    return
+                if entry.key is not None and self._twins.join(entry):
+                    self._watch(entry)
+                    self._counts["submitted"] += 1
+                    return True
                 if len(self._pending) < self._warning:
                     self._accept(entry)
-                    return
-        self._offer(entry)
+                    self._counts["submitted"] += 1
+                    return True
+            self._counts["submitted"] += 1
+            self.intake.deciding.add(entry)
+        return self.intake.offer(entry, patient)
 
-    def wait_for_room(self, until: float | None) -> None:
-        """Wait while the depth is at or past the critical threshold, ``until`` at the latest."""
-        if self.thresholds is None:
-            return
-        limit = self.thresholds.config.critical_threshold
-        waiter = ThreadWaiter()
-        while True:
-            with self._lock:
-                if self.closing or len(self._pending) < limit:
-                    return
-                self._room.append(waiter)
-            if not self.clock.wait(waiter, until):
-                self.forget_room(waiter)
-                return
-
-    def full_for(self, waiter: Waiter) -> bool:
-        """Whether there is no room; ``waiter`` is then woken when there may be some."""
-        if self.thresholds is None:
-            return False
-        with self._lock:
-            full = len(self._pending) >= self.thresholds.config.critical_threshold
-            if full and not self.closing:
-                self._room.append(waiter)
-                return True
-            return False
-
-    def forget_room(self, waiter: Waiter) -> None:
-        with self._lock:
-            if waiter in self._room:
-                self._room.remove(waiter)
-
-    def _join(self, entry: Entry) -> bool:
-        """Have an entry wait for an equal one's answer; False when it is the first of its kind."""
-        followers = self._followers.get(entry.key)
-        if followers is None:
-            self._followers[entry.key] = []
-            return False
-        followers.append(entry)
-        return True
+    def submit_patiently(self, entry: Entry, until: float | None) -> None:
+        """Take an entry when there is room for it; after ``until`` the thresholds decide."""
+        taken = self.submit(entry, patient=True)
+        try:
+            while not taken:
+                taken = self.intake.offer(entry, self.intake.wait_for_room(until))
+        except BaseException:  # Ctrl-C: the item was not taken
+            self.intake.withdraw(entry)
+            raise
 
     def _accept(self, entry: Entry) -> None:
-        if entry.deadline is not None:
-            # Weakly: an entry that was answered in time need not stay until its deadline.
-            self._timer.at(entry.deadline, functools.partial(self._expire, weakref.ref(entry)))
+        if not self._workers:
+            try:
+                self._want_worker()
+            except RuntimeError:  # no thread to be had: the caller is told, nothing is kept
+                if entry.key is not None:
+                    self._twins.release(entry)
+                raise
+        self._watch(entry)
         if self._pending.add(entry):
             self._want_worker()
             self._bell.wake()
 
+    def _watch(self, entry: Entry) -> None:
+        if entry.deadline is not None:
+            # Weakly: an entry that was answered in time need not stay until its deadline.
+            self._timer.at(entry.deadline, functools.partial(self._expire, weakref.ref(entry)))
+
     def _want_worker(self) -> None:
         if self._free_workers == 0 and len(self._workers) < self.config.max_in_flight:
-            self._free_workers += 1  # it counts from now, so that no second one is started for it
             thread = threading.Thread(
                 target=self._work, name=f"batchmill-{self.name}-{len(self._workers)}", daemon=True
             )
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._workers:
+                    raise
+                log.exception("batchmill batcher %s: going on with fewer workers", self.name)
+                return
             self._workers.append(thread)
-            thread.start()
-
-    def _offer(self, entry: Entry) -> None:
-        manager = self.thresholds
-        while True:
-            if self.closing or manager is None:
-                self._settle([(entry, _failure(entry, BatcherClosedError()), "rejected")])
-                return
-            depth = len(self._pending)
-            decision, level = manager.decide(entry.item, depth, entry.attempt)
-            if decision.action is QueueAction.ACCEPT:
-                with self._lock:
-                    depth = len(self._pending)
-                    if not self.closing and manager.allows(level, depth):
-                        self._accept(entry)
-                        return
-                if depth >= manager.config.hard_capacity:
-                    error: BaseException = manager.full_error(depth)
-                    self._settle([(entry, _failure(entry, error), "rejected")])
-                    return
-                continue  # the level rose meanwhile, or the batcher closed: decide again
-            if decision.action is QueueAction.RETRY:
-                if self._park(entry, decision.delay_ms or 0.0):
-                    return
-                error = manager.full_error(depth, "no room to wait for another try")
-                self._settle([(entry, _failure(entry, error), "rejected")])
-            elif decision.action is QueueAction.DROP:
-                result = ItemResult(entry.item, Outcome.DROPPED, level=level)
-                self._settle([(entry, result, "dropped")])
-            else:
-                error = decision.reason or manager.full_error(depth)
-                self._settle([(entry, _failure(entry, error), "rejected")])
-            return
-
-    def _park(self, entry: Entry, delay_ms: float) -> bool:
-        """Let an entry wait for another try; False when too many do, or none is left in time."""
-        assert self.thresholds is not None
-        again_at = self.clock.now() + delay_ms / 1000
-        if entry.deadline is not None and again_at > entry.deadline:
-            again_at = entry.deadline
-        with self._lock:
-            if self.closing or len(self._parked) >= self.thresholds.config.hard_capacity:
-                return False
-            self._parked.add(entry)
-        self._timer.at(again_at, lambda: self._unpark(entry))
-        return True
-
-    def _unpark(self, entry: Entry) -> None:
-        with self._lock:
-            if entry not in self._parked:
-                return
-            self._parked.discard(entry)
-        now = self.clock.now()
-        if entry.deadline is not None and now >= entry.deadline:
-            self._settle([(entry, _late(entry, now), "expired")])
-            return
-        entry.attempt += 1
-        self._offer(entry)
+            self._live_workers += 1
+            self._free_workers += 1  # it counts from now, so that no second one is started for it
 
     def _expire(self, reference: weakref.ref[Entry]) -> None:
         entry = reference()
+        if entry is None:
+            return
         with self._lock:
-            if entry is None or not self._pending.remove(entry):
+            if entry in self._pending:
+                heir = self._twins.heir(entry) if entry.key is not None else None
+                if heir is not None:
+                    self._pending.replace(entry, heir)
+                else:
+                    self._pending.remove(entry)
+            elif entry.key is None or not self._twins.leave(entry):
                 return
-        self._settle([(entry, _late(entry, self.clock.now()), "expired")])
+            told = self._book([(entry, late(entry, self.clock.now()), "expired")])
+        self._tell(told)
 
     def _work(self) -> None:
-        _worker.engine = self
+        _inside.enter(self)
+        process = os.getpid()
         while True:
             taken = self._next_batch()
             if taken is None:
+                self._leave()
                 return
             batch_id, batch = taken
             try:
-                self._send(batch_id, batch)
+                self._send(batch_id, batch, process)
             except BaseException as error:  # a fault of ours must cost neither items nor a worker
                 log.exception("batchmill batcher %s: a worker failed", self.name)
-                failed = [(entry, _failure(entry, error), "failed") for entry in batch]
-                self._settle(failed, batch_id, ok=False)
+                left = self._in_flight.get(batch_id, [])
+                self._finish(batch_id, [(e, failure(e, error), "failed") for e in left], None)
             del taken, batch
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._live_workers -= 1
+            last = self._live_workers == 0
+        if last and self._unattended:
+            self._wind_up()
 
     def _next_batch(self) -> tuple[int, list[Entry]] | None:
         with self._turn:
@@ -276,6 +237,8 @@ class Engine:
 
     def _take(self, reason: FlushReason) -> tuple[int, list[Entry]]:
         batch = self._pending.take()
+        if reason is FlushReason.SIZE and len(batch) < self.config.batch_size:
+            reason = FlushReason.WEIGHT  # enough of them wait, but they are too heavy together
         self._next_batch_id += 1
         self._in_flight[self._next_batch_id] = batch
         self._batches += 1
@@ -283,79 +246,114 @@ class Engine:
         self._free_workers -= 1
         if len(self._pending):
             self._want_worker()
-        while self._room:
-            self._room.popleft().wake()
+        self.intake.make_room()
         return self._next_batch_id, batch
 
-    def _send(self, batch_id: int, batch: list[Entry]) -> None:
+    def _send(self, batch_id: int, batch: list[Entry], process: int) -> None:
         if self.thresholds is not None:
             self.thresholds.observe(len(self._pending))
-        answers: list[tuple[Entry, ItemResult[Any] | None, str]] = []
-        live: list[Entry] = []
         now = self.clock.now()
-        for entry in batch:
-            if entry.deadline is not None and now >= entry.deadline:
-                answers.append((entry, _late(entry, now), "expired"))
-            elif entry.start() or self._has_heir(entry):
-                live.append(entry)
-            else:
-                answers.append((entry, None, "cancelled"))
-        ok = True
-        if live:
-            results = self.caller.deliver([entry.item for entry in live])
-            for entry, value in zip(live, results, strict=True):
-                if isinstance(value, BaseException):
-                    ok = False
-                    answers.append((entry, _failure(entry, value), "failed"))
-                else:
-                    result = ItemResult(entry.item, Outcome.SUCCESS, value)
-                    answers.append((entry, result, "succeeded"))
-        self._settle(answers, batch_id, self.clock.now() - now, ok)
-
-    def _has_heir(self, entry: Entry) -> bool:
-        """Whether somebody else waits for the answer of an entry whose owner cancelled it."""
-        with self._lock:
-            return entry.key is not None and bool(self._followers.get(entry.key))
-
-    def _settle(
-        self,
-        answers: Sequence[tuple[Entry, ItemResult[Any] | None, str]],
-        batch_id: int | None = None,
-        took_s: float = 0.0,
-        ok: bool = True,
-    ) -> None:
-        """Count and answer entries, and those that joined them; a None result tells nobody."""
-        with self._lock:
-            told: list[tuple[Entry, ItemResult[Any] | None, str]] = list(answers)
-            for entry, result, kind in answers:
-                if entry.key is not None:
-                    for follower in self._followers.pop(entry.key, ()):
-                        told.append((follower, _for(follower, result), kind))
-            for _, _, kind in told:
-                self._counts[kind] += 1
-            if batch_id is not None:
-                self._limit.record(took_s, ok, len(self._in_flight))
-                del self._in_flight[batch_id]
-                self._free_workers += 1
-                self._bell.wake()
-            self._wake_flushers()
-        for entry, result, _ in told:
-            if result is not None:
-                entry.resolve(result)
-
-    def _wake_flushers(self) -> None:
-        if not self._flushers:
+        live = self._screen(batch_id, batch, now)
+        if not live:
+            self._finish(batch_id, [], None)
             return
-        oldest = self._oldest_open()
-        for seq, waiter in self._flushers:
-            if oldest is None or oldest > seq:
-                waiter.wake()
+        results = self.caller.deliver([entry.item for entry in live])
+        if os.getpid() != process:
+            _process.leave_forked_child()
+        answers: list[Answer] = []
+        ok = True
+        for entry, value in zip(live, results, strict=True):
+            if isinstance(value, BaseException):
+                ok = False
+                answers.append((entry, failure(entry, value), "failed"))
+            else:
+                result = ItemResult(entry.item, Outcome.SUCCESS, value)
+                answers.append((entry, result, "succeeded"))
+        self._finish(batch_id, answers, self.clock.now() - now, ok)
 
-    def _oldest_open(self) -> int | None:
-        firsts = [batch[0].seq for batch in self._in_flight.values()]
+    def _screen(self, batch_id: int, batch: list[Entry], now: float) -> list[Entry]:
+        """Answer what is cancelled or late; the entries to send, in order."""
+        gone: list[Answer] = []
+        leaving = {
+            index: answer
+            for index, entry in enumerate(batch)
+            if (answer := _start(entry, now)) is not None
+        }
+        if not leaving:
+            return batch
+        live: list[Entry] = []
+        with self._lock:
+            for index, entry in enumerate(batch):
+                answer = leaving.get(index)
+                heir: Entry | None = entry
+                while answer is not None:
+                    gone.append(answer)
+                    heir = self._twins.heir(answer[0]) if answer[0].key is not None else None
+                    answer = _start(heir, now) if heir is not None else None
+                if heir is not None:
+                    live.append(heir)
+            self._in_flight[batch_id] = live
+            told = self._book(gone)
+        self._tell(told)
+        return live
+
+    def _finish(
+        self, batch_id: int, answers: Sequence[Answer], took_s: float | None, ok: bool = True
+    ) -> None:
+        """A batch is over: count and answer its entries, and let the next one go."""
+        with self._lock:
+            told = self._book(answers)
+            if took_s is not None:
+                self._limit.record(took_s, ok, len(self._in_flight))
+            self._in_flight.pop(batch_id, None)
+            self._bell.wake()
+        self._tell(told)
+        with self._lock:
+            self._free_workers += 1
+
+    def _settle(self, answers: Sequence[Answer]) -> None:
+        """Count and answer entries that were in no batch."""
+        with self._lock:
+            told = self._book(answers)
+            for entry, _, _ in answers:
+                self.intake.deciding.discard(entry)
+        self._tell(told)
+
+    def _book(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Count entries, and those that joined them; whom to tell. The lock is held."""
+        told = list(answers)
+        for entry, result, kind in answers:
+            if entry.key is not None and result is not None and kind not in _ALONE:
+                for follower in self._twins.release(entry):
+                    told.append(_share(follower, result, kind))
+        for _, _, kind in told:
+            self._counts[kind] += 1
+        oldest = min((entry.seq for entry, _, _ in told if entry.seq), default=0)
+        if oldest:
+            self._telling[id(told)] = (oldest, threading.get_ident())
+        return told
+
+    def _tell(self, told: list[Answer]) -> None:
+        for entry, result, _ in told:
+            if result is None:
+                continue
+            try:
+                entry.resolve(result)
+            except BaseException:  # a callback of its owner: the others are to hear all the same
+                log.exception("batchmill batcher %s: an item's owner failed", self.name)
+        with self._lock:
+            if self._telling.pop(id(told), None) is not None:
+                for waiter in self._flushers:
+                    waiter.wake()
+
+    def _answered_up_to(self, seq: int) -> bool:
+        """Whether all accepted up to ``seq`` were told, but for what this thread is telling."""
+        here = threading.get_ident()
+        open_ = [batch[0].seq for batch in self._in_flight.values() if batch]
+        open_ += [oldest for oldest, thread in self._telling.values() if thread != here]
         if self._pending.first_seq is not None:
-            firsts.append(self._pending.first_seq)
-        return min(firsts, default=None)
+            open_.append(self._pending.first_seq)
+        return min(open_, default=seq + 1) > seq
 
     def flush(self, until: float | None) -> bool:
         """Send what waits without lingering; True when all accepted so far has been answered."""
@@ -363,59 +361,62 @@ class Engine:
         with self._lock:
             seq = self._pending.last_seq
             self._flush_up_to = max(self._flush_up_to, seq)
-            self._flushers.append((seq, waiter))
+            self._flushers.append(waiter)
             self._bell.wake()
         try:
-            return self._await_open(seq, waiter, until)
+            woken = True
+            while True:
+                with self._lock:
+                    if self._answered_up_to(seq):
+                        return True
+                if not woken:
+                    return False
+                woken = self.clock.wait(waiter, until)
         finally:
             with self._lock:
-                self._flushers.remove((seq, waiter))
+                self._flushers.remove(waiter)
 
-    def _await_open(self, seq: int, waiter: ThreadWaiter, until: float | None) -> bool:
-        while True:
-            with self._lock:
-                oldest = self._oldest_open()
-                if oldest is None or oldest > seq:
-                    return True
-            if not self.clock.wait(waiter, until):
-                with self._lock:
-                    oldest = self._oldest_open()
-                    return oldest is None or oldest > seq
+    def begin_close(self, unattended: bool = False) -> None:
+        """Take no more; send what waits, and give up on what was parked.
 
-    def begin_close(self) -> None:
-        """Take no more; send what waits, and give up on what was parked."""
+        ``unattended``: nobody waits for the end, so the last worker tidies up.
+        """
         with self._lock:
+            self._unattended = self._unattended or unattended or self.abandoned
             if not self.closing:
                 self.closing = True
                 self._close_until = self.clock.now() + self.config.close_timeout_s
-            parked = list(self._parked)
-            self._parked.clear()
+            parked = self.intake.close()
             if len(self._pending):
                 self._want_worker()
             self._bell.wake()
-            while self._room:
-                self._room.popleft().wake()
         error = BatcherClosedError("it was waiting for another try")
-        self._settle([(entry, _failure(entry, error), "rejected") for entry in parked])
+        self._settle([(entry, failure(entry, error), "rejected") for entry in parked])
 
     def finish_close(self, until: float | None) -> bool:
         """Wait for the rest; what is not with the backend by ``until`` is rejected."""
         in_time = self.flush(until)
-        self._timer.cancel_all()
-        if not in_time:
-            with self._lock:
-                rest = self._pending.take_all()
-            error = BatcherClosedError("it was not sent before close() ran out of time")
-            self._settle([(entry, _failure(entry, error), "rejected") for entry in rest])
         self._bell.wake()
         if in_time:
             for thread in self._workers:
                 if thread is not threading.current_thread():
                     thread.join()
+        else:
+            error = BatcherClosedError("it was not sent before close() ran out of time")
+            with self._lock:
+                rest = self._pending.take_all()
+                told = self._book([(entry, failure(entry, error), "rejected") for entry in rest])
+                self._unattended = True
+            self._tell(told)
+        self._wind_up(in_time)
+        return in_time
+
+    def _wind_up(self, drained: bool = True) -> None:
+        self._timer.cancel_all()
+        if drained:
             self.caller.close()
         if self.thresholds is not None:
             self.thresholds.close()
-        return in_time
 
     def await_close(self) -> None:
         """Wait for the rest as long as the settings allow: at interpreter exit."""
@@ -436,8 +437,9 @@ class Engine:
                 **self._counts,
                 queue_depth=len(self._pending),
                 in_flight=sum(len(batch) for batch in self._in_flight.values()),
-                parked=len(self._parked),
-                joined=sum(len(followers) for followers in self._followers.values()),
+                parked=len(self.intake.parked),
+                deciding=len(self.intake.deciding),
+                joined=self._twins.count,
                 batches=self._batches,
                 backend_calls=self.caller.calls,
                 flushes=dict(self._flushes),
@@ -453,18 +455,25 @@ class Engine:
         self.caller.reset()
         self.reset()
         self.closing = closed
+        if closed:
+            self.intake.close()
+        if _inside.current() is self:  # forked in the backend: here it is nobody's worker
+            _inside.enter(None)
 
 
-def _failure(entry: Entry, error: BaseException) -> ItemResult[Any]:
-    return ItemResult(entry.item, Outcome.FAILURE, error=error)
+def _start(entry: Entry, now: float) -> Answer | None:
+    """None when the entry goes to the backend now, else how it ends instead."""
+    if entry.deadline is not None and now >= entry.deadline:
+        return entry, late(entry, now), "expired"
+    if not entry.start():
+        return entry, None, "cancelled"
+    entry.sent = True
+    return None
 
 
-def _late(entry: Entry, now: float) -> ItemResult[Any]:
-    return _failure(entry, DeadlineExceededError(now - entry.since))
-
-
-def _for(entry: Entry, result: ItemResult[Any] | None) -> ItemResult[Any] | None:
-    """Another entry's result as this one's."""
-    if result is None:
-        return None
-    return ItemResult(entry.item, result.outcome, result.value, result.error, result.level)
+def _share(entry: Entry, result: ItemResult[Any], kind: str) -> Answer:
+    """An equal entry's answer as this one's."""
+    if not entry.start():
+        return entry, None, "cancelled"
+    shared = ItemResult(entry.item, result.outcome, result.value, result.error, result.level)
+    return entry, shared, kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
@@ -27,6 +28,9 @@ class ThreadEntry(Entry):
         except (InvalidStateError, RuntimeError):  # its owner answered it himself
             return False
 
+    def is_cancelled(self) -> bool:
+        return self.future.cancelled()
+
     def resolve(self, result: ItemResult[Any]) -> None:
         try:
             self.future.set_result(result)
@@ -40,26 +44,37 @@ class TaskEntry(Entry):
     __slots__ = ("future", "mailbox")
 
     def __init__(
-        self, item: Any, since: float, deadline: float | None, mailbox: LoopMailbox
+        self,
+        item: Any,
+        since: float,
+        deadline: float | None,
+        mailbox: LoopMailbox,
+        future: asyncio.Future[ItemResult[Any]],
     ) -> None:
         super().__init__(item, since, deadline)
         self.mailbox = mailbox
-        self.future: asyncio.Future[ItemResult[Any]] = mailbox.loop.create_future()
+        self.future = future
 
     def start(self) -> bool:
         return not self.future.cancelled()
+
+    def is_cancelled(self) -> bool:
+        return self.future.cancelled()
 
     def resolve(self, result: ItemResult[Any]) -> None:
         self.mailbox.post(self.future, result)
 
 
 class LoopMailbox:
-    """Carries answers to one event loop; however many come, the loop is called once."""
+    """Carries answers to one event loop; however many come, the loop is called once.
 
-    __slots__ = ("_lock", "_mail", "_rung", "loop")
+    It does not keep the loop: mailboxes are kept by loop, and a loop that is gone takes its own.
+    """
+
+    __slots__ = ("_lock", "_loop", "_mail", "_rung")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+        self._loop = weakref.ref(loop)
         self._mail: deque[tuple[asyncio.Future[ItemResult[Any]], ItemResult[Any]]] = deque()
         self._lock = threading.Lock()
         self._rung = False
@@ -70,8 +85,10 @@ class LoopMailbox:
             if self._rung:
                 return
             self._rung = True
+        loop = self._loop()
         try:
-            self.loop.call_soon_threadsafe(self._deliver)
+            if loop is not None:
+                loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed, and its tasks with it
             self._mail.clear()
 

@@ -20,11 +20,11 @@ class bisect:  # noqa: N801 - reads as a verb where it is used: on_batch_failure
     """
 
     max_calls: int = 64
-    """Backend calls for one batch at most; past that, what is left fails together."""
+    """Calls for one batch at most (retries apart); past that, what is left fails together."""
 
     def __post_init__(self) -> None:
-        if self.max_calls < 2:
-            raise ConfigError("max_calls", self.max_calls, "at least 2")
+        if self.max_calls < 3:
+            raise ConfigError("max_calls", self.max_calls, "at least 3: the batch and its halves")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

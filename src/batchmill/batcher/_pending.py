@@ -24,19 +24,36 @@ class FlushReason(enum.Enum):
 class Entry:
     """One submitted item on its way; subclasses know whom to tell."""
 
-    __slots__ = ("__weakref__", "attempt", "deadline", "item", "key", "seq", "since", "weight")
+    __slots__ = (
+        "__weakref__",
+        "attempt",
+        "born",
+        "deadline",
+        "item",
+        "key",
+        "sent",
+        "seq",
+        "since",
+        "weight",
+    )
 
     def __init__(self, item: Any, since: float, deadline: float | None) -> None:
         self.item = item
-        self.since = since
+        self.born = since  # when it was submitted
+        self.since = since  # when it was accepted: linger counts from here
         self.deadline = deadline
-        self.seq = 0
+        self.seq = 0  # its place in the order of acceptance, from 1
+        self.sent = False
         self.attempt = 1
         self.weight = 0.0
         self.key: Hashable = None
 
     def start(self) -> bool:
         """The item is about to be sent; False when its submitter cancelled it."""
+        raise NotImplementedError
+
+    def is_cancelled(self) -> bool:
+        """Whether its submitter has cancelled it; unlike start(), it changes nothing."""
         raise NotImplementedError
 
     def resolve(self, result: ItemResult[Any]) -> None:
@@ -123,8 +140,16 @@ class Pending:
             self._entries.remove(entry)
         except ValueError:
             return False
-        self.weight -= entry.weight
+        self.weight = self.weight - entry.weight if self._entries else 0.0
         return True
+
+    def replace(self, entry: Entry, other: Entry) -> None:
+        """Put another entry in the place of one that waits."""
+        self._entries[self._entries.index(entry)] = other
+        self.weight += other.weight - entry.weight
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._entries
 
     def take_all(self) -> list[Entry]:
         """Remove everything."""

@@ -30,13 +30,15 @@ class BatcherStats:
     expired: int
     """Items whose deadline passed before they were sent."""
     cancelled: int
-    """Items whose future was cancelled before they were sent."""
+    """Items taken back before they were sent: a cancelled future, an interrupted submit."""
     queue_depth: int
     """Items waiting for a batch."""
     in_flight: int
     """Items with the backend."""
     parked: int
     """Items waiting to be offered again."""
+    deciding: int
+    """Items that thresholds are deciding about, or whose submit waits for room."""
     joined: int
     """Items waiting for an equal item's answer (``key``)."""
     batches: int
@@ -57,4 +59,4 @@ class BatcherStats:
     @property
     def pending(self) -> int:
         """Items submitted and not answered yet."""
-        return self.queue_depth + self.in_flight + self.parked + self.joined
+        return self.queue_depth + self.in_flight + self.parked + self.deciding + self.joined

@@ -35,8 +35,9 @@ class Timer:
         with self._lock:
             heapq.heappush(self._heap, (when, next(self._ids), action))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # only now: where no thread is to be had, the next at() tries
         self._waiter.wake()
 
     def cancel_all(self) -> None:
@@ -62,7 +63,7 @@ class Timer:
             for action in due:
                 try:
                     action()
-                except Exception:
+                except BaseException:  # one action must not cost the others their thread
                     log.exception("batchmill batcher: a timed action failed")
             del due
             if until > now:

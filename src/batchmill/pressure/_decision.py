@@ -56,7 +56,8 @@ class QueueDecision:
     @staticmethod
     def retry(delay_ms: float) -> QueueDecision:
         """Offer the item again after ``delay_ms``."""
-        if isinstance(delay_ms, bool) or not isinstance(delay_ms, (int, float)) or delay_ms < 0:
+        number = isinstance(delay_ms, (int, float)) and not isinstance(delay_ms, bool)
+        if not number or not delay_ms >= 0:
             raise ConfigError("delay_ms", delay_ms, "a number of at least 0")
         return QueueDecision(QueueAction.RETRY, delay_ms=float(delay_ms))
 

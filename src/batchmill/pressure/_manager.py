@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from batchmill import _process
 from batchmill.pressure import strategies
 from batchmill.pressure._config import QueueThresholdConfig
 from batchmill.pressure._decision import (
@@ -71,14 +72,19 @@ class QueueThresholdManager:
         self.depth = depth
         self.name = name
         self._clock = clock
+        self._line: BatchQueue[Any] | None = None
+        self._closed = False
+        self._default_retry = strategies.retry(initial_ms=_FIRST_RETRY_MS)
+        self._reset()
+        _process.track(self)
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._tracker = LevelTracker(config.thresholds, config.leave_ratio)
+        self._tracker = LevelTracker(self.config.thresholds, self.config.leave_ratio)
         self._decisions: dict[tuple[ThresholdLevel, QueueAction], int] = {}
         self._handler_failures = 0
         self._listener_failures = 0
         self._dropped_events = 0
-        self._line: BatchQueue[Any] | None = None
-        self._default_retry = strategies.retry(initial_ms=_FIRST_RETRY_MS)
 
     def check(self, item: Any, attempt: int = 1) -> QueueDecision | None:
         """Decide about ``item`` at the depth of this moment; None below every threshold."""
@@ -86,15 +92,15 @@ class QueueThresholdManager:
         if depth < self.config.warning_threshold:
             self.observe(depth)
             return None
-        decision, _ = self.decide(item, depth, attempt)
-        if decision.action is QueueAction.ACCEPT and depth >= self.config.hard_capacity:
-            return QueueDecision.reject(self.full_error(depth))
-        return decision
+        return self.decide(item, depth, attempt)[0]
 
     def decide(
         self, item: Any, depth: int, attempt: int = 1
     ) -> tuple[QueueDecision, ThresholdLevel | None]:
-        """What to do with ``item``, and the level that was decided for."""
+        """What to do with ``item``, and the level that was decided for.
+
+        Past the hard capacity an ACCEPT has become a REJECT. A REJECT always has its reason.
+        """
         self.observe(depth)
         thresholds = self.config.thresholds
         level = thresholds.level_at(depth)
@@ -103,23 +109,21 @@ class QueueThresholdManager:
         context = QueueThresholdContext(
             item, depth, thresholds.of(level), level, attempt, self._clock()
         )
-        decision = self._ask(context)
-        if decision.action is QueueAction.REJECT and decision.reason is None:
-            decision = QueueDecision.reject(self.full_error(depth))
+        decision = self._with_reason(self._ask(context), depth)
+        event = QueueThresholdEvent(
+            EventKind.DECISION,
+            depth,
+            context.threshold,
+            level,
+            context.time,
+            item=item,
+            decision=decision,
+        )
         with self._lock:
             key = (level, decision.action)
             self._decisions[key] = self._decisions.get(key, 0) + 1
-        self._tell(
-            QueueThresholdEvent(
-                EventKind.DECISION,
-                depth,
-                context.threshold,
-                level,
-                context.time,
-                item=item,
-                decision=decision,
-            )
-        )
+            self._queue([event])
+        self._tell_now([event])
         return decision, level
 
     def allows(self, level: ThresholdLevel | None, depth: int) -> bool:
@@ -146,13 +150,15 @@ class QueueThresholdManager:
         with self._lock:
             entered, left = tracker.move(depth)
             now = self._clock()
-            events = [
-                QueueThresholdEvent[Any](kind, depth, self.config.thresholds.of(level), level, now)
+            # Plain, not QueueThresholdEvent[Any](...): Python 3.11 cannot make a frozen dataclass
+            # with slots that way.
+            events: list[QueueThresholdEvent[Any]] = [
+                QueueThresholdEvent(kind, depth, self.config.thresholds.of(level), level, now)
                 for kind, levels in ((EventKind.ENTERED, entered), (EventKind.LEFT, left))
                 for level in levels
             ]
-        for event in events:
-            self._tell(event)
+            self._queue(events)
+        self._tell_now(events)
 
     def stats(self) -> ThresholdStats:
         """A snapshot of what was decided so far."""
@@ -167,11 +173,49 @@ class QueueThresholdManager:
             )
 
     def close(self) -> None:
-        """Let the listeners hear what is waiting for them, then end their thread."""
+        """Let the listeners hear what is waiting for them, then end their thread.
+
+        What happens later they do not hear; it counts as dropped events.
+        """
         with self._lock:
+            self._closed = True
             line, self._line = self._line, None
         if line is not None:
             line.shutdown()
+
+    fork_order = 1
+
+    def begin_close(self) -> None:
+        """At exit: the listeners' queue is closed by itself."""
+
+    def await_close(self) -> None:
+        """At exit: the listeners' queue is waited for by itself."""
+
+    def after_fork_in_child(self) -> None:
+        """A free lock, no level and no counts; the listeners' queue starts anew by itself."""
+        self._reset()
+
+    def _with_reason(self, decision: QueueDecision, depth: int) -> QueueDecision:
+        if decision.action is QueueAction.ACCEPT:
+            if depth < self.config.hard_capacity:
+                return decision
+            return QueueDecision.reject(self.full_error(depth))
+        if decision.action is not QueueAction.REJECT:
+            return decision
+        reason = decision.reason
+        if reason is None:
+            return QueueDecision.reject(self.full_error(depth))
+        if type(reason) is QueueFullError and reason.retry_after is None:
+            told = QueueFullError(
+                reason.depth,
+                reason.threshold,
+                reason.level,
+                self.config.retry_after_s,
+                reason.detail,
+            )
+            told.__cause__ = reason.__cause__
+            return QueueDecision.reject(told)
+        return decision
 
     def _ask(self, context: QueueThresholdContext[Any]) -> QueueDecision:
         handler = self.config.handlers[context.level]
@@ -206,28 +250,27 @@ class QueueThresholdManager:
             return self._default_retry(context)
         return QueueDecision(action)
 
-    def _tell(self, event: QueueThresholdEvent[Any]) -> None:
-        if not self.config.listeners:
+    def _queue(self, events: list[QueueThresholdEvent[Any]]) -> None:
+        """Line events up for the listeners; under the lock, so that they hear them in order."""
+        if not self.config.listeners or self.config.synchronous_listeners or not events:
             return
-        if self.config.synchronous_listeners:
-            self._hear([event])
-        elif not self._listeners_line().produce(event, timeout=0):
-            with self._lock:
+        if self._line is None and not self._closed:
+            self._line = BatchQueue(
+                f"{self.name}-listeners",
+                BatchQueueConfig(
+                    threads=ThreadPolicy.fixed(1),
+                    buffer_size=self.config.listener_capacity,
+                    strategy=BufferStrategy.IF_POSSIBLE,
+                    consumer=self._hear,
+                ),
+            )
+        for event in events:
+            if self._line is None or not self._line.produce(event, timeout=0):
                 self._dropped_events += 1
 
-    def _listeners_line(self) -> BatchQueue[Any]:
-        with self._lock:
-            if self._line is None:
-                self._line = BatchQueue(
-                    f"{self.name}-listeners",
-                    BatchQueueConfig(
-                        threads=ThreadPolicy.fixed(1),
-                        buffer_size=self.config.listener_capacity,
-                        strategy=BufferStrategy.IF_POSSIBLE,
-                        consumer=self._hear,
-                    ),
-                )
-            return self._line
+    def _tell_now(self, events: list[QueueThresholdEvent[Any]]) -> None:
+        if self.config.synchronous_listeners:
+            self._hear(events)
 
     def _hear(self, events: list[QueueThresholdEvent[Any]]) -> None:
         for event in events:

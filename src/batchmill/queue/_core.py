@@ -72,15 +72,6 @@ class QueueCore:
         for task in self.tasks:
             task.wake()
 
-    def call(self, receiver: Receiver, batch: list[Any]) -> bool:
-        """Hand ``batch`` over; False when the handler raised. What it raised is reported."""
-        try:
-            receiver.consume(batch)
-            return True
-        except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
-            self._report(receiver, batch, error)
-            return False
-
     def notify(self, receiver: Receiver, method: Callable[[], object] | None) -> None:
         """Call ``on_idle`` or ``on_shutdown``; what it raises is reported with an empty batch."""
         if method is None:
@@ -88,14 +79,15 @@ class QueueCore:
         try:
             method()
         except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
-            self._report(receiver, [], error)
+            self.report(receiver, [], error)
 
-    def _report(self, receiver: Receiver, batch: list[Any], error: BaseException) -> None:
+    def report(self, receiver: Receiver | None, batch: list[Any], error: BaseException) -> None:
+        """Tell of a handler that raised: to the error handler, or to the log."""
         if self.config.error_handler is None:
             log.error(
                 "batchmill queue %s: handler %r failed on %d items",
                 self.name,
-                receiver.handler,
+                receiver.handler if receiver is not None else None,
                 len(batch),
                 exc_info=error,
             )
@@ -122,7 +114,8 @@ class QueueCore:
     def interrupted(self) -> None:
         """A producer was interrupted in the middle of a put: its slot, or its wake, may be lost."""
         self.interruptions += 1
-        self.wake_tasks()
+        for task in self.tasks:
+            task.wake_surely()
 
     def begin_close(self) -> None:
         """Close the gate and send the tasks to the final drain; once, however often it is called.

@@ -241,7 +241,7 @@ class Partition:
         """
         owner = self.owner
         owner.rung.append(self)
-        owner.wake()
+        owner.wake_at_once()
 
     def leave(self, waiter: Waiter) -> None:
         """Stop waiting. A wake that this waiter got and does not use goes to the next one."""

@@ -20,13 +20,11 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from batchmill import _process
-
-if TYPE_CHECKING:
-    from batchmill.queue._task import DrainTask
+from batchmill.queue._task import DrainTask, cell_of_thread
 
 log = logging.getLogger("batchmill.queue")
 
@@ -94,9 +92,9 @@ class Scheduler:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def submit(self, task: DrainTask) -> None:
-        """Run ``task`` as soon as a thread is free."""
-        self._ready.put(task)
+    def submitter(self) -> Callable[[DrainTask], None]:
+        """What has a task run as soon as a thread is free: safe to call from anywhere."""
+        return self._ready.put
 
     def submit_later(self, task: DrainTask, delay_s: float) -> None:
         """Run ``task`` after ``delay_s``, if it is still there then; replaces an earlier wish.
@@ -140,6 +138,7 @@ class Scheduler:
 
     def _loop(self, index: int) -> None:
         ready = self._ready
+        cell = cell_of_thread()
         while True:
             task: DrainTask | None
             wait_s = self._fire_timers(index)
@@ -151,7 +150,7 @@ class Scheduler:
                 if self._timers:
                     self._leave_timers_to_others(index)
                 try:
-                    task.run()
+                    task.run(cell)
                 except BaseException:  # a fault of ours must not cost the pool a thread
                     log.exception("batchmill scheduler %s: a drain task failed", self.name)
                 del task  # a parked thread must not keep a queue alive

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from batchmill.queue._handler import Receiver
 from batchmill.queue._partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition
@@ -30,15 +30,27 @@ _LOST_AFTER_NS = 1_000_000_000
 
 _running = threading.local()
 
+Cell: TypeAlias = "list[DrainTask | None]"
+
 
 def current_task() -> DrainTask | None:
     """The drain task that the calling thread is running, if it is a drain thread."""
-    return getattr(_running, "task", None)
+    return cell_of_thread()[0]
 
 
 def forget_current_task() -> None:
     """In a forked child, the thread that forked is no drain thread any more."""
-    _running.task = None
+    cell_of_thread()[0] = None
+
+
+def cell_of_thread() -> Cell:
+    """The calling thread's note of the task it runs; always the same list."""
+    try:
+        return cast("Cell", _running.cell)
+    except AttributeError:
+        cell: Cell = [None]
+        _running.cell = cell
+        return cell
 
 
 class DrainTask:
@@ -56,6 +68,7 @@ class DrainTask:
 
     def reset(self) -> None:
         """A new task, or one in a forked child."""
+        self._submit = self.core.scheduler.submitter()
         self._run_lock = threading.Lock()
         # Reentrant: a finaliser or a signal handler may wake a task in the middle of a wake.
         self._wake_lock = threading.RLock()
@@ -87,22 +100,47 @@ class DrainTask:
             self._again = True
             if not self._submitted:
                 # In this order: interrupted in between, the task runs once too often.
-                self.core.scheduler.submit(self)
+                self._submit(self)
                 self._submitted = True
 
-    def run(self) -> None:
-        """Work until there is nothing to do or others wait; called by a scheduler thread."""
+    def wake_at_once(self) -> None:
+        """Like :meth:`wake`, for a producer: the last thing it does is to wake the thread.
+
+        What a producer does after that it does with the GIL held, while the thread waits for it.
+        Interrupted before the last line, it leaves a task that nobody submits: whoever calls this
+        has to call :meth:`wake_surely` then.
+        """
+        with self._wake_lock:
+            self._again = True
+            if self._submitted:
+                return
+            self._submitted = True
+        self._submit(self)
+
+    def wake_surely(self) -> None:
+        """Have the task run even if it seems to be submitted already; once too often is no harm."""
+        self._again = True
+        self._submit(self)
+
+    def run(self, cell: Cell) -> None:
+        """Work until there is nothing to do or others wait; called by a scheduler thread.
+
+        ``cell`` is the thread's own, from :func:`cell_of_thread`.
+        """
         run_lock = self._run_lock
         if not run_lock.acquire(blocking=False):
             return
-        _running.task = self
-        delay_s: float | None = self.core.config.max_idle_ms / 1000  # if _work itself fails
+        cell[0] = self
+        delay_s: float | None = 0.0
         try:
-            with self._wake_lock:
-                self._again = False
+            # No lock: whoever sets this again has put an item, or the like, that is seen below.
+            self._again = False
             delay_s = self._work()
+        except BaseException:
+            delay_s = self.core.config.max_idle_ms / 1000
+            raise
         finally:
-            _running.task = None
+            cell[0] = None
             run_lock.release()
             if run_lock is self._run_lock:  # else this is a child, forked inside the handler
                 if delay_s is not None:
@@ -118,6 +156,7 @@ class DrainTask:
         core = self.core
         run_lock = self._run_lock
         while not self.finished and run_lock is self._run_lock:
+            rung = self._serve_rung() if self.rung else False
             if core.abandoned and not core.closing:
                 core.begin_close()
             if self._seen_version != core.layout.version:
@@ -130,7 +169,6 @@ class DrainTask:
                 receiver = self.farewells.popleft()
                 if not receiver.classes:  # else it was registered again
                     core.say_goodbye(receiver)
-            rung = self._serve_rung() if self.rung else False
             if self._cycle() or rung:
                 self._idle_streak = 0
                 self.flush_cycles += 1
@@ -204,7 +242,11 @@ class DrainTask:
                 core.note_unregistered(lane)
                 outcome = UNREGISTERED
             else:
-                outcome = CONSUMED if core.call(receiver, batch) else FAILED
+                receiver.consume(batch)
+                outcome = CONSUMED
+        except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
+            outcome = FAILED
+            core.report(receiver, batch, error)
         finally:
             self.calling = None
             if lock is not None:

@@ -1,0 +1,82 @@
+"""The command line of a benchmark: which parts to run, the tables, the goals, the JSON."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.goals import Goal
+from benchmarks.machine import machine, machine_line, use_cores
+from benchmarks.report import Result, Table, say, write_json
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """The parts of a benchmark, in two sizes, and the goals that their results answer."""
+
+    name: str
+    about: str
+    full: Mapping[str, Callable[[], Result]]
+    quick: Mapping[str, Callable[[], Result]]
+    goals: Callable[[Mapping[str, Result]], list[Goal]]
+    goals_caption: str
+
+    def run(self, arguments: Sequence[str] | None = None) -> int:
+        """Run what was asked for, print it, write it down. A missed goal is said, no more."""
+        options = self._parser().parse_args(arguments)
+        if options.cores:
+            use_cores(options.cores)
+        started = perf_counter()
+        print(machine_line())
+        parts = self.quick if options.quick else self.full
+        results: dict[str, Result] = {}
+        for name in options.only:
+            results[name] = parts[name]()
+            for table in results[name].tables():
+                print("\n" + table.render(), flush=True)
+        goals = self.goals(results)
+        headers = ["goal", "limit", "measured", ""]
+        rows = [goal.row() for goal in goals]
+        print("\n" + Table("Goals", self.goals_caption, headers, rows).render())
+        document = {
+            "machine": machine(),
+            "quick": options.quick,
+            "goals": [goal.as_json() for goal in goals],
+            **{name: result.as_json() for name, result in results.items()},
+        }
+        write_json(options.json, document)
+        say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+        return 0
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(
+            prog=f"python -m benchmarks.{self.name}", description=self.about
+        )
+        parser.add_argument("--quick", action="store_true", help="seconds; not for quoting")
+        parser.add_argument(
+            "--only",
+            type=self._names,
+            default=list(self.full),
+            metavar="NAME,NAME",
+            help=f"some of: {', '.join(self.full)}",
+        )
+        parser.add_argument("--cores", type=int, metavar="N", help="run on N cores only")
+        parser.add_argument(
+            "--json",
+            type=Path,
+            default=RESULTS / f"{self.name}.json",
+            help="where the figures go",
+        )
+        return parser
+
+    def _names(self, text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in self.full:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(self.full)}")
+        return names

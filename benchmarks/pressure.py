@@ -1,0 +1,72 @@
+"""Measure thresholds and the micro-batcher beside their peers, in one process on the same work.
+
+    python -m benchmarks.pressure [--quick] [--only cost,threads,asyncio] [--json PATH]
+
+Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
+asserted: a missed goal is said, and the exit code is 0 all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from benchmarks import pressure_asyncio, pressure_cost, pressure_threads
+from benchmarks.command import Benchmark
+from benchmarks.goals import Goal
+from benchmarks.pressure_peers import ASYNC_BATCHER, EXECUTOR_LOOP, MILL, MILL_THRESHOLDS
+from benchmarks.pressure_rates import Rates
+from benchmarks.report import Result
+
+
+def _goals(results: Mapping[str, Result]) -> list[Goal]:
+    return [goal for name, result in results.items() for goal in _goals_of(name, result)]
+
+
+def _goals_of(name: str, result: Result) -> Iterator[Goal]:
+    match result:
+        case pressure_cost.Cost():
+            ratio = result.ratio(pressure_cost.BELOW)
+            yield _at_most("submit with thresholds, below WARNING, to without", ratio, 1.3)
+        case Rates():
+            if name == "threads":
+                cost = result.best_ratio(MILL_THRESHOLDS)
+                yield _at_most("items/s without thresholds to with, worst case", cost, 1.3)
+            peers = [EXECUTOR_LOOP] if name == "threads" else [ASYNC_BATCHER, EXECUTOR_LOOP]
+            for peer in peers:
+                yield Goal(
+                    what=f"{MILL} to {peer}, {name}, worst case",
+                    value=result.worst_ratio(peer),
+                    limit=1,
+                    at_least=True,
+                    unit="x",
+                )
+
+
+def _at_most(what: str, value: float | None, limit: float) -> Goal:
+    return Goal(what=what, value=value, limit=limit, at_least=False, unit="x")
+
+
+BENCHMARK = Benchmark(
+    name="pressure",
+    about="thresholds and the micro-batcher beside their peers",
+    full={
+        "cost": lambda: pressure_cost.measure(repeats=15, submits=20_000),
+        "threads": lambda: pressure_threads.measure(repeats=7, items=20_000),
+        "asyncio": lambda: pressure_asyncio.measure(repeats=7, items_per_task=20),
+    },
+    quick={
+        "cost": lambda: pressure_cost.measure(repeats=3, submits=5_000),
+        "threads": lambda: pressure_threads.measure(repeats=2, items=5_000),
+        "asyncio": lambda: pressure_asyncio.measure(repeats=2, items_per_task=4),
+    },
+    goals=_goals,
+    goals_caption=(
+        "Ratios are taken within a repeat, and a case's ratio is the median over its repeats."
+        " 'Worst case' is the case where batchmill does least well. A missed goal fails nothing."
+    ),
+)
+"""The full run takes about two minutes; the quick one shows that all runs, and is not to quote."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.run())

@@ -1,0 +1,38 @@
+"""Refuse items when too many wait: the simplest thresholds there are.
+
+A thousand items may wait. The ones that come after them are rejected, and their senders are told
+how full it was and when to try again. Nothing is raised: a rejection is an answer like any other.
+
+Prints:
+
+    1000 stored, 2 rejected
+    queue full at CRITICAL: depth 1000, limit 1000; try again in 0.5 s
+"""
+
+from __future__ import annotations
+
+from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.pressure import QueueFullError, QueueThresholdConfig, strategies
+
+
+def store(batch: list[int]) -> list[str]:
+    """The backend: one answer per item, in order."""
+    return [f"stored {item}" for item in batch]
+
+
+thresholds = QueueThresholdConfig(
+    max_queue_size=1000,
+    critical_threshold=1000,
+    critical_handler=strategies.reject(retry_after_s=0.5),
+)
+# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
+config = BatcherConfig(batch_size=10_000, linger_ms=60_000)
+
+with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
+    futures = batcher.submit_many(range(1002))
+
+results = [future.result() for future in futures]
+rejected = [result for result in results if result.is_failure]
+print(f"{sum(result.is_success for result in results)} stored, {len(rejected)} rejected")
+assert isinstance(rejected[0].error, QueueFullError)
+print(rejected[0].error)

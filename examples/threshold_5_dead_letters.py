@@ -1,0 +1,48 @@
+"""Dead letters: what cannot be taken goes somewhere safe, or its sender hears of it.
+
+At CRITICAL items are still accepted. At CRITICAL_PLUS each goes to a sink of your choice (a file, a
+topic, here a list with a few places) and counts as dropped. When the sink fails, the item is
+rejected: it is never in neither place.
+
+Prints:
+
+    1500 stored, 3 dropped, 1 rejected
+    dead letters: [1500, 1501, 1502]
+    item 1503: the dead-letter sink failed: OSError('no space left')
+"""
+
+from __future__ import annotations
+
+from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.pressure import QueueThresholdConfig, strategies
+
+dead_letters: list[int] = []
+
+
+def bury(item: int) -> None:
+    if len(dead_letters) == 3:
+        raise OSError("no space left")
+    dead_letters.append(item)
+
+
+def store(batch: list[int]) -> list[str]:
+    return [f"stored {item}" for item in batch]
+
+
+thresholds = QueueThresholdConfig(
+    max_queue_size=1000,
+    critical_plus_threshold=1500,
+    critical_handler=strategies.dead_letter(bury, otherwise=strategies.accept()),
+)
+# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
+config = BatcherConfig(batch_size=10_000, linger_ms=60_000)
+
+with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
+    futures = batcher.submit_many(range(1504))
+
+stats = batcher.stats()
+print(f"{stats.succeeded} stored, {stats.dropped} dropped, {stats.rejected} rejected")
+print(f"dead letters: {dead_letters}")
+last = futures[-1].result()
+assert last.error is not None
+print(f"item {last.item}: the dead-letter sink failed: {last.error.__cause__!r}")
