@@ -15,7 +15,8 @@ Build: TypeAlias = Callable[[Handlers, int], Peer]
 """Makes a running contender from the handlers and the number of items the run will put."""
 
 QUEUE = "queue.Queue"
-SIMPLE_QUEUE = "SimpleQueue, no bound"
+SIMPLE_QUEUE = "SimpleQueue, batched by hand"
+SIMPLE_QUEUE_PLAIN = "SimpleQueue, one by one"
 OPENTELEMETRY = "OpenTelemetry processor"
 MILL = "batchmill"
 MILL_TIGHT = "batchmill, tight"
@@ -78,7 +79,12 @@ def _peers(roomy: int) -> list[Contender]:
             capacity=None,
         ),
         Contender(
-            name="SimpleQueue each, no bound",
+            name=SIMPLE_QUEUE_PLAIN,
+            build=lambda handlers, items: peers.OneByOnePeer(handlers),
+            capacity=None,
+        ),
+        Contender(
+            name="SimpleQueue each, by hand",
             build=lambda handlers, items: peers.ByClassPeer(handlers),
             capacity=None,
         ),

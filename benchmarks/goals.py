@@ -83,6 +83,7 @@ def _throughput_goals(result: Throughput) -> Iterator[Goal]:
         (contenders.MILL, contenders.QUEUE, 12.0),
         (contenders.MILL_TIGHT, contenders.QUEUE, 12.0),
         (contenders.MILL, contenders.OPENTELEMETRY, 3.0),
+        (contenders.MILL, contenders.SIMPLE_QUEUE_PLAIN, 1.3),
         (contenders.MILL, contenders.SIMPLE_QUEUE, 1.3),
         (contenders.MILL_BULK, contenders.QUEUE, 60.0),
         (contenders.MILL_BULK_TIGHT, contenders.QUEUE, 60.0),

@@ -2,8 +2,9 @@
 
 Every peer has two consumer threads that take what is there, up to MAX_BATCH items, group it by
 class and call the class's handler with each group: the same handlers, called with the same kind of
-batches, as batchmill's drain threads call. (Handing on single items instead was tried with
-``Queue`` and ``SimpleQueue``: no faster for the one, slower for the other, bounded or not.)
+batches, as batchmill's drain threads call. (Handing on single items instead is no faster with
+``Queue`` and slower with ``SimpleQueue``; for the latter, whose plain use that is, it is a
+contender of its own.)
 """
 
 from __future__ import annotations
@@ -136,6 +137,34 @@ def plain_queue(handlers: Handlers, bound: int = BOUND) -> Peer:
 def simple_queue(handlers: Handlers) -> Peer:
     """``queue.SimpleQueue``, which has no bound."""
     return QueuePeer(queue.SimpleQueue(), handlers)
+
+
+class OneByOnePeer:
+    """``queue.SimpleQueue`` as it is used most: take an item, handle it, take the next; no bound."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        source: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.put = source.put
+        self._source = source
+        self._handlers = handlers
+        self._consumers = Consumers(self._consume)
+
+    def _consume(self) -> None:
+        get, handlers = self._source.get, self._handlers
+        while True:
+            item = get()
+            if type(item) is _Stop:
+                self.put(item)
+                return
+            handlers[type(item)].consume([item])
+
+    def finish(self) -> None:
+        """Let the consumers come to the end of the queue."""
+        self.put(_Stop())
+        self._consumers.join()
+
+    def close(self) -> None:
+        """Nothing is left."""
 
 
 def bounded_simple_queue(handlers: Handlers, bound: int = BOUND) -> Peer:

@@ -22,7 +22,7 @@ from hypothesis import settings
 from batchmill import BatchQueue, BatchQueueConfig, BatchQueueStats, ThreadPolicy
 from batchmill._waiting import ThreadWaiter
 from batchmill.queue import _intake
-from batchmill.queue._task import DrainTask
+from batchmill.queue._task import Cell, DrainTask
 
 T = TypeVar("T")
 
@@ -270,10 +270,10 @@ class Parking:
         self._answered: Counter[str] = Counter()
         run = DrainTask.run
 
-        def watched_run(task: DrainTask) -> None:
+        def watched_run(task: DrainTask, cell: Cell) -> None:
             name = task.core.name
             asked = self._asked[name]
-            run(task)
+            run(task, cell)
             with self._changed:
                 self._answered[name] = asked
                 self._changed.notify_all()

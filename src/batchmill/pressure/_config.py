@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from batchmill._errors import ConfigError
 from batchmill.pressure._decision import QueueAction, ThresholdHandler, ThresholdListener
 from batchmill.pressure._levels import ThresholdLevel, Thresholds
+
+if TYPE_CHECKING:
+    from batchmill.pressure._guard import ThresholdGuard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,12 @@ class QueueThresholdConfig:
             self.warning_threshold, self.critical_threshold, self.critical_plus_threshold
         )
         object.__setattr__(self, "thresholds", thresholds)
+
+    def guard(self, name: str) -> ThresholdGuard:
+        """What a :class:`BatchQueue` asks about its items (``BatchQueueConfig(thresholds=…)``)."""
+        from batchmill.pressure._guard import ThresholdGuard  # it needs this module
+
+        return ThresholdGuard(self, name)
 
     def _derive(self, name: str, default: int) -> None:
         if getattr(self, name) == 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from batchmill._errors import ConfigError
 from batchmill.queue._balancer import Balancer
+from batchmill.queue._gate import GuardFactory
 from batchmill.queue._handler import ErrorHandler, Handler
 from batchmill.queue._policy import PartitionPolicy, ThreadPolicy, check_count, check_ms
 from batchmill.queue._selector import PartitionSelector, Selector
@@ -79,6 +80,9 @@ class BatchQueueConfig:
     shutdown_timeout_ms: float = 30_000
     """How long ``shutdown()`` waits for the final drain."""
 
+    thresholds: GuardFactory | None = None
+    """Pressure handling by total depth: a ``batchmill.pressure.QueueThresholdConfig``."""
+
     def __post_init__(self) -> None:
         if (self.threads is None) == (self.shared_scheduler is None):
             raise ConfigError(
@@ -116,6 +120,8 @@ class BatchQueueConfig:
             raise ConfigError("balancer", self.balancer, "a DrainBalancer")
         check_ms("rebalance_interval_ms", self.rebalance_interval_ms)
         check_ms("shutdown_timeout_ms", self.shutdown_timeout_ms)
+        if self.thresholds is not None and not callable(getattr(self.thresholds, "guard", None)):
+            raise ConfigError("thresholds", self.thresholds, "a QueueThresholdConfig")
 
 
 def _check_scheduler(value: object) -> None:

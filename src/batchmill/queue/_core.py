@@ -19,6 +19,7 @@ from typing import Any
 from batchmill import _process
 from batchmill.queue import _knots
 from batchmill.queue._config import BatchQueueConfig
+from batchmill.queue._gate import Gate
 from batchmill.queue._handler import Receiver
 from batchmill.queue._layout import Layout
 from batchmill.queue._partition import Lane
@@ -49,6 +50,9 @@ class QueueCore:
         self.tasks = [DrainTask(self, index) for index in range(tasks)]
         self.layout = Layout(name, config, self.tasks, partitions)
         self.rebalancer = Rebalancer(config, self.layout)
+        self.gate: Gate | None = None
+        if config.thresholds is not None:
+            self.gate = Gate(config.thresholds.guard(name), self.layout.depth)
         self.done = threading.Event()
         self.abandoned = False
         self.closing = False
@@ -126,6 +130,8 @@ class QueueCore:
         if not self.deadline:
             self.deadline = time.monotonic() + self.config.shutdown_timeout_ms / 1000
         self.layout.close()
+        if self.gate is not None:
+            self.gate.closing.set()
         # Only now: a task that sees this may finish as soon as its lanes are empty.
         self.closing = True
         self.wake_tasks()
@@ -154,6 +160,9 @@ class QueueCore:
                 return
         for receiver in self.layout.receivers():
             self.say_goodbye(receiver)
+        if self.gate is not None:
+            self.gate.guard.observe(0)
+            self.gate.guard.close()
         self._finish()
 
     def say_goodbye(self, receiver: Receiver) -> None:
@@ -183,6 +192,8 @@ class QueueCore:
         done = self.done.is_set()
         self.done = threading.Event()
         self.layout.after_fork_in_child()
+        if self.gate is not None:
+            self.gate.reset()
         for task in self.tasks:
             task.reset()
         self.rebalancer.reset()

@@ -149,6 +149,10 @@ class Layout:
                 partition = self._buckets[bucket] = self.partitions[index]
             return partition
 
+    def depth(self) -> int:
+        """Items in all partitions."""
+        return sum([partition.used for partition in self.partitions])
+
     def owners(self) -> tuple[int, ...]:
         """The task of each partition."""
         return tuple(partition.owner.index for partition in self.partitions)

@@ -15,6 +15,7 @@ from batchmill._waiting import Countdown, ThreadWaiter
 from batchmill.queue import _intake, _knots, _placement
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._core import QueueCore
+from batchmill.queue._gate import Guard
 from batchmill.queue._handler import HandlerConsumer
 from batchmill.queue._partition import Lane, Partition, Route
 from batchmill.queue._scheduler import Scheduler
@@ -54,10 +55,12 @@ class BatchQueue(Generic[T]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BatchQueue[T]:
         # Classes find their partition in one table, which is most of what makes produce() quick.
-        # A selector that looks at the item cannot use it, so it gets the subclass below.
+        # A selector that looks at the item, and thresholds, take more: the subclass below.
         config = kwargs.get("config", args[1] if len(args) > 1 else None)
-        if isinstance(config, BatchQueueConfig) and not isinstance(config.selector, TypeHash):
-            return super().__new__(_SelectingQueue)
+        if isinstance(config, BatchQueueConfig) and not (
+            isinstance(config.selector, TypeHash) and config.thresholds is None
+        ):
+            return super().__new__(_CarefulQueue)
         return super().__new__(cls)
 
     def __init_subclass__(cls) -> None:
@@ -215,6 +218,11 @@ class BatchQueue(Generic[T]):
                     lane.unwatch(countdown)
         return finished
 
+    @property
+    def guard(self) -> Guard | None:
+        """Who decides about items under pressure, if ``thresholds`` were given."""
+        return self._core.gate.guard if self._core.gate is not None else None
+
     def stats(self) -> BatchQueueStats:
         """A snapshot of how full the queue is and of its counters since the start."""
         return snapshot(self._core)
@@ -312,12 +320,49 @@ class BatchQueue(Generic[T]):
                 yield index, lane, [item]
 
 
-class _SelectingQueue(BatchQueue[T]):
-    """A queue whose selector looks at the item, not only at its class."""
+class _CarefulQueue(BatchQueue[T]):
+    """A queue that looks at each item: its selector, or its thresholds, want to know more."""
 
     def produce(self, item: T, timeout: float | None = None) -> bool:
+        gate = self._core.gate
+        if gate is not None:
+            _refuse_none(item)
+            if not gate.admit(item, timeout):
+                return False
         lane = self._enter(item)
         return lane is None or _intake.put(self._core, lane, [item], timeout) == 1
+
+    def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
+        gate = self._core.gate
+        if gate is None:
+            return super().produce_many(items, timeout)
+        batch = _as_list(items)
+        deadline = _deadline(timeout)
+        for index, item in enumerate(batch):
+            if not self.produce(item, _left(deadline)):
+                gate.count("rejected", len(batch) - index - 1)
+                return index
+        return len(batch)
+
+    async def aproduce(self, item: T, timeout: float | None = None) -> bool:
+        gate = self._core.gate
+        if gate is not None:
+            _refuse_none(item)
+            if not await _intake.aadmit(gate, item, timeout):
+                return False
+        return await super().aproduce(item, timeout)
+
+    async def aproduce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
+        gate = self._core.gate
+        if gate is None:
+            return await super().aproduce_many(items, timeout)
+        batch = _as_list(items)
+        deadline = _deadline(timeout)
+        for index, item in enumerate(batch):
+            if not await self.aproduce(item, _left(deadline)):
+                gate.count("rejected", len(batch) - index - 1)
+                return index
+        return len(batch)
 
     def _enter(self, item: T) -> Lane | None:
         _refuse_none(item)
@@ -335,6 +380,9 @@ class _SelectingQueue(BatchQueue[T]):
     def _partition_of(self, item: T) -> Partition:
         layout = self._core.layout
         selector = layout.config.selector
+        if isinstance(selector, TypeHash):
+            lane = layout.lanes.get(type(item))
+            return (lane or layout.lane_of_type(type(item))).partition
         if isinstance(selector, KeyHash):
             return layout.partition_of_bucket(key_bucket(selector.key(item)))
         partitions = layout.partitions

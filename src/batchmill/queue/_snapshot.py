@@ -56,6 +56,7 @@ def snapshot(core: QueueCore) -> _stats.BatchQueueStats:
             full=sum(partition.refused for partition in partitions),
             stopped=sum(partition.stopped for partition in partitions),
             unregistered=totals["unregistered"],
+            **({"rejected": 0, "shed": 0} | core.gate.turned_away if core.gate else {}),
         ),
         rebalances=rebalances,
         moved_partitions=moved,

@@ -76,7 +76,8 @@ class BatchQueueStats:
     """Items that never reached a handler, by reason.
 
     ``full``: turned away, no room. ``stopped``: turned away at or after shutdown.
-    ``unregistered``: accepted, but no handler for the class when drained.
+    ``unregistered``: accepted, but no handler for the class when drained. With thresholds also
+    ``rejected`` and ``shed`` (decided to drop).
     """
     rebalances: int
     """How often the balancer moved something."""
@@ -133,8 +134,13 @@ class DropCounts(dict[str, int]):
         return DropCounts, (dict(self),)
 
 
-def drops(full: int, stopped: int, unregistered: int) -> DropCounts:
+def drops(full: int, stopped: int, unregistered: int, **by_thresholds: int) -> DropCounts:
     """The read-only mapping of drop reasons."""
     return DropCounts(
-        {DROPPED_FULL: full, DROPPED_STOPPED: stopped, DROPPED_UNREGISTERED: unregistered}
+        {
+            DROPPED_FULL: full,
+            DROPPED_STOPPED: stopped,
+            DROPPED_UNREGISTERED: unregistered,
+            **by_thresholds,
+        }
     )

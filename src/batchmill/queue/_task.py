@@ -172,6 +172,8 @@ class DrainTask:
             if self._cycle() or rung:
                 self._idle_streak = 0
                 self.flush_cycles += 1
+                if core.gate is not None:
+                    core.gate.guard.observe(core.layout.depth())
                 if self._has_idlers:
                     self._idle_round_while_busy()
                 if core.rebalancer.due_ns <= time.monotonic_ns():
