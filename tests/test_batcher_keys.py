@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from batchmill.pressure import QueueDecision
 from batchmill.testing import ManualClock
 from tests.batcher_kit import (
     FOREVER_MS,
@@ -18,6 +19,7 @@ from tests.batcher_kit import (
     assert_balanced,
     batching,
     held,
+    in_thread,
     levels,
 )
 
@@ -157,13 +159,9 @@ def test_a_refusal_is_shared() -> None:
     deciding, go_on = threading.Event(), threading.Event()
 
     def handler(context: Any) -> Any:
-        from batchmill.pressure import QueueDecision
-
         deciding.set()
         go_on.wait(WAIT_S)
         return QueueDecision.drop()
-
-    from tests.batcher_kit import in_thread
 
     with (
         held(levels(critical_handler=handler), waiting=4, key=_key) as (batcher, _),

@@ -59,6 +59,7 @@ class DrainTask:
     def __init__(self, core: QueueCore, index: int) -> None:
         self.core = core
         self.index = index
+        self._max_batch = core.config.max_batch
         self.finished = False
         self.calling: Receiver | None = None
         """The handler this task is in."""
@@ -128,7 +129,7 @@ class DrainTask:
         ``cell`` is the thread's own, from :func:`cell_of_thread`.
         """
         run_lock = self._run_lock
-        if not run_lock.acquire(blocking=False):
+        if not run_lock.acquire(False):
             return
         cell[0] = self
         delay_s: float | None = 0.0
@@ -230,13 +231,13 @@ class DrainTask:
         receiver = lane.receiver
         lock = receiver.lock if receiver is not None else None
         if lock is not None and not (
-            lock.acquire(blocking=False) or (wait_s and lock.acquire(timeout=wait_s))
+            lock.acquire(False) or (wait_s and lock.acquire(timeout=wait_s))
         ):
             return False
         partition = lane.partition
         try:
             # Taken only now: a batch taken before the lock could be overtaken by a later one.
-            batch = partition.take(lane, core.config.max_batch)
+            batch = partition.take(lane, self._max_batch)
             count = len(batch)
             started = time.monotonic_ns()
             self.calling = receiver
