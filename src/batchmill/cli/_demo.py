@@ -13,7 +13,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.live import Live
 
-from batchmill.cli import _view
+from batchmill.cli import _pressure, _view
 from batchmill.cli._meter import Look, Meter, balances
 from batchmill.cli._pipeline import Pipeline
 from batchmill.cli._traffic import BURST_FACTOR, Traffic
@@ -101,7 +101,10 @@ def run(seconds: float) -> int:
             after=meter.loads_after(),
         )
     )
-    return 0 if all(map(balances, stats)) and samples == stats[0].consumed else 1
+    console.print()
+    under_pressure = interrupt.asked or _pressure.run(console)
+    whole = all(map(balances, stats)) and samples == stats[0].consumed
+    return 0 if whole and under_pressure else 1
 
 
 def make_console() -> Console:
