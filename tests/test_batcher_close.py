@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchmill import WouldDeadlockError
-from batchmill.batcher import BatcherClosedError, MicroBatcher
+from batchmill.batcher import BatcherClosedError, BatcherConfig, MicroBatcher
 from batchmill.pressure import QueueDecision
 from tests.batcher_kit import (
     FOREVER_MS,
@@ -130,8 +130,6 @@ def test_close_inside_the_backend_ends_the_listeners_too() -> None:
         batcher.close()
         return batch
 
-    from batchmill.batcher import BatcherConfig
-
     thresholds = levels(
         listeners=(heard.append,), critical_handler=lambda _: QueueDecision.retry(3_600_000)
     )
@@ -205,11 +203,17 @@ def test_close_wakes_those_who_wait_for_room() -> None:
 
 def test_leaving_the_block_closes() -> None:
     """Also when it is left by an exception."""
-    with pytest.raises(LookupError), MicroBatcher(Echo()) as batcher:
-        future = batcher.submit(1)
-        raise LookupError
+    batcher: MicroBatcher[Any] = MicroBatcher(Echo())
+
+    def leave() -> None:
+        with batcher:
+            batcher.submit(1)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        leave()
     assert batcher.closed
-    assert future.done()
+    assert batcher.stats().succeeded == 1
 
 
 def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from batchmill._waiting import TaskWaiter
 from batchmill.flows import FlowDispatcher, WouldDeadlockError
-from batchmill.flows._waiting import TaskWaiter
 from tests.flows_kit import (
     WAIT_S,
     Gate,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from batchmill._waiting import ThreadWaiter
 from batchmill.flows import Backpressure, FlowDispatcher, _dispatcher
-from batchmill.flows._waiting import ThreadWaiter
 from tests.flows_kit import (
     LOGGER,
     WAIT_S,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from batchmill._waiting import ThreadWaiter
 from batchmill.flows import Backpressure, WouldDeadlockError, _dispatcher
-from batchmill.flows._waiting import ThreadWaiter
 from tests.flows_kit import (
     LOGGER,
     WAIT_S,

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
+from batchmill._waiting import ThreadWaiter
 from batchmill.flows import FlowDispatcher, _dispatcher
 from batchmill.flows._flows import Entry
 from batchmill.flows._lane import Lane
-from batchmill.flows._waiting import ThreadWaiter
 from tests.flows_kit import (
     WAIT_S,
     Gate,

@@ -43,31 +43,42 @@ class ThreadWaiter:
 
 
 class TaskWaiter:
-    """An asyncio task that waits; its loop goes on meanwhile."""
+    """An asyncio task that waits; its loop goes on meanwhile.
 
-    __slots__ = ("_future", "_loop")
+    Tasks of one loop that are woken in some order go on in that order, with or without a timeout.
+    """
+
+    __slots__ = ("_loop", "_woken")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] = self._loop.create_future()
+        self._woken: asyncio.Future[bool] = self._loop.create_future()
 
     def wake(self) -> bool:
         try:
-            self._loop.call_soon_threadsafe(self._set)
+            self._loop.call_soon_threadsafe(self._settle, self._woken, True)
         except RuntimeError:  # the loop is closed, and the task with it
             return False
         return True
 
-    def _set(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+    @staticmethod
+    def _settle(future: asyncio.Future[bool], woken: bool) -> None:
+        if not future.done():
+            future.set_result(woken)
 
     async def wait(self, timeout_s: float | None) -> bool:
         """True when woken; False when ``timeout_s`` (None: for ever) passed first."""
-        done, _ = await asyncio.wait([self._future], timeout=timeout_s)
-        if done:
-            self._future = self._loop.create_future()
-        return bool(done)
+        future = self._woken
+        timer = None
+        if timeout_s is not None:
+            timer = self._loop.call_later(max(0.0, timeout_s), self._settle, future, False)
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if future.done():
+                self._woken = self._loop.create_future()  # for the next wait
 
 
 class Countdown:

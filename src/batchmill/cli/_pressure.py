@@ -68,7 +68,7 @@ def run(console: Console) -> bool:
     mark = "✓" if balanced and not console.options.ascii_only else "ok" if balanced else "WRONG"
     console.print(
         f"{mark} submitted {stats.submitted:,} = sent {ends[0]:,} + rejected {ends[1]:,} "
-        f"+ dropped {ends[2]:,}; every order has its answer"
+        f"+ dropped {ends[2]:,}; all answered"
     )
     return balanced
 

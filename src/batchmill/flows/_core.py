@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from batchmill._waiting import ThreadWaiter, Waiter
 from batchmill.flows._config import FlowConfig
 from batchmill.flows._lines import Ticket
 from batchmill.flows._router import Router
 from batchmill.flows._stats import CANCELLED
-from batchmill.flows._waiting import Waiter
 from batchmill.flows._worker import Worker
 
 log = logging.getLogger("batchmill.flows")
@@ -39,6 +39,8 @@ _COURTESIES = 20
 
 class FlowCore:
     """A dispatcher without its public face."""
+
+    fork_order = 1
 
     def __init__(
         self,
@@ -145,6 +147,19 @@ class FlowCore:
         with self.lock:
             if waiter in self._closers:
                 self._closers.remove(waiter)
+
+    def await_close(self) -> None:
+        """Wait for the drain until its deadline, and say what was not processed: at exit."""
+        waiter = ThreadWaiter()
+        if self.await_end(waiter):
+            waiter.wait(self.deadline - time.monotonic())
+        left = self.take_back()
+        if left:
+            log.warning(
+                "batchmill flows %s: %d signals were not processed before the interpreter ended",
+                self.name,
+                len(left),
+            )
 
     def take_back(self) -> list[Any]:
         """All that is queued, out of the queues, in the order it was dispatched."""

@@ -9,14 +9,15 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from batchmill import _process
 from batchmill._errors import ConfigError, WouldDeadlockError
-from batchmill.flows import _intake, _process
+from batchmill._waiting import TaskWaiter, ThreadWaiter
+from batchmill.flows import _intake
 from batchmill.flows._config import FlowConfig
 from batchmill.flows._core import FlowCore
 from batchmill.flows._lines import Ticket
 from batchmill.flows._snapshot import snapshot
 from batchmill.flows._stats import FlowStats
-from batchmill.flows._waiting import TaskWaiter, ThreadWaiter
 
 log = logging.getLogger("batchmill.flows")
 

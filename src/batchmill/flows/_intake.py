@@ -7,12 +7,12 @@ steps there are is decided by the router; here is what only a caller has: a time
 from __future__ import annotations
 
 from batchmill._errors import WouldDeadlockError
+from batchmill._waiting import TaskWaiter, ThreadWaiter
 from batchmill.flows._config import Backpressure
 from batchmill.flows._core import FlowCore
 from batchmill.flows._lane import Lane
 from batchmill.flows._lines import Ticket
 from batchmill.flows._stats import CANCELLED, CLOSED, INGRESS_FULL
-from batchmill.flows._waiting import TaskWaiter, ThreadWaiter
 
 
 def line_up(core: FlowCore, ticket: Ticket, timeout: float | None) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
+from batchmill._waiting import ThreadWaiter
 from batchmill.flows._flows import Entry
 from batchmill.flows._lines import Ticket
-from batchmill.flows._waiting import ThreadWaiter
 
 
 class Lane:

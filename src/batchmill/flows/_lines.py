@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from batchmill._waiting import Waiter
 from batchmill.flows._flows import Flow
-from batchmill.flows._waiting import Waiter
 
 if TYPE_CHECKING:
     from batchmill.flows._lane import Lane

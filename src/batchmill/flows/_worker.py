@@ -17,9 +17,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from batchmill._waiting import ThreadWaiter
 from batchmill.flows._histogram import Histogram
 from batchmill.flows._rate import Rate
-from batchmill.flows._waiting import ThreadWaiter
 
 if TYPE_CHECKING:
     from batchmill.flows._core import FlowCore
