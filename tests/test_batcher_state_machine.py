@@ -178,5 +178,5 @@ class Batching(RuleBasedStateMachine):
         assert_balanced(stats)
 
 
-Batching.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Batching.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestBatching = Batching.TestCase

@@ -24,7 +24,7 @@ from batchmill.pressure import QueueThresholdConfig, strategies
 from tests.batcher_kit import WAIT_S, assert_balanced
 
 SUBMITTERS = 6
-EACH = 250
+EACH = 800
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
     def collect(number: int) -> None:
         start.wait(WAIT_S)
         mine = []
-        for item, future in _submit(batcher, number * 1000 + 1):
+        for item, future in _submit(batcher, number * 10_000 + 1):
             future.add_done_callback(lambda _, item=item: told.update([item]))
             mine.append((item, future))
         for item, future in mine:
@@ -134,7 +134,7 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
 
     def collect_async(number: int) -> None:
         start.wait(WAIT_S)
-        for item, result in asyncio.run(_asubmit(batcher, number * 1000 + 1)):
+        for item, result in asyncio.run(_asubmit(batcher, number * 10_000 + 1)):
             outcome = _check(item, result, variant == "keyed")
             with lock:
                 answers[outcome] += 1
@@ -203,7 +203,7 @@ def test_the_balance_holds_at_every_moment() -> None:
     """Not only when all is quiet: a reader never sees an item in no place, or in two."""
     config, thresholds = VARIANTS["keyed"]
     batcher: MicroBatcher[int] = MicroBatcher(_backend, config, thresholds)
-    threads = [threading.Thread(target=_submit, args=(batcher, n * 1000 + 1)) for n in range(3)]
+    threads = [threading.Thread(target=_submit, args=(batcher, n * 10_000 + 1)) for n in range(3)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):

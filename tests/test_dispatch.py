@@ -197,3 +197,12 @@ def test_saturated_class_does_not_starve_another(partitions: int) -> None:
         was_served = served.wait(WAIT_S)
         served.set()
     assert was_served
+
+
+def test_handler_may_empty_its_batch() -> None:
+    """The list is the handler's own: what it does to it changes no count."""
+    with make_queue() as queue:
+        queue.add_handler(Red, list.clear)
+        queue.produce_many([Red(number) for number in range(5)])
+        assert queue.flush(WAIT_S)
+        assert (queue.stats().consumed, queue.stats().pending) == (5, 0)

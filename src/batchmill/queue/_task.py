@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Set
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from batchmill.queue._handler import Receiver
 from batchmill.queue._partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition
@@ -134,8 +134,8 @@ class DrainTask:
         cell[0] = self
         delay_s: float | None = 0.0
         try:
-            # No lock: whoever sets this again has put an item, or the like, that is seen below.
-            self._again = False
+            with self._wake_lock:
+                self._again = False
             delay_s = self._work()
         except BaseException:
             delay_s = self.core.config.max_idle_ms / 1000
@@ -235,12 +235,14 @@ class DrainTask:
         ):
             return False
         partition = lane.partition
+        batch: list[Any] = []
+        count = 0
+        started = time.monotonic_ns()
+        self.calling = receiver
         try:
             # Taken only now: a batch taken before the lock could be overtaken by a later one.
             batch = partition.take(lane, self._max_batch)
-            count = len(batch)
-            started = time.monotonic_ns()
-            self.calling = receiver
+            count = len(batch)  # now: the list is the handler's to change
             if receiver is None:
                 core.note_unregistered(lane)
                 outcome = UNREGISTERED
@@ -281,13 +283,16 @@ class DrainTask:
         for receiver in partition.idlers:
             if receiver in busy:
                 continue
-            if receiver.lock is None:
+            lock = receiver.lock
+            if lock is not None and not lock.acquire(False):
+                continue  # it is consuming: not idle
+            self.calling = receiver
+            try:
                 self.core.notify(receiver, receiver.on_idle)
-            elif receiver.lock.acquire(blocking=False):  # else it is consuming: not idle
-                try:
-                    self.core.notify(receiver, receiver.on_idle)
-                finally:
-                    receiver.lock.release()
+            finally:
+                self.calling = None
+                if lock is not None:
+                    lock.release()
 
     def _park(self) -> float | None:
         """Nothing to do: tell the handlers, arm the partitions, say when to look again."""
