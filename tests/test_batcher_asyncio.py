@@ -30,8 +30,9 @@ def test_asubmit_answers() -> None:
     echo = Echo()
 
     async def main() -> list[Any]:
-        async with MicroBatcher(echo) as batcher:
-            return await asyncio.gather(*(batcher.asubmit(n) for n in range(200)))
+        batcher: MicroBatcher[int] = MicroBatcher(echo)
+        async with batcher:
+            return list(await asyncio.gather(*(batcher.asubmit(n) for n in range(200))))
 
     results = asyncio.run(main())
     assert [result.value for result in results] == [(n, "done") for n in range(200)]
@@ -135,7 +136,8 @@ def test_an_async_backend_runs_on_the_loop_it_was_born_on() -> None:
         return await _twice(batch)
 
     async def main() -> None:
-        async with MicroBatcher(backend) as batcher:
+        batcher: MicroBatcher[int] = MicroBatcher(backend)
+        async with batcher:
             assert (await batcher.asubmit(21)).value == 42
         assert loops == [asyncio.get_running_loop()]
 
@@ -182,7 +184,8 @@ def test_waiting_on_the_loop_of_the_backend_is_refused(call: str) -> None:
     """It would hang: the loop it blocks is the one that the backend needs."""
 
     async def main() -> None:
-        async with MicroBatcher(_twice) as batcher:
+        batcher: MicroBatcher[int] = MicroBatcher(_twice)
+        async with batcher:
             pending = asyncio.create_task(batcher.asubmit(1))
             await asyncio.sleep(0)
             with pytest.raises(WouldDeadlockError, match=f"a{call}"):

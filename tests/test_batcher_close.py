@@ -60,7 +60,7 @@ def test_closing_from_several_threads() -> None:
         in_thread(batcher.close) as one,
         in_thread(batcher.close) as two,
     ):
-        wait_until(lambda: len(batcher._engine._flushers) == 2, "both wait")
+        wait_until(lambda: len(batcher._engine._ledger.waiters) == 2, "both wait")
         gate.open()
         assert one.result(WAIT_S)
         assert two.result(WAIT_S)

@@ -60,8 +60,8 @@ def test_the_earliest_deadline_comes_first() -> None:
     order: list[int] = []
     with batching(Echo(), clock=clock, linger_ms=FOREVER_MS, name="timed") as batcher:
         futures = {n: batcher.submit(n, deadline_s=n) for n in (5, 1, 3, 2, 4)}
-        for number, future in futures.items():
-            future.add_done_callback(lambda _, number=number: order.append(number))
+        for future in futures.values():
+            future.add_done_callback(lambda future: order.append(future.result().item))
         timers = [t for t in threads_of("timed") if t.name.endswith("-timer")]
         assert len(timers) == 1
         clock.advance(5)

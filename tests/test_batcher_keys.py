@@ -182,3 +182,17 @@ def test_a_key_that_cannot_be_hashed_is_the_callers_error() -> None:
         with pytest.raises(TypeError, match="unhashable"):
             batcher.submit("a")
         assert batcher.stats().submitted == 0
+
+
+def test_a_late_equal_item_shares_no_fate() -> None:
+    """Refused after close(), it does not take those along who wait for the one in flight."""
+    gate = Gate()
+    with batching(gate, key=_key, linger_ms=0) as batcher:
+        first = batcher.submit(("a", 1))
+        gate.wait_entered()
+        second = batcher.submit(("a", 2))
+        batcher._engine.begin_close()
+        assert answer(batcher.submit(("a", 3))).is_failure
+        gate.open()
+        assert answer(first).is_success
+        assert answer(second).is_success

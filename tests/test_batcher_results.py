@@ -170,7 +170,8 @@ def test_without_thresholds_nothing_is_refused() -> None:
 def test_with_thresholds_is_the_same_as_giving_them() -> None:
     """The seed's factory."""
     echo = Echo()
-    with MicroBatcher.with_thresholds(echo, BatcherConfig(), levels()) as batcher:
+    batcher: MicroBatcher[Any] = MicroBatcher.with_thresholds(echo, BatcherConfig(), levels())
+    with batcher:
         assert answer(batcher.submit(1)).is_success
         assert batcher.stats().thresholds is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import threading
 from collections import Counter
@@ -119,11 +120,15 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
     errors: list[BaseException] = []
     lock = threading.Lock()
 
+    def count(item: int, _: object) -> None:
+        with lock:
+            told[item] += 1
+
     def collect(number: int) -> None:
         start.wait(WAIT_S)
         mine = []
         for item, future in _submit(batcher, number * 10_000 + 1):
-            future.add_done_callback(lambda _, item=item: told.update([item]))
+            future.add_done_callback(functools.partial(count, item))
             mine.append((item, future))
         for item, future in mine:
             outcome = "cancelled"

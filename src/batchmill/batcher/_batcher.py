@@ -162,7 +162,7 @@ class MicroBatcher(Generic[T]):
         False at once, and the rest happens when the backend returns.
         """
         engine = self._engine
-        if _inside.current() is engine:
+        if _inside.current() is engine.desk:
             engine.begin_close(unattended=True)
             return False
         self._refuse_deadlock("close()")
@@ -171,7 +171,7 @@ class MicroBatcher(Generic[T]):
 
     async def aclose(self, timeout: float | None = None) -> bool:
         """Like :meth:`close`, without blocking the event loop."""
-        if _inside.current() is self._engine:
+        if _inside.current() is self._engine.desk:
             return self.close(timeout)
         self._engine.begin_close()
         return await asyncio.to_thread(self._engine.finish_close, self._close_until(timeout))
@@ -218,11 +218,11 @@ class MicroBatcher(Generic[T]):
         return self._until(self._engine.config.close_timeout_s if timeout is None else timeout)
 
     def _refuse_self_wait(self, call: str) -> None:
-        if self._engine.config.max_in_flight == 1 and _inside.current() is self._engine:
+        if self._engine.config.max_in_flight == 1 and _inside.current() is self._engine.desk:
             raise WouldDeadlockError(self.name, call)
 
     def _refuse_deadlock(self, call: str, on_loop: bool = False) -> None:
-        if _inside.current() is self._engine:
+        if _inside.current() is self._engine.desk:
             raise WouldDeadlockError(self.name, call)
         loop = self._engine.caller.loop
         if loop is not None and not on_loop and asyncio._get_running_loop() is loop:

@@ -17,7 +17,6 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from batchmill import _process
 from batchmill._errors import ConfigError
@@ -27,7 +26,9 @@ from batchmill.batcher._adaptive import InFlightLimit
 from batchmill.batcher._backend import BackendCaller
 from batchmill.batcher._clock import Clock
 from batchmill.batcher._config import BatcherConfig
+from batchmill.batcher._desk import Desk, Work
 from batchmill.batcher._intake import Answer, Intake, failure, late
+from batchmill.batcher._ledger import Ledger
 from batchmill.batcher._pending import Entry, FlushReason, Pending
 from batchmill.batcher._result import BatcherClosedError, ItemResult, Outcome
 from batchmill.batcher._stats import BatcherStats
@@ -36,9 +37,6 @@ from batchmill.batcher._twins import Twins
 from batchmill.pressure import QueueThresholdConfig, QueueThresholdManager
 
 log = logging.getLogger("batchmill.batcher")
-
-# How these end is no fate that an equal item would share: one of them takes the place.
-_ALONE = ("expired", "cancelled")
 
 
 class Engine:
@@ -71,10 +69,10 @@ class Engine:
     def reset(self) -> None:
         """Empty and idle: at the start, and in a forked child, where the rest is the parent's."""
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # one worker at a time forms a batch
-        self._bell = ThreadWaiter()  # rung for the worker whose turn it is
+        self.desk = Desk(self, self.clock)
         self._pending = Pending(self.config)
         self._twins = Twins()
+        self._ledger = Ledger(self.name, self._lock, self._twins)
         self.intake = Intake(
             self.thresholds,
             self.clock,
@@ -86,21 +84,13 @@ class Engine:
             self._settle,
         )
         self._in_flight: dict[int, list[Entry]] = {}
-        self._telling: dict[int, tuple[int, int]] = {}  # of answers under way: entry, thread
-        self._flushers: list[ThreadWaiter] = []
         self._flush_up_to = 0
         self._limit = InFlightLimit(self.config.max_in_flight, self.config.adaptive)
-        self._workers: list[threading.Thread] = []
-        self._free_workers = 0
-        self._live_workers = 0
         self._next_batch_id = 0
         self.closing = False
         self.abandoned = False
         self._unattended = False
         self._close_until: float | None = None
-        self._counts = dict.fromkeys(
-            ("submitted", "succeeded", "failed", "rejected", "dropped", "expired", "cancelled"), 0
-        )
         self._batches = 0
         self._flushes = dict.fromkeys(FlushReason, 0)
 
@@ -122,13 +112,17 @@ class Engine:
             if not self.closing:
                 if entry.key is not None and self._twins.join(entry):
                     self._watch(entry)
-                    self._counts["submitted"] += 1
+                    self._ledger.counts["submitted"] += 1
                     return True
                 if len(self._pending) < self._warning:
-                    self._accept(entry)
-                    self._counts["submitted"] += 1
+                    try:
+                        self._accept(entry)
+                    except BaseException:  # no thread to be had: told at once, nothing is kept
+                        self._twins.release(entry)
+                        raise
+                    self._ledger.counts["submitted"] += 1
                     return True
-            self._counts["submitted"] += 1
+            self._ledger.counts["submitted"] += 1
             self.intake.deciding.add(entry)
         return self.intake.offer(entry, patient)
 
@@ -143,43 +137,23 @@ class Engine:
             raise
 
     def _accept(self, entry: Entry) -> None:
-        if not self._workers:
-            try:
-                self._want_worker()
-            except RuntimeError:  # no thread to be had: the caller is told, nothing is kept
-                if entry.key is not None:
-                    self._twins.release(entry)
-                raise
+        if not self.desk.workers:
+            self._want_worker()
         self._watch(entry)
         if self._pending.add(entry):
             self._want_worker()
-            self._bell.wake()
+            self.desk.bell.wake()
 
     def _watch(self, entry: Entry) -> None:
         if entry.deadline is not None:
             # Weakly: an entry that was answered in time need not stay until its deadline.
-            self._timer.at(entry.deadline, functools.partial(self._expire, weakref.ref(entry)))
+            self._timer.at(entry.deadline, functools.partial(self.desk.expire, weakref.ref(entry)))
 
     def _want_worker(self) -> None:
-        if self._free_workers == 0 and len(self._workers) < self.config.max_in_flight:
-            thread = threading.Thread(
-                target=self._work, name=f"batchmill-{self.name}-{len(self._workers)}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:
-                if not self._workers:
-                    raise
-                log.exception("batchmill batcher %s: going on with fewer workers", self.name)
-                return
-            self._workers.append(thread)
-            self._live_workers += 1
-            self._free_workers += 1  # it counts from now, so that no second one is started for it
+        self.desk.want_worker(self.config.max_in_flight, f"batchmill-{self.name}")
 
-    def _expire(self, reference: weakref.ref[Entry]) -> None:
-        entry = reference()
-        if entry is None:
-            return
+    def expire(self, entry: Entry) -> None:
+        """The entry's time is over: answer it, unless it was sent already."""
         with self._lock:
             if entry in self._pending:
                 heir = self._twins.heir(entry) if entry.key is not None else None
@@ -189,53 +163,38 @@ class Engine:
                     self._pending.remove(entry)
             elif entry.key is None or not self._twins.leave(entry):
                 return
-            told = self._book([(entry, late(entry, self.clock.now()), "expired")])
-        self._tell(told)
+            told = self._ledger.book([(entry, late(entry, self.clock.now()), "expired")])
+        self._ledger.tell(told)
 
-    def _work(self) -> None:
-        _inside.enter(self)
-        process = os.getpid()
-        while True:
-            taken = self._next_batch()
-            if taken is None:
-                self._leave()
-                return
-            batch_id, batch = taken
-            try:
-                self._send(batch_id, batch, process)
-            except BaseException as error:  # a fault of ours must cost neither items nor a worker
-                log.exception("batchmill batcher %s: a worker failed", self.name)
-                left = self._in_flight.get(batch_id, [])
-                self._finish(batch_id, [(e, failure(e, error), "failed") for e in left], None)
-            del taken, batch
-
-    def _leave(self) -> None:
+    def look(self) -> Work:
+        """What the worker whose turn it is should do."""
+        if self.abandoned and not self.closing:
+            self.begin_close()
         with self._lock:
-            self._live_workers -= 1
-            last = self._live_workers == 0
+            if len(self._in_flight) >= self._limit.current:
+                return Work()
+            reason = self._pending.ready(self.clock.now(), self._flush_up_to, self.closing)
+            if reason is not None:
+                return self._take(reason)
+            if self.closing:
+                self.desk.free -= 1
+                return Work(leave=True)
+            return Work(until=self._pending.due_at())
+
+    def leave(self) -> None:
+        """A worker goes: there will be no more."""
+        with self._lock:
+            self.desk.live -= 1
+            last = self.desk.live == 0
         if last and self._unattended:
             self._wind_up()
 
-    def _next_batch(self) -> tuple[int, list[Entry]] | None:
-        with self._turn:
-            while True:
-                if self.abandoned and not self.closing:
-                    self.begin_close()
-                with self._lock:
-                    until = None
-                    if len(self._in_flight) < self._limit.current:
-                        reason = self._pending.ready(
-                            self.clock.now(), self._flush_up_to, self.closing
-                        )
-                        if reason is not None:
-                            return self._take(reason)
-                        if self.closing:
-                            self._free_workers -= 1
-                            return None
-                        until = self._pending.due_at()
-                self.clock.wait(self._bell, until)
+    def fail(self, batch_id: int, error: BaseException) -> None:
+        """A batch could not be sent for a reason of our own."""
+        left = self._in_flight.get(batch_id, [])
+        self._finish(batch_id, [(entry, failure(entry, error), "failed") for entry in left], None)
 
-    def _take(self, reason: FlushReason) -> tuple[int, list[Entry]]:
+    def _take(self, reason: FlushReason) -> Work:
         batch = self._pending.take()
         if reason is FlushReason.SIZE and len(batch) < self.config.batch_size:
             reason = FlushReason.WEIGHT  # enough of them wait, but they are too heavy together
@@ -243,13 +202,14 @@ class Engine:
         self._in_flight[self._next_batch_id] = batch
         self._batches += 1
         self._flushes[reason] += 1
-        self._free_workers -= 1
+        self.desk.free -= 1
         if len(self._pending):
             self._want_worker()
         self.intake.make_room()
-        return self._next_batch_id, batch
+        return Work(self._next_batch_id, batch)
 
-    def _send(self, batch_id: int, batch: list[Entry], process: int) -> None:
+    def send(self, batch_id: int, batch: list[Entry], process: int) -> None:
+        """Hand a batch to the backend and answer its entries."""
         if self.thresholds is not None:
             self.thresholds.observe(len(self._pending))
         now = self.clock.now()
@@ -293,8 +253,8 @@ class Engine:
                 if heir is not None:
                     live.append(heir)
             self._in_flight[batch_id] = live
-            told = self._book(gone)
-        self._tell(told)
+            told = self._ledger.book(gone)
+        self._ledger.tell(told)
         return live
 
     def _finish(
@@ -302,58 +262,30 @@ class Engine:
     ) -> None:
         """A batch is over: count and answer its entries, and let the next one go."""
         with self._lock:
-            told = self._book(answers)
+            told = self._ledger.book(answers)
             if took_s is not None:
                 self._limit.record(took_s, ok, len(self._in_flight))
             self._in_flight.pop(batch_id, None)
-            self._bell.wake()
-        self._tell(told)
+            self.desk.bell.wake()
+        self._ledger.tell(told)
         with self._lock:
-            self._free_workers += 1
+            self.desk.free += 1
 
     def _settle(self, answers: Sequence[Answer]) -> None:
         """Count and answer entries that were in no batch."""
         with self._lock:
-            told = self._book(answers)
+            told = self._ledger.book(answers)
             for entry, _, _ in answers:
                 self.intake.deciding.discard(entry)
-        self._tell(told)
-
-    def _book(self, answers: Sequence[Answer]) -> list[Answer]:
-        """Count entries, and those that joined them; whom to tell. The lock is held."""
-        told = list(answers)
-        for entry, result, kind in answers:
-            if entry.key is not None and result is not None and kind not in _ALONE:
-                for follower in self._twins.release(entry):
-                    told.append(_share(follower, result, kind))
-        for _, _, kind in told:
-            self._counts[kind] += 1
-        oldest = min((entry.seq for entry, _, _ in told if entry.seq), default=0)
-        if oldest:
-            self._telling[id(told)] = (oldest, threading.get_ident())
-        return told
-
-    def _tell(self, told: list[Answer]) -> None:
-        for entry, result, _ in told:
-            if result is None:
-                continue
-            try:
-                entry.resolve(result)
-            except BaseException:  # a callback of its owner: the others are to hear all the same
-                log.exception("batchmill batcher %s: an item's owner failed", self.name)
-        with self._lock:
-            if self._telling.pop(id(told), None) is not None:
-                for waiter in self._flushers:
-                    waiter.wake()
+        self._ledger.tell(told)
 
     def _answered_up_to(self, seq: int) -> bool:
-        """Whether all accepted up to ``seq`` were told, but for what this thread is telling."""
-        here = threading.get_ident()
-        open_ = [batch[0].seq for batch in self._in_flight.values() if batch]
-        open_ += [oldest for oldest, thread in self._telling.values() if thread != here]
-        if self._pending.first_seq is not None:
-            open_.append(self._pending.first_seq)
-        return min(open_, default=seq + 1) > seq
+        waiting = self._pending.first_seq
+        return (
+            (waiting is None or waiting > seq)
+            and not any(batch and batch[0].seq <= seq for batch in self._in_flight.values())
+            and self._ledger.told_up_to(seq)
+        )
 
     def flush(self, until: float | None) -> bool:
         """Send what waits without lingering; True when all accepted so far has been answered."""
@@ -361,8 +293,8 @@ class Engine:
         with self._lock:
             seq = self._pending.last_seq
             self._flush_up_to = max(self._flush_up_to, seq)
-            self._flushers.append(waiter)
-            self._bell.wake()
+            self._ledger.waiters.append(waiter)
+            self.desk.bell.wake()
         try:
             woken = True
             while True:
@@ -374,7 +306,7 @@ class Engine:
                 woken = self.clock.wait(waiter, until)
         finally:
             with self._lock:
-                self._flushers.remove(waiter)
+                self._ledger.waiters.remove(waiter)
 
     def begin_close(self, unattended: bool = False) -> None:
         """Take no more; send what waits, and give up on what was parked.
@@ -389,25 +321,27 @@ class Engine:
             parked = self.intake.close()
             if len(self._pending):
                 self._want_worker()
-            self._bell.wake()
+            self.desk.bell.wake()
         error = BatcherClosedError("it was waiting for another try")
         self._settle([(entry, failure(entry, error), "rejected") for entry in parked])
 
     def finish_close(self, until: float | None) -> bool:
         """Wait for the rest; what is not with the backend by ``until`` is rejected."""
         in_time = self.flush(until)
-        self._bell.wake()
+        self.desk.bell.wake()
         if in_time:
-            for thread in self._workers:
+            for thread in self.desk.workers:
                 if thread is not threading.current_thread():
                     thread.join()
         else:
             error = BatcherClosedError("it was not sent before close() ran out of time")
             with self._lock:
                 rest = self._pending.take_all()
-                told = self._book([(entry, failure(entry, error), "rejected") for entry in rest])
+                told = self._ledger.book(
+                    [(entry, failure(entry, error), "rejected") for entry in rest]
+                )
                 self._unattended = True
-            self._tell(told)
+            self._ledger.tell(told)
         self._wind_up(in_time)
         return in_time
 
@@ -417,6 +351,8 @@ class Engine:
             self.caller.close()
         if self.thresholds is not None:
             self.thresholds.close()
+        _process.release(self)
+        self.desk.revived = None
 
     def await_close(self) -> None:
         """Wait for the rest as long as the settings allow: at interpreter exit."""
@@ -428,13 +364,16 @@ class Engine:
         Called by a finaliser, which may run at any point, so it takes no lock.
         """
         self.abandoned = True
-        self._bell.wake()
+        if self.desk.live:
+            _process.keep(self)
+            self.desk.revived = self
+        self.desk.bell.wake()
 
     def stats(self) -> BatcherStats:
         thresholds = self.thresholds.stats() if self.thresholds is not None else None
         with self._lock:
             return BatcherStats(
-                **self._counts,
+                **self._ledger.counts,
                 queue_depth=len(self._pending),
                 in_flight=sum(len(batch) for batch in self._in_flight.values()),
                 parked=len(self.intake.parked),
@@ -450,14 +389,14 @@ class Engine:
             )
 
     def after_fork_in_child(self) -> None:
-        closed = self.closing
+        closed, desk = self.closing, self.desk
         self._timer.reset()
         self.caller.reset()
         self.reset()
         self.closing = closed
         if closed:
             self.intake.close()
-        if _inside.current() is self:  # forked in the backend: here it is nobody's worker
+        if _inside.current() is desk:  # forked in the backend: here it is nobody's worker
             _inside.enter(None)
 
 
@@ -469,11 +408,3 @@ def _start(entry: Entry, now: float) -> Answer | None:
         return entry, None, "cancelled"
     entry.sent = True
     return None
-
-
-def _share(entry: Entry, result: ItemResult[Any], kind: str) -> Answer:
-    """An equal entry's answer as this one's."""
-    if not entry.start():
-        return entry, None, "cancelled"
-    shared = ItemResult(entry.item, result.outcome, result.value, result.error, result.level)
-    return entry, shared, kind

@@ -34,8 +34,11 @@ class Twins:
 
     def heir(self, entry: Entry) -> Entry | None:
         """The primary leaves: the follower that takes its place, if there is one."""
-        group = self._groups.pop(entry.key, None)
-        if group is None or not group[1]:
+        group = self._groups.get(entry.key)
+        if group is None or group[0] is not entry:
+            return None
+        if not group[1]:
+            del self._groups[entry.key]
             return None
         heir, *rest = group[1]
         heir.seq = entry.seq
@@ -45,9 +48,10 @@ class Twins:
 
     def release(self, entry: Entry) -> list[Entry]:
         """The primary is answered: all who waited for that, and the key is free again."""
-        group = self._groups.pop(entry.key, None)
-        if group is None:
-            return []
+        group = self._groups.get(entry.key)
+        if group is None or group[0] is not entry:
+            return []  # it never was the primary: it came after close()
+        del self._groups[entry.key]
         self.count -= len(group[1])
         return group[1]
 

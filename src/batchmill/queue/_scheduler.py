@@ -21,9 +21,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 
 from batchmill import _process
+from batchmill._waiting import ThreadWaiter
+from batchmill.queue._ready import ReadyLine
 from batchmill.queue._task import DrainTask, cell_of_thread
 
 log = logging.getLogger("batchmill.queue")
@@ -42,9 +43,7 @@ class Scheduler:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        # SimpleQueue.put may be called from a finaliser in the middle of anything: it is the one
-        # queue in the standard library made for that.
-        self._ready: SimpleQueue[DrainTask | None] = SimpleQueue()
+        self._ready: ReadyLine[DrainTask] = ReadyLine()
         self._timers: list[tuple[float, int, weakref.ref[DrainTask]]] = []
         self._timer_ids = itertools.count()
         self._lock = threading.Lock()
@@ -73,7 +72,7 @@ class Scheduler:
                 self.threads.append(thread)
         except RuntimeError:  # the system has no thread left: not with half of them
             self.stopping = True
-            self._ready.put(None)
+            self._ready.close()
             raise
 
     def release(self) -> bool:
@@ -83,7 +82,7 @@ class Scheduler:
             if self.users:
                 return False
             self.stopping = True
-        self._ready.put(None)
+        self._ready.close()
         return True
 
     def join(self, deadline: float) -> None:
@@ -139,13 +138,9 @@ class Scheduler:
     def _loop(self, index: int) -> None:
         ready = self._ready
         cell = cell_of_thread()
+        waiter = ThreadWaiter()
         while True:
-            task: DrainTask | None
-            wait_s = self._fire_timers(index)
-            try:
-                task = ready.get(timeout=wait_s)
-            except Empty:
-                continue
+            task = ready.get(waiter, self._fire_timers(index))
             if task is not None:
                 if self._timers:
                     self._leave_timers_to_others(index)
@@ -153,12 +148,11 @@ class Scheduler:
                     task.run(cell)
                 except BaseException:  # a fault of ours must not cost the pool a thread
                     log.exception("batchmill scheduler %s: a drain task failed", self.name)
-                del task  # a parked thread must not keep a queue alive
                 if ready is not self._ready:
                     _process.leave_forked_child()
-            elif self.stopping:
-                ready.put(None)  # for the next thread
+            elif self.stopping and ready.empty():
                 return
+            del task  # a parked thread must not keep a queue alive
 
     def _leave_timers_to_others(self, index: int) -> None:
         """This thread is about to be busy: see that another one looks in time for the next timer.
@@ -170,7 +164,7 @@ class Scheduler:
         with self._lock:
             due = self._timers[0][0] if self._timers else _NEVER
         if self.size > 1 and due < min(self._looks_again_at):
-            self._ready.put(None)
+            self._ready.wake_one()
 
     def _fire_timers(self, index: int) -> float | None:
         """Submit what is due; seconds until the next timer, or None."""
