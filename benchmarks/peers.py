@@ -140,7 +140,7 @@ def simple_queue(handlers: Handlers) -> Peer:
 
 
 class OneByOnePeer:
-    """``queue.SimpleQueue`` as it is used most: take an item, handle it, take the next; no bound."""
+    """``queue.SimpleQueue`` as it is used most: take one item, handle it, and so on; no bound."""
 
     def __init__(self, handlers: Handlers) -> None:
         source: queue.SimpleQueue[Any] = queue.SimpleQueue()

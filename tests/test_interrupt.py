@@ -393,7 +393,7 @@ def test_interrupted_in_the_middle_of_shutdown() -> None:
         close()
         raise KeyboardInterrupt
 
-    layout.close = close_and_interrupt  # type: ignore[method-assign]
+    layout.close = close_and_interrupt  # type: ignore[method-assign,assignment]
     with pytest.raises(KeyboardInterrupt):
         queue.shutdown()
     finished = queue.shutdown()
