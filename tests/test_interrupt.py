@@ -388,12 +388,12 @@ def test_interrupted_in_the_middle_of_shutdown() -> None:
     layout = queue._core.layout
     close = layout.close
 
-    def close_and_interrupt() -> bool:
+    def close_and_interrupt() -> None:
         layout.close = close  # type: ignore[method-assign]
         close()
         raise KeyboardInterrupt
 
-    layout.close = close_and_interrupt  # type: ignore[method-assign,assignment]
+    layout.close = close_and_interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         queue.shutdown()
     finished = queue.shutdown()
