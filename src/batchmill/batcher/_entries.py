@@ -9,6 +9,7 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
+from batchmill.batcher._future import ItemFuture
 from batchmill.batcher._pending import Entry
 from batchmill.batcher._result import ItemResult
 
@@ -20,7 +21,7 @@ class ThreadEntry(Entry):
 
     def __init__(self, item: Any, since: float, deadline: float | None) -> None:
         super().__init__(item, since, deadline)
-        self.future: Future[ItemResult[Any]] = Future()
+        self.future: Future[ItemResult[Any]] = ItemFuture()
 
     def start(self) -> bool:
         try:
