@@ -41,8 +41,10 @@ run: $(VENV)/.run-installed $(PACKAGE) ## watch the queues at work, in the termi
 test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
 	@$(BIN)/pytest $(ARGS)
 
-bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure the queue against its peers
+bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure the queue, the batcher and the flows against their peers
 	@$(BIN)/python -m benchmarks.queue $(ARGS)
+	@$(BIN)/python -m benchmarks.pressure $(ARGS)
+	@$(BIN)/python -m benchmarks.flows $(ARGS)
 
 lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports
 	$(BIN)/ruff check $(CHECKED)
