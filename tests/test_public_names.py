@@ -7,7 +7,11 @@ from types import ModuleType
 import pytest
 
 import batchmill
+import batchmill.batcher
+import batchmill.flows
+import batchmill.pressure
 import batchmill.queue
+import batchmill.testing
 
 QUEUE = {
     "BatchQueue",
@@ -34,9 +38,63 @@ ERRORS = {
     "SelectorError",
     "WouldDeadlockError",
 }
+PRESSURE = {
+    "EventKind",
+    "QueueAction",
+    "QueueDecision",
+    "QueueFullError",
+    "QueueThresholdConfig",
+    "QueueThresholdContext",
+    "QueueThresholdEvent",
+    "QueueThresholdManager",
+    "ThresholdHandler",
+    "ThresholdLevel",
+    "ThresholdListener",
+    "ThresholdStats",
+    "strategies",
+}
+BATCHER = {
+    "AdaptiveConcurrency",
+    "Backend",
+    "BackendContractError",
+    "BatchResult",
+    "BatcherClosedError",
+    "BatcherConfig",
+    "BatcherStats",
+    "BreakerPolicy",
+    "CircuitOpenError",
+    "Clock",
+    "DeadlineExceededError",
+    "DroppedError",
+    "FlushReason",
+    "ItemResult",
+    "MicroBatcher",
+    "Outcome",
+    "RetryPolicy",
+    "SystemClock",
+    "bisect",
+}
+FLOWS = {
+    "Backpressure",
+    "BatchmillError",
+    "ConfigError",
+    "FlowConfig",
+    "FlowDispatcher",
+    "FlowStats",
+    "LatencyStats",
+    "WorkerStats",
+    "WouldDeadlockError",
+}
+TESTING = {
+    "ManualClock",
+}
 PROMISED = [
     pytest.param(batchmill, QUEUE | ERRORS | {"__version__"}, id="batchmill"),
     pytest.param(batchmill.queue, QUEUE, id="batchmill.queue"),
+    pytest.param(batchmill.pressure, PRESSURE, id="batchmill.pressure"),
+    pytest.param(batchmill.batcher, BATCHER, id="batchmill.batcher"),
+    pytest.param(batchmill.flows, FLOWS, id="batchmill.flows"),
+    pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]
 
 

@@ -24,7 +24,8 @@ them on one shared scheduler instead.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from batchmill.queue import (
     BatchQueueConfig,
@@ -35,6 +36,8 @@ from batchmill.queue import (
     PartitionSelector,
     ThreadPolicy,
 )
+
+Consumer: TypeAlias = HandlerConsumer[Any] | Callable[[list[Any]], object]
 
 METRICS_L1_AGGREGATION = "METRICS_L1_AGGREGATION"
 METRICS_L2_PERSISTENCE = "METRICS_L2_PERSISTENCE"
@@ -99,19 +102,19 @@ def topn_persistence(**overrides: Any) -> BatchQueueConfig:
 
 
 def remote_client(
-    consumer: HandlerConsumer[Any], *, channel_size: int = 1, **overrides: Any
+    consumer: Consumer, *, channel_size: int = 1, **overrides: Any
 ) -> BatchQueueConfig:
     """One stream to one peer. The buffer is ``channel_size`` times ``buffer_size``."""
     buffer_size = channel_size * overrides.pop("buffer_size", 10_000)
     return _one_consumer(consumer, overrides, buffer_size=buffer_size, max_idle_ms=50)
 
 
-def grpc_exporter(consumer: HandlerConsumer[Any], **overrides: Any) -> BatchQueueConfig:
+def grpc_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueConfig:
     """Metrics to a gRPC receiver: producers wait for a slow one."""
     return _one_consumer(consumer, overrides, buffer_size=20_000, max_idle_ms=200)
 
 
-def kafka_exporter(consumer: HandlerConsumer[Any], **overrides: Any) -> BatchQueueConfig:
+def kafka_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueConfig:
     """Traces or logs to Kafka: when the broker is slow they are dropped, and counted."""
     return _one_consumer(
         consumer,
@@ -122,9 +125,7 @@ def kafka_exporter(consumer: HandlerConsumer[Any], **overrides: Any) -> BatchQue
     )
 
 
-def jdbc_batch(
-    consumer: HandlerConsumer[Any], *, pool_size: int = 4, **overrides: Any
-) -> BatchQueueConfig:
+def jdbc_batch(consumer: Consumer, *, pool_size: int = 4, **overrides: Any) -> BatchQueueConfig:
     """Batches to a database over ``pool_size`` connections at once.
 
     All items are of one class, so they go round the partitions: by class they would all meet in
@@ -159,7 +160,7 @@ def thread_plan(cores: int, *, l2: ThreadPolicy = L2_THREADS) -> dict[str, int]:
 
 
 def _one_consumer(
-    consumer: HandlerConsumer[Any], overrides: dict[str, Any], **defaults: Any
+    consumer: Consumer, overrides: dict[str, Any], **defaults: Any
 ) -> BatchQueueConfig:
     base: dict[str, Any] = {
         "threads": ThreadPolicy.fixed(1),

@@ -64,7 +64,7 @@ class QueueCore:
     def _reset_counters(self) -> None:
         self.interruptions = 0
         self.recovered_slots = 0
-        self._unregistered_seen: set[type] = set()
+        self._unregistered_seen: dict[type, object] = {}
         self._unfinished = len(self.tasks)
 
     def start(self) -> None:
@@ -104,9 +104,10 @@ class QueueCore:
     def note_unregistered(self, lane: Lane) -> None:
         """Say, once per class, that nobody handles it."""
         cls = lane.cls
-        if cls is None or cls in self._unregistered_seen:
+        first = object()
+        # One step, so that of two threads that meet the class at once only one says so.
+        if cls is None or self._unregistered_seen.setdefault(cls, first) is not first:
             return
-        self._unregistered_seen.add(cls)
         log.warning(
             "batchmill queue %s: no handler for %s.%s; its items are dropped and counted "
             "(dropped['unregistered']). Register one with add_handler(). Said once per class.",
