@@ -185,7 +185,10 @@ class BatchQueue(Generic[T]):
         a plain callable that takes the batch. ``weight`` is how much the class counts where
         partitions are adaptive. A class that has a handler is refused one more.
         """
-        self._core.layout.add_handler(cls, handler, weight)
+        layout = self._core.layout
+        layout.add_handler(cls, handler, weight)
+        if cls in layout.lanes:
+            self._routes[cls] = layout.lanes[cls].route  # so that the first item is quick already
         self._core.wake_tasks()
 
     def remove_handler(self, cls: type) -> bool:
