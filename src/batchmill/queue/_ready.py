@@ -25,35 +25,45 @@ T = TypeVar("T")
 class ReadyLine(Generic[T]):
     """Tasks in order, and who waits for them."""
 
-    __slots__ = ("_closed", "_line", "_sleepers")
+    __slots__ = ("_closed", "_line", "_nudged", "_sleepers")
 
     def __init__(self) -> None:
         self._line: deque[T] = deque()
         self._sleepers: deque[ThreadWaiter] = deque()
         self._closed = False
+        self._nudged = False
 
     def put(self, task: T) -> None:
         """Add a task and wake a thread for it."""
         self._line.append(task)
-        self.wake_one()
+        self._wake_one()
 
     def empty(self) -> bool:
         """Whether no task waits."""
         return not self._line
 
-    def wake_one(self) -> None:
-        """Have one sleeping thread, if there is one, look around."""
+    def _wake_one(self) -> None:
+        """Have one sleeping thread, if there is one, look around.
+
+        It takes itself off the list when it does: interrupted here, nobody is off the list and
+        still asleep.
+        """
         try:
-            sleeper = self._sleepers.pop()
+            sleeper = self._sleepers[-1]
         except IndexError:
             return
         sleeper.wake()
 
+    def nudge(self) -> None:
+        """Have some thread look around, one that is just about to lie down if none sleeps."""
+        self._nudged = True
+        self._wake_one()
+
     def close(self) -> None:
         """Let no thread sleep any more."""
         self._closed = True
-        while self._sleepers:
-            self.wake_one()
+        for sleeper in list(self._sleepers):
+            sleeper.wake()
 
     def get(self, waiter: ThreadWaiter, timeout_s: float | None) -> T | None:
         """The next task; None when the thread was woken, or ``timeout_s`` passed, without one.
@@ -64,13 +74,11 @@ class ReadyLine(Generic[T]):
         if task is not None:
             return task
         self._sleepers.append(waiter)
-        # Looked at again only now: whoever adds a task, or closes, may have seen no sleeper.
-        if not self._line and not self._closed:
+        # Looked at again only now: whoever added, closed or nudged before may have seen no sleeper.
+        if not (self._line or self._closed or self._nudged):
             waiter.wait(timeout_s)
-        try:
-            self._sleepers.remove(waiter)
-        except ValueError:
-            pass  # woken, or about to be: at worst the next sleep is a short one
+        self._nudged = False
+        self._sleepers.remove(waiter)
         return self._take()
 
     def _take(self) -> T | None:
@@ -79,5 +87,5 @@ class ReadyLine(Generic[T]):
         except IndexError:
             return None
         if self._line:
-            self.wake_one()
+            self._wake_one()
         return task

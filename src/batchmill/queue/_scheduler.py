@@ -142,8 +142,9 @@ class Scheduler:
         while True:
             task = ready.get(waiter, self._fire_timers(index))
             if task is not None:
+                self._looks_again_at[index] = _NEVER
                 if self._timers:
-                    self._leave_timers_to_others(index)
+                    self._leave_timers_to_others()
                 try:
                     task.run(cell)
                 except BaseException:  # a fault of ours must not cost the pool a thread
@@ -154,17 +155,16 @@ class Scheduler:
                 return
             del task  # a parked thread must not keep a queue alive
 
-    def _leave_timers_to_others(self, index: int) -> None:
+    def _leave_timers_to_others(self) -> None:
         """This thread is about to be busy: see that another one looks in time for the next timer.
 
         The others may be waiting for a later time, or for none: timers set since are unknown to
         them.
         """
-        self._looks_again_at[index] = _NEVER
         with self._lock:
             due = self._timers[0][0] if self._timers else _NEVER
         if self.size > 1 and due < min(self._looks_again_at):
-            self._ready.wake_one()
+            self._ready.nudge()
 
     def _fire_timers(self, index: int) -> float | None:
         """Submit what is due; seconds until the next timer, or None."""
