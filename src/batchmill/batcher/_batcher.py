@@ -117,8 +117,7 @@ class MicroBatcher(Generic[T]):
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
             mailbox = self._mailboxes[loop] = LoopMailbox(loop)
-        if timeout is not None:
-            self._refuse_self_wait("asubmit() with a timeout")
+        self._refuse_self_wait("asubmit()")  # it waits for the answer
         now = engine.clock.now()
         entry = TaskEntry(item, now, _deadline(now, deadline_s), mailbox, loop.create_future())
         taken = engine.submit(entry, patient=timeout is not None)

@@ -29,7 +29,7 @@ from batchmill.batcher._config import BatcherConfig
 from batchmill.batcher._desk import Desk, Work
 from batchmill.batcher._intake import Answer, Intake, failure, late
 from batchmill.batcher._ledger import Ledger
-from batchmill.batcher._lock import seize
+from batchmill.batcher._lock import give_way
 from batchmill.batcher._pending import Entry, FlushReason, Pending
 from batchmill.batcher._result import BatcherClosedError, ItemResult, Outcome
 from batchmill.batcher._stats import BatcherStats
@@ -109,9 +109,9 @@ class Engine:
                 raise ConfigError("weigh", entry.weight, "a function that answers at least 0")
         if config.key is not None:
             entry.key = config.key(entry.item)
-        lock = self._lock
-        seize(lock)
-        try:
+        if self._lock.locked():
+            give_way(self._lock)
+        with self._lock:
             if not self.closing:
                 if entry.key is not None and self._twins.join(entry):
                     self._watch(entry)
@@ -127,8 +127,6 @@ class Engine:
                     return True
             self._ledger.counts["submitted"] += 1
             self.intake.deciding.add(entry)
-        finally:
-            lock.release()
         return self.intake.offer(entry, patient)
 
     def submit_patiently(self, entry: Entry, until: float | None) -> None:
@@ -166,6 +164,7 @@ class Engine:
                     self._pending.replace(entry, heir)
                 else:
                     self._pending.remove(entry)
+                    self.intake.make_room()
             elif entry.key is None or not self._twins.leave(entry):
                 return
             told = self._ledger.book([(entry, late(entry, self.clock.now()), "expired")])

@@ -1,24 +1,22 @@
-"""Taking a lock that is held for a moment only, by many threads at once."""
+"""Being courteous about a lock that many threads take, each for a moment."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-_TRIES = 20
+_COURTESIES = 20
 
 
-def seize(lock: threading.Lock) -> None:
-    """Acquire ``lock``, letting other threads run rather than queueing up behind it at first.
+def give_way(lock: threading.Lock) -> None:
+    """Let the thread that has ``lock`` finish, before queueing up for it.
 
     Threads that wait for a lock under the GIL form a convoy: each release hands the lock to a
-    thread that does not have the GIL yet, and everybody waits for that. Giving up one's turn and
-    trying again is several times as quick where the lock is held for a microsecond.
+    thread that does not have the GIL yet, and everybody waits for that. Giving up one's turn first
+    avoids the queue. It is a courtesy, not a lock: what follows takes the lock as ever, so that
+    Ctrl-C can come at any point and leave nothing locked.
     """
-    if lock.acquire(False):
-        return
-    for _ in range(_TRIES):
-        time.sleep(0)
-        if lock.acquire(False):
+    for _ in range(_COURTESIES):
+        if not lock.locked():
             return
-    lock.acquire()
+        time.sleep(0)

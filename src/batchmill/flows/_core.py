@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from batchmill import _process
 from batchmill._waiting import ThreadWaiter, Waiter
 from batchmill.flows._config import FlowConfig
 from batchmill.flows._lines import Ticket
@@ -120,6 +121,9 @@ class FlowCore:
 
         Called by a finaliser, which may run in any thread at any point, so it takes no lock.
         """
+        _process.keep(self)
+        for worker in self.workers:
+            worker.revived = self  # its weak reference may have been cleared already
         self.abandoned = True
         self._wake_workers()
 
@@ -132,6 +136,7 @@ class FlowCore:
         self._ended += 1
         if self._ended == len(self.workers):
             self.done = True
+            _process.release(self)
             for closer in self._closers:
                 closer.wake()
 

@@ -17,6 +17,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from batchmill import _process
 from batchmill._waiting import ThreadWaiter
 from batchmill.flows._histogram import Histogram
 from batchmill.flows._rate import Rate
@@ -37,6 +38,8 @@ class Worker:
         self.latency = Histogram()
         self.wait = Histogram()
         self.rate = Rate(core.clock())
+        self.revived: FlowCore | None = None
+        """The core, once its dispatcher was abandoned."""
         self.thread = threading.Thread(
             target=_run,
             args=(weakref.ref(core, _Waker(lane.parked)), self, lane.parked),
@@ -50,11 +53,11 @@ class Worker:
         batch: list[Entry] = []
         succeeded = True
         while True:
+            if core.workers[lane.index] is not self:
+                _process.leave_forked_child()  # forked inside the handler, and returned from it
             if core.lock.locked():
                 core.give_way()
             with core.lock:
-                if core.workers[lane.index] is not self:
-                    return False  # this is a forked child, and the thread came with the fork
                 router = core.router
                 taken_at = clock()
                 if batch:
@@ -96,7 +99,7 @@ class _Waker:
 
 def _run(reference: weakref.ref[FlowCore], worker: Worker, parked: ThreadWaiter) -> None:
     while True:
-        core = reference()
+        core = reference() or worker.revived
         if core is None:
             return
         if core.abandoned:
