@@ -10,8 +10,10 @@ import pytest
 from batchmill import ConfigError
 from batchmill.batcher import (
     BackendContractError,
+    BatcherConfig,
     BreakerPolicy,
     CircuitOpenError,
+    MicroBatcher,
     RetryPolicy,
     bisect,
 )
@@ -212,3 +214,21 @@ def test_a_circuit_that_opens_between_retries_keeps_the_cause() -> None:
     results, _ = _send(_flaky(9), 1, retry=QUICK, breaker=BreakerPolicy(failures=1))
     assert isinstance(results[0].error, CircuitOpenError)
     assert isinstance(results[0].error.__cause__, OSError)
+
+
+def test_a_poison_item_does_not_open_the_circuit() -> None:
+    """Halves of a failed batch are not counted: the item is isolated, and all else is sent."""
+
+    def backend(batch: list[int]) -> list[int]:
+        if 7 in batch:
+            raise ValueError("poison")
+        return batch
+
+    config = BatcherConfig(
+        batch_size=100, on_batch_failure=bisect(), breaker=BreakerPolicy(failures=3)
+    )
+    batcher: MicroBatcher[int] = MicroBatcher(backend, config)
+    with batcher:
+        answers = batcher.submit_many(range(100))
+    assert [item for item, answer in enumerate(answers) if not answer.result().is_success] == [7]
+    assert batcher.stats().breaker_opened == 0

@@ -379,3 +379,17 @@ def test_ctrl_c_in_a_loop_leaves_nothing_behind() -> None:
             assert (stats.blocked, stats.active_flows) == (0, 1)
 
     asyncio.run(main())
+
+
+def test_what_was_accepted_just_before_it_was_abandoned_is_handled() -> None:
+    """The worker may not have looked yet when the dispatcher goes: accepted is accepted."""
+    for item in signals("a", 50):
+        recorder = Recorder()
+        with a_resource_warning():
+            dispatcher: Any = FlowDispatcher(recorder, config(worker_count=1), name="brief")
+            threads = worker_threads("brief")
+            assert dispatcher.dispatch(item)
+            del dispatcher
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert recorder.signals == [item]

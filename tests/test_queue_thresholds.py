@@ -244,3 +244,25 @@ def test_anything_else_is_refused() -> None:
     """``thresholds`` that cannot guard a queue raise an error that names the field."""
     with pytest.raises(ConfigError, match="thresholds"):
         BatchQueueConfig(threads=ThreadPolicy.fixed(1), thresholds=0.5)  # type: ignore[arg-type]
+
+
+def test_hard_capacity_holds_for_many_producers() -> None:
+    """However many produce at once, no more is accepted than the hard capacity allows."""
+    thresholds = QueueThresholdConfig(
+        max_queue_size=5, hard_capacity=20, critical_handler=strategies.accept()
+    )
+    accepted: list[int] = []
+    with held_queue(thresholds) as (queue, _):
+        barrier = threading.Barrier(16)
+
+        def produce() -> None:
+            barrier.wait(WAIT_S)
+            accepted.append(sum([queue.produce(Red()) for _ in range(10)]))
+
+        producers = [threading.Thread(target=produce) for _ in range(16)]
+        for producer in producers:
+            producer.start()
+        for producer in producers:
+            producer.join(WAIT_S)
+        assert sum(accepted) == 20
+        assert queue.stats().total_used == 20

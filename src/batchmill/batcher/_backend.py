@@ -75,29 +75,30 @@ class BackendCaller:
         """One result per item: what the backend answered, or the exception that befell it."""
         bisect = self._config.on_batch_failure
         budget = [bisect.max_calls - 1 if bisect is not None else 0]
-        return self._deliver(items, budget)
+        return self._deliver(items, budget, whole=True)
 
     def close(self) -> None:
         self._loops.close()
 
-    def _deliver(self, items: list[Any], budget: list[int]) -> list[Any]:
-        results, error = self._try(items)
+    def _deliver(self, items: list[Any], budget: list[int], whole: bool) -> list[Any]:
+        results, error = self._try(items, whole)
         if error is None:
             return list(results)
         if len(items) < 2 or isinstance(error, _HOPELESS) or budget[0] < 2:
             return [error] * len(items)
         budget[0] -= 2
         middle = len(items) // 2
-        return self._deliver(items[:middle], budget) + self._deliver(items[middle:], budget)
+        halves = (items[:middle], items[middle:])
+        return [result for half in halves for result in self._deliver(half, budget, whole=False)]
 
-    def _try(self, items: list[Any]) -> tuple[Sequence[Any], BaseException | None]:
+    def _try(self, items: list[Any], whole: bool) -> tuple[Sequence[Any], BaseException | None]:
         """Call, and call again as the retry policy says; results, or the last error."""
         retry = self._config.retry
         attempt = 1
         error: BaseException | None = None
         while True:
             failed = error
-            results, error = self._once(items)
+            results, error = self._once(items, whole)
             if isinstance(error, CircuitOpenError):
                 error.__cause__ = failed
             if error is None or retry is None or isinstance(error, _HOPELESS):
@@ -110,9 +111,9 @@ class BackendCaller:
             self._clock.wait(ThreadWaiter(), self._clock.now() + delay_ms / 1000)
             attempt += 1
 
-    def _once(self, items: list[Any]) -> tuple[Sequence[Any], BaseException | None]:
+    def _once(self, items: list[Any], whole: bool) -> tuple[Sequence[Any], BaseException | None]:
         with self._lock:
-            if self._breaker is not None:
+            if self._breaker is not None and whole:
                 blocked_s = self._breaker.blocked_for(self._clock.now())
                 if blocked_s is not None:
                     return (), CircuitOpenError(blocked_s)
@@ -127,7 +128,9 @@ class BackendCaller:
             results = _checked(answer, len(items))
         except BaseException as raised:  # noqa: BLE001 - it becomes the items' result
             error = raised
-        if self._breaker is not None:
+        # A part of a batch that failed already is no failure of its own: one poison item would
+        # open the circuit by itself. That a part succeeds does say that the backend is well.
+        if self._breaker is not None and (whole or error is None):
             with self._lock:
                 self._breaker.record(error is None, self._clock.now())
         return results, error

@@ -103,12 +103,15 @@ class Router:
         """The producer waits no more: its signal is refused, and who is next may have its room."""
         if ticket.gone:
             return
+        self._withdraw(ticket, reason, now)
+        if ticket.lane is not None:
+            self._serve(ticket.lane, now)
+
+    def _withdraw(self, ticket: Ticket, reason: str, now: float) -> None:
         self._leave(ticket)
         if ticket.flow is not None:
             self.flows.stop_waiting(ticket.flow, now)
         self.refuse(ticket.key, ticket.finish, reason, now)
-        if ticket.lane is not None:
-            self._serve(ticket.lane, now)
 
     def refuse(self, key: Hashable | None, finish: bool, reason: str, now: float) -> None:
         """Count a signal that does not get in. A finish that does not still ends its flow."""
@@ -309,7 +312,8 @@ class Router:
         self._free -= 1
         ticket.granted = True
         if not ticket.waiter.wake():
-            self.give_up(ticket, CANCELLED, now)  # its loop is gone, and nobody will come
+            # Its loop is gone, and nobody will come. Whoever called this goes on to the next.
+            self._withdraw(ticket, CANCELLED, now)
 
     def _welcome(self, now: float) -> None:
         """Give flows that wait for a place theirs, as far as there is any."""

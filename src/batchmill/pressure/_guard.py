@@ -7,6 +7,7 @@ from typing import Any
 
 from batchmill.pressure._config import QueueThresholdConfig
 from batchmill.pressure._decision import QueueAction
+from batchmill.pressure._levels import ThresholdLevel
 from batchmill.pressure._manager import QueueThresholdManager
 
 REJECTED = "rejected"
@@ -20,9 +21,10 @@ class GuardVerdict:
     accepted: bool
     retry_after_s: float | None
     reason: str
+    level: ThresholdLevel | None = None
+    """The level it was decided at."""
 
 
-_ACCEPTED = GuardVerdict(True, None, "")
 _REJECTED = GuardVerdict(False, None, REJECTED)
 _SHED = GuardVerdict(False, None, SHED)
 
@@ -39,12 +41,18 @@ class ThresholdGuard:
         decision, level = self.manager.decide(item, depth, attempt)
         match decision.action:
             case QueueAction.ACCEPT:
-                return _ACCEPTED if self.manager.allows(level, depth) else _REJECTED
+                if not self.manager.allows(level, depth):
+                    return _REJECTED
+                return GuardVerdict(True, None, "", level)
             case QueueAction.DROP:
                 return _SHED
             case QueueAction.RETRY:
                 return GuardVerdict(False, (decision.delay_ms or 0.0) / 1000, REJECTED)
         return _REJECTED
+
+    def holds(self, verdict: GuardVerdict, depth: int) -> bool:
+        """Whether an acceptance still stands: not at a higher level, nor past the hard capacity."""
+        return self.manager.allows(verdict.level, depth)
 
     def observe(self, depth: int) -> None:
         """Tell listeners when a level is entered or left."""

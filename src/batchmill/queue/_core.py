@@ -132,7 +132,7 @@ class QueueCore:
             self.deadline = time.monotonic() + self.config.shutdown_timeout_ms / 1000
         self.layout.close()
         if self.gate is not None:
-            self.gate.closing.set()
+            self.gate.close()
         # Only now: a task that sees this may finish as soon as its lanes are empty.
         self.closing = True
         self.wake_tasks()

@@ -15,7 +15,6 @@ from batchmill._errors import ConfigError, WouldDeadlockError
 from batchmill._waiting import TaskWaiter, ThreadWaiter, Waiter
 from batchmill.queue import _knots
 from batchmill.queue._config import BufferStrategy
-from batchmill.queue._gate import Gate
 from batchmill.queue._partition import CLOSED, Lane, Route
 
 if TYPE_CHECKING:
@@ -158,24 +157,6 @@ async def aput(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float |
         core.interrupted()
         raise
     return admission.accepted
-
-
-async def aadmit(gate: Gate, item: object, timeout_s: float | None) -> bool:
-    """Like :meth:`Gate.admit`, but it is the task that waits, not the thread."""
-    if gate.lets_in(item):
-        return True
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    attempt = 1
-    while True:
-        verdict = gate.judge(item, attempt)
-        if verdict is None or verdict.accepted:
-            return True
-        wait_s = gate.wait_of(verdict, deadline)
-        if wait_s is None or gate.closing.is_set():
-            gate.count(verdict.reason)
-            return False
-        await asyncio.sleep(wait_s)
-        attempt += 1
 
 
 def count_unoffered(lane: Lane, count: int) -> None:

@@ -244,8 +244,11 @@ class Layout:
             lane = partition.lanes[0]
         else:
             known = [lane for lane in partition.lanes if lane.cls is cls]
-            lane = known[0] if known else partition.add_lane(cls, self._receiver_of(cls))
-            self.version += 1  # tasks look at a list of lanes of their own
+            if known:
+                lane = known[0]
+            else:
+                lane = partition.add_lane(cls, self._receiver_of(cls))
+                self.version += 1  # tasks look at a list of lanes of their own
         partition.routes[cls] = lane.route
         return lane
 

@@ -15,7 +15,7 @@ from batchmill._waiting import Countdown, ThreadWaiter
 from batchmill.queue import _intake, _knots, _placement
 from batchmill.queue._config import BatchQueueConfig
 from batchmill.queue._core import QueueCore
-from batchmill.queue._gate import Guard
+from batchmill.queue._gate import REFUSED, Guard, apass_gate, pass_gate
 from batchmill.queue._handler import HandlerConsumer
 from batchmill.queue._partition import Lane, Partition, Route
 from batchmill.queue._scheduler import Scheduler
@@ -328,12 +328,14 @@ class _CarefulQueue(BatchQueue[T]):
 
     def produce(self, item: T, timeout: float | None = None) -> bool:
         gate = self._core.gate
-        if gate is not None:
-            _refuse_none(item)
-            if not gate.admit(item, timeout):
-                return False
-        lane = self._enter(item)
-        return lane is None or _intake.put(self._core, lane, [item], timeout) == 1
+        if gate is None:
+            lane = self._enter(item)
+            return lane is None or _intake.put(self._core, lane, [item], timeout) == 1
+        lane = self._lane(item)
+        answer = pass_gate(gate, lane, item, timeout)
+        if answer == 1 or answer == REFUSED:
+            return answer == 1
+        return _intake.put(self._core, lane, [item], timeout) == 1  # full there, or closed
 
     def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
         gate = self._core.gate
@@ -349,11 +351,13 @@ class _CarefulQueue(BatchQueue[T]):
 
     async def aproduce(self, item: T, timeout: float | None = None) -> bool:
         gate = self._core.gate
-        if gate is not None:
-            _refuse_none(item)
-            if not await _intake.aadmit(gate, item, timeout):
-                return False
-        return await super().aproduce(item, timeout)
+        if gate is None:
+            return await super().aproduce(item, timeout)
+        lane = self._lane(item)
+        answer = await apass_gate(gate, lane, item, timeout)
+        if answer == 1 or answer == REFUSED:
+            return answer == 1
+        return await _intake.aput(self._core, lane, [item], timeout) == 1
 
     async def aproduce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
         gate = self._core.gate
@@ -374,6 +378,10 @@ class _CarefulQueue(BatchQueue[T]):
         if _intake.quick(self._core, partition.routes, item):
             return None
         return self._core.layout.lane_in(partition, type(item))
+
+    def _lane(self, item: T) -> Lane:
+        _refuse_none(item)
+        return self._core.layout.lane_in(self._partition_of(item), type(item))
 
     def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
         if _NONE in map(type, batch):
