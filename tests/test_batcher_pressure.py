@@ -68,7 +68,7 @@ def test_accept_fills_up_to_the_hard_capacity() -> None:
     with held(levels(warning_handler=strategies.accept()), waiting=8) as (batcher, _):
         result = answer(batcher.submit("one too many"))
         assert isinstance(result.error, QueueFullError)
-        assert (result.error.threshold, result.error.level) == (8, None)
+        assert (result.error.threshold, result.error.level) == (8, ThresholdLevel.CRITICAL_PLUS)
         assert batcher.queue_depth == 8
 
 

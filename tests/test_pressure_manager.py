@@ -100,7 +100,7 @@ def test_past_the_hard_capacity_even_accept_rejects() -> None:
     decision = _manager(8, warning_handler=strategies.accept()).check("item")
     assert decision is not None
     assert isinstance(decision.reason, QueueFullError)
-    assert (decision.reason.threshold, decision.reason.level) == (8, None)
+    assert (decision.reason.threshold, decision.reason.level) == (8, PLUS)
 
 
 def test_a_rejection_at_the_hard_capacity_is_counted_as_one() -> None:

@@ -35,6 +35,7 @@ from batchmill.queue import BatchQueue, BatchQueueConfig, BufferStrategy, Thread
 log = logging.getLogger("batchmill.pressure")
 
 _FIRST_RETRY_MS = 100
+_LAST_EVENTS_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,11 @@ class QueueThresholdManager:
 
     def full_error(self, depth: int, detail: str = "") -> QueueFullError:
         """The error for an item that met ``depth``."""
+        level = self.config.thresholds.level_at(depth)
+        limit = self.config.thresholds.of(level or ThresholdLevel.WARNING)
         if depth >= self.config.hard_capacity:
-            limit, level = self.config.hard_capacity, None
-        else:
-            level = self.config.thresholds.level_at(depth)
-            limit = self.config.thresholds.of(level or ThresholdLevel.WARNING)
+            limit = self.config.hard_capacity
+            detail = detail or "nothing is accepted past the hard capacity"
         return QueueFullError(depth, limit, level, self.config.retry_after_s, detail)
 
     def observe(self, depth: int) -> None:
@@ -262,6 +263,8 @@ class QueueThresholdManager:
                     buffer_size=self.config.listener_capacity,
                     strategy=BufferStrategy.IF_POSSIBLE,
                     consumer=self._hear,
+                    # Closing waits for listeners, but a slow one must not hold it up for long.
+                    shutdown_timeout_ms=_LAST_EVENTS_MS,
                 ),
             )
         for event in events:
