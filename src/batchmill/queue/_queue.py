@@ -41,8 +41,8 @@ class BatchQueue(Generic[T]):
     * *Nothing lost*: an item for which ``produce`` answered True reaches its handler exactly once,
       also through shutdown, interpreter exit, growth and rebalancing. (An item of a class without
       a handler is dropped and counted.)
-    * *In order*: items of one class (``type_hash``) or key (``key_hash``) that one thread produces
-      are consumed in that order.
+    * *In order*: items of one class (``type_hash``), or of one class and key (``key_hash``), that
+      one thread produces are consumed in that order.
     * *By exact class*: an instance of a subclass needs a handler for that subclass.
     * *After fork*: the child's queue is empty and running; what the parent had queued stays there.
 
