@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchmill import ConfigError
-from batchmill.batcher import DeadlineExceededError
+from batchmill.batcher import DeadlineExceededError, MicroBatcher
 from batchmill.testing import ManualClock
 from tests.batcher_kit import FOREVER_MS, WAIT_S, Echo, Gate, answer, batching, held, threads_of
 
@@ -158,3 +158,14 @@ def test_an_item_that_was_sent_cannot_be_taken_back() -> None:
         assert not future.cancel()
         gate.open()
         assert answer(future).is_success
+
+
+def test_answered_items_do_not_pile_up_until_their_deadline() -> None:
+    """Far deadlines of items answered long ago take no room: the timer clears them out."""
+    batcher: MicroBatcher[int] = MicroBatcher(lambda batch: batch)
+    with batcher:
+        for number in range(5_000):
+            batcher.submit(number, deadline_s=3600)
+            if number % 500 == 499:
+                assert batcher.flush(30)
+        assert len(batcher._engine._timer._heap) < 2_500

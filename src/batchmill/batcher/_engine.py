@@ -150,7 +150,8 @@ class Engine:
     def _watch(self, entry: Entry) -> None:
         if entry.deadline is not None:
             # Weakly: an entry that was answered in time need not stay until its deadline.
-            self._timer.at(entry.deadline, functools.partial(self.desk.expire, weakref.ref(entry)))
+            subject = weakref.ref(entry)
+            self._timer.at(entry.deadline, functools.partial(self.desk.expire, subject), subject)
 
     def _want_worker(self) -> None:
         self.desk.want_worker(self.config.max_in_flight, f"batchmill-{self.name}")

@@ -6,12 +6,19 @@ import heapq
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from batchmill._waiting import ThreadWaiter
 from batchmill.batcher._clock import Clock
 
 log = logging.getLogger("batchmill.batcher")
+
+
+Subject: TypeAlias = "weakref.ref[Any] | None"
+
+_CLEAR_OUT_AT = 1024
 
 
 class Timer:
@@ -25,15 +32,24 @@ class Timer:
     def reset(self) -> None:
         """Forget everything: at the start, and in a forked child."""
         self._lock = threading.Lock()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], None], Subject]] = []
+        self._clear_out_at = _CLEAR_OUT_AT
         self._ids = itertools.count()
         self._waiter = ThreadWaiter()
         self._thread: threading.Thread | None = None
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        """Have ``action`` called at ``when`` on the clock."""
+    def at(self, when: float, action: Callable[[], None], subject: Subject = None) -> None:
+        """Have ``action`` called at ``when`` on the clock, unless ``subject`` is gone by then.
+
+        Actions whose subject is gone are cleared out now and then: deadlines that lie far ahead of
+        items that were answered long ago take no more room than those that still matter.
+        """
         with self._lock:
-            heapq.heappush(self._heap, (when, next(self._ids), action))
+            heapq.heappush(self._heap, (when, next(self._ids), action, subject))
+            if len(self._heap) > self._clear_out_at:
+                self._heap = [timed for timed in self._heap if timed[3] is None or timed[3]()]
+                heapq.heapify(self._heap)
+                self._clear_out_at = max(_CLEAR_OUT_AT, 2 * len(self._heap))
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
