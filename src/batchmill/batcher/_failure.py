@@ -69,7 +69,7 @@ class BreakerPolicy:
     """When to stop calling a backend that keeps failing."""
 
     failures: int = 5
-    """Failed batches in a row that open the circuit."""
+    """Failed calls in a row that open the circuit; halves of a bisected batch do not count."""
     reset_after_s: float = 30.0
     """How long it stays open before one batch may try."""
 

@@ -13,7 +13,7 @@ from batchmill.pressure import ThresholdStats
 class BatcherStats:
     """A batcher at one moment, and its counters since the start.
 
-    Always ``submitted == pending`` plus the six ways an item can end: ``succeeded``, ``failed``,
+    While no submit is under way, ``submitted == pending`` plus the six ways an item can end: ``succeeded``, ``failed``,
     ``rejected``, ``dropped``, ``expired`` and ``cancelled``.
     """
 
