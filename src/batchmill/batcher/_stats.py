@@ -13,8 +13,8 @@ from batchmill.pressure import ThresholdStats
 class BatcherStats:
     """A batcher at one moment, and its counters since the start.
 
-    While no submit is under way, ``submitted == pending`` plus the six ways an item can end: ``succeeded``, ``failed``,
-    ``rejected``, ``dropped``, ``expired`` and ``cancelled``.
+    While no submit is under way, ``submitted == pending`` plus the six ways an item can end:
+    ``succeeded``, ``failed``, ``rejected``, ``dropped``, ``expired`` and ``cancelled``.
     """
 
     submitted: int
