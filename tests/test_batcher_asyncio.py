@@ -360,3 +360,21 @@ def test_two_loops_share_a_batcher() -> None:
         for thread in threads:
             thread.join(WAIT_S)
     assert wrong == []
+
+
+def test_asubmit_inside_its_own_backend_is_refused() -> None:
+    """With one batch in flight it would wait for the very batch it is called from."""
+
+    async def run() -> object:
+        async def backend(batch: list[int]) -> list[str]:
+            try:
+                await batcher.asubmit(1)
+            except WouldDeadlockError:
+                return ["refused"] * len(batch)
+            return ["answered"] * len(batch)
+
+        batcher: MicroBatcher[int] = MicroBatcher(backend)
+        async with batcher:
+            return (await batcher.asubmit(0)).value
+
+    assert asyncio.run(run()) == "refused"

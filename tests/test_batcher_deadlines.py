@@ -10,7 +10,18 @@ import pytest
 from batchmill import ConfigError
 from batchmill.batcher import DeadlineExceededError, MicroBatcher
 from batchmill.testing import ManualClock
-from tests.batcher_kit import FOREVER_MS, WAIT_S, Echo, Gate, answer, batching, held, threads_of
+from tests.batcher_kit import (
+    FOREVER_MS,
+    WAIT_S,
+    Echo,
+    Gate,
+    answer,
+    batching,
+    held,
+    in_thread,
+    levels,
+    threads_of,
+)
 
 
 def test_an_item_that_is_not_sent_in_time_expires() -> None:
@@ -169,3 +180,12 @@ def test_answered_items_do_not_pile_up_until_their_deadline() -> None:
             if number % 500 == 499:
                 assert batcher.flush(30)
         assert len(batcher._engine._timer._heap) < 2_500
+
+
+def test_an_expiry_makes_room() -> None:
+    """Who waits for room gets it when waiting items run out of time, though nothing is sent."""
+    with held(levels()) as (batcher, _):
+        late = [batcher.submit(number, deadline_s=0.05) for number in range(4)]
+        with in_thread(lambda: batcher.submit("next", timeout=3600)) as waiting:
+            waiting.result(WAIT_S)
+        assert all(answer(future).is_failure for future in late)

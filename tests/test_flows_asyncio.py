@@ -305,3 +305,30 @@ def test_a_coroutine_left_in_a_closed_loop_does_not_hold_up_its_flow() -> None:
         left_behind.close()
     assert [signal.number for signal in gate.signals] == [0, 1, 3]
     assert dispatcher.stats().blocked == 0
+
+
+def test_many_tasks_of_a_closed_loop_cost_no_worker() -> None:
+    """Their waits are given up one after the other, however many there are; the worker goes on."""
+    waiting = 600
+    gate = Gate()
+    dispatcher: Any = FlowDispatcher(
+        gate, config(worker_count=1, worker_queue_capacity=1, batch_max=1)
+    )
+    loop = asyncio.new_event_loop()
+
+    async def block() -> list[asyncio.Future[bool]]:
+        tasks = [asyncio.ensure_future(dispatcher.adispatch(Signal("a"))) for _ in range(waiting)]
+        await asyncio.sleep(0)  # every task gets as far as it can
+        assert dispatcher.stats().blocked == waiting
+        return tasks
+
+    dispatcher.dispatch(Signal("a"))
+    gate.wait_entered()
+    dispatcher.dispatch(Signal("a"))
+    tasks = loop.run_until_complete(block())
+    loop.close()
+    gate.open()
+    assert dispatcher.close(WAIT_S) == []
+    assert dispatcher.stats().pending == 0
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
