@@ -9,8 +9,10 @@ import pytest
 import batchmill
 import batchmill.batcher
 import batchmill.flows
+import batchmill.oal
 import batchmill.pressure
 import batchmill.queue
+import batchmill.sources
 import batchmill.testing
 
 QUEUE = {
@@ -85,6 +87,81 @@ FLOWS = {
     "WorkerStats",
     "WouldDeadlockError",
 }
+SOURCES = {
+    "BLANK_NAME",
+    "Catalog",
+    "ENDPOINT_NAME_LIMIT",
+    "ENTITY_KINDS",
+    "Entity",
+    "EntityIdError",
+    "EntityKind",
+    "Field",
+    "FieldType",
+    "Grain",
+    "INSTANCE_NAME_LIMIT",
+    "Kind",
+    "SERVICE_NAME_LIMIT",
+    "SourceType",
+    "TIME_COLUMN",
+    "UnknownNameError",
+    "bucket_end",
+    "bucket_start",
+    "builtin_catalog",
+    "catalog",
+    "day_bucket",
+    "endpoint",
+    "endpoint_id",
+    "endpoint_relation",
+    "entity_id",
+    "given",
+    "hour_bucket",
+    "instance",
+    "instance_id",
+    "instance_relation",
+    "is_normal",
+    "minute_bucket",
+    "row_of",
+    "service",
+    "service_id",
+    "service_relation",
+    "source",
+    "source_of",
+    "split_entity_id",
+    "suggest",
+}
+OAL = {
+    "ApdexCount",
+    "Arg",
+    "Bucketed",
+    "Clamped",
+    "Condition",
+    "Count",
+    "Description",
+    "DoubleSum",
+    "Extreme",
+    "FUNCTIONS",
+    "Function",
+    "Label",
+    "LabelSum",
+    "MapKey",
+    "Metric",
+    "MetricSet",
+    "OalError",
+    "OalErrors",
+    "Path",
+    "Position",
+    "Script",
+    "State",
+    "Sum",
+    "Tally",
+    "Value",
+    "core_script",
+    "describe",
+    "double_limbs",
+    "exact_double",
+    "load",
+    "parse",
+}
 TESTING = {
     "ManualClock",
 }
@@ -94,6 +171,8 @@ PROMISED = [
     pytest.param(batchmill.pressure, PRESSURE, id="batchmill.pressure"),
     pytest.param(batchmill.batcher, BATCHER, id="batchmill.batcher"),
     pytest.param(batchmill.flows, FLOWS, id="batchmill.flows"),
+    pytest.param(batchmill.sources, SOURCES, id="batchmill.sources"),
+    pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
     pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]
 

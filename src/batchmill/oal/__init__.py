@@ -1,0 +1,60 @@
+"""The metric language: scripts in, metric definitions out.
+
+Loads with the standard library alone; what the definitions mean to Spark is Spark's affair.
+"""
+
+from batchmill.oal._describe import Description, describe
+from batchmill.oal._errors import OalError, OalErrors
+from batchmill.oal._functions import FUNCTIONS, Arg, Function, Value
+from batchmill.oal._load import core_script, load
+from batchmill.oal._metric import Metric
+from batchmill.oal._model import Condition, MapKey, Path, Position
+from batchmill.oal._numbers import double_limbs, exact_double
+from batchmill.oal._script import MetricSet, Script, parse
+from batchmill.oal._states import (
+    ApdexCount,
+    Bucketed,
+    Clamped,
+    Count,
+    DoubleSum,
+    Extreme,
+    Label,
+    LabelSum,
+    State,
+    Sum,
+    Tally,
+)
+
+__all__ = [
+    "ApdexCount",
+    "Arg",
+    "Bucketed",
+    "Clamped",
+    "Condition",
+    "Count",
+    "Description",
+    "DoubleSum",
+    "Extreme",
+    "FUNCTIONS",
+    "Function",
+    "Label",
+    "LabelSum",
+    "MapKey",
+    "Metric",
+    "MetricSet",
+    "OalError",
+    "OalErrors",
+    "Path",
+    "Position",
+    "Script",
+    "State",
+    "Sum",
+    "Tally",
+    "Value",
+    "core_script",
+    "describe",
+    "double_limbs",
+    "exact_double",
+    "load",
+    "parse",
+]

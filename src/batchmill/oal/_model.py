@@ -1,0 +1,131 @@
+"""The words that a metric's definition is made of: paths and conditions.
+
+They know nothing of the language they were written in, so a second front end can make them too.
+Each is frozen, hashable, and equal to another exactly when it means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from batchmill.sources import FieldType
+
+Cast: TypeAlias = Literal["long", "int"]
+Operator: TypeAlias = Literal[
+    "==", "!=", ">", "<", ">=", "<=", "like", "in", "contain", "not contain"
+]
+Scalar: TypeAlias = bool | int | str
+Literal_: TypeAlias = Scalar | tuple[Scalar, ...] | None
+"""What a condition compares with: None stands for ``null``, a tuple for the list after ``in``."""
+
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where something stands in a script; lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapKey:
+    """A step into a map: ``["key"]``."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way to a value in a row: field names, and keys of maps.
+
+    ``tag["k"]`` has the parts ``("tag", MapKey("k"))``.
+    """
+
+    parts: tuple[str | MapKey, ...]
+    type: FieldType
+    """What the path yields, after the cast."""
+    cast: Cast | None = None
+    """The whole number that a string is read as; null where it is none, or too big for it."""
+    required: bool = False
+    """Whether every row has it: never null."""
+
+    @property
+    def text(self) -> str:
+        """As it is written, in its one canonical form."""
+        shown = "".join(
+            f"[{quote(part.key)}]" if isinstance(part, MapKey) else f".{part}"
+            for part in self.parts
+        )
+        return (f"(str->{self.cast})" if self.cast else "") + shown[1:]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One comparison of a row's value with a literal.
+
+    False where the value is null, unless the literal is null: ``== null`` and ``!= null``.
+    An enum's literal is the name of its value.
+    """
+
+    path: Path
+    op: Operator
+    literal: Literal_
+
+    @property
+    def text(self) -> str:
+        """As it is written, in its one canonical form."""
+        space = "" if self.op in ("==", "!=", ">", "<", ">=", "<=") else " "
+        if isinstance(self.literal, tuple):
+            value = "[" + ",".join(self._show(each) for each in self.literal) + "]"
+        else:
+            value = self._show(self.literal)
+        return f"{self.path.text}{space}{self.op}{space}{value}"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _show(self, value: Scalar | None) -> str:
+        if value is None:
+            return "null"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int):
+            return str(value)
+        kind = self.path.type
+        return f"{kind.name}.{value}" if kind.kind == "enum" else quote(value)
+
+
+Where: TypeAlias = tuple[Condition, ...]
+"""Conditions that must all hold, in canonical order."""
+
+
+def all_of(conditions: Iterable[Condition]) -> Where:
+    """The conditions without repetitions, in an order that does not depend on how they came."""
+    return tuple(sorted(set(conditions), key=lambda each: each.text))
+
+
+def measured(where: Where, value: Path | None) -> Where:
+    """``where``, and that ``value`` is there; just ``where`` if that goes without saying."""
+    if value is None or value.required:
+        return where
+    for each in where:
+        # Every comparison but `== null` is false on null, so it says the same already.
+        if each.path == value and not (each.op == "==" and each.literal is None):
+            return where
+    return all_of((*where, Condition(value, "!=", None)))
+
+
+def quote(text: str) -> str:
+    """A string as the language writes it."""
+    return f'"{text.translate(_ESCAPES)}"'

@@ -1,0 +1,245 @@
+"""Spans to the rows of sources, with every span at hand: joins see the whole of each trace."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tests.oracle.catalog import Row, load_catalog
+from tests.oracle.rows import parse_integer
+from tests.oracle.span_facts import (
+    GEN_AI_KEYS,
+    attributes_of,
+    cache_operation,
+    database_name,
+    database_system,
+    first,
+    has_any,
+    http_status,
+    instance_of,
+    is_cache,
+    is_ok,
+    latency_ms,
+    parent_of,
+    queue_name,
+    service_of,
+    type_of,
+)
+
+ENTRY_KINDS = ("SERVER", "CONSUMER")
+EXIT_KINDS = ("CLIENT", "PRODUCER")
+
+
+class SpanEvents(NamedTuple):
+    """Rows by source, and what could not be resolved: `unresolved` is the sum of the other two."""
+
+    events: dict[str, list[Row]]
+    counters: dict[str, int]
+
+
+class _Side(NamedTuple):
+    service: str
+    layer: str
+    instance: str
+
+
+def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
+    """The rows that spans give, whatever order the spans are in."""
+    by_id = {(span["trace_id"], span["span_id"]): span for span in spans}
+    children: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for span in spans:
+        parent = parent_of(span)
+        if parent is not None and span["kind"] in ENTRY_KINDS:
+            children[span["trace_id"], parent].append(span)
+
+    events: defaultdict[str, list[Row]] = defaultdict(list)
+    counters = Counter({"unresolved_parent": 0, "unresolved_destination": 0})
+    for span in spans:
+        if span["kind"] in ENTRY_KINDS:
+            rows = _entry_rows(span)
+            parent = parent_of(span)
+            caller = by_id.get((span["trace_id"], parent)) if parent is not None else None
+            if parent is not None and caller is None:
+                counters["unresolved_parent"] += 1
+            else:
+                rows += _caller_rows(span, caller)
+        elif span["kind"] in EXIT_KINDS:
+            rows = _callee_rows(span, children[span["trace_id"], span["span_id"]])
+            counters["unresolved_destination"] += not rows
+        else:
+            rows = []
+        for source, row in rows + _virtual_rows(span):
+            events[source].append(_complete(source, span, row))
+    return SpanEvents(dict(events), {**counters, "unresolved": counters.total()})
+
+
+_Rows = list[tuple[str, Row]]
+
+
+def _complete(source: str, span: Row, row: Row) -> Row:
+    """The row with all of its source's fields, null where the span says nothing."""
+    fields = load_catalog().fields[source]
+    if unknown := row.keys() - fields.keys():
+        raise KeyError(f"{source} has no {', '.join(sorted(unknown))}")
+    return {"time": span["time"], **dict.fromkeys(fields), **row}
+
+
+def _outcome(span: Row) -> Row:
+    attributes = attributes_of(span)
+    return {
+        "latency": latency_ms(span),
+        "status": is_ok(span),
+        "httpResponseStatusCode": http_status(attributes),
+        "rpcStatusCode": attributes.get("rpc.grpc.status_code"),
+        "type": type_of(attributes),
+    }
+
+
+def _entry_rows(span: Row) -> _Rows:
+    attributes = attributes_of(span)
+    service, instance, endpoint = service_of(span), instance_of(span), span["name"]
+    shared = {
+        **_outcome(span),
+        "tags": [f"{key}:{attributes[key]}" for key in sorted(attributes)],
+        "tag": dict(attributes),
+    }
+    of_service = {"serviceName": service, "serviceLayer": "GENERAL"}
+    at_instance = {"serviceInstanceName": instance}
+    return [
+        (
+            "Service",
+            {
+                "name": service,
+                "layer": "GENERAL",
+                "endpointName": endpoint,
+                **at_instance,
+                **shared,
+            },
+        ),
+        ("ServiceInstance", {"name": instance, "endpointName": endpoint, **of_service, **shared}),
+        ("Endpoint", {"name": endpoint, **of_service, **at_instance, **shared}),
+    ]
+
+
+def _own_side(span: Row) -> _Side:
+    return _Side(service_of(span), "GENERAL", instance_of(span))
+
+
+def _relations(span: Row, source: _Side, dest: _Side, endpoint: str, detect_point: str) -> _Rows:
+    shared = {
+        "sourceServiceName": source.service,
+        "sourceServiceInstanceName": source.instance,
+        "destServiceName": dest.service,
+        "destServiceInstanceName": dest.instance,
+        "endpoint": endpoint,
+        "detectPoint": detect_point,
+        **_outcome(span),
+    }
+    layers = {"sourceLayer": source.layer, "destLayer": dest.layer}
+    service_layers = {"sourceServiceLayer": source.layer, "destServiceLayer": dest.layer}
+    return [
+        ("ServiceRelation", {**shared, **layers}),
+        ("ServiceInstanceRelation", {**shared, **service_layers}),
+    ]
+
+
+def _caller_rows(span: Row, caller: Row | None) -> _Rows:
+    """The relations of a span that was called: by a user, or by another service."""
+    callee = _own_side(span)
+    if caller is None:
+        return _relations(span, _Side("User", "UNDEFINED", "User"), callee, span["name"], "SERVER")
+    source = _own_side(caller)
+    if source.service == callee.service:
+        return []
+    outcome = _outcome(span)
+    endpoints = {
+        "serviceName": source.service,
+        "serviceLayer": source.layer,
+        "serviceInstanceName": source.instance,
+        "endpoint": caller["name"],
+        "childServiceName": callee.service,
+        "childServiceLayer": callee.layer,
+        "childServiceInstanceName": callee.instance,
+        "childEndpoint": span["name"],
+        "rpcLatency": outcome.pop("latency"),
+        "detectPoint": "SERVER",
+        **outcome,
+    }
+    relations = _relations(span, source, callee, span["name"], "SERVER")
+    return [*relations, ("EndpointRelation", endpoints)]
+
+
+def _callee_rows(span: Row, children: Sequence[Row]) -> _Rows:
+    """The relations of a span that calls, as its own side saw them."""
+    source = _own_side(span)
+    foreign = [child for child in children if service_of(child) != source.service]
+    if foreign:
+        child = min(foreign, key=lambda row: (row["time"], row["span_id"]))
+        return _relations(span, source, _own_side(child), child["name"], "CLIENT")
+    attributes = attributes_of(span)
+    for key, layer in (("peer.service", "GENERAL"), ("server.address", "UNDEFINED")):
+        name = first(attributes, key)
+        if name is not None:
+            dest = _Side(name, _virtual_layer(attributes) or layer, name)
+            return _relations(span, source, dest, span["name"], "CLIENT")
+    return []
+
+
+def _virtual_layer(attributes: dict[str, str]) -> str | None:
+    match type_of(attributes):
+        case "GenAI":
+            return "VIRTUAL_GENAI"
+        case "DATABASE":
+            return "VIRTUAL_CACHE" if is_cache(attributes) else "VIRTUAL_DATABASE"
+        case "MQ":
+            return "VIRTUAL_MQ"
+    return None
+
+
+def _virtual_rows(span: Row) -> _Rows:
+    """What the span says of the database, cache, queue or model that it used."""
+    attributes, kind = attributes_of(span), span["kind"]
+    rows: _Rows = []
+    timed = {"latency": latency_ms(span), "status": is_ok(span)}
+    if kind == "CLIENT" and database_system(attributes) is not None:
+        name = {"name": database_name(attributes)}
+        if is_cache(attributes):
+            rows.append(("CacheAccess", {**name, **timed, "operation": cache_operation(span)}))
+        else:
+            rows.append(("DatabaseAccess", {**name, **timed}))
+    if kind in (*EXIT_KINDS, "CONSUMER") and has_any(attributes, "messaging.system"):
+        rows += _messaging_rows(span)
+    if kind == "CLIENT" and has_any(attributes, *GEN_AI_KEYS):
+        rows += _gen_ai_rows(attributes, timed)
+    return rows
+
+
+def _messaging_rows(span: Row) -> _Rows:
+    attributes, consumed = attributes_of(span), span["kind"] == "CONSUMER"
+    name = queue_name(attributes)
+    access = {
+        "operation": "Consume" if consumed else "Produce",
+        "transmissionLatency": latency_ms(span) if consumed else 0,
+        "status": is_ok(span),
+    }
+    endpoint = first(attributes, "messaging.destination.name") or span["name"]
+    return [
+        ("MQAccess", {"name": name, **access}),
+        ("MQEndpointAccess", {"serviceName": name, "endpoint": endpoint, **access}),
+    ]
+
+
+def _gen_ai_rows(attributes: dict[str, str], timed: Row) -> _Rows:
+    provider = first(attributes, "gen_ai.provider.name", "gen_ai.system") or "unknown"
+    model = first(attributes, "gen_ai.response.model", "gen_ai.request.model") or "unknown"
+    used = {
+        "inputTokens": parse_integer(attributes.get("gen_ai.usage.input_tokens")) or 0,
+        "outputTokens": parse_integer(attributes.get("gen_ai.usage.output_tokens")) or 0,
+        "totalEstimatedCost": 0,
+        **timed,
+    }
+    return [
+        ("GenAIProviderAccess", {"name": provider, **used}),
+        ("GenAIModelAccess", {"serviceName": provider, "modelName": model, **used}),
+    ]
