@@ -2,6 +2,8 @@
 #
 # All of them need Python 3.11 or newer, make, and a package registry that pip can reach. What they
 # install goes into .venv, from requirements/*.lock: exact versions, each checked against its hash.
+# Spark needs Java 17 or newer besides, and some tests PostgreSQL: scripts/system-packages.sh finds
+# them or, as root where there is apt-get, installs them.
 
 # The first Python that is new enough. To name another one: make test PYTHON=/path/to/python3
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -13,8 +15,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 QUIET := --quiet --disable-pip-version-check --no-input
 INSTALL := $(PIP) install $(QUIET)
+# Packages that come as source (pyspark) are built with what build.lock pins, not with what is newest.
+INSTALL_LOCKED := $(INSTALL) --no-build-isolation --require-hashes -r
 CHECKED := $(wildcard src tests benchmarks examples)
-SOURCES := $(shell find src -name '*.py' -o -name 'py.typed')
+SOURCES := $(shell find src -type f ! -name '*.py[cod]')
 ARGS ?=
 
 # A developer's environment runs the source tree; CI runs what users get, the built wheel.
@@ -36,15 +40,23 @@ help: ## list the commands
 		printf '  %-8s %s\n' "$$name" "$$what"; done
 
 run: $(VENV)/.run-installed $(PACKAGE) ## watch the queues at work, in the terminal
-	@$(BIN)/batchmill demo $(ARGS)
+	@$(FIND_JAVA)
+	@$(WITH_SYSTEM) $(BIN)/batchmill demo $(ARGS)
 
 test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
-	@$(BIN)/pytest $(ARGS)
+	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
+	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
+	@$(SPARK_ARCHIVE)
+	@$(WITH_SYSTEM) $(BIN)/pytest $(ARGS)
 
 bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure the queue, the batcher and the flows against their peers
 	@$(BIN)/python -m benchmarks.queue $(ARGS)
 	@$(BIN)/python -m benchmarks.pressure $(ARGS)
 	@$(BIN)/python -m benchmarks.flows $(ARGS)
+ifneq ($(wildcard benchmarks/pipeline.py),)
+	@$(FIND_JAVA)
+	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.pipeline $(ARGS)
+endif
 
 lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports
 	$(BIN)/ruff check $(CHECKED)
@@ -56,7 +68,7 @@ format: $(VENV)/.dev-installed ## format the code, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-build: $(VENV)/.run-installed ## build the sdist and the wheel into dist/
+build: $(VENV)/.build-installed ## build the sdist and the wheel into dist/
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build -d dist
 
@@ -68,11 +80,13 @@ UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
 	--custom-compile-command 'make lock'
+RUN_EXTRAS := --extra cli --extra postgres --extra spark --extra spool
 
 lock: $(VENV)/.uv-$(UV_VERSION) ## remake requirements/*.lock (UPGRADE=1: with the newest versions)
-	@$(COMPILE) $(if $(UPGRADE),--upgrade) --extra cli --group lint -o requirements/dev.lock
-	@for name in run test bench; do cp requirements/dev.lock requirements/$$name.lock || exit 1; done
-	@$(COMPILE) --extra cli --group build -o requirements/run.lock
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) $(RUN_EXTRAS) --group lint -o requirements/dev.lock
+	@for name in build run test bench; do cp requirements/dev.lock requirements/$$name.lock || exit 1; done
+	@$(COMPILE) --group build -o requirements/build.lock
+	@$(COMPILE) $(RUN_EXTRAS) -o requirements/run.lock
 	@$(COMPILE) --group test -o requirements/test.lock
 	@$(COMPILE) --group bench -o requirements/bench.lock
 
@@ -97,25 +111,50 @@ $(VENV)/.made:
 	"$$python" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.%-installed: requirements/%.lock | $(VENV)/.made
+$(VENV)/.build-installed: requirements/build.lock | $(VENV)/.made
 	@echo "==> $(VENV): installing $<"
-	@$(INSTALL) --require-hashes -r $<
+	@$(INSTALL_LOCKED) $<
 	@touch $@
 
-# run.lock brings hatchling, which builds the package.
-$(VENV)/.package-editable: pyproject.toml | $(VENV)/.run-installed
+$(VENV)/.run-installed $(VENV)/.test-installed $(VENV)/.bench-installed $(VENV)/.dev-installed: \
+$(VENV)/.%-installed: requirements/%.lock | $(VENV)/.build-installed
+	@echo "==> $(VENV): installing $<"
+	@$(INSTALL_LOCKED) $<
+	@touch $@
+
+# build.lock brings hatchling, which builds the package.
+$(VENV)/.package-editable: pyproject.toml | $(VENV)/.build-installed
 	@echo "==> $(VENV): installing batchmill, editable"
 	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.package-wheel
 	@touch $@
 
-$(VENV)/.package-wheel: pyproject.toml README.md LICENSE $(SOURCES) | $(VENV)/.run-installed
+$(VENV)/.package-wheel: pyproject.toml README.md LICENSE $(SOURCES) | $(VENV)/.build-installed
 	@echo "==> $(VENV): installing batchmill, as a wheel"
 	@rm -rf build/wheel
 	@$(PIP) wheel $(QUIET) --no-deps --no-build-isolation -w build/wheel .
 	@$(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	@rm -f $(VENV)/.package-editable
 	@touch $@
+
+# What pip cannot bring. A file in .venv says where each thing is; it is looked for again when it is
+# no longer there, or when JAVA_HOME says otherwise.
+# $(call find,NAME,PROGRAM)
+find = [ -s $(VENV)/.$(1)-home ] && [ -x "$$(cat $(VENV)/.$(1)-home)/bin/$(2)" ] || \
+	scripts/system-packages.sh $(1) >$(VENV)/.$(1)-home || { rm -f $(VENV)/.$(1)-home; false; }
+FIND_JAVA = [ "$${JAVA_HOME:-}" = "$$(cat $(VENV)/.java-home 2>/dev/null)" ] || [ -z "$${JAVA_HOME:-}" ] \
+	|| rm -f $(VENV)/.java-home; $(call find,java,java)
+FIND_POSTGRES = $(call find,postgres,initdb)
+WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
+	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin"
+
+# Spark starts in half the time from an archive of its classes (see tests/jvm.py).
+ARCHIVE := $(VENV)/spark.jsa
+SPARK_ARCHIVE = [ ! -s $(VENV)/.java-home ] || [ ! -f tests/jvm.py ] || \
+	[ $(ARCHIVE) -nt $(VENV)/.run-installed -a $(ARCHIVE) -nt $(VENV)/.java-home ] || { \
+	echo "==> $(VENV): making a class archive, so that Spark starts quickly in the tests"; \
+	$(WITH_SYSTEM) $(BIN)/python -m tests.jvm $(ARCHIVE) || \
+	echo "==> that failed; the tests go on without it" >&2; }
 
 clean: ## remove .venv and everything that was built or cached
 	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -10,6 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.postgres import postgres, postgres_server, postgres_url
+from tests.spark_kit import spark
+from tests.store_fixtures import backend
+
+__all__ = ["backend", "no_leaked_threads", "postgres", "postgres_server", "postgres_url", "spark"]
+
 # Time for threads that were told to stop, and are on their way out, to get there.
 GRACE_SECONDS = 5.0
 

@@ -18,19 +18,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 
-# Imports every module of the core packages that exist, then prints what came in with them
-# and is neither batchmill nor of the standard library.
+# Imports every module that must do without third-party packages, then prints what came in with them
+# and is neither batchmill nor of the standard library. Of spark that is the package itself; what
+# lies in it needs pyspark. sources._arrow is the one module of its package that needs pyarrow.
 IMPORT_THE_CORE = """
 import sys
 before = set(sys.modules)
-import importlib, importlib.util, pkgutil
+import importlib, pkgutil
 import batchmill
-for name in ("queue", "pressure", "batcher", "flows"):
-    if importlib.util.find_spec(f"batchmill.{name}") is None:
-        continue
+import batchmill.spark
+for name in ("queue", "pressure", "batcher", "flows", "sources", "oal", "store"):
     package = importlib.import_module(f"batchmill.{name}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
+        if module.name != "batchmill.sources._arrow":
+            importlib.import_module(module.name)
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(loaded - sys.stdlib_module_names - {"batchmill"}))
 """
@@ -44,6 +45,23 @@ with BatchQueue("packaging", config) as queue:
     flushed = queue.flush(30)
 print(accepted, flushed, consumed)
 """
+
+# Each uses a part of batchmill whose extra is missing.
+WITHOUT_EXTRA = {
+    "spool": """
+from batchmill.sources import builtin_catalog
+next(iter(builtin_catalog().sources.values())).arrow_schema()
+""",
+    "postgres": """
+from batchmill.store import open_store
+open_store("postgresql://nobody@127.0.0.1:1/nothing")
+""",
+    "spark": """
+import batchmill.spark
+for name in batchmill.spark.__all__:
+    getattr(batchmill.spark, name)
+""",
+}
 
 RUN_THE_COMMAND = """
 import sys
@@ -103,6 +121,20 @@ def test_command_names_the_extra_it_misses(bare_python: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize("extra", WITHOUT_EXTRA)
+def test_part_names_the_extra_it_misses(bare_python: Path, extra: str) -> None:
+    """Using a part of batchmill whose extra is not installed fails, and says which one it is."""
+    answer = subprocess.run(
+        [bare_python, "-I", "-c", WITHOUT_EXTRA[extra]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode != 0
+    assert f"batchmill[{extra}]" in answer.stderr.splitlines()[-1]
+
+
 def test_version_is_the_one_declared(bare_python: Path, metadata: Message) -> None:
     """`batchmill.__version__` is the version the wheel was built as."""
     answer = run(bare_python, "-I", "-c", "import batchmill; print(batchmill.__version__)")
@@ -124,6 +156,14 @@ def test_extras_are_the_documented_ones(metadata: Message) -> None:
 def test_wheel_is_typed(wheel: Path) -> None:
     """Type checkers find py.typed in the wheel."""
     assert "batchmill/py.typed" in names(wheel)
+
+
+@pytest.mark.parametrize(
+    "file", ["oal/core.oal", "sources/catalog.json", "spark/log4j2.properties"]
+)
+def test_wheel_carries_the_data(wheel: Path, file: str) -> None:
+    """The files that batchmill reads at run time are in the wheel."""
+    assert f"batchmill/{file}" in names(wheel)
 
 
 def test_wheel_carries_the_licence(wheel: Path) -> None:

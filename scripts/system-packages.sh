@@ -1,0 +1,99 @@
+#!/bin/sh
+# Find a program that pip cannot bring, or install it; print the folder it lives in.
+#
+#   scripts/system-packages.sh java       a folder whose bin/java is Java 17 or newer
+#   scripts/system-packages.sh postgres   a folder whose bin/initdb makes PostgreSQL databases
+#
+# What is found is left as it is. What is not is installed where that takes no question: as root, with
+# apt-get. Everywhere else: what to install goes to standard error, and the exit code is 1.
+set -eu
+
+OLDEST_JAVA=17
+
+say() {
+	echo "$*" >&2
+}
+
+# java_is_new_enough HOME: "1.8.0_392" is Java 8, and too old whichever way one reads it.
+java_is_new_enough() {
+	[ -x "$1/bin/java" ] || return 1
+	major=$("$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1)
+	[ "${major:-0}" -ge "$OLDEST_JAVA" ]
+}
+
+# On a Mac, /usr/bin/java is a stub that knows where Java is, if it is anywhere.
+java_on_path() {
+	[ ! -x /usr/libexec/java_home ] || /usr/libexec/java_home -v "$OLDEST_JAVA+" 2>/dev/null || true
+	program=$(command -v java) || return 0
+	program=$(readlink -f "$program" 2>/dev/null) || return 0
+	dirname "$(dirname "$program")"
+}
+
+find_java() {
+	for home in "${JAVA_HOME:-}" "$(java_on_path)" /usr/lib/jvm/* /opt/java/*; do
+		if [ -n "$home" ] && java_is_new_enough "$home"; then
+			echo "$home"
+			return 0
+		fi
+	done
+	return 1
+}
+
+find_postgres() {
+	if program=$(command -v initdb); then
+		program=$(readlink -f "$program" 2>/dev/null || echo "$program")
+		dirname "$(dirname "$program")"
+		return 0
+	fi
+	# The newest last: 9.6 comes before 15.
+	newest=$(find /usr/lib/postgresql/*/bin/initdb /usr/pgsql-*/bin/initdb 2>/dev/null | sort -V | tail -n 1)
+	[ -n "$newest" ] || return 1
+	dirname "$(dirname "$newest")"
+}
+
+# install WHY PACKAGE...: the first of the packages that this Debian or Ubuntu has.
+install() {
+	why=$1
+	shift
+	[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+	log=$(mktemp)
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update >"$log" 2>&1 || say "apt-get update failed; going on with the lists there are"
+	for package in "$@"; do
+		if apt-cache show "$package" >/dev/null 2>&1; then
+			say "==> installing $package with apt-get: $why"
+			if apt-get install -y --no-install-recommends "$package" >>"$log" 2>&1; then
+				rm -f "$log"
+				return 0
+			fi
+		fi
+	done
+	tail -n 20 "$log" >&2
+	rm -f "$log"
+	return 1
+}
+
+case "${1:-}" in
+java)
+	find_java && exit
+	install "Spark runs on Java $OLDEST_JAVA or newer, and none was found" \
+		openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless && find_java && exit
+	say "Spark needs Java $OLDEST_JAVA or newer, and there is none: not in JAVA_HOME, not on the PATH."
+	say "  Debian, Ubuntu:  sudo apt-get install openjdk-17-jre-headless   (or default-jre-headless)"
+	say "  Fedora:          sudo dnf install java-21-openjdk-headless"
+	say "  macOS:           brew install openjdk@17, then set JAVA_HOME as it says"
+	;;
+postgres)
+	find_postgres && exit
+	install "the tests of the PostgreSQL store start a server of their own" postgresql && find_postgres && exit
+	say "PostgreSQL's initdb was not found: not on the PATH, not in /usr/lib/postgresql."
+	say "  Debian, Ubuntu:  sudo apt-get install postgresql"
+	say "  Fedora:          sudo dnf install postgresql-server"
+	say "  macOS:           brew install postgresql@17"
+	;;
+*)
+	say "usage: $0 java|postgres"
+	exit 2
+	;;
+esac
+exit 1

@@ -1,0 +1,285 @@
+"""One micro-batch: from the names of its segments to what the store commits.
+
+    look at the segments ─► rows of each source ─► L1 ─► deltas of three grains ─┐
+              └─► spans ─► rows of sources, links, TopN ──────────► L1 ─► …      ├─► Batch
+                            └─► spans that wait for a partner ───────────────────┘
+
+The same for a stream, a backfill and a test: nothing here knows where the names came from, and
+nothing is changed but the quarantine and the files of waiting spans, whose names go into the batch.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from batchmill.sources import Catalog, SourceType, bucket_start
+from batchmill.spark._deltas import SourceDeltas, to_deltas
+from batchmill.spark._entities import EntityBook
+from batchmill.spark._l1 import l1
+from batchmill.spark._plan import SourcePlan
+from batchmill.spark._quarantine import Quarantine
+from batchmill.spark._reader import FITS, REASON, misfits, read_rows, understood
+from batchmill.spark._schema import SPAN, spark_type
+from batchmill.spark._segments import BadSegment, Segment, look_at, read_through
+from batchmill.spark._settings import PipelineSettings
+from batchmill.spark._trace import Traced, TraceWork, Waiting
+from batchmill.store import Batch
+
+log = logging.getLogger("batchmill.spark")
+
+_AT_ONCE = 4
+"""How many sources are aggregated at the same time: planning one overlaps running another."""
+_ROWS_PER_PARTITION = 1_000_000
+
+
+@dataclass
+class Work:
+    """What a batch is to be made of."""
+
+    stream: str
+    number: int
+    epoch: int
+    now: float
+    """Seconds since 1970."""
+    newest: int | None
+    """The newest minute of earlier batches."""
+    paths: Sequence[str] = ()
+    frames: Mapping[str, DataFrame] = field(default_factory=dict)
+    """Rows that lie in no segment, by source: a backfill's."""
+    waiting: Waiting = field(default_factory=Waiting)
+    settle: bool = False
+
+
+@dataclass
+class BatchStats:
+    """What went into a batch."""
+
+    segments: int = 0
+    rows: int = 0
+    quarantined_segments: int = 0
+    quarantined_rows: int = 0
+    late: int = 0
+
+
+class BatchMaker:
+    """Makes batches, one at a time."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        catalog: Catalog,
+        plans: Mapping[str, SourcePlan],
+        settings: PipelineSettings,
+        quarantine: Quarantine,
+        trace: TraceWork,
+    ) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self._plans = plans
+        self._settings = settings
+        self._quarantine = quarantine
+        self._trace = trace
+        self._cores = max(1, spark.sparkContext.defaultParallelism)
+
+    def make(self, work: Work) -> tuple[Batch, BatchStats]:
+        """The batch. A segment that turns out broken on the way is set aside, and left out."""
+        segments, bad = look_at(work.paths)
+        segments, unknown = self._known(segments)
+        bad += unknown
+        while True:
+            try:
+                return self._make(work, segments, bad)
+            except (PySparkException, pa.ArrowException) as error:
+                broken = read_through(segments)
+                if not broken:
+                    raise
+                log.warning("batch %s: %s", work.number, str(error).splitlines()[0])
+                bad += broken
+                gone = {each.path for each in broken}
+                segments = [each for each in segments if each.path not in gone]
+
+    def _make(
+        self, work: Work, segments: Sequence[Segment], bad: Sequence[BadSegment]
+    ) -> tuple[Batch, BatchStats]:
+        making = _Making(
+            work,
+            Batch(work.stream, work.epoch, work.number, settle=work.settle),
+            BatchStats(segments=len(segments)),
+            latest_us=int((work.now + self._settings.max_ahead_s) * 1_000_000),
+        )
+        for segment in segments:
+            making.segments[segment.source].append(segment)
+        for each in bad:
+            self._set_aside(making, each)
+        self._spread(sum(each.rows for each in segments), bool(work.frames))
+        sources = dict(work.frames)
+        for source in [each for each in making.segments if each != SPAN.name]:
+            rows = self._read(making, source)
+            if rows is not None:
+                sources[source] = rows
+        spans = self._read_spans(making)
+        with self._trace.open(work.waiting, spans, now=work.now, number=work.number) as traced:
+            self._run(making, sources, traced)
+        self._count_span_misfits(making, traced)
+        making.batch.entities = making.book.rows()
+        for key, n in making.counters.items():
+            if n:
+                making.batch.counters[key] = making.batch.counters.get(key, 0) + n
+        return making.batch, making.stats
+
+    def _run(
+        self, making: _Making, sources: Mapping[str, DataFrame], traced: Traced
+    ) -> None:
+        """Aggregate all sources, several at a time, and put what comes out into the batch."""
+        asked = [*sources.items(), *traced.sources.items()]
+        jobs: list[Callable[[], Any]] = [
+            l1(self._complete(rows, source), self._plans[source]).toArrow for source, rows in asked
+        ]
+        results = _all(jobs + traced.jobs)
+        for (source, _), table in zip(asked, results, strict=False):
+            plan = self._plans[source]
+            self._add(making, plan, to_deltas(table, plan, making.book))
+        self._trace.add(traced, results[len(asked) :], making.batch, making.book)
+
+    def _complete(self, rows: DataFrame, source: str) -> DataFrame:
+        """The rows with every column that the plan needs; those that are not there are null."""
+        plan = self._plans[source]
+        there = set(rows.columns)
+        types = {each.column: spark_type(each.type) for each in plan.source.fields.values()}
+        nulls = [
+            F.lit(None).cast(types[column]).alias(column) for column in plan.needed - there
+        ]
+        fits = [] if FITS in there else [F.lit(True).alias(FITS)]
+        return rows.select("*", *nulls, *fits) if nulls or fits else rows
+
+    def _known(self, segments: Iterable[Segment]) -> tuple[list[Segment], list[BadSegment]]:
+        known, unknown = [], []
+        for each in segments:
+            if each.source == SPAN.name or each.source in self._catalog.sources:
+                known.append(each)
+            else:
+                detail = f"there is no event type named {each.source!r}"
+                unknown.append(
+                    BadSegment(each.path, each.source, "unknown source", detail, each.rows)
+                )
+        return known, unknown
+
+    def _read(self, making: _Making, source: str) -> DataFrame | None:
+        """The rows of a source; None if no metric wants them, or no segment is left."""
+        plan = self._plans.get(source)
+        segments = making.segments[source]
+        if plan is None:
+            unused = sum(each.rows for each in segments)
+            making.counters["unused", source, "no metric reads it"] += unused
+            return None
+        return self._rows(making, plan.source, plan.needed)
+
+    def _read_spans(self, making: _Making) -> DataFrame | None:
+        """The spans that fit."""
+        if SPAN.name not in making.segments:
+            return None
+        rows = self._rows(making, SPAN, SPAN.fields)
+        return None if rows is None else rows.where(FITS)
+
+    def _rows(
+        self, making: _Making, source: SourceType, needed: Iterable[str]
+    ) -> DataFrame | None:
+        ways, bad = understood(source, needed, making.segments[source.name])
+        for each in bad:
+            self._set_aside(making, each)
+        gone = {each.path for each in bad}
+        making.segments[source.name] = [
+            each for each in making.segments[source.name] if each.path not in gone
+        ]
+        return read_rows(self._spark, ways, making.latest_us) if ways else None
+
+    def _spread(self, rows: int, unknown: bool) -> None:
+        """Shuffle partitions by the size of the batch: each one costs, and small ones more."""
+        wanted = self._cores if unknown else min(self._cores, 1 + rows // _ROWS_PER_PARTITION)
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(wanted))
+
+    def _add(self, making: _Making, plan: SourcePlan, found: SourceDeltas) -> None:
+        batch, source = making.batch, plan.source.name
+        batch.deltas += found.deltas
+        making.stats.rows += found.rows
+        making.counters["rows", source, ""] += found.rows
+        for minute, rows in found.rows_by_minute.items():
+            day = minute // 10_000
+            batch.rows[source, day] = batch.rows.get((source, day), 0) + rows
+            batch.newest_minute = max(batch.newest_minute or 0, minute)
+            if self._is_late(minute, making.work.newest):
+                making.counters["late", source, ""] += rows
+                making.stats.late += rows
+        if found.misfits:
+            self._set_rows_aside(making, plan.source)
+
+    def _count_span_misfits(self, making: _Making, traced: Traced) -> None:
+        arrived = sum(each.rows for each in making.segments.get(SPAN.name, ()))
+        making.counters["rows", SPAN.name, ""] += traced.rows
+        if arrived > traced.rows:
+            self._set_rows_aside(making, SPAN)
+
+    def _set_rows_aside(self, making: _Making, source: SourceType) -> None:
+        work = making.work
+        rows = misfits(
+            self._spark, source, making.segments[source.name], making.latest_us
+        ).persist()
+        try:
+            self._quarantine.rows(source.name, work.stream, work.number, rows)
+            for reason, count in rows.groupBy(REASON).count().collect():
+                making.counters["quarantined", source.name, reason] += count
+                making.stats.quarantined_rows += count
+                log.warning("%s: %d rows set aside: %s", source.name, count, reason)
+        finally:
+            rows.unpersist()
+
+    def _set_aside(self, making: _Making, bad: BadSegment) -> None:
+        self._quarantine.segment(bad)
+        making.counters["quarantined segment", bad.source, bad.reason] += 1
+        if bad.rows:
+            making.counters["quarantined", bad.source, bad.reason] += bad.rows
+            making.stats.quarantined_rows += bad.rows
+        making.stats.quarantined_segments += 1
+
+    def _is_late(self, minute: int, newest: int | None) -> bool:
+        if newest is None:
+            return False
+        behind = bucket_start(newest) - bucket_start(minute)
+        return behind.total_seconds() > 60 * self._settings.late_after_minutes
+
+
+@dataclass
+class _Making:
+    """A batch on its way."""
+
+    work: Work
+    batch: Batch
+    stats: BatchStats
+    latest_us: int
+    counters: dict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
+    book: EntityBook = field(default_factory=EntityBook)
+    segments: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _all(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What the jobs answer, in their order. After a failure none is left running."""
+    if len(jobs) <= 1:
+        return [each() for each in jobs]
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "batchmill-l1") as pool:
+        running = [pool.submit(each) for each in jobs]
+        try:
+            return [each.result() for each in running]
+        except BaseException:
+            for each in running:
+                each.cancel()
+            raise

@@ -1,0 +1,100 @@
+"""The checkpoint folder: whose it is, and how far Spark has come in it.
+
+    <checkpoint>/batchmill.json    which stream this is, and of which store
+    <checkpoint>/spark/            Spark's own: offsets, commits, the files seen
+    <checkpoint>/carry/            spans that wait for their partner
+
+Spark's part is only looked at: the names of its files are the numbers of its batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchmill.spark._errors import PipelineError
+
+_NAME = "batchmill.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder that is ours."""
+
+    folder: Path
+    id: str
+    store_id: str
+
+    @property
+    def spark(self) -> Path:
+        """Spark's own part."""
+        return self.folder / "spark"
+
+    @property
+    def carry(self) -> Path:
+        """Where spans wait."""
+        return self.folder / "carry"
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no batch was ever begun."""
+        return _latest(self.spark / "offsets") is None
+
+    @property
+    def committed(self) -> int | None:
+        """The last batch that Spark has marked as done."""
+        return _latest(self.spark / "commits")
+
+
+def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
+    """The checkpoint in ``folder``, made there if there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / _NAME
+    if not file.exists():
+        if (folder / "offsets").exists() or any((folder / "spark").glob("offsets/*")):
+            raise PipelineError(
+                f"{folder} holds a Spark checkpoint without {_NAME}, so there is no telling which "
+                "store it belongs to: name another folder, or put the file back from a backup"
+            )
+        _write(file, {"id": uuid.uuid4().hex, "stream": stream, "store": store_id})
+    try:
+        facts = json.loads(file.read_text("utf-8"))
+        found = Checkpoint(folder, facts["id"], facts["store"])
+        owner = facts["stream"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PipelineError(
+            f"{file} cannot be read ({error}): put it back from a backup, or start with an empty "
+            "checkpoint folder and an empty store"
+        ) from error
+    if owner != stream:
+        raise PipelineError(
+            f"{folder} is the checkpoint of the stream {owner!r}, not of {stream!r}: "
+            "give each stream a checkpoint folder of its own"
+        )
+    return found
+
+
+def _latest(folder: Path) -> int | None:
+    try:
+        numbers = [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    except FileNotFoundError:
+        return None
+    return max(numbers, default=None)
+
+
+def _write(file: Path, facts: dict[str, str]) -> None:
+    """In one piece and for good, or not at all."""
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        json.dump(facts, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
+    handle = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

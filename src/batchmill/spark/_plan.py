@@ -1,0 +1,130 @@
+"""One source's plan: every metric of it in one aggregation, equal states computed once.
+
+The plan is text, written when a pipeline starts. Running it is :func:`batchmill.spark._l1.l1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from batchmill.oal import LabelSum, Metric, Path, State, Tally
+from batchmill.sources import SourceType
+from batchmill.spark import _sql
+from batchmill.store import Cell, Layout, cells
+
+ROWS = "n"
+"""The column of a delta that counts its rows."""
+MINUTE = "m"
+"""The column of a delta's minute, counted from 1970; null for rows that do not fit."""
+
+_MINUTE_US = 60_000_000
+_MERGES: Mapping[Cell, str] = {
+    Cell.SUM: "sum",
+    Cell.MAX_INT: "max",
+    Cell.MAX_FLOAT: "max",
+    Cell.MIN_INT: "min",
+    Cell.MIN_FLOAT: "min",
+    Cell.NUMBERS: "text",
+    Cell.LABELS: "text",
+    Cell.LABEL_SUMS: "text",
+}
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """How the rows of one source become deltas."""
+
+    source: SourceType
+    roles: tuple[str, ...]
+    """The columns that tell entities apart, in the order of the entity's roles."""
+    needed: frozenset[str]
+    """The columns that the plan reads, beside ``time``."""
+    flags: Mapping[str, str]
+    """Column name to condition: one for each distinct ``where``."""
+    sums: Mapping[str, str]
+    """Column name to aggregate; lists, where a tally is to come of it."""
+    texts: Mapping[str, State]
+    """The columns of ``sums`` that are lists, and the state that each is of."""
+    cells: Mapping[str, str]
+    """The store's column to the column of the delta that fills it."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """The delta's column to how it merges: sum, max, min or text."""
+
+
+def plan_source(
+    source: SourceType,
+    metrics: Sequence[Metric],
+    layout: Layout,
+    thresholds: Mapping[str, int],
+) -> SourcePlan:
+    """The plan for all ``metrics`` of one source, into the columns that the store gave them."""
+    flags: dict[tuple[object, ...], str] = {}
+    made: dict[State, tuple[str, ...]] = {}
+    sums: dict[str, str] = {}
+    texts: dict[str, State] = {}
+    filled: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    needed: set[str] = set()
+    for metric in metrics:
+        columns = iter(layout.columns[metric.name])
+        for state in metric.states:
+            if state not in made:
+                flag = "true"
+                if state.where:
+                    flag = flags.setdefault(state.where, f"w{len(flags)}")
+                needed |= _columns(state)
+                names = []
+                aggregates = _sql.aggregates(state, flag, thresholds)
+                for aggregate, cell in zip(aggregates, cells(state), strict=True):
+                    column = f"s{len(sums)}"
+                    sums[column] = aggregate
+                    kinds[column] = _MERGES[cell]
+                    if isinstance(state, Tally | LabelSum):
+                        texts[column] = state
+                    names.append(column)
+                made[state] = tuple(names)
+            for column, cell_column in zip(made[state], columns, strict=False):
+                filled[cell_column] = column
+    roles = tuple(
+        source.fields[each].column
+        for each in source.entity.roles.values()
+        if not each.startswith("=")
+    )
+    conditions = {
+        column: _sql.where(each)  # type: ignore[arg-type]
+        for each, column in flags.items()
+    }
+    return SourcePlan(
+        source=source,
+        roles=roles,
+        needed=frozenset(needed | set(roles) | set(source.required)),
+        flags=conditions,
+        sums=sums,
+        texts=texts,
+        cells=filled,
+        kinds=kinds,
+    )
+
+
+def _columns(state: State) -> set[str]:
+    """The top columns that a state reads."""
+    found = {_top(each.path) for each in state.where}
+    for attribute in ("value", "label", "status", "name"):
+        value = getattr(state, attribute, None)
+        if isinstance(value, Path):
+            found.add(_top(value))
+    if isinstance(state, Tally):
+        found.add(_top(state.key.value))
+    return found
+
+
+def _top(path: Path) -> str:
+    first = path.parts[0]
+    assert isinstance(first, str)
+    return "time_" if first == "time" else first
+
+
+def minute_sql(fits: str) -> str:
+    """The minute of a row by its own start; null where it does not fit."""
+    return f"IF({fits}, UNIX_MICROS(time) DIV {_MINUTE_US}, NULL)"

@@ -1,0 +1,54 @@
+"""What a pipeline can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from batchmill._errors import ConfigError
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """The settings of a pipeline beyond where its parts are. They check themselves."""
+
+    apdex_ms: Mapping[str, int] = field(default_factory=dict)
+    """The apdex threshold T by service name; 500 ms where a service is not named."""
+    max_batch_bytes: int = 1024 * MEBIBYTE
+    """How much one micro-batch reads at most. A single larger segment is a batch of its own."""
+    max_batch_files: int = 2000
+    """How many segments one micro-batch reads at most."""
+    max_ahead_s: float = 3600.0
+    """How far ahead of the clock an event may start; further ahead it is set aside."""
+    late_after_minutes: int = 5
+    """A row this many minutes behind the newest one of earlier batches is counted as late."""
+    span_wait_s: float = 300.0
+    """How long a span waits for its parent or child to arrive."""
+    slow_database_ms: str = "default:200,mongodb:100"
+    """Above how many milliseconds a database statement is slow, by system."""
+    slow_cache_ms: str = "default:20,redis:10"
+    """Above how many milliseconds a cache command is slow, by system."""
+    top_n: int = 50
+    """How many of the slowest are kept for each entity and bucket."""
+    ttl_days: int = 7
+    """How many days before the newest event a bucket is kept."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_batch_bytes", self.max_batch_bytes, 1)
+        _at_least("max_batch_files", self.max_batch_files, 1)
+        _at_least("max_ahead_s", self.max_ahead_s, 0)
+        _at_least("late_after_minutes", self.late_after_minutes, 0)
+        _at_least("span_wait_s", self.span_wait_s, 0)
+        _at_least("top_n", self.top_n, 1)
+        _at_least("ttl_days", self.ttl_days, 1)
+        for name, ms in self.apdex_ms.items():
+            if not isinstance(ms, int) or ms < 1:
+                raise ConfigError(f"apdex_ms[{name!r}]", ms, "a whole number of ms, 1 or more")
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    # `not >=` also refuses nan.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        raise ConfigError(name, value, f"a number, {least} or more")

@@ -1,0 +1,189 @@
+"""Paths, conditions and states of the metric language, written as Spark SQL.
+
+Text in, text out: nothing here touches Spark, so a whole source's plan is written once and reused
+for every micro-batch. Every expression is native: no Python runs on the way of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from batchmill.oal import (
+    ApdexCount,
+    Bucketed,
+    Clamped,
+    Condition,
+    Count,
+    DoubleSum,
+    Extreme,
+    LabelSum,
+    MapKey,
+    Path,
+    State,
+    Sum,
+    Tally,
+)
+
+DEFAULT_APDEX_MS = 500
+
+_WHOLE_NUMBER = "^[+-]?[0-9]+$"
+
+
+def literal(value: object) -> str:
+    """A bool, whole number, string or None as SQL writes it."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        # The plain digits of the least long are read as a negated number that is too large.
+        return f"{value}L" if -(2**63) < value < 2**63 else f"CAST('{value}' AS DECIMAL(38,0))"
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def name(column: str) -> str:
+    """A column's name, quoted."""
+    return "`" + column.replace("`", "``") + "`"
+
+
+def path(each: Path) -> str:
+    """The value that a path leads to; null wherever a step of it is."""
+    first, *rest = each.parts
+    assert isinstance(first, str)
+    text = name("time_" if first == "time" else first)
+    for part in rest:
+        text += f"[{literal(part.key)}]" if isinstance(part, MapKey) else f".{name(part)}"
+    if each.cast is None:
+        return text
+    kind = "BIGINT" if each.cast == "long" else "INT"
+    # Spark would also read ' 12 ' and '1.5'.
+    return f"IF(CAST({text} AS STRING) RLIKE '{_WHOLE_NUMBER}', TRY_CAST({text} AS {kind}), NULL)"
+
+
+def condition(each: Condition) -> str:
+    """True where it holds; false or null where it does not, which every use takes as one."""
+    left = path(each.path)
+    if each.literal is None:
+        return f"{left} IS {'NOT ' if each.op == '!=' else ''}NULL"
+    if each.op == "in":
+        assert isinstance(each.literal, tuple)
+        if not each.literal:
+            return "false"
+        return f"{left} IN ({', '.join(literal(one) for one in each.literal)})"
+    if each.op == "like":
+        return _like(left, str(each.literal))
+    if each.op in ("contain", "not contain"):
+        # array_contains answers null, not false, where the list holds a null.
+        found = f"COALESCE(ARRAY_CONTAINS({left}, {literal(each.literal)}), false)"
+        return found if each.op == "contain" else f"{left} IS NOT NULL AND NOT {found}"
+    symbol = {"==": "=", "!=": "<>"}.get(each.op, each.op)
+    return f"{left} {symbol} {literal(each.literal)}"
+
+
+def where(conditions: Sequence[Condition]) -> str:
+    """All of the conditions at once."""
+    return " AND ".join(f"({condition(each)})" for each in conditions) or "true"
+
+
+def _like(left: str, pattern: str) -> str:
+    head, tail = pattern.startswith("%"), pattern.endswith("%")
+    if pattern in ("%", "%%"):
+        return f"{left} IS NOT NULL"
+    text = literal(pattern[1 if head else 0 : -1 if tail else None])
+    if head and tail:
+        return f"CONTAINS({left}, {text})"
+    if head:
+        return f"ENDSWITH({left}, {text})"
+    return f"STARTSWITH({left}, {text})" if tail else "false"
+
+
+def aggregates(state: State, flag: str, thresholds: Mapping[str, int]) -> tuple[str, ...]:
+    """The aggregate, or the several, that a state is made of.
+
+    ``flag`` is a column or expression that says whether a row is in the state's ``where``.
+    Tallies come out as lists, which :func:`pieces` turns into the store's text afterwards.
+    """
+    if isinstance(state, Count):
+        return (f"COUNT_IF({flag})",)
+    if isinstance(state, Sum):
+        return (f"SUM(IF({flag}, {path(state.value)}, NULL))",)
+    if isinstance(state, DoubleSum):
+        value = f"IF({flag}, {path(state.value)}, NULL)"
+        return tuple(f"SUM({limb})" for limb in _limbs(value))
+    if isinstance(state, Extreme):
+        return (f"{state.which.upper()}(IF({flag}, {path(state.value)}, NULL))",)
+    if isinstance(state, ApdexCount):
+        return (f"COUNT_IF({flag} AND {_apdex(state, thresholds)})",)
+    if isinstance(state, Tally):
+        return (f"COLLECT_LIST(IF({flag}, {_key(state)}, NULL))",)
+    assert isinstance(state, LabelSum)
+    label, value = path(state.label), path(state.value)
+    pair = f"STRUCT(CAST({label} AS STRING) AS k, CAST({value} AS BIGINT) AS v)"
+    there = f"{flag} AND {label} IS NOT NULL AND {value} IS NOT NULL"
+    return (f"COLLECT_LIST(IF({there}, {pair}, NULL))",)
+
+
+def _key(state: Tally) -> str:
+    key = state.key
+    if isinstance(key, Bucketed):
+        text = f"{path(key.value)} DIV {key.precision}"
+    elif isinstance(key, Clamped):
+        text = f"GREATEST(0L, LEAST({path(key.value)} DIV {key.step}, {literal(key.steps)}))"
+    else:
+        return f"CAST({path(key.value)} AS STRING)"
+    # Half the bytes of a list of longs, where an int will do.
+    return f"CAST({text} AS INT)" if key.value.type.kind == "int" else text
+
+
+def _limbs(value: str) -> tuple[str, ...]:
+    """A double as four whole numbers whose sums are exact; see ``oal.DoubleSum``."""
+    # Toward zero: the difference to the whole part is then exact, for a tiny negative number too.
+    limbs, rest = [f"CAST({value} AS BIGINT)"], value
+    for _ in range(3):
+        rest = f"(({rest} - CAST(CAST({rest} AS BIGINT) AS DOUBLE)) * 1073741824.0D)"
+        limbs.append(f"CAST({rest} AS BIGINT)")
+    return tuple(limbs)
+
+
+def _apdex(state: ApdexCount, thresholds: Mapping[str, int]) -> str:
+    limit = literal(DEFAULT_APDEX_MS)
+    if thresholds:
+        known = ", ".join(f"{literal(key)}, {literal(ms)}" for key, ms in thresholds.items())
+        limit = f"COALESCE(MAP({known})[{path(state.name)}], {limit})"
+    value = path(state.value)
+    if state.which == "satisfied":
+        return f"{path(state.status)} AND {value} <= {limit}"
+    return f"{path(state.status)} AND {value} > {limit} AND {value} <= 4 * {limit}"
+
+
+def pieces(state: State, listed: str, *, starts: str) -> str:
+    """The store's text for a tally, from its sorted list; null where the list is empty.
+
+    ``starts`` is the column with the positions in the list at which a new key begins.
+    """
+    end = f"COALESCE(GET({starts}, j + 1), SIZE({listed}))"
+    if isinstance(state, LabelSum):
+        total = f"AGGREGATE(SLICE({listed}, i + 1, {end} - i), 0L, (a, x) -> a + x.v)"
+        entry = f"CONCAT({_json(f'{listed}[i].k')}, ':[', {total}, ',', {end} - i, ']')"
+    elif isinstance(state, Tally) and not isinstance(state.key, Bucketed | Clamped):
+        entry = f"CONCAT({_json(f'{listed}[i]')}, ':', {end} - i)"
+    else:
+        count = f"{end} - i"
+        entry = f"IF({count} = 1, CAST({listed}[i] AS STRING), CONCAT({listed}[i], ':', {count}))"
+    return f"NULLIF(ARRAY_JOIN(TRANSFORM({starts}, (i, j) -> {entry}), ','), '')"
+
+
+def starts(state: State, listed: str) -> str:
+    """The positions in a sorted list at which a new key begins."""
+    key = ".k" if isinstance(state, LabelSum) else ""
+    return (
+        f"IF(SIZE({listed}) = 0, ARRAY(), FILTER(SEQUENCE(0, SIZE({listed}) - 1), "
+        f"i -> i = 0 OR {listed}[i]{key} <> {listed}[i - 1]{key}))"
+    )
+
+
+def _json(text: str) -> str:
+    """A string as JSON writes it, quotes included."""
+    whole = f"TO_JSON(ARRAY({text}))"
+    return f"SUBSTRING({whole}, 2, LENGTH({whole}) - 2)"

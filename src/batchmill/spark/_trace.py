@@ -1,0 +1,240 @@
+"""The spans of a micro-batch: what comes of them, and which of them wait for a later batch.
+
+Spans of one trace reach us in different batches. All spans are kept, as a few columns, in files
+beside the checkpoint until :attr:`~batchmill.spark.PipelineSettings.span_wait_s` is over; which
+files are alive is part of what the store commits, so a batch that is run again starts from the same
+ones. A file that no commit names is nobody's, and is removed in passing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from batchmill.sources import split_entity_id
+from batchmill.spark._direct import direct_sources, row_counts
+from batchmill.spark._entities import EntityBook
+from batchmill.spark._links import DIGEST_SCHEMA, Links, link
+from batchmill.spark._relations import relation_sources
+from batchmill.spark._settings import PipelineSettings
+from batchmill.spark._spans import SPAN_SCHEMA, compact
+from batchmill.spark._topn import (
+    SERVICE_DATABASE,
+    SlowThresholds,
+    TopNThresholds,
+    statement_stats,
+    topn_records,
+)
+from batchmill.store import Batch, Carry, StatementRow, TopNRow
+
+_SLOTS = 8
+"""Files of waiting spans are merged so that about this many are left over the whole wait."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The files of spans that wait, oldest first."""
+
+    files: tuple[Carry, ...] = ()
+    expire_all: bool = False
+    """Whether nothing more is to be waited for."""
+
+
+@dataclass
+class Traced:
+    """What the spans of a batch come to."""
+
+    sources: dict[str, DataFrame] = field(default_factory=dict)
+    rows: int = 0
+    jobs: list[Callable[[], Any]] = field(default_factory=list)
+    """To be run with the sources' own; in the order that :meth:`TraceWork.add` expects."""
+    add_carry: list[Carry] = field(default_factory=list)
+    drop_carry: list[str] = field(default_factory=list)
+
+
+class TraceWork:
+    """Turns spans into rows of sources, links, TopN records, and files of waiting spans."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        settings: PipelineSettings,
+        wanted: frozenset[str],
+    ) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._settings = settings
+        self._wanted = wanted
+        self._slow = TopNThresholds(
+            database=SlowThresholds.parse(settings.slow_database_ms),
+            cache=SlowThresholds.parse(settings.slow_cache_ms),
+        )
+
+    @contextlib.contextmanager
+    def open(
+        self, waiting: Waiting, spans: DataFrame | None, *, now: float, number: int
+    ) -> Iterator[Traced]:
+        """The spans' part of a batch; what Spark keeps for it is let go at the end.
+
+        ``spans`` are those that fit; None if there are none.
+        """
+        tick = max([int(now * 1000), *(each.arrived_ms + 1 for each in waiting.files)])
+        wait_ms = int(self._settings.span_wait_s * 1000)
+        expired = [
+            each for each in waiting.files if waiting.expire_all or each.arrived_ms <= tick - wait_ms
+        ]
+        if spans is None and not expired:
+            yield Traced()
+            return
+        expire_before = max((each.arrived_ms for each in expired), default=-1)
+        if spans is None:
+            spans = self._spark.createDataFrame([], SPAN_SCHEMA)
+        kept: list[DataFrame] = []
+
+        def keep(frame: DataFrame) -> DataFrame:
+            kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+            return frame
+
+        try:
+            new = keep(compact(spans))
+            yield self._traced(waiting, expired, new, keep, tick, expire_before, number)
+        finally:
+            for frame in kept:
+                frame.unpersist()
+
+    def _traced(
+        self,
+        waiting: Waiting,
+        expired: Sequence[Carry],
+        new: DataFrame,
+        keep: Callable[[DataFrame], DataFrame],
+        tick: int,
+        expire_before: int,
+        number: int,
+    ) -> Traced:
+        counts = row_counts(new)
+        result = Traced(rows=counts.pop(""))
+        result.drop_carry = [each.path for each in expired]
+        result.sources = {
+            source: frame
+            for source, frame in direct_sources(new).items()
+            if counts[source] and source in self._wanted
+        }
+        carried = None
+        if waiting.files:
+            paths = [each.path for each in waiting.files]
+            carried = keep(self._spark.read.schema(DIGEST_SCHEMA).parquet(*paths))
+        links = link(new, carried, tick, expire_before)
+        keep(links.paired)
+        result.sources |= {
+            source: frame
+            for source, frame in relation_sources(links.relations).items()
+            if source in self._wanted
+        }
+        result.jobs = [links.unresolved.toArrow]
+        if result.rows:
+            result.jobs.append(lambda: self._write(links, waiting, expired, tick, number, result))
+        if counts["DatabaseAccess"] or counts["CacheAccess"]:
+            top = topn_records(new, self._settings.top_n, self._slow)
+            result.jobs += [top.toArrow, statement_stats(new).toArrow]
+        return result
+
+    def _write(
+        self,
+        links: Links,
+        waiting: Waiting,
+        expired: Sequence[Carry],
+        tick: int,
+        number: int,
+        result: Traced,
+    ) -> None:
+        """Put this batch's spans where later ones find them, together with files of its time."""
+        gone = {each.path for each in expired}
+        slot_ms = max(1, int(self._settings.span_wait_s * 1000) // _SLOTS)
+        alive = [each for each in waiting.files if each.path not in gone]
+        merged = [each for each in alive if each.arrived_ms // slot_ms == tick // slot_ms]
+        if len(merged) < _SLOTS:
+            merged = []
+        digest = links.digest
+        if merged:
+            paths = [each.path for each in merged]
+            digest = digest.unionByName(self._spark.read.schema(DIGEST_SCHEMA).parquet(*paths))
+            result.drop_carry += paths
+        target = self._folder / f"{number}-{uuid.uuid4().hex[:8]}"
+        rows = result.rows + sum(each.rows for each in merged)
+        if rows < 1_000_000:
+            digest = digest.coalesce(1)
+        digest.write.parquet(target.as_uri())
+        result.add_carry.append(Carry(target.as_uri(), number, tick, rows))
+
+    def add(self, traced: Traced, tables: Sequence[Any], batch: Batch, book: EntityBook) -> None:
+        """Put the results of ``traced.jobs`` into the batch."""
+        batch.add_carry += traced.add_carry
+        batch.drop_carry += traced.drop_carry
+        tables = [each for each in tables if isinstance(each, pa.Table)]
+        if not tables:
+            return
+        for row in tables[0].to_pylist():
+            key = ("unresolved", "Span", row["reason"])
+            batch.counters[key] = batch.counters.get(key, 0) + row["spans"]
+        if len(tables) == 3:
+            _add_top(tables[1].to_pylist(), tables[2].to_pylist(), batch, book)
+
+    def tidy(self, alive: Sequence[Carry]) -> None:
+        """Remove the files that are not ``alive``: no commit names them, nobody will read them."""
+        names = {each.path.rstrip("/").rsplit("/", 1)[-1] for each in alive}
+        if self._folder.is_dir():
+            for folder in self._folder.iterdir():
+                if folder.name not in names:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _add_top(
+    records: Sequence[Mapping[str, Any]],
+    statements: Sequence[Mapping[str, Any]],
+    batch: Batch,
+    book: EntityBook,
+) -> None:
+    for row in records:
+        batch.topn.append(
+            TopNRow(
+                row["stream"],
+                _entity(row, book),
+                row["minute"],
+                row["latency"],
+                row["time_us"],
+                row["trace_id"],
+                row["span_id"],
+                row["statement"],
+                row["normalised"],
+            )
+        )
+    for row in statements:
+        batch.statements.append(
+            StatementRow(
+                row["stream"],
+                _entity(row, book),
+                row["minute"],
+                row["normalised"],
+                row["runs"],
+                row["total_ms"],
+            )
+        )
+
+
+def _entity(row: Mapping[str, Any], book: EntityBook) -> int:
+    called = row["stream"] != SERVICE_DATABASE
+    layers = {"VIRTUAL_CACHE" if "cache" in row["stream"] else "VIRTUAL_DATABASE"}
+    id_ = row["entity"]
+    names = split_entity_id("service", id_)
+    return book.number("service", id_, names, layers if called else {"GENERAL"})

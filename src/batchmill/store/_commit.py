@@ -1,0 +1,191 @@
+"""The commit: everything a batch changes, in the order in which it is safe to change it.
+
+Runs in a transaction that no other writer's overlaps (SQLite has one writer; in PostgreSQL the row
+that holds the newest minute is locked first), so what it reads stays true until it is through.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from batchmill.sources import Grain, UnknownNameError
+from batchmill.store import _streams, _topn
+from batchmill.store._cells import Cell
+from batchmill.store._checkpoint import is_replay
+from batchmill.store._entities import EntityCache, EntityId, Known, store_entities
+from batchmill.store._register import all_columns
+from batchmill.store._session import Session
+from batchmill.store._sql import COMPACT_EVERY, added, merge_cells, quoted, table_name
+from batchmill.store._ttl import cutoff_day, day_of, first_of, newer
+from batchmill.store._types import EXPIRED, TOO_OLD, Batch, CommitResult, CounterKey, Deltas
+
+
+class Commit:
+    """The committing of a batch, tried once or several times.
+
+    A try may get in and yet fail, when the connection breaks before the answer comes. The token
+    that goes in with it tells the next try so.
+    """
+
+    def __init__(self, batch: Batch, *, ttl_days: int, top_n: int) -> None:
+        self._batch = batch
+        self._token = str(uuid.uuid4())
+        self._result = CommitResult(applied=False)
+        self._ttl_days = ttl_days
+        self._top_n = top_n
+        self.learnt: dict[EntityId, Known] = {}
+        """Entities to remember once the transaction is through."""
+
+    def run(self, session: Session, before: int | None, cache: EntityCache) -> CommitResult:
+        """Do it; ``before`` is the store's newest minute, which is locked."""
+        batch = self._batch
+        number = None if batch.settle else batch.number
+        known = _streams.stream_state(session, batch.stream)
+        if is_replay(batch.stream, known, batch.epoch, number, self._token):
+            # Of this commit's own earlier try, or else of one long before.
+            got_in = known is not None and known.token == self._token
+            return self._result if got_in else CommitResult(applied=False)
+        newest = newer(before, batch.newest_minute)
+        cutoff = cutoff_day(newest, self._ttl_days)
+        keys, self.learnt = store_entities(session, batch.entities, cache)
+        counters = dict(batch.counters)
+        expired = _expired_rows(batch, cutoff)
+        for source, rows in expired.items():
+            _count(counters, (EXPIRED, source, TOO_OLD), rows)
+        turn = (known.last_batch or 0 if known and batch.settle else batch.number) % COMPACT_EVERY
+        merged = merge_deltas(session, batch.deltas, keys, cutoff, turn)
+        self._slow_calls(session, keys, cutoff, counters)
+        self._carry(session)
+        removed = 0
+        if newest != before:
+            session.run("UPDATE meta SET value = ? WHERE key = 'newest_minute'", (str(newest),))
+            if cutoff > cutoff_day(before, self._ttl_days):
+                removed = remove_before(session, cutoff)
+        add_counters(session, counters)
+        _streams.record(session, batch.stream, number, self._token)
+        self._result = CommitResult(True, merged, sum(expired.values()), removed, counters)
+        return self._result
+
+    def _slow_calls(
+        self,
+        session: Session,
+        keys: Sequence[int],
+        cutoff: int,
+        counters: dict[CounterKey, int],
+    ) -> None:
+        kept, expired = _topn.keep_slowest(self._batch.topn, keys, self._top_n, cutoff)
+        _topn.store_topn(session, kept, self._top_n)
+        for stream, rows in expired.items():
+            _count(counters, (_topn.EXPIRED_TOPN, stream, TOO_OLD), rows)
+        expired = _topn.store_statements(session, self._batch.statements, keys, cutoff)
+        for stream, rows in expired.items():
+            _count(counters, (_topn.EXPIRED_STATEMENTS, stream, TOO_OLD), rows)
+
+    def _carry(self, session: Session) -> None:
+        stream = self._batch.stream
+        session.run_many(
+            "DELETE FROM carry WHERE stream = ? AND path = ?",
+            [(stream, path) for path in self._batch.drop_carry],
+        )
+        session.run_many(
+            "INSERT INTO carry (stream, path, batch, arrived_ms, n_rows) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (stream, path) DO UPDATE SET batch = excluded.batch, "
+            "arrived_ms = excluded.arrived_ms, n_rows = excluded.n_rows",
+            [
+                (stream, each.path, each.batch, each.arrived_ms, each.rows)
+                for each in self._batch.add_carry
+            ],
+        )
+
+
+def merge_deltas(
+    session: Session, deltas: Sequence[Deltas], keys: Sequence[int], cutoff: int, turn: int
+) -> int:
+    """Merge what is not too old; how many rows that was."""
+    if not deltas:
+        return 0
+    kinds = {
+        source: {each.name: each.cell for each in columns}
+        for source, columns in all_columns(session).items()
+    }
+    merged = 0
+    for each in sorted(deltas, key=lambda delta: (delta.source, delta.grain.minutes)):
+        known = kinds.get(each.source)
+        if known is None:
+            raise UnknownNameError("registered source", each.source, tuple(kinds))
+        merged += _merge(session, each, known, keys, cutoff, turn)
+    return merged
+
+
+def _merge(
+    session: Session,
+    deltas: Deltas,
+    kinds: Mapping[str, Cell],
+    keys: Sequence[int],
+    cutoff: int,
+    turn: int,
+) -> int:
+    names = tuple(deltas.cells)
+    for name in names:
+        if name not in kinds:
+            raise UnknownNameError(f"column of {deltas.source}", name, tuple(kinds))
+    entities = [keys[index] for index in deltas.entities]
+    columns: list[Sequence[Any]] = [deltas.buckets, entities, *deltas.cells.values()]
+    first = first_of(deltas.grain, cutoff)
+    if deltas.buckets and min(deltas.buckets) < first:
+        kept = [bucket >= first for bucket in deltas.buckets]
+        columns = [list(compress(column, kept)) for column in columns]
+    if columns[0]:
+        table = table_name(deltas.grain, deltas.source)
+        cells = tuple(kinds[name] for name in names)
+        session.upsert(merge_cells(session.dialect, table, names, cells, turn), columns)
+    return len(columns[0])
+
+
+def remove_before(session: Session, cutoff: int) -> int:
+    """Remove everything of days before ``cutoff``; how many rows that was."""
+    removed = 0
+    for grain in Grain:
+        first = first_of(grain, cutoff)
+        for (source,) in session.rows("SELECT DISTINCT source FROM metric_column"):
+            table = quoted(table_name(grain, source))
+            removed += session.run(f"DELETE FROM {table} WHERE bucket < ?", (first,))
+        for table in ("topn", "statement"):
+            removed += session.run(
+                f"DELETE FROM {table} WHERE grain = ? AND bucket < ?", (grain.value, first)
+            )
+    return removed
+
+
+def add_counters(session: Session, counters: Mapping[CounterKey, int]) -> None:
+    """Add to the store's counters."""
+    some = sorted((key, n) for key, n in counters.items() if n)
+    if some:
+        text = session.dialect.text
+        statement = added(
+            session.dialect, "counter", ("what", "source", "reason"), (text,) * 3, ("n",)
+        )
+        keyed = list(zip(*(key for key, _ in some), strict=True))
+        session.upsert(statement, (*keyed, [n for _, n in some]))
+
+
+def _expired_rows(batch: Batch, cutoff: int) -> dict[str, int]:
+    """How many rows of each source are too old; delta rows where the batch tells no rows."""
+    expired: dict[str, int] = {}
+    told = {source for source, _ in batch.rows}
+    for (source, day), rows in batch.rows.items():
+        if day < cutoff:
+            expired[source] = expired.get(source, 0) + rows
+    for each in batch.deltas:
+        if each.source not in told and each.grain is Grain.MINUTE:
+            rows = sum(day_of(each.grain, bucket) < cutoff for bucket in each.buckets)
+            if rows:
+                expired[each.source] = expired.get(each.source, 0) + rows
+    return expired
+
+
+def _count(counters: dict[CounterKey, int], key: CounterKey, n: int) -> None:
+    counters[key] = counters.get(key, 0) + n

@@ -1,0 +1,156 @@
+"""Entities: from what a batch names to the keys that its rows are kept under."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from batchmill.store._session import Session, Statement
+from batchmill.store._types import EntityRow
+
+EntityId: TypeAlias = tuple[str, str]
+"""Kind and id."""
+
+CHUNK = 500
+"""How many ids one query asks for."""
+CACHED = 200_000
+"""How many entities are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the store holds of an entity, at least."""
+
+    key: int
+    name: str
+    roles: str
+    layers: frozenset[str]
+
+
+class EntityCache:
+    """Remembers the entities used last; only what was committed goes in."""
+
+    def __init__(self, most: int = CACHED) -> None:
+        self._most = most
+        self._known: OrderedDict[EntityId, Known] = OrderedDict()
+
+    def get(self, entity: EntityId) -> Known | None:
+        """What is remembered of an entity."""
+        known = self._known.get(entity)
+        if known is not None:
+            self._known.move_to_end(entity)
+        return known
+
+    def add(self, entities: Mapping[EntityId, Known]) -> None:
+        """Remember entities that are in the store for good."""
+        for entity, known in entities.items():
+            self._known[entity] = known
+            self._known.move_to_end(entity)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._known.clear()
+
+
+def store_entities(
+    session: Session, rows: Iterable[EntityRow], cache: EntityCache
+) -> tuple[list[int], dict[EntityId, Known]]:
+    """The key of each row's entity, and what to remember once the transaction is through.
+
+    Of two texts for one entity the greater is kept, and layers add up: the order in which batches
+    come makes no difference.
+    """
+    ids: list[EntityId] = []
+    named: dict[EntityId, Known] = {}
+    for row in rows:
+        entity = (row.kind, row.id)
+        ids.append(entity)
+        before = named.get(entity)
+        roles = json.dumps(dict(sorted(row.roles.items())), separators=(",", ":"))
+        name = clean(row.name)
+        if before:
+            name, roles = max(name, before.name), max(roles, before.roles)
+        layers = row.layers | before.layers if before else row.layers
+        named[entity] = Known(0, name, roles, layers)
+    news: dict[EntityId, Known] = {}
+    found: dict[EntityId, Known] = {}
+    for entity, new in named.items():
+        old = cache.get(entity)
+        if old and new.name <= old.name and new.roles <= old.roles and new.layers <= old.layers:
+            found[entity] = old
+        else:
+            news[entity] = new
+    if news:
+        found.update(_write(session, news, cache))
+    return [found[entity].key for entity in ids], found
+
+
+def clean(text: str) -> str:
+    """A text without NUL characters, which PostgreSQL cannot hold."""
+    return text.replace("\0", "\ufffd") if "\0" in text else text
+
+
+def _write(
+    session: Session, news: Mapping[EntityId, Known], cache: EntityCache
+) -> dict[EntityId, Known]:
+    dialect = session.dialect
+    # In one order in every process, so that two writers cannot wait for each other.
+    order = sorted(news)
+    updates = ", ".join(
+        f"{name} = {dialect.greatest(f'kept.{name}', f'excluded.{name}')}"
+        for name in ("name", "roles")
+    )
+    statement = Statement(
+        "entity",
+        ("kind", "id", "name", "roles"),
+        (dialect.text,) * 4,
+        ("kind", "id"),
+        f"ON CONFLICT (kind, id) DO UPDATE SET {updates}",
+    )
+    session.upsert(
+        statement,
+        (
+            [kind for kind, _ in order],
+            [id_ for _, id_ in order],
+            [news[entity].name for entity in order],
+            [news[entity].roles for entity in order],
+        ),
+    )
+    keys = _keys(session, order)
+    pairs = sorted((keys[entity], layer) for entity in order for layer in news[entity].layers)
+    layers = Statement(
+        "entity_layer",
+        ("entity", "layer"),
+        (dialect.whole, dialect.text),
+        ("entity", "layer"),
+        "ON CONFLICT (entity, layer) DO NOTHING",
+    )
+    if pairs:
+        session.upsert(layers, ([key for key, _ in pairs], [layer for _, layer in pairs]))
+    written = {}
+    for entity, new in news.items():
+        old = cache.get(entity)
+        written[entity] = Known(
+            keys[entity],
+            max(new.name, old.name) if old else new.name,
+            max(new.roles, old.roles) if old else new.roles,
+            new.layers | old.layers if old else new.layers,
+        )
+    return written
+
+
+def _keys(session: Session, entities: list[EntityId]) -> dict[EntityId, int]:
+    keys: dict[EntityId, int] = {}
+    for start in range(0, len(entities), CHUNK):
+        ids = [id_ for _, id_ in entities[start : start + CHUNK]]
+        marks = ", ".join("?" * len(ids))
+        for kind, id_, key in session.rows(
+            f"SELECT kind, id, key FROM entity WHERE id IN ({marks})", ids
+        ):
+            keys[kind, id_] = key
+    return keys

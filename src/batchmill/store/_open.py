@@ -1,0 +1,64 @@
+"""Opening a store by its address."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit, urlunsplit
+
+from batchmill._errors import ConfigError
+from batchmill.store._protocol import Store
+from batchmill.store._retry import RetryPolicy
+
+ALLOWED = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
+POSTGRES = ("postgresql", "postgres")
+
+
+def open_store(
+    url: str,
+    *,
+    retry: RetryPolicy | None = None,
+    ttl_days: int = 7,
+    top_n: int = 50,
+    create: bool = True,
+) -> Store:
+    """Open the store at ``url``; make it if nothing is there, migrate it if it is an older one.
+
+    ``ttl_days``: whole days that are kept before the newest one, by event time. ``top_n``: how many
+    of the slowest calls are kept for each entity and bucket. With ``create=False`` a store that is
+    not there is a :class:`StoreMissingError`.
+
+    >>> open_store("mysql://somewhere")
+    Traceback (most recent call last):
+        ...
+    batchmill._errors.ConfigError: url='mysql://somewhere' is not valid: it must be \
+sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
+    """
+    for name, value in (("ttl_days", ttl_days), ("top_n", top_n)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(name, value, "a whole number of at least 1")
+    policy = retry or RetryPolicy()
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        from batchmill.store._sqlite import SqliteStore
+
+        return SqliteStore(rest[1:], policy, ttl_days=ttl_days, top_n=top_n, create=create)
+    if scheme in POSTGRES and rest:
+        from batchmill.store._postgres import PostgresStore
+
+        shown = without_password(url)
+        return PostgresStore(url, shown, policy, ttl_days=ttl_days, top_n=top_n, create=create)
+    raise ConfigError("url", without_password(url), ALLOWED)
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.partition("://")[0] + "://…"
+    if "@" in parts.netloc:
+        login, _, host = parts.netloc.rpartition("@")
+        parts = parts._replace(netloc=f"{login.partition(':')[0]}@{host}")
+    if "password" in parts.query:
+        kept = [each for each in parts.query.split("&") if not each.startswith("password=")]
+        parts = parts._replace(query="&".join(kept))
+    return urlunsplit(parts) if parts.netloc else url

@@ -1,0 +1,187 @@
+"""The store in a PostgreSQL database.
+
+Three kinds of connection: one to write, one to read, and one for each claimed stream that does
+nothing but hold its lock, which the server lets go of when the process is gone. A connection that
+breaks is made anew at the next try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from batchmill.store._errors import StoreMissingError
+from batchmill.store._postgres_faults import translated
+from batchmill.store._postgres_session import PostgresSession, marked
+from batchmill.store._retry import RetryPolicy
+from batchmill.store._schema import MIGRATIONS, Found, inspect, migrate
+from batchmill.store._session import Row, Session
+from batchmill.store._store import SqlStore
+
+if TYPE_CHECKING:
+    import psycopg
+
+T = TypeVar("T")
+
+LOCK_WAIT = "2s"
+"""How long a claim waits for the server to notice that the former holder is gone."""
+SCHEMA_LOCK = 0x62_61_74_63_68_6D_69_6C
+"""Held while the schema is made or migrated, so that two processes do not do it at once."""
+CONNECTING: dict[str, Any] = {
+    "connect_timeout": 10,
+    # A server that vanished without a word is noticed within a minute.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "application_name": "batchmill",
+}
+SETTINGS = (
+    "SET client_min_messages = warning",
+    "SET temp_buffers = '64MB'",
+    "SET work_mem = '64MB'",
+    # Compiling a statement that runs once costs more than it saves.
+    "SET jit = off",
+)
+
+
+class PostgresStore(SqlStore):
+    """A store in the default schema of a database."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        shown: str,
+        policy: RetryPolicy,
+        *,
+        ttl_days: int,
+        top_n: int,
+        create: bool,
+    ) -> None:
+        super().__init__(shown, policy, ttl_days=ttl_days, top_n=top_n)
+        self._conninfo = conninfo
+        self._open: dict[str, psycopg.Connection[Row]] = {}
+        self._locks: dict[str, psycopg.Connection[Row]] = {}
+        self._reading = threading.Lock()
+        try:
+            self.id = self.retrier.run(lambda: self._prepare(create)).store_id
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _prepare(self, create: bool) -> Found:
+        found = self._in_transaction("reader", "BEGIN", lambda each: inspect(each, self.url))
+        if not found.version and not create:
+            raise StoreMissingError(self.url)
+        if found.version == len(MIGRATIONS):
+            return found
+
+        def work(session: Session) -> Found:
+            session.run("SELECT pg_advisory_xact_lock(?)", (SCHEMA_LOCK,))
+            return migrate(session, self.url)
+
+        return self._in_transaction("writer", "BEGIN", work)
+
+    def _connect(self) -> psycopg.Connection[Row]:
+        with translated(self.url):
+            import psycopg
+            from psycopg.conninfo import conninfo_to_dict
+
+            wanted: dict[str, Any] = {**CONNECTING, **conninfo_to_dict(self._conninfo)}
+            connection = psycopg.connect(**wanted, autocommit=True)
+            try:
+                for setting in SETTINGS:
+                    connection.execute(marked(setting))
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _write_once(self, work: Callable[[Session], T]) -> T:
+        def locked(session: Session) -> T:
+            # One writer at a time: what this transaction reads stays true until it is through.
+            session.rows("SELECT value FROM meta WHERE key = 'newest_minute' FOR UPDATE")
+            return work(session)
+
+        return self._in_transaction("writer", "BEGIN", locked)
+
+    def _read_once(self, work: Callable[[Session], T]) -> T:
+        with self._reading:
+            self.retrier.check_open()
+            snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+            return self._in_transaction("reader", snapshot, work)
+
+    def _in_transaction(self, name: str, begin: str, work: Callable[[Session], T]) -> T:
+        connection = self._open.get(name)
+        if connection is None or connection.closed:
+            connection = self._open[name] = self._connect()
+        with translated(self.url):
+            try:
+                connection.execute(marked(begin))
+                answer = work(PostgresSession(connection))
+                connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back(name, connection)
+                raise
+        return answer
+
+    def _roll_back(self, name: str, connection: psycopg.Connection[Row]) -> None:
+        import psycopg
+
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:  # it is broken: the server rolls back, and the next try has a new one
+            connection.close()
+            self._open.pop(name, None)
+
+    def _lock(self, stream: str) -> bool:
+        return self._take_lock(stream, LOCK_WAIT)
+
+    def _take_lock(self, stream: str, wait: str) -> bool:
+        import psycopg
+
+        connection = self._connect()
+        try:
+            with translated(self.url):
+                connection.execute(marked(f"SET lock_timeout = '{wait}'"))
+                connection.execute(marked("SELECT pg_advisory_lock(?)"), (self._lock_key(stream),))
+        except BaseException as error:
+            connection.close()
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                return False
+            raise
+        self._locks[stream] = connection
+        return True
+
+    def _lock_key(self, stream: str) -> int:
+        # Locks belong to the database, which may hold several stores in several schemas.
+        mark = hashlib.sha256(f"{self.id}\0{stream}".encode("utf-8", "surrogatepass")).digest()
+        return int.from_bytes(mark[:8], "big", signed=True)
+
+    def _before_commit(self, stream: str) -> None:
+        """Take the lock again if its connection broke; the epoch tells if another was faster."""
+        import psycopg
+
+        connection = self._locks.get(stream)
+        if connection is None:
+            return
+        try:
+            connection.execute("SELECT 1")
+        except psycopg.Error:
+            connection.close()
+            self._take_lock(stream, "100ms")
+
+    def _unlock(self, stream: str) -> None:
+        connection = self._locks.pop(stream, None)
+        if connection is not None:
+            connection.close()
+
+    def _held(self) -> list[str]:
+        return list(self._locks)
+
+    def _disconnect(self) -> None:
+        for connection in (*self._open.values(), *self._locks.values()):
+            with contextlib.suppress(Exception):
+                connection.close()

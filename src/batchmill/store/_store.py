@@ -1,0 +1,256 @@
+"""The store: the public calls, each one transaction over whichever database is behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from batchmill.oal import MetricSet
+from batchmill.sources import Grain
+from batchmill.store import _reading, _register, _streams
+from batchmill.store._commit import Commit
+from batchmill.store._entities import EntityCache
+from batchmill.store._errors import StoreError, StoreInUseError
+from batchmill.store._protocol import Moment
+from batchmill.store._reading import Selection
+from batchmill.store._retry import Retrier, RetryPolicy
+from batchmill.store._session import Session
+from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
+from batchmill.store._views import (
+    StateRow,
+    StoredEntity,
+    StoredMetric,
+    StreamInfo,
+    TopRecord,
+    Value,
+)
+
+T = TypeVar("T")
+
+
+class SqlStore(ABC):
+    """What both stores share; see :class:`Store` for what the methods promise."""
+
+    id: str
+
+    def __init__(self, url: str, policy: RetryPolicy, *, ttl_days: int, top_n: int) -> None:
+        self.url = url
+        self.retrier = Retrier(policy, url)
+        self._ttl_days = ttl_days
+        self._top_n = top_n
+        self._cache = EntityCache()
+        # Re-entrant, so that a commit's own try may look after the stream's lock.
+        self._writing = threading.RLock()
+
+    # What a database must bring.
+
+    @abstractmethod
+    def _write_once(self, work: Callable[[Session], T]) -> T:
+        """Run ``work`` in a transaction that no other writer's overlaps, and commit it.
+
+        Raises ``TransientError`` where another try may succeed; nothing is changed then, or all.
+        """
+
+    @abstractmethod
+    def _read_once(self, work: Callable[[Session], T]) -> T:
+        """Run ``work`` on a snapshot of what is committed."""
+
+    @abstractmethod
+    def _lock(self, stream: str) -> bool:
+        """Take the lock of a stream's writer; False if another holds it."""
+
+    @abstractmethod
+    def _unlock(self, stream: str) -> None:
+        """Let go of a stream's lock, if it is held."""
+
+    @abstractmethod
+    def _held(self) -> list[str]:
+        """The streams whose lock is held."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Let go of the database."""
+
+    @abstractmethod
+    def _before_commit(self, stream: str) -> None:
+        """Look after the stream's lock before a try at a commit."""
+
+    # Writing.
+
+    def register(self, metrics: MetricSet, *, retire: bool = True) -> Layout:
+        """See :meth:`Store.register`."""
+        return self._write(
+            lambda session: _register.register(
+                session, metrics, _newest(session), ttl_days=self._ttl_days, retire=retire
+            )
+        )
+
+    def claim(
+        self, stream: str, checkpoint_id: str, *, fresh: bool, committed: int | None
+    ) -> Claim:
+        """See :meth:`Store.claim`."""
+        with self._writing:
+            ours = stream in self._held()
+            if not ours and not self.retrier.run(lambda: self._lock(stream)):
+                holder = self._read(lambda session: _streams.holder(session, stream))
+                raise StoreInUseError(self.url, stream, holder)
+            try:
+                return self._write(
+                    lambda session: _streams.claim(
+                        session, stream, checkpoint_id, fresh=fresh, committed=committed
+                    )
+                )
+            except BaseException:
+                if not ours:
+                    self._unlock(stream)
+                raise
+
+    def release(self, stream: str) -> None:
+        """See :meth:`Store.release`."""
+        with self._writing:
+            self._unlock(stream)
+
+    def commit(self, batch: Batch) -> CommitResult:
+        """See :meth:`Store.commit`."""
+        commit = Commit(batch, ttl_days=self._ttl_days, top_n=self._top_n)
+
+        def attempt() -> CommitResult:
+            self._before_commit(batch.stream)
+            return self._write_once(
+                lambda session: commit.run(session, _newest(session), self._cache)
+            )
+
+        with self._writing:
+            result = self.retrier.run(attempt)
+            self._cache.add(commit.learnt)
+        return result
+
+    # Reading.
+
+    def newest_minute(self) -> int | None:
+        """See :meth:`Store.newest_minute`."""
+        return self._read(_newest)
+
+    def metrics(self, include_retired: bool = False) -> list[StoredMetric]:
+        """See :meth:`Store.metrics`."""
+        found = self._read(_register.all_metrics)
+        return [each for each in found if each.active or (include_retired and each.columns)]
+
+    def values(
+        self,
+        metric: str | StoredMetric,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        layer: str | None = None,
+        limit: int | None = None,
+    ) -> list[Value]:
+        """See :meth:`Store.values`."""
+        wanted = Selection(grain, entity, start, end, layer, limit)
+
+        def work(session: Session) -> list[Value]:
+            found = _reading.find_metric(session, metric)
+            return list(itertools.islice(_reading.read_values(session, found, wanted), limit))
+
+        return self._read(work)
+
+    def states(
+        self,
+        metric: str | StoredMetric,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        layer: str | None = None,
+        limit: int | None = None,
+    ) -> list[StateRow]:
+        """See :meth:`Store.states`."""
+        wanted = Selection(grain, entity, start, end, layer, limit)
+
+        def work(session: Session) -> list[StateRow]:
+            found = _reading.find_metric(session, metric)
+            return list(itertools.islice(_reading.read_states(session, found, wanted), limit))
+
+        return self._read(work)
+
+    def entities(
+        self, kind: str | None = None, name_like: str | None = None, layer: str | None = None
+    ) -> list[StoredEntity]:
+        """See :meth:`Store.entities`."""
+        return self._read(lambda session: _reading.read_entities(session, kind, name_like, layer))
+
+    def top(
+        self,
+        stream: str,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        bucket: Moment | tuple[Moment | None, Moment | None] | None = None,
+        n: int | None = None,
+    ) -> list[TopRecord]:
+        """See :meth:`Store.top`."""
+        start, end = bucket if isinstance(bucket, tuple) else (bucket, bucket)
+        wanted = Selection(grain, entity, start, end)
+        return self._read(lambda session: _reading.read_top(session, stream, wanted, n))
+
+    def top_streams(self) -> list[str]:
+        """See :meth:`Store.top_streams`."""
+        rows = self._read(
+            lambda session: session.rows("SELECT DISTINCT stream FROM topn ORDER BY stream")
+        )
+        return [stream for (stream,) in rows]
+
+    def counters(self) -> dict[CounterKey, int]:
+        """See :meth:`Store.counters`."""
+        rows = self._read(
+            lambda session: session.rows(
+                "SELECT what, source, reason, n FROM counter ORDER BY what, source, reason"
+            )
+        )
+        return {(what, source, reason): n for what, source, reason, n in rows}
+
+    def streams(self) -> list[StreamInfo]:
+        """See :meth:`Store.streams`."""
+        return self._read(_streams.all_streams)
+
+    # Its life.
+
+    def close(self) -> None:
+        """See :meth:`Store.close`. A commit that waits for its next try ends with an error."""
+        if self.retrier.close():
+            with self._writing:
+                for stream in self._held():
+                    with contextlib.suppress(StoreError):
+                        self._unlock(stream)
+                self._disconnect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        with self._writing:
+            return self.retrier.run(lambda: self._write_once(work))
+
+    def _read(self, work: Callable[[Session], T]) -> T:
+        return self.retrier.run(lambda: self._read_once(work))
+
+
+def _newest(session: Session) -> int | None:
+    ((value,),) = session.rows("SELECT value FROM meta WHERE key = 'newest_minute'")
+    return int(value) if value else None

@@ -1,0 +1,151 @@
+"""What a writer hands to a store: a batch and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from batchmill.sources import Grain
+
+CounterKey: TypeAlias = tuple[str, str, str]
+"""What is counted: (what, source, reason)."""
+
+EXPIRED = "expired"
+"""The counter of rows that came too late for the TTL; its reason is :data:`TOO_OLD`."""
+TOO_OLD = "older than the TTL"
+
+
+@dataclass(frozen=True, slots=True)
+class EntityRow:
+    """An entity that a batch mentions."""
+
+    kind: str
+    id: str
+    name: str
+    layers: frozenset[str] = frozenset()
+    """Layers it was seen in; they add up over batches."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Its parts by role: the service of an endpoint, both ends of a relation."""
+
+
+@dataclass(slots=True)
+class Deltas:
+    """What one batch adds to one table: one source, one grain.
+
+    Columns, not rows: all lists are equally long, and a (bucket, entity) stands there once. The
+    store does not roll up: hours and days come as deltas of their own.
+    """
+
+    source: str
+    grain: Grain
+    buckets: list[int]
+    entities: list[int]
+    """Each an index into the batch's ``entities``."""
+    cells: dict[str, list[Any]]
+    """By column, as the layout names it; None where there is nothing to add. A tally's text is
+    made by ``encode_numbers()`` and the like, and is None, not empty, without a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopNRow:
+    """A slow call: a candidate for the N slowest of its entity's minute, hour and day."""
+
+    stream: str
+    """The TopN stream it belongs to, such as slow database statements."""
+    entity: int
+    """An index into the batch's ``entities``."""
+    minute: int
+    latency: int
+    time_us: int
+    """When it started, in microseconds since 1970; of equal latencies the earlier ranks first."""
+    trace_id: str
+    span_id: str
+    statement: str
+    normalised: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRow:
+    """How often a normalised statement ran in a minute, and how long altogether."""
+
+    stream: str
+    entity: int
+    """An index into the batch's ``entities``."""
+    minute: int
+    normalised: str
+    runs: int
+    total_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A file of spans that wait for their partner."""
+
+    path: str
+    batch: int
+    """The batch that wrote it."""
+    arrived_ms: int
+    rows: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything that one micro-batch changes; it goes in as a whole or not at all."""
+
+    stream: str
+    epoch: int
+    """As :meth:`Store.claim` gave it."""
+    number: int
+    """0 for the first batch of a stream, then one more each time."""
+    newest_minute: int | None = None
+    """The newest minute among its rows."""
+    entities: list[EntityRow] = field(default_factory=list)
+    """Each kind and id once."""
+    deltas: list[Deltas] = field(default_factory=list)
+    topn: list[TopNRow] = field(default_factory=list)
+    statements: list[StatementRow] = field(default_factory=list)
+    counters: dict[CounterKey, int] = field(default_factory=dict)
+    """What to add to the store's counters."""
+    rows: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How many rows there are by (source, day): what is counted where a day has expired."""
+    add_carry: list[Carry] = field(default_factory=list)
+    drop_carry: list[str] = field(default_factory=list)
+    """Paths of files that wait no longer."""
+    settle: bool = False
+    """Not a numbered batch: ``number`` is ignored, and the stream's last number stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What became of a batch."""
+
+    applied: bool
+    """False: a batch of that number is in already, and nothing was changed."""
+    merged: int = 0
+    """Delta rows merged."""
+    expired: int = 0
+    """Rows left out because their day is older than the TTL."""
+    removed: int = 0
+    """Rows of the store that this batch's time made expire."""
+    counters: Mapping[CounterKey, int] = field(default_factory=dict)
+    """What was added to the store's counters, the expired rows included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write a stream, until somebody claims it again."""
+
+    epoch: int
+    last_batch: int | None
+    """The last batch that is in; None: none yet."""
+    carry: tuple[Carry, ...]
+    """Files of spans that still wait for their partner, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the cells of each metric go."""
+
+    columns: Mapping[str, tuple[str, ...]]
+    """By metric: one column a cell, in the order of its states, and of each state's cells."""
