@@ -44,10 +44,16 @@ def no_leaked_threads() -> Iterator[None]:
 
 def _ends_by(thread: threading.Thread, deadline: float) -> bool:
     # C code that calls into Python gets a dummy thread: not started here, and not to be joined.
-    if isinstance(thread, threading._DummyThread):
+    if isinstance(thread, threading._DummyThread) or _is_py4j(thread):
         return True
     thread.join(max(0.0, deadline - time.monotonic()))
     return not thread.is_alive()
+
+
+def _is_py4j(thread: threading.Thread) -> bool:
+    # One for each connection on which the JVM calls into Python. The JVM keeps it for later.
+    owner = getattr(getattr(thread, "_target", None), "__self__", None)
+    return type(owner).__module__.startswith("py4j.")
 
 
 def _describe(thread: threading.Thread) -> str:

@@ -17,7 +17,7 @@ OLDEST_JAVA = 17
 ARCHIVE = "BATCHMILL_SPARK_ARCHIVE"
 
 # A test's Spark is young and small: one thread that collects, and no compiler for the long run.
-QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
 
 def jvm_options() -> str:

@@ -70,9 +70,9 @@ EPOCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def span(span_id: str | None, kind: str = "SERVER", **changes: Any) -> dict[str, Any]:
-    """A span of service ``shop``, 5 ms long; ``at`` is its start in µs after EPOCH, ``us`` its length."""
+    """A span of service ``shop``; ``at`` is its start in µs after EPOCH, ``us`` its length."""
     start = EPOCH + timedelta(microseconds=changes.pop("at", 0))
-    made = {
+    made: dict[str, Any] = {
         "trace_id": "t1",
         "span_id": span_id,
         "parent_span_id": None,
@@ -90,17 +90,22 @@ def span(span_id: str | None, kind: str = "SERVER", **changes: Any) -> dict[str,
 
 
 def compact_frame(spark: SparkSession, spans: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """Those spans, compacted."""
+    """Those spans, compacted once: what is made of them does not compact them again."""
     from batchmill.spark._spans import SPAN_SCHEMA, compact
 
     rows = [tuple(each[name] for name in SPAN_SCHEMA.names) for each in spans]
-    return compact(spark.createDataFrame(rows, SPAN_SCHEMA))
+    compacted = compact(spark.createDataFrame(rows, SPAN_SCHEMA))
+    return spark.createDataFrame(compacted.collect(), compacted.schema)
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame, times in UTC, in an order of their own."""
-    rows = [_utc(row.asDict(recursive=True)) for row in frame.collect()]
-    return sorted(rows, key=repr)
+    """The rows of a frame, times in UTC, :func:`in_order`."""
+    return in_order(_utc(row.asDict(recursive=True)) for row in frame.collect())
+
+
+def in_order(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in an order that depends on nothing but what is in them."""
+    return sorted((dict(sorted(row.items())) for row in rows), key=repr)
 
 
 def _utc(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from batchmill.oal import MetricSet, load
 from batchmill.oal import Metric as OalMetric
+from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
 from batchmill.store import (
     Batch,
@@ -51,6 +51,7 @@ PATIENT = RetryPolicy(initial_ms=10, max_ms=100, give_up_after_s=WAIT_S)
 
 
 def metrics(text: str = SCRIPT) -> MetricSet:
+    """The metrics of a script."""
     return load(text)
 
 
@@ -72,6 +73,7 @@ class Backend:
 
 
 def backend_url(kind: str, request: pytest.FixtureRequest) -> str:
+    """The address of an empty place for a store."""
     if kind == "sqlite":
         folder: Path = request.getfixturevalue("tmp_path")
         return f"sqlite:///{folder}/store.db"
@@ -90,6 +92,7 @@ class Measurement:
 
 
 def entity_row(name: str, layers: Iterable[str] = ("GENERAL",)) -> EntityRow:
+    """An endpoint of the shop."""
     return EntityRow("endpoint", f"id-{name}", name, frozenset(layers), {"service": "shop"})
 
 
@@ -239,10 +242,12 @@ def in_another_process(code: str, **values: str) -> subprocess.Popen[str]:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def end(process: subprocess.Popen[str]) -> None:
+    """Kill a process, as kill -9 does, and wait until it is gone."""
     process.kill()
     process.communicate(timeout=WAIT_S)

@@ -13,6 +13,7 @@ import batchmill.oal
 import batchmill.pressure
 import batchmill.queue
 import batchmill.sources
+import batchmill.store
 import batchmill.testing
 
 QUEUE = {
@@ -162,6 +163,50 @@ OAL = {
     "load",
     "parse",
 }
+STORE = {
+    "Batch",
+    "BatchGapError",
+    "Carry",
+    "Cell",
+    "CheckpointMismatchError",
+    "Claim",
+    "CommitResult",
+    "Deltas",
+    "EXPIRED",
+    "EntityRow",
+    "FencedError",
+    "Layout",
+    "MissingDriverError",
+    "NamesClashError",
+    "NotAStoreError",
+    "RetryPolicy",
+    "StateRow",
+    "StatementRow",
+    "Store",
+    "StoreClosedError",
+    "StoreError",
+    "StoreFullError",
+    "StoreInUseError",
+    "StoreMissingError",
+    "StoreReadOnlyError",
+    "StoreRefusedError",
+    "StoreUnavailableError",
+    "StoreVersionError",
+    "StoredEntity",
+    "StoredMetric",
+    "StreamInfo",
+    "TOO_OLD",
+    "TooManyColumnsError",
+    "TopNRow",
+    "TopRecord",
+    "Value",
+    "cells",
+    "decode",
+    "encode_label_sums",
+    "encode_labels",
+    "encode_numbers",
+    "open_store",
+}
 TESTING = {
     "ManualClock",
 }
@@ -173,6 +218,7 @@ PROMISED = [
     pytest.param(batchmill.flows, FLOWS, id="batchmill.flows"),
     pytest.param(batchmill.sources, SOURCES, id="batchmill.sources"),
     pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
+    pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]
 

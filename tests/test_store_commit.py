@@ -275,7 +275,8 @@ def test_layers_add_up(backend: Backend) -> None:
             row = EntityRow("service", "shop", f"shop {each}", frozenset([each]), {"role": each})
             writer.write(entities=[row])
         (entity,) = store.entities("service")
-        assert (entity.name, entity.layers, entity.roles) == ("shop b", {"a", "b"}, {"role": "b"})
+        assert (entity.name, set(entity.layers)) == ("shop b", {"a", "b"})
+        assert entity.roles == {"role": "b"}
 
 
 def test_entities_are_found(backend: Backend) -> None:
@@ -291,7 +292,7 @@ def test_entities_are_found(backend: Backend) -> None:
 def test_odd_texts_come_back(backend: Backend) -> None:
     """Tabs, newlines, backslashes, quotes, emoji and the word None are kept as they are."""
     store = backend.open()
-    names = ["a\tb\nc\\d\re", "None", "\\N", 'q"uote\'', "naïve 🎉", "", "x\0y"]
+    names = ["a\tb\nc\\d\re", "None", "\\N", "q\"uote'", "naïve 🎉", "", "x\0y"]
     writer = Writer(store)
     writer.write(
         *(Measurement(5, name=name, entity=f"e{index}") for index, name in enumerate(names)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,6 +39,7 @@ ROWS = st.lists(
 
 
 def check_grouping(url: str, rows: list[Measurement], data: st.DataObject) -> None:
+    """Write rows in some order, cut into some batches, and compare."""
     shuffled = data.draw(st.permutations(rows))
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
     bounds = [0, *sorted(cuts), len(rows)]
@@ -76,11 +78,13 @@ def test_compacting_keeps_the_states_and_bounds_the_text(backend: Backend) -> No
     store = backend.open()
     writer = Writer(store)
     keys = range(40)
-    numbers = encode_numbers({key: 2 for key in keys})
+    numbers = encode_numbers(dict.fromkeys(keys, 2))
     labels = encode_labels({f'label "{key}\\': 2 for key in keys})
     sums = encode_label_sums({f"läbel\t{key}": (5, 2) for key in keys})
     batches = 3 * COMPACT_EVERY
-    columns = {name: writer.layout.columns[name][0] for name in ("percentile", "statuses", "by_name")}
+    columns = {
+        name: writer.layout.columns[name][0] for name in ("percentile", "statuses", "by_name")
+    }
     for _ in range(batches):
         texts = {"percentile": [numbers], "statuses": [labels], "by_name": [sums]}
         cells = {columns[name]: values for name, values in texts.items()}
@@ -90,7 +94,7 @@ def test_compacting_keeps_the_states_and_bounds_the_text(backend: Backend) -> No
         )
     n = 2 * batches
     (row,) = store.states("percentile")
-    assert row.states == ({key: n for key in keys},)
+    assert row.states == (dict.fromkeys(keys, n),)
     (row,) = store.states("statuses")
     assert row.states == ({f'label "{key}\\': n for key in keys},)
     (row,) = store.states("by_name")
@@ -104,7 +108,7 @@ def test_compacting_keeps_the_states_and_bounds_the_text(backend: Backend) -> No
 
 
 def test_a_label_that_postgres_cannot_hold_is_not_lost(backend: Backend) -> None:
-    """A NUL in a label: the tally is left as it is where it cannot be compacted, and still right."""
+    """A NUL in a label: a tally that cannot be compacted is left as it is, and still right."""
     store = backend.open()
     writer = Writer(store)
     name = "a\0" + "x" * COMPACT_ABOVE
@@ -124,7 +128,8 @@ def test_nothing_merged_with_something_is_that(backend: Backend) -> None:
         each.cells = {name: [None] for name in each.cells}
     store.commit(nothing)
     writer.number += 1
-    assert store.states("slowest") == store.values("calls") == []
+    assert store.states("slowest") == []
+    assert store.values("calls") == []
     writer.write(row)
     nothing.number = writer.number
     store.commit(nothing)
@@ -145,7 +150,9 @@ def test_extremes_and_sums_of_doubles_merge(backend: Backend) -> None:
         writer = Writer(store, script=script, stream=f"s{number}", checkpoint=str(number))
         for value in order:
             columns = writer.layout.columns
-            cells = dict(zip(columns["total"], ([limb] for limb in double_limbs(value)), strict=True))
+            cells: dict[str, list[Any]] = dict(
+                zip(columns["total"], ([limb] for limb in double_limbs(value)), strict=True)
+            )
             cells |= {columns["most"][0]: [value], columns["least"][0]: [value]}
             one = Deltas("ServiceInstanceJVMCPU", Grain.MINUTE, [MINUTE + number], [0], cells)
             writer.write(entities=[entity_row("one")], deltas=[one])

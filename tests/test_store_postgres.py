@@ -38,6 +38,7 @@ def place(postgres_url: str) -> Iterator[Backend]:
 
 
 def postgres_store(backend: Backend, **settings: Any) -> PostgresStore:
+    """A store in an empty database."""
     store = backend.open(**settings)
     assert isinstance(store, PostgresStore)
     return store
@@ -87,7 +88,7 @@ def test_an_unreachable_server_is_given_up_and_no_batch_is_lost(
 
 @pytest.mark.parametrize("settle", [False, True])
 def test_a_commit_whose_answer_was_lost_is_not_repeated(place: Backend, settle: bool) -> None:
-    """The connection breaks right after COMMIT: the next try finds the batch in, numbered or not."""
+    """The connection breaks right after COMMIT: the next try finds the batch in, number or not."""
     import psycopg
 
     store = postgres_store(place)
@@ -102,7 +103,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(place: Backend, settle: 
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return answer
 
-    connection.execute = break_after_commit  # type: ignore[method-assign]
+    connection.execute = break_after_commit  # type: ignore[method-assign, assignment]
     result = store.commit(writer.batch([Measurement(1)], settle=settle))
     assert result.applied
     assert result.merged == 3
@@ -135,7 +136,7 @@ def test_a_deadlock_is_tried_again(place: Backend) -> None:
             raise faults.pop()
         return execute(sql, *arguments)
 
-    connection.execute = stumble  # type: ignore[method-assign]
+    connection.execute = stumble  # type: ignore[method-assign, assignment]
     store.retrier.wait = lambda seconds: None
     writer.write(Measurement(1))
     assert faults == []

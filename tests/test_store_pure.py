@@ -40,6 +40,7 @@ from batchmill.store import (
     open_store,
 )
 from batchmill.store._checkpoint import StreamState, check_claim, is_replay
+from batchmill.store._entities import EntityCache, Known
 from batchmill.store._open import without_password
 from batchmill.store._plan import Plan
 from batchmill.store._retry import Retrier, TransientError
@@ -56,9 +57,7 @@ from batchmill.store._ttl import cutoff_day, day_of, first_bucket, first_of, las
 COUNTS = st.integers(1, 2**62)
 NUMBERS = st.dictionaries(st.integers(-(2**40), 2**40), COUNTS, min_size=1)
 LABELS = st.dictionaries(st.text(), COUNTS, min_size=1)
-SUMS = st.dictionaries(
-    st.text(), st.tuples(st.integers(-(2**62), 2**62), COUNTS), min_size=1
-)
+SUMS = st.dictionaries(st.text(), st.tuples(st.integers(-(2**62), 2**62), COUNTS), min_size=1)
 
 KNOWN = StreamState("mine", 4, 7, "token")
 
@@ -206,6 +205,16 @@ def test_doubles_are_kept_as_exact_limbs() -> None:
     assert Fraction(decode(extreme.states[0], [2.5])) == Fraction(5, 2)
 
 
+def test_the_entity_cache_is_bounded() -> None:
+    """It forgets what was used longest ago, and never holds more than it may."""
+    cache = EntityCache(most=2)
+    known = {name: Known(key, name, "{}", frozenset()) for key, name in enumerate("abc")}
+    cache.add({("service", name): known[name] for name in "ab"})
+    assert cache.get(("service", "a")) == known["a"]
+    cache.add({("service", "c"): known["c"]})
+    assert [cache.get(("service", name)) for name in "abc"] == [known["a"], None, known["c"]]
+
+
 def test_waits_grow_up_to_the_cap() -> None:
     """Each wait doubles, never past the longest, and chance only shortens it."""
     policy = RetryPolicy(initial_ms=100, max_ms=1000, multiplier=2, jitter=0.5)
@@ -254,7 +263,7 @@ def test_a_wrong_policy_is_refused(settings: dict[str, float]) -> None:
 @pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "mysql://x/y", "store.db"])
 def test_a_wrong_address_is_refused(url: str) -> None:
     """The message shows which addresses there are."""
-    with pytest.raises(ConfigError, match="sqlite:///relative.db"):
+    with pytest.raises(ConfigError, match=r"sqlite:///relative\.db"):
         open_store(url)
 
 

@@ -56,6 +56,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def sqlite_store(backend: Backend) -> SqliteStore:
+    """A store in a file."""
     store = backend.open()
     assert isinstance(store, SqliteStore)
     return store
@@ -110,7 +111,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_told(place: Backend, tmp_path: Path) -> None:
-    """A store whose pages were overwritten is an error that says so, not a crash or a wrong value."""
+    """A store whose pages were overwritten is an error that says so, not a wrong value."""
     store = place.open()
     Writer(store).write(*MANY)
     store.close()

@@ -16,6 +16,7 @@ N = 5
 
 
 def records(seed: int, count: int = 200) -> list[TopNRow]:
+    """Calls at random, with many ties."""
     chance = random.Random(seed)
     return [
         TopNRow(
@@ -70,6 +71,7 @@ def test_records_are_selected(backend: Backend) -> None:
     rows = records(4)
     Writer(store).write(entities=[entity_row("0"), entity_row("1")], topn=rows)
     everything = store.top("db")
+    assert [each.span_id for each in everything] == [row[-1] for row in ranked(rows, Grain.MINUTE)]
     assert store.top("db", n=1) == [each for each in everything if each.rank == 1]
     assert store.top("db", entity="1") == [each for each in everything if each.entity_name == "1"]
     one = [each for each in everything if each.bucket == MINUTE + 1]

@@ -81,9 +81,7 @@ def test_delta_rows_are_counted_where_no_rows_are_told(backend: Backend) -> None
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_order_of_arrival_makes_no_difference(
-    backend: Backend, order: tuple[int, ...]
-) -> None:
+def test_the_order_of_arrival_makes_no_difference(backend: Backend, order: tuple[int, ...]) -> None:
     """What is left depends on the newest minute alone, not on when rows came."""
     store = backend.open(ttl_days=TTL)
     writer = Writer(store)

@@ -88,9 +88,13 @@ def parse_thresholds(text: str) -> dict[str, int]:
 def normalise(statement: str) -> str:
     """The statement without its literals, so that its executions can be told as one."""
     text = re.sub(r"'(?:[^']|'')*'", "?", statement)
-    text = re.sub(r"\b[0-9]+(?:\.[0-9]+)?\b", "?", text)
-    text = re.sub(r"\s+", " ", text).strip()
-    return re.sub(r"\b(in) ?\( ?\?(?: ?, ?\?)* ?\)", r"\1 (?)", text, flags=re.IGNORECASE)
+    # Hexadecimal, decimal with fraction and exponent, and placeholders such as $1.
+    number = r"0x[0-9a-f]+|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
+    text = re.sub(rf"(?<!\w)\$?(?:{number})(?!\w)", "?", text, flags=re.ASCII | re.IGNORECASE)
+    text = re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
+    return re.sub(
+        r"(?<!\w)(in) ?\( ?\?[?, ]*\)", r"\1 (?)", text, flags=re.ASCII | re.IGNORECASE
+    )
 
 
 def _streams(span: Row) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,10 @@ import argparse
 import math
 import os
 import sys
+from typing import Any
 
 from batchmill import __version__
+from batchmill.cli import _query, _stream
 
 LONGEST_DEMO_S = 3600.0
 
@@ -18,6 +20,22 @@ LONGEST_DEMO_S = 3600.0
 def main() -> int:
     """Run the command that ``sys.argv`` asks for; the exit code."""
     arguments = _parser().parse_args()
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # the second Ctrl-C: the first one ends everything in order
+        print("batchmill: stopped before everything was drained", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `batchmill demo | head`: nobody reads any more
+        # Python flushes stdout once more on its way out, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "oal":  # writes plain lines where rich is missing
+        from batchmill.cli import _oal
+
+        return _oal.run(arguments.paths)
     try:
         import rich  # noqa: F401 - whether it is there is the question
     except ImportError as error:
@@ -27,23 +45,15 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    from batchmill.cli._demo import run
+    if arguments.command == "demo":
+        from batchmill.cli import _demo
 
-    try:
-        return run(arguments.seconds)
-    except KeyboardInterrupt:  # the second Ctrl-C: the first one ends the demonstration in order
-        print("batchmill: stopped before everything was drained", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `batchmill demo | head`: nobody reads any more
-        # Python flushes stdout once more on its way out, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _demo.run(arguments.seconds)
+    return _query.run(arguments) if arguments.command == "query" else _stream.run(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="batchmill", description="Typed events in, metrics out: bounded, self-draining queues."
-    )
+    parser = argparse.ArgumentParser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo = commands.add_parser(
@@ -60,7 +70,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="how long it runs (default: %(default)g)",
     )
+    _add_oal(commands)
+    _stream.add_parsers(commands)
+    _query.add_parser(commands)
     return parser
+
+
+def _add_oal(commands: Any) -> None:
+    oal = commands.add_parser("oal", help="look at scripts of the metric language")
+    actions = oal.add_subparsers(dest="action", required=True, metavar="action")
+    check = actions.add_parser(
+        "check",
+        help="print what scripts define, or all that is wrong with them",
+        description="Print what scripts define and what it costs, or every error in them.",
+    )
+    check.add_argument("paths", nargs="+", metavar="FILE", help="a script, or a folder of *.oal")
 
 
 def _seconds(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchmill.sources._types import TIME_COLUMN, Field, FieldType, SourceType
 
 try:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 except ImportError as error:
     raise ImportError(
         f"an Arrow schema takes pyarrow, which could not be loaded ({error}); "

@@ -20,16 +20,15 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from batchmill.sources import Catalog, SourceType, bucket_start
+from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
 from batchmill.spark._deltas import SourceDeltas, to_deltas
 from batchmill.spark._entities import EntityBook
-from batchmill.spark._l1 import l1
+from batchmill.spark._l1 import fuse, l1
 from batchmill.spark._plan import SourcePlan
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._reader import FITS, REASON, misfits, read_rows, understood
-from batchmill.spark._schema import SPAN, spark_type
+from batchmill.spark._schema import SPAN
 from batchmill.spark._segments import BadSegment, Segment, look_at, read_through
 from batchmill.spark._settings import PipelineSettings
 from batchmill.spark._trace import Traced, TraceWork, Waiting
@@ -40,6 +39,10 @@ log = logging.getLogger("batchmill.spark")
 _AT_ONCE = 4
 """How many sources are aggregated at the same time: planning one overlaps running another."""
 _ROWS_PER_PARTITION = 1_000_000
+_SMALL = 200_000
+"""Up to so many rows, planning costs more than running: sources are aggregated together, and plans
+do not adapt to what they find."""
+_HOUR_US = 3_600_000_000
 
 
 @dataclass
@@ -96,9 +99,17 @@ class BatchMaker:
         segments, bad = look_at(work.paths)
         segments, unknown = self._known(segments)
         bad += unknown
+        latest_us = int((work.now + self._settings.max_ahead_s) * 1_000_000)
+        # A number that changes from batch to batch would have Spark compile every plan anew. So the
+        # limit is first rounded up, to one that stays for an hour.
+        limit_us = -(-latest_us // _HOUR_US) * _HOUR_US
         while True:
             try:
-                return self._make(work, segments, bad)
+                making = self._make(work, segments, bad, limit_us)
+                if making.newest_us > latest_us and limit_us > latest_us:
+                    limit_us = latest_us
+                    continue
+                return making.batch, making.stats
             except (PySparkException, pa.ArrowException) as error:
                 broken = read_through(segments)
                 if not broken:
@@ -109,19 +120,21 @@ class BatchMaker:
                 segments = [each for each in segments if each.path not in gone]
 
     def _make(
-        self, work: Work, segments: Sequence[Segment], bad: Sequence[BadSegment]
-    ) -> tuple[Batch, BatchStats]:
+        self, work: Work, segments: Sequence[Segment], bad: Sequence[BadSegment], latest_us: int
+    ) -> _Making:
         making = _Making(
             work,
             Batch(work.stream, work.epoch, work.number, settle=work.settle),
             BatchStats(segments=len(segments)),
-            latest_us=int((work.now + self._settings.max_ahead_s) * 1_000_000),
+            latest_us=latest_us,
         )
         for segment in segments:
             making.segments[segment.source].append(segment)
         for each in bad:
             self._set_aside(making, each)
-        self._spread(sum(each.rows for each in segments), bool(work.frames))
+        arrived = sum(each.rows for each in segments)
+        making.small = arrived <= _SMALL and not work.frames
+        self._spread(arrived, making.small, bool(work.frames))
         sources = dict(work.frames)
         for source in [each for each in making.segments if each != SPAN.name]:
             rows = self._read(making, source)
@@ -135,32 +148,30 @@ class BatchMaker:
         for key, n in making.counters.items():
             if n:
                 making.batch.counters[key] = making.batch.counters.get(key, 0) + n
-        return making.batch, making.stats
+        return making
 
-    def _run(
-        self, making: _Making, sources: Mapping[str, DataFrame], traced: Traced
-    ) -> None:
+    def _run(self, making: _Making, sources: Mapping[str, DataFrame], traced: Traced) -> None:
         """Aggregate all sources, several at a time, and put what comes out into the batch."""
-        asked = [*sources.items(), *traced.sources.items()]
-        jobs: list[Callable[[], Any]] = [
-            l1(self._complete(rows, source), self._plans[source]).toArrow for source, rows in asked
+        asked = [
+            (self._plans[source], rows)
+            for source, rows in (*sources.items(), *traced.sources.items())
         ]
-        results = _all(jobs + traced.jobs)
-        for (source, _), table in zip(asked, results, strict=False):
-            plan = self._plans[source]
+        if making.small:
+            fusions = fuse(asked)
+            results = _all([each.deltas().toArrow for each in fusions] + traced.jobs)
+            extras = results[len(fusions) :]
+            asked = [part for each in fusions for part in each.parts]
+            tables = [
+                table
+                for each, result in zip(fusions, results, strict=False)
+                for table in each.split(result)
+            ]
+        else:
+            results = _all([l1(rows, plan).toArrow for plan, rows in asked] + traced.jobs)
+            tables, extras = results[: len(asked)], results[len(asked) :]
+        for (plan, _), table in zip(asked, tables, strict=True):
             self._add(making, plan, to_deltas(table, plan, making.book))
-        self._trace.add(traced, results[len(asked) :], making.batch, making.book)
-
-    def _complete(self, rows: DataFrame, source: str) -> DataFrame:
-        """The rows with every column that the plan needs; those that are not there are null."""
-        plan = self._plans[source]
-        there = set(rows.columns)
-        types = {each.column: spark_type(each.type) for each in plan.source.fields.values()}
-        nulls = [
-            F.lit(None).cast(types[column]).alias(column) for column in plan.needed - there
-        ]
-        fits = [] if FITS in there else [F.lit(True).alias(FITS)]
-        return rows.select("*", *nulls, *fits) if nulls or fits else rows
+        self._trace.add(traced, extras, making.batch, making.book)
 
     def _known(self, segments: Iterable[Segment]) -> tuple[list[Segment], list[BadSegment]]:
         known, unknown = [], []
@@ -191,9 +202,7 @@ class BatchMaker:
         rows = self._rows(making, SPAN, SPAN.fields)
         return None if rows is None else rows.where(FITS)
 
-    def _rows(
-        self, making: _Making, source: SourceType, needed: Iterable[str]
-    ) -> DataFrame | None:
+    def _rows(self, making: _Making, source: SourceType, needed: Iterable[str]) -> DataFrame | None:
         ways, bad = understood(source, needed, making.segments[source.name])
         for each in bad:
             self._set_aside(making, each)
@@ -203,10 +212,11 @@ class BatchMaker:
         ]
         return read_rows(self._spark, ways, making.latest_us) if ways else None
 
-    def _spread(self, rows: int, unknown: bool) -> None:
+    def _spread(self, rows: int, small: bool, unknown: bool) -> None:
         """Shuffle partitions by the size of the batch: each one costs, and small ones more."""
         wanted = self._cores if unknown else min(self._cores, 1 + rows // _ROWS_PER_PARTITION)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(wanted))
+        self._spark.conf.set("spark.sql.adaptive.enabled", "false" if small else "true")
 
     def _add(self, making: _Making, plan: SourcePlan, found: SourceDeltas) -> None:
         batch, source = making.batch, plan.source.name
@@ -217,6 +227,9 @@ class BatchMaker:
             day = minute // 10_000
             batch.rows[source, day] = batch.rows.get((source, day), 0) + rows
             batch.newest_minute = max(batch.newest_minute or 0, minute)
+            # Its last moment: whether a row of it lies beyond the limit is for Spark to tell.
+            last_us = int(bucket_end(minute).timestamp()) * 1_000_000 - 1
+            making.newest_us = max(making.newest_us, last_us)
             if self._is_late(minute, making.work.newest):
                 making.counters["late", source, ""] += rows
                 making.stats.late += rows
@@ -226,6 +239,7 @@ class BatchMaker:
     def _count_span_misfits(self, making: _Making, traced: Traced) -> None:
         arrived = sum(each.rows for each in making.segments.get(SPAN.name, ()))
         making.counters["rows", SPAN.name, ""] += traced.rows
+        making.newest_us = max(making.newest_us, traced.newest_us)
         if arrived > traced.rows:
             self._set_rows_aside(making, SPAN)
 
@@ -266,6 +280,10 @@ class _Making:
     batch: Batch
     stats: BatchStats
     latest_us: int
+    """The latest start that fits, in microseconds since 1970."""
+    newest_us: int = 0
+    """The latest start that there may be among the rows."""
+    small: bool = False
     counters: dict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
     book: EntityBook = field(default_factory=EntityBook)
     segments: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))

@@ -79,7 +79,7 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
 
 def _latest(folder: Path) -> int | None:
     try:
-        numbers = [int(name) for name in os.listdir(folder) if name.isdecimal()]
+        numbers = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
     except FileNotFoundError:
         return None
     return max(numbers, default=None)

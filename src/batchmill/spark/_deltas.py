@@ -45,10 +45,11 @@ def to_deltas(table: pa.Table, plan: SourcePlan, book: EntityBook) -> SourceDelt
     entities = book.numbers_of(plan.source, [table[each] for each in plan.roles])
     rows = table[ROWS].to_numpy()
     result.rows = int(rows.sum())
-    for minute in np.unique(minutes):
-        result.rows_by_minute[_bucket(int(minute), Grain.MINUTE)] = int(
-            rows[minutes == minute].sum()
-        )
+    distinct, codes = np.unique(minutes, return_inverse=True)
+    sums = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(sums, codes, rows)
+    for minute, count in zip(distinct.tolist(), sums.tolist(), strict=True):
+        result.rows_by_minute[_bucket(minute, Grain.MINUTE)] = count
     for grain, per in _PER.items():
         groups = group(_buckets(minutes, grain, per), entities)
         merged = {

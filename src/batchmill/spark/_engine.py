@@ -1,4 +1,4 @@
-"""A pipeline's parts put together: session, metrics, plans, store; and batches committed by them."""
+"""Batches of a stream, made and committed one at a time."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ class StreamWriter:
         self._turn = threading.Lock()
         self._trace = TraceWork(spark, checkpoint.carry, settings, frozenset(plans))
         self._trace.tidy(self._carry)
-        self._maker = BatchMaker(
-            spark, metrics.catalog, plans, settings, quarantine, self._trace
-        )
+        self._maker = BatchMaker(spark, metrics.catalog, plans, settings, quarantine, self._trace)
 
     def write(self, work: Work) -> BatchReport:
         """Make and commit a batch; one that the store has already is not even made."""
@@ -85,9 +83,7 @@ class StreamWriter:
             if not work.settle and self.last is not None and work.number <= self.last:
                 log.info("batch %d of %s is in the store already", work.number, self.stream)
                 nothing = CommitResult(applied=False)
-                return BatchReport(
-                    self.stream, work.number, False, BatchStats(), nothing, 0.0, 0.0
-                )
+                return BatchReport(self.stream, work.number, False, BatchStats(), nothing, 0.0, 0.0)
             return self._write(work)
 
     def work(self, number: int) -> Work:

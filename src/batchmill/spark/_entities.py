@@ -57,8 +57,8 @@ class EntityBook:
     def rows(self) -> list[EntityRow]:
         """Every entity, by number."""
         return [
-            EntityRow(kind, id, names[-1], frozenset(layers), _roles(kind, names))
-            for (kind, id, names), layers in zip(self._rows, self._layers, strict=True)
+            EntityRow(kind, id_, names[-1], frozenset(layers), _roles(kind, names))
+            for (kind, id_, names), layers in zip(self._rows, self._layers, strict=True)
         ]
 
     def numbers_of(

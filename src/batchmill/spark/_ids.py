@@ -33,9 +33,7 @@ def is_blank(text: str) -> str:
 
 def is_normal(layer: str) -> str:
     """Whether services of that layer are observed themselves; a missing layer is UNDEFINED."""
-    return (
-        f"COALESCE({layer} <> 'UNDEFINED' AND NOT STARTSWITH({layer}, 'VIRTUAL_'), false)"
-    )
+    return f"COALESCE({layer} <> 'UNDEFINED' AND NOT STARTSWITH({layer}, 'VIRTUAL_'), false)"
 
 
 def service_id(name: str, normal: str) -> str:

@@ -10,14 +10,15 @@ of its spans behind, which later batches are given for as long as the waiting wi
   is none until its digest expires, where it went is what the caller itself knows (its ``peer``).
 - What found no partner by then is counted as unresolved.
 
-Every delivered row speaks once, whatever the split into batches: a call or a served request that was
-delivered twice counts twice, as it does in all other sources. The *other* end of a pair is looked up
-by (trace id, span id), however often it was delivered.
+Every delivered row speaks once, whatever the split into batches: a call or a served request that
+was delivered twice counts twice, as it does in all other sources. The *other* end of a pair is
+looked up by (trace id, span id), however often it was delivered. A span without these ids can never
+be paired, and does not wait.
 
 It works because a digest never changes. A row waiting since batch 3 has been paired in the
 meantime exactly if a partner of a batch after 3 is among the carried rows: partners arrived later,
-so they have not expired. That is why expired rows must be taken away oldest first, and why rows that
-expire now are still to be passed in.
+so they have not expired. That is why expired rows must be taken away oldest first, and why rows
+that expire now are still to be passed in.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
+from pyspark.sql.functions import expr
 
 from batchmill.spark._spans import CALLS, SERVES
 
@@ -81,15 +83,18 @@ def link(
     everything expire, pass an empty ``new`` and the highest number. Both frames are read more than
     once.
     """
-    fresh = new.selectExpr(*_SPAN_COLUMNS, f"{batch}L AS batch", "false AS settled", "true AS fresh")
-    known = fresh
+    # Numbers that change from batch to batch are kept out of the stages that are costly to compile.
+    known = new.selectExpr(*_SPAN_COLUMNS, "false AS settled", "true AS fresh", "false AS expired")
     if carried is not None:
         expires = "false" if expire_before is None else f"batch <= {expire_before}L"
-        known = known.unionByName(_touched(new, carried, expires).selectExpr("*", "false AS fresh"))
-    paired = _pair(known, expire_before)
+        old = _touched(new, carried.withColumn("expired", expr(expires)))
+        known = known.unionByName(
+            old.selectExpr(*_SPAN_COLUMNS, "settled", "false AS fresh", "expired")
+        )
+    paired = _pair(known)
     return Links(
         relations=paired.where("relation IS NOT NULL").selectExpr("relation.*"),
-        digest=paired.where("fresh AND own").selectExpr(*DIGEST_SCHEMA.names),
+        digest=paired.where("fresh").selectExpr(*_SPAN_COLUMNS, f"{batch}L AS batch", "settled"),
         unresolved=paired.where("lost IS NOT NULL")
         .groupBy("kind", "lost")
         .count()
@@ -98,22 +103,20 @@ def link(
     )
 
 
-def _touched(new: DataFrame, carried: DataFrame, expires: str) -> DataFrame:
+def _touched(new: DataFrame, carried: DataFrame) -> DataFrame:
     """The carried rows of traces in which something can happen now."""
-    traces = new.select("trace_id").unionByName(
-        carried.where(f"NOT settled AND {expires}").select("trace_id")
-    )
-    return carried.select(*DIGEST_SCHEMA.names).join(traces, "trace_id", "left_semi")
+    waited = carried.where("expired AND NOT settled").select("trace_id")
+    traces = new.select("trace_id").unionByName(waited)
+    return carried.join(traces, "trace_id", "left_semi")
 
 
-def _pair(known: DataFrame, expire_before: int | None) -> DataFrame:
+def _pair(known: DataFrame) -> DataFrame:
     """Each span under its own id and, if it has a parent to find, under that id again.
 
     So a span, its twins and those who name it as their parent meet in one group: one shuffle and
     one sort for everything. ``own`` marks the row that speaks for its span.
     """
     child = f"({SERVES} AND parent_span_id IS NOT NULL)"
-    expires = "false" if expire_before is None else f"batch <= {expire_before}L"
     roles = known.selectExpr(
         "*",
         f"{child} AS is_child",
@@ -153,9 +156,11 @@ def _pair(known: DataFrame, expire_before: int | None) -> DataFrame:
             "*",
             "own AND is_child AND NOT settled AS asks_parent",
             "is_call AND NOT settled AS asks_child",
-            f"hopeless OR (NOT fresh AND {expires}) AS at_end",
+            "hopeless OR expired AS at_end",
         )
-        .selectExpr(*_SPAN_COLUMNS, "batch", "fresh", "own", *_OUTCOMES)
+        .where("own AND (fresh OR asks_parent OR asks_child)")
+        .selectExpr(*_SPAN_COLUMNS, "fresh", *_OUTCOMES)
+        .where("fresh OR relation IS NOT NULL OR lost IS NOT NULL")
     )
 
 
@@ -194,7 +199,9 @@ _OUTCOMES = (
         + ", 'endpoint', served_by.name",
     )
     + " WHEN asks_child AND served_by IS NULL AND at_end AND peer IS NOT NULL THEN "
-    + _relation("CLIENT", _SOURCE, _end("dest", "peer", "peer", "peer_layer") + ", 'endpoint', name")
+    + _relation(
+        "CLIENT", _SOURCE, _end("dest", "peer", "peer", "peer_layer") + ", 'endpoint', name"
+    )
     + " END AS relation",
     "CASE WHEN asks_parent AND parent IS NULL AND at_end THEN 'parent never came' "
     "WHEN asks_child AND served_by IS NULL AND at_end AND peer IS NULL THEN 'no destination' "

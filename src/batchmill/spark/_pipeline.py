@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +99,7 @@ class Pipeline:
         )
         self._own_spark = spark is None
         self._clock = clock
-        self._on_batch = on_batch
+        self.on_batch = on_batch
         self._reports: list[BatchReport] = []
         self._failure: BaseException | None = None
         self._query: StreamingQuery | None = None
@@ -107,14 +108,12 @@ class Pipeline:
         self._stopping = threading.Event()
         self._housekeeper: threading.Thread | None = None
         try:
-            self.spark = (
-                build_session(master, conf=spark_conf) if spark is None else prepare(spark)
-            )
+            self.spark = build_session(master, conf=spark_conf) if spark is None else prepare(spark)
         except BaseException:
             self._close_store()
             raise
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -189,7 +188,7 @@ class Pipeline:
         if query is None:
             raise PipelineError("the pipeline was not started: call start() first")
         try:
-            ended = bool(query.awaitTermination(timeout) if timeout else query.awaitTermination())
+            ended = bool(query.awaitTermination(timeout) if timeout else query.awaitTermination())  # type: ignore[arg-type]
         except StreamingQueryException as error:
             raise self._cause(error) from error
         if query.isActive:
@@ -218,7 +217,7 @@ class Pipeline:
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
         try:
-            self._query = self._stream(writer, self.spool, checkpoint, self._on_batch, trigger)
+            self._query = self._stream(writer, self.spool, checkpoint, self.on_batch, trigger)
         except BaseException:
             stack.close()
             raise
@@ -278,13 +277,17 @@ class Pipeline:
         Spark keeps the books on which file belongs to which batch. Each source is read with its own
         schema, and a file that cannot be read does not stop the stream.
         """
+        files, size = self.settings.max_batch_files, self.settings.max_batch_bytes
+        limit = {"maxBytesPerTrigger": size} if files is None else {"maxFilesPerTrigger": files}
         names = (
             self.spark.readStream.format("binaryFile")
             .schema(_FILES)
-            .option("pathGlobFilter", "*.parquet")
-            .option("recursiveFileLookup", "true")
-            .option("maxBytesPerTrigger", self.settings.max_batch_bytes)
-            .option("maxFileAge", _MAX_FILE_AGE)
+            .options(
+                pathGlobFilter="*.parquet",
+                recursiveFileLookup="true",
+                maxFileAge=_MAX_FILE_AGE,
+                **limit,
+            )
             .load(folder.as_uri())
             .select("path")
         )

@@ -5,8 +5,9 @@ The plan is text, written when a pipeline starts. Running it is :func:`batchmill
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from batchmill.oal import LabelSum, Metric, Path, State, Tally
 from batchmill.sources import SourceType
@@ -46,10 +47,10 @@ class SourcePlan:
     """Column name to aggregate; lists, where a tally is to come of it."""
     texts: Mapping[str, State]
     """The columns of ``sums`` that are lists, and the state that each is of."""
+    kinds: Mapping[str, str]
+    """The delta's column to how it merges: sum, max, min or text."""
     cells: Mapping[str, str]
     """The store's column to the column of the delta that fills it."""
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    """The delta's column to how it merges: sum, max, min or text."""
 
 
 def plan_source(
@@ -59,52 +60,49 @@ def plan_source(
     thresholds: Mapping[str, int],
 ) -> SourcePlan:
     """The plan for all ``metrics`` of one source, into the columns that the store gave them."""
-    flags: dict[tuple[object, ...], str] = {}
-    made: dict[State, tuple[str, ...]] = {}
+    flags: dict[str, str] = {}
     sums: dict[str, str] = {}
     texts: dict[str, State] = {}
-    filled: dict[str, str] = {}
     kinds: dict[str, str] = {}
+    filled: dict[str, str] = {}
     needed: set[str] = set()
     for metric in metrics:
         columns = iter(layout.columns[metric.name])
         for state in metric.states:
-            if state not in made:
-                flag = "true"
-                if state.where:
-                    flag = flags.setdefault(state.where, f"w{len(flags)}")
-                needed |= _columns(state)
-                names = []
-                aggregates = _sql.aggregates(state, flag, thresholds)
-                for aggregate, cell in zip(aggregates, cells(state), strict=True):
-                    column = f"s{len(sums)}"
-                    sums[column] = aggregate
-                    kinds[column] = _MERGES[cell]
-                    if isinstance(state, Tally | LabelSum):
-                        texts[column] = state
-                    names.append(column)
-                made[state] = tuple(names)
-            for column, cell_column in zip(made[state], columns, strict=False):
-                filled[cell_column] = column
+            needed |= _columns(state)
+            flag = "true"
+            if state.where:
+                condition = _sql.where(state.where)
+                flag = _named("w", condition)
+                flags[flag] = condition
+            made = _sql.aggregates(state, flag, thresholds)
+            for aggregate, cell in zip(made, cells(state), strict=True):
+                column = _named("s", aggregate)
+                sums[column] = aggregate
+                kinds[column] = _MERGES[cell]
+                if isinstance(state, Tally | LabelSum):
+                    texts[column] = state
+                filled[next(columns)] = column
     roles = tuple(
         source.fields[each].column
         for each in source.entity.roles.values()
         if not each.startswith("=")
     )
-    conditions = {
-        column: _sql.where(each)  # type: ignore[arg-type]
-        for each, column in flags.items()
-    }
     return SourcePlan(
         source=source,
         roles=roles,
         needed=frozenset(needed | set(roles) | set(source.required)),
-        flags=conditions,
+        flags=flags,
         sums=sums,
         texts=texts,
-        cells=filled,
         kinds=kinds,
+        cells=filled,
     )
+
+
+def _named(kind: str, text: str) -> str:
+    """A column's name that says what is in it: the same text, the same name, in every plan."""
+    return f"{kind}_{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]}"
 
 
 def _columns(state: State) -> set[str]:

@@ -31,9 +31,7 @@ def understood(
                 ways[key] = (reading(source, needed, segment.schema), [])
             except NotUnderstood as error:
                 bad.append(
-                    BadSegment(
-                        segment.path, segment.source, "wrong type", str(error), segment.rows
-                    )
+                    BadSegment(segment.path, segment.source, "wrong type", str(error), segment.rows)
                 )
                 continue
         ways[key][1].append(segment.path)

@@ -11,7 +11,8 @@ def relation_sources(relations: DataFrame) -> dict[str, DataFrame]:
     """The rows of each relation source, by the source's name.
 
     Each frame has ``time`` (the start of the span that was measured: the serving one where the
-    detect point is SERVER, else the calling one) and those of the catalog's columns that spans know.
+    detect point is SERVER, else the calling one) and those of the catalog's columns that spans
+    know.
     """
     return {
         "ServiceRelation": relations.selectExpr(

@@ -29,7 +29,15 @@ SPAN = SourceType(
     {
         **{
             each: Field(each, _STRING, required=each in ("trace_id", "span_id"))
-            for each in ("trace_id", "span_id", "parent_span_id", "name", "kind", "status", "service")
+            for each in (
+                "trace_id",
+                "span_id",
+                "parent_span_id",
+                "name",
+                "kind",
+                "status",
+                "service",
+            )
         },
         "resource": Field("resource", _MAP),
         "attributes": Field("attributes", _MAP),
@@ -138,13 +146,13 @@ def _fits(found: pa.DataType, wanted: FieldType) -> bool:
         found = found.value_type
     kind = wanted.kind
     if kind in ("string", "layer", "enum"):
-        return pa.types.is_string(found) or pa.types.is_large_string(found)
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
     if kind == "bool":
-        return pa.types.is_boolean(found)
+        return bool(pa.types.is_boolean(found))
     if kind == "int":
         return found in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
     if kind == "long":
-        return pa.types.is_integer(found) and found != pa.uint64()
+        return bool(pa.types.is_integer(found)) and found != pa.uint64()
     if kind == "double":
         return found in (pa.float32(), pa.float64())
     if kind == "list" and wanted.item is not None:
@@ -167,7 +175,9 @@ def _fits(found: pa.DataType, wanted: FieldType) -> bool:
 def spark_type(kind: FieldType) -> T.DataType:
     """The Spark type of a field."""
     if kind.kind == "struct":
-        return T.StructType([T.StructField(each.name, spark_type(each.type)) for each in kind.fields])
+        return T.StructType(
+            [T.StructField(each.name, spark_type(each.type)) for each in kind.fields]
+        )
     if kind.kind == "list" and kind.item is not None:
         return T.ArrayType(spark_type(kind.item))
     if kind.kind == "map" and kind.item is not None:

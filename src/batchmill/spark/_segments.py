@@ -7,7 +7,6 @@ of which type. What cannot be read is set aside before it can stop a batch.
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -105,4 +104,4 @@ def local_path(path: str) -> str | None:
     split = urllib.parse.urlsplit(path)
     if split.scheme == "file":
         return urllib.parse.unquote(split.path)
-    return path if not split.scheme or os.path.isabs(path) else None
+    return path if not split.scheme or path.startswith("/") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import batchmill
+from batchmill.spark._errors import MissingSparkError
 
 SETTINGS: Mapping[str, str] = {
     # Buckets, and what is read from files without a zone, are UTC.
@@ -24,6 +26,11 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000000",
     # A hundred metrics of one source are more columns than Spark compiles by default.
     "spark.sql.codegen.maxFields": "2000",
+    # A batch of spans takes more than the hundred compiled classes that Spark keeps by default: all
+    # would be compiled again, by Spark and by the JVM, in every batch.
+    "spark.sql.codegen.cache.maxEntries": "10000",
+    # The JVM leaves methods beyond 8,000 bytes of code uncompiled; Spark is to split them before.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.driver.maxResultSize": "4g",
     # What the driver remembers of jobs and batches that are over is bounded, and small.
@@ -36,9 +43,6 @@ SETTINGS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
 }
 
-# The JVM does not compile methods beyond 8,000 bytes of code, which wide plans easily have.
-_JAVA_OPTIONS = "-XX:-DontCompileHugeMethods"
-
 
 def build_session(
     master: str = "local[*]", *, conf: Mapping[str, str] | None = None
@@ -49,21 +53,19 @@ def build_session(
     executors, so that nothing has to be installed there. A session that runs already in this
     process is used as it is, as far as its settings cannot be changed any more.
     """
+    _find_java()
     # Python workers must be this very interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     local = master.startswith("local")
     settings = dict(SETTINGS)
     log4j = Path(__file__).with_name("log4j2.properties")
-    options = f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
-    settings["spark.driver.extraJavaOptions"] = options
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
     if local:
         settings["spark.driver.memory"] = _local_memory()
         # A name that resolves is not to be counted on, on a laptop or in a container.
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
-    else:
-        settings["spark.executor.extraJavaOptions"] = _JAVA_OPTIONS
     settings |= conf or {}
     builder = SparkSession.builder.appName("batchmill").master(master)
     for key, value in settings.items():
@@ -81,6 +83,16 @@ def prepare(session: SparkSession) -> SparkSession:
         if key.startswith("spark.sql.") and session.conf.isModifiable(key):
             session.conf.set(key, SETTINGS[key])
     return session
+
+
+def _find_java() -> None:
+    """Spark's own word for a missing Java is a stack trace."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        if not Path(home, "bin", "java").exists():
+            raise MissingSparkError(f"JAVA_HOME={home} has no bin/java")
+    elif shutil.which("java") is None:
+        raise MissingSparkError("Java is not on the PATH, and JAVA_HOME is not set")
 
 
 def _local_memory() -> str:

@@ -18,8 +18,8 @@ class PipelineSettings:
     """The apdex threshold T by service name; 500 ms where a service is not named."""
     max_batch_bytes: int = 1024 * MEBIBYTE
     """How much one micro-batch reads at most. A single larger segment is a batch of its own."""
-    max_batch_files: int = 2000
-    """How many segments one micro-batch reads at most."""
+    max_batch_files: int | None = None
+    """How many segments one micro-batch reads at most; if set, it replaces the limit in bytes."""
     max_ahead_s: float = 3600.0
     """How far ahead of the clock an event may start; further ahead it is set aside."""
     late_after_minutes: int = 5
@@ -37,7 +37,8 @@ class PipelineSettings:
 
     def __post_init__(self) -> None:
         _at_least("max_batch_bytes", self.max_batch_bytes, 1)
-        _at_least("max_batch_files", self.max_batch_files, 1)
+        if self.max_batch_files is not None:
+            _at_least("max_batch_files", self.max_batch_files, 1)
         _at_least("max_ahead_s", self.max_ahead_s, 0)
         _at_least("late_after_minutes", self.late_after_minutes, 0)
         _at_least("span_wait_s", self.span_wait_s, 0)

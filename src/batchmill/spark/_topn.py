@@ -57,7 +57,9 @@ class SlowThresholds:
     def __post_init__(self) -> None:
         for name, limit in (("default", self.default_ms), *self.systems.items()):
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-                raise ConfigError(f"slow threshold of {name}", limit, "whole milliseconds, 0 or more")
+                raise ConfigError(
+                    f"slow threshold of {name}", limit, "whole milliseconds, 0 or more"
+                )
         object.__setattr__(self, "systems", MappingProxyType(dict(self.systems)))
 
     @classmethod
@@ -73,10 +75,14 @@ class SlowThresholds:
                     f"pairs like default:200,mongodb:100, which {pair.strip()!r} is not",
                 )
             if system in limits:
-                raise ConfigError("slow thresholds", text, f"unambiguous: {system!r} is there twice")
+                raise ConfigError(
+                    "slow thresholds", text, f"unambiguous: {system!r} is there twice"
+                )
             limits[system] = int(digits)
         if "default" not in limits:
-            raise ConfigError("slow thresholds", text, "complete: it has no default, as in default:200")
+            raise ConfigError(
+                "slow thresholds", text, "complete: it has no default, as in default:200"
+            )
         return cls(limits.pop("default"), limits)
 
     def limit_ms(self, system: str | None) -> int:

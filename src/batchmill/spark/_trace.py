@@ -55,6 +55,7 @@ class Traced:
 
     sources: dict[str, DataFrame] = field(default_factory=dict)
     rows: int = 0
+    newest_us: int = 0
     jobs: list[Callable[[], Any]] = field(default_factory=list)
     """To be run with the sources' own; in the order that :meth:`TraceWork.add` expects."""
     add_carry: list[Carry] = field(default_factory=list)
@@ -91,7 +92,9 @@ class TraceWork:
         tick = max([int(now * 1000), *(each.arrived_ms + 1 for each in waiting.files)])
         wait_ms = int(self._settings.span_wait_s * 1000)
         expired = [
-            each for each in waiting.files if waiting.expire_all or each.arrived_ms <= tick - wait_ms
+            each
+            for each in waiting.files
+            if waiting.expire_all or each.arrived_ms <= tick - wait_ms
         ]
         if spans is None and not expired:
             yield Traced()
@@ -122,8 +125,8 @@ class TraceWork:
         expire_before: int,
         number: int,
     ) -> Traced:
-        counts = row_counts(new)
-        result = Traced(rows=counts.pop(""))
+        counts, newest_us = row_counts(new)
+        result = Traced(rows=counts.pop(""), newest_us=newest_us)
         result.drop_carry = [each.path for each in expired]
         result.sources = {
             source: frame

@@ -1,0 +1,203 @@
+"""How the pipeline's time grows with events, metrics and entities, and whether its memory does."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from batchmill.oal import core_script
+from batchmill.spark import BatchReport
+from benchmarks.pipeline_data import (
+    ENDPOINTS,
+    MILD_SKEW,
+    SEGMENTS,
+    SIX,
+    SKEW,
+    events_folder,
+    part_of,
+    sixty,
+    spans_table,
+)
+from benchmarks.pipeline_ours import Run, alternating, jvm_process, run_ours, scratch
+from benchmarks.report import Table, say, spread
+
+
+@dataclass
+class Growth:
+    """Cases by name, each with the seconds of its rounds; and which is held against which."""
+
+    title: str
+    caption: str
+    seconds: Mapping[str, list[float]]
+    steps: Mapping[str, str]
+    """A larger case to the smaller one that it is held against."""
+    rows: Mapping[str, int]
+    """What each case comes to in rows of (entity, bucket)."""
+
+    def ratio(self, larger: str) -> float:
+        """How many times as long the larger case takes: the median over the rounds."""
+        return median(self.ratios(larger))
+
+    def ratios(self, larger: str) -> list[float]:
+        """The same round by round."""
+        pairs = zip(self.seconds[larger], self.seconds[self.steps[larger]], strict=True)
+        return [one / other for one, other in pairs]
+
+    def tables(self) -> list[Table]:
+        """What to print."""
+        lines = []
+        for name, seconds in self.seconds.items():
+            line = [name, f"{self.rows[name]:,}", f"{median(seconds):.2f}", spread(seconds)]
+            if name in self.steps:
+                line += [f"{self.ratio(name):.2f}x", spread(self.ratios(name))]
+            lines.append(line + ["-"] * (6 - len(line)))
+        headers = ["case", "rows", "s", "range", "to the smaller", "range"]
+        return [Table(self.title, self.caption, headers, lines)]
+
+    def as_json(self) -> dict[str, Any]:
+        """What to keep."""
+        return {**vars(self), "ratios": {each: self.ratio(each) for each in self.steps}}
+
+
+def measure_events(spark: SparkSession, *, events: int, rounds: int) -> Growth:
+    """A tenth of the segments, and all of them."""
+    spool = events_folder(events)
+    few, all_of_them = f"{events // 10:,} events", f"{events:,} events"
+    cases = {few: (part_of(spool, SEGMENTS // 10), SIX), all_of_them: (spool, SIX)}
+    return _measure(
+        spark, "Ten times the events", "The first tenth of the segments; all of them.",
+        cases, {all_of_them: few}, rounds,
+    )  # fmt: skip
+
+
+def measure_metrics(spark: SparkSession, *, events: int, rounds: int) -> Growth:
+    """Six metrics of a source, and sixty."""
+    spool = events_folder(events)
+    cases = {"6 metrics": (spool, SIX), "60 metrics": (spool, sixty())}
+    return _measure(
+        spark, "Ten times the metrics",
+        f"{events:,} events. The sixty have nine filters, four percentiles, two histograms.",
+        cases, {"60 metrics": "6 metrics"}, rounds,
+    )  # fmt: skip
+
+
+def measure_entities(spark: SparkSession, *, events: int, rounds: int) -> Growth:
+    """1,000, 10,000 and 100,000 entities share the same number of events."""
+    cases: dict[str, tuple[Path, str]] = {}
+    steps: dict[str, str] = {}
+    for skew, note in ((SKEW, ""), (MILD_SKEW, ", mild skew")):
+        before = None
+        for services in (20, 200, 2000):
+            name = f"{services * ENDPOINTS:,} entities{note}"
+            cases[name] = (events_folder(events, services=services, skew=skew), SIX)
+            if before is not None:
+                steps[name] = before
+            before = name
+    return _measure(
+        spark, "Ten times the entities",
+        f"{events:,} events in one hour. Skewed as in the comparison; and mildly, for the record:"
+        " then nearly every entity is there every minute, and the rows to store grow with them.",
+        cases, steps, rounds,
+    )  # fmt: skip
+
+
+def _measure(
+    spark: SparkSession,
+    title: str,
+    caption: str,
+    cases: Mapping[str, tuple[Path, str]],
+    steps: Mapping[str, str],
+    rounds: int,
+) -> Growth:
+    last: dict[str, Run] = {}
+
+    def run(name: str, spool: Path, oal: str) -> Callable[[Path], float]:
+        def once(work: Path) -> float:
+            last[name] = run_ours(spark, spool, work, oal=oal)
+            say(f"{name}: {last[name].seconds:.2f} s")
+            return last[name].seconds
+
+        return once
+
+    runs = {name: run(name, spool, oal) for name, (spool, oal) in cases.items()}
+    for oal in {oal for _, oal in cases.values()}:
+        spool = next(each for each, asked in cases.values() if asked == oal)
+        with scratch() as work:
+            run_ours(spark, part_of(spool, 2), work, oal=oal)
+    seconds = alternating(runs, rounds)
+    return Growth(title, caption, seconds, steps, {name: last[name].merged for name in cases})
+
+
+@dataclass
+class Memory:
+    """The driver's memory while batches come and go, in MiB: of Python, and of its JVM's heap."""
+
+    spans: int
+    batches: list[int] = field(default_factory=list)
+    python: list[float] = field(default_factory=list)
+    heap: list[float] = field(default_factory=list)
+    jvm: list[float] = field(default_factory=list)
+    """The resident size of the JVM's process."""
+
+    def growth(self, which: str) -> float:
+        """The last third of the looks to the middle one: 1 is flat. The first third warms up."""
+        values: list[float] = getattr(self, which)
+        third = max(1, len(values) // 3)
+        return median(values[-third:]) / median(values[-2 * third : -third] or values)
+
+    def tables(self) -> list[Table]:
+        """What to print."""
+        looks = zip(self.batches, self.python, self.heap, self.jvm, strict=True)
+        return [
+            Table(
+                f"Memory of the driver over {self.batches[-1]} micro-batches",
+                f"{self.spans:,} spans each, the core metrics, SQLite. After a garbage collection"
+                " in both; MiB.",
+                ["batches", "Python, resident", "JVM, heap used", "JVM, resident"],
+                [[f"{n}", f"{a:.0f}", f"{b:.0f}", f"{c:.0f}"] for n, a, b, c in looks],
+            )
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """What to keep."""
+        growth = {each: self.growth(each) for each in ("python", "heap", "jvm")}
+        return {**vars(self), "growth": growth}
+
+
+def measure_memory(spark: SparkSession, *, batches: int, spans: int, every: int) -> Memory:
+    """Look at the memory every few batches."""
+    result = Memory(spans)
+    jvm: Any = spark.sparkContext._jvm
+    pid = jvm_process(spark)
+
+    def look(report: BatchReport) -> None:
+        if (report.number + 1) % every:
+            return
+        gc.collect()
+        jvm.System.gc()
+        runtime = jvm.Runtime.getRuntime()
+        result.batches.append(report.number + 1)
+        result.python.append(_resident("self"))
+        result.heap.append((runtime.totalMemory() - runtime.freeMemory()) / 2**20)
+        result.jvm.append(_resident(str(pid)))
+        say(f"{report.number + 1} batches: {result.python[-1]:.0f}, {result.heap[-1]:.0f} MiB")
+
+    with scratch() as work:
+        folder = work / "spool" / "Span"
+        folder.mkdir(parents=True)
+        for number in range(batches):
+            pq.write_table(spans_table(spans, number), folder / f"{number:05d}.parquet")
+        run_ours(spark, work / "spool", work, oal=core_script(), files=1, on_batch=look)
+    return result
+
+
+def _resident(process: str) -> float:
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20

@@ -1,0 +1,129 @@
+"""The pipeline as a contestant: a spool in, an empty SQLite store, the clock around one call."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from batchmill.spark import BatchReport, Pipeline, PipelineSettings
+from benchmarks.pipeline_check import Results, stored_by_ours
+from benchmarks.pipeline_data import SIX
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="batchmill-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cpu_seconds(spark: SparkSession) -> float:
+    """The processor time of this process and of its JVM so far: what others do is not in it."""
+    stat = Path(f"/proc/{jvm_process(spark)}/stat")
+    if not stat.exists():
+        return process_time()
+    user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+    return process_time() + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def jvm_process(spark: SparkSession) -> int:
+    """The id of the JVM's process."""
+    jvm: Any = spark.sparkContext._jvm
+    return int(jvm.java.lang.ProcessHandle.current().pid())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the pipeline over a spool."""
+
+    seconds: float
+    """From the call to its return."""
+    reports: list[BatchReport] = field(repr=False)
+
+    @property
+    def spark_s(self) -> float:
+        """Until the deltas were in the driver's memory."""
+        return sum(each.spark_s for each in self.reports)
+
+    @property
+    def store_s(self) -> float:
+        """The commits."""
+        return sum(each.store_s for each in self.reports)
+
+    @property
+    def merged(self) -> int:
+        """Rows of (entity, bucket), all grains."""
+        return sum(each.result.merged for each in self.reports)
+
+
+def run_ours(
+    spark: SparkSession,
+    spool: Path,
+    work: Path,
+    *,
+    oal: str | Path = SIX,
+    files: int | None = None,
+    conf: Mapping[str, str] | None = None,
+    on_batch: Callable[[BatchReport], None] | None = None,
+) -> Run:
+    """Everything that the spool holds, into a new store; ``files`` segments a batch at most."""
+    with Pipeline(
+        oal=oal,
+        spool=spool,
+        store=f"sqlite:///{work / 'store.db'}",
+        checkpoint=work / "checkpoint",
+        quarantine=work / "quarantine",
+        spark=spark,
+        settings=PipelineSettings(max_batch_files=files),
+        on_batch=on_batch,
+    ) as pipeline:
+        for key, value in (conf or {}).items():
+            pipeline.spark.conf.set(key, value)
+        started = perf_counter()
+        reports = pipeline.run_available()
+        return Run(perf_counter() - started, reports)
+
+
+@dataclass
+class Ours:
+    """The six metrics, by the pipeline."""
+
+    spark: SparkSession
+    files: int | None = None
+    name: str = "batchmill"
+    runs: list[Run] = field(default_factory=list)
+
+    def run(self, spool: Path, work: Path) -> float:
+        """The seconds it took."""
+        made = run_ours(self.spark, spool, work, files=self.files)
+        self.runs.append(made)
+        return made.seconds
+
+    def results(self, work: Path) -> Results:
+        """What came of the run in that folder."""
+        return stored_by_ours(work / "store.db")
+
+
+def alternating(runs: Mapping[str, Callable[[Path], float]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of each, taking turns; every round starts with another one."""
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        start = turn % len(names)
+        for name in itertools.islice(itertools.cycle(names), start, start + len(names)):
+            with scratch() as work:
+                seconds[name].append(runs[name](work))
+    return seconds

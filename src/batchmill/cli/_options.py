@@ -1,0 +1,121 @@
+"""Options that several commands share: where the pipeline's parts are, and its settings."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
+    """Everything that makes a pipeline."""
+    parts = parser.add_argument_group("its parts")
+    parts.add_argument(
+        "--oal",
+        action="append",
+        metavar="PATH",
+        help="a script, or a folder of *.oal; may be repeated (default: the core metrics)",
+    )
+    parts.add_argument("--spool", default="spool", metavar="DIR", help="default: %(default)s")
+    parts.add_argument(
+        "--store",
+        default="sqlite:///metrics.db",
+        metavar="URL",
+        help="sqlite:///FILE or postgresql://… (default: %(default)s)",
+    )
+    parts.add_argument(
+        "--checkpoint", default="checkpoint", metavar="DIR", help="default: %(default)s"
+    )
+    parts.add_argument(
+        "--quarantine", metavar="DIR", help="for what does not fit (default: beside the spool)"
+    )
+    parts.add_argument("--name", default="main", help="of the stream (default: %(default)s)")
+    spark = parser.add_argument_group("Spark")
+    spark.add_argument(
+        "--master", default="local[*]", help="such as spark://host:7077 (default: %(default)s)"
+    )
+    spark.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="KEY=VALUE",
+        help="a Spark setting; may be repeated",
+    )
+    spark.add_argument(
+        "--batch-mb",
+        type=_whole(1),
+        metavar="N",
+        help="read at most that many MiB in one micro-batch (default: 1024)",
+    )
+    spark.add_argument(
+        "--batch-files", type=_whole(1), metavar="N", help="read at most that many segments in one"
+    )
+    meaning = parser.add_argument_group("what counts")
+    meaning.add_argument(
+        "--apdex",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="SERVICE=MS",
+        help="the apdex threshold of a service (default: 500); may be repeated",
+    )
+    meaning.add_argument("--ttl-days", type=_whole(1), metavar="N", help="default: 7")
+    meaning.add_argument("--top-n", type=_whole(1), metavar="N", help="default: 50")
+    meaning.add_argument(
+        "--span-wait", type=_whole(0), metavar="S", help="for a span's partner (default: 300)"
+    )
+    meaning.add_argument("--slow-database", metavar="MS", help="default:200,mongodb:100")
+    meaning.add_argument("--slow-cache", metavar="MS", help="default:20,redis:10")
+
+
+def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
+    """What :class:`batchmill.spark.Pipeline` is to be made with."""
+    from batchmill.oal import core_script
+    from batchmill.spark import PipelineSettings
+
+    settings = {
+        "max_batch_bytes": None if given.batch_mb is None else given.batch_mb * 2**20,
+        "max_batch_files": given.batch_files,
+        "ttl_days": given.ttl_days,
+        "top_n": given.top_n,
+        "span_wait_s": given.span_wait,
+        "slow_database_ms": given.slow_database,
+        "slow_cache_ms": given.slow_cache,
+    }
+    apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
+    return {
+        "oal": given.oal or core_script(),
+        "spool": given.spool,
+        "store": given.store,
+        "checkpoint": given.checkpoint,
+        "quarantine": given.quarantine,
+        "name": given.name,
+        "master": given.master,
+        "spark_conf": dict(given.conf),
+        "settings": PipelineSettings(
+            apdex_ms=apdex, **{key: each for key, each in settings.items() if each is not None}
+        ),
+    }
+
+
+def _milliseconds(service: str, text: str) -> Any:
+    # What is no number is refused by the settings, which say what they take.
+    return int(text) if text.isdecimal() else f"{service}={text}"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be NAME=VALUE")
+    return key, value
+
+
+def _whole(least: int) -> Any:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not valid: it must be a whole number, {least} or more"
+            )
+        return int(text)
+
+    return read

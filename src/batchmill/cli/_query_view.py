@@ -1,0 +1,201 @@
+"""How the answers of ``batchmill query`` look: tables, JSON lines, charts of blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from batchmill.sources import Grain, bucket_end, bucket_start
+from batchmill.store import StoredMetric, TopRecord, Value
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+GAP = " "
+NAME_WIDTH = 32
+LEAST_CHART = 20
+NUMBERS_WIDTH = 42
+"""What the figures behind a chart take at most."""
+
+
+def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
+    """The metrics, one a line."""
+    if as_json:
+        for each in metrics:
+            _print_json(
+                {
+                    "metric": each.name,
+                    "version": each.version,
+                    "source": each.source,
+                    "function": each.function,
+                    "decorator": each.decorator,
+                    "labelled": each.labelled,
+                    "since_minute": each.since_minute,
+                    "definition": each.definition,
+                }
+            )
+        return
+    table = _table("metric", "source", "function", "definition")
+    for each in metrics:
+        _add(table, each.name, each.source, each.function, each.definition)
+    _print(table)
+
+
+def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
+    """Slow calls, one a line."""
+    if as_json:
+        for each in records:
+            _print_json(
+                {
+                    "stream": each.stream,
+                    "grain": each.grain.value,
+                    "bucket": each.bucket,
+                    "entity": each.entity_id,
+                    "name": each.entity_name,
+                    "rank": each.rank,
+                    "latency": each.latency,
+                    "time_us": each.time_us,
+                    "trace_id": each.trace_id,
+                    "span_id": each.span_id,
+                    "statement": each.statement,
+                    "normalised": each.normalised,
+                    "runs": each.runs,
+                    "total_ms": each.total_ms,
+                }
+            )
+        return
+    table = _table("time", "entity", "#", "ms", "statement", "runs", "total ms", "trace")
+    for each in records:
+        _add(
+            table,
+            *(time_text(each.bucket), each.entity_name, each.rank, each.latency),
+            *(each.statement, each.runs, each.total_ms, each.trace_id),
+        )
+    _print(table)
+
+
+def show_json(values: Iterable[Value]) -> None:
+    """Values as JSON, one object a line."""
+    for each in values:
+        _print_json(
+            {
+                "metric": each.metric,
+                "grain": each.grain.value,
+                "bucket": each.bucket,
+                "time": bucket_start(each.bucket).isoformat(),
+                "entity": each.entity_id,
+                "name": each.entity_name,
+                "layers": sorted(each.layers),
+                "value": each.value,
+            }
+        )
+
+
+def show_table(values: Sequence[Value], *, left_out: int) -> None:
+    """Values as a table, with a column for each label."""
+    labels = list(dict.fromkeys(label for each in values for label in _numbers(each)))
+    table = _table("time", "entity", *(label or "value" for label in labels))
+    for each in values:
+        numbers = _numbers(each)
+        shown = (_number(numbers.get(label)) for label in labels)
+        _add(table, time_text(each.bucket), each.entity_name, *shown)
+    _print(table)
+    if left_out:
+        total = left_out + len(values)
+        _print(Text(f"the newest {len(values)} of {total} values; --limit {total} shows all"))
+
+
+def show_chart(values: Sequence[Value]) -> None:
+    """Values as a line of blocks for each entity, or for each label of it."""
+    console = Console()
+    lines: dict[tuple[str, str], dict[int, float]] = {}
+    for each in values:
+        for label, number in _numbers(each).items():
+            name = f"{each.entity_name} {label}".strip()
+            lines.setdefault((name, each.entity_id), {})[each.bucket] = number
+    first, last = values[0].bucket, values[-1].bucket
+    slots = _slots(values[0].grain, first, last)
+    longest = min(NAME_WIDTH, max(len(name) for name, _ in lines))
+    width = max(LEAST_CHART, console.width - longest - NUMBERS_WIDTH)
+    for (name, _), points in sorted(lines.items()):
+        drawn = blocks([points.get(bucket) for bucket in slots], width)
+        present = list(points.values())
+        newest = points[max(points)]
+        figures = f"min {_number(min(present))} max {_number(max(present))} last {_number(newest)}"
+        shown = name if len(name) <= longest else name[: longest - 1] + "…"
+        console.print(Text(f"{shown:<{longest}} {drawn} {figures}"), soft_wrap=True)
+    console.print(Text(f"{time_text(first)} to {time_text(last)}"), soft_wrap=True)
+
+
+def blocks(numbers: Sequence[float | None], width: int) -> str:
+    """A line of blocks, from 0 or the least to the greatest; a gap where there is nothing.
+
+    With more numbers than places, each place stands for the greatest of its share.
+
+    >>> blocks([0, 5, None, 10], 10)
+    '▁▄ █'
+    """
+    if len(numbers) > width:
+        count = len(numbers)
+        shares = (
+            numbers[count * place // width : count * (place + 1) // width] for place in range(width)
+        )
+        numbers = [
+            max((each for each in share if each is not None), default=None) for share in shares
+        ]
+    present = [each for each in numbers if each is not None]
+    if not present:
+        return GAP * len(numbers)
+    low, high = min(0, *present), max(present)
+    spread = (high - low) or 1
+    top = len(BLOCKS) - 1
+    return "".join(
+        GAP if each is None else BLOCKS[int((each - low) / spread * top)] for each in numbers
+    )
+
+
+def time_text(bucket: int) -> str:
+    """A bucket as people write it."""
+    start = bucket_start(bucket)
+    return start.strftime("%Y-%m-%d" if Grain.of(bucket) is Grain.DAY else "%Y-%m-%d %H:%M")
+
+
+def _slots(grain: Grain, first: int, last: int) -> list[int]:
+    slots = [first]
+    while slots[-1] < last:
+        slots.append(grain.bucket(bucket_end(slots[-1])))
+    return slots
+
+
+def _numbers(value: Value) -> dict[str, float]:
+    return dict(value.value) if isinstance(value.value, dict) else {"": value.value}
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.6g}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        text = name in ("time", "entity", "metric", "source", "function", "definition", "statement")
+        table.add_column(Text(name), justify="left" if text else "right", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: Any) -> None:
+    # As Text, so that names with [brackets] are not taken for markup.
+    table.add_row(*(Text(str(each)) for each in cells))
+
+
+def _print(shown: Table | Text) -> None:
+    Console().print(shown)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, ensure_ascii=False))
