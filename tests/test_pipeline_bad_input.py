@@ -83,7 +83,6 @@ def spoiled(
     write_segment(spool, "Endpoint", rows[:20], "good-0")
     write_segment(spool, "Endpoint", rows[20:40], "good-1")
     (spool / "Endpoint" / "garbage.parquet").write_bytes(os.urandom(5000))
-    (spool / "Endpoint" / "empty.parquet").write_bytes(b"")
     whole = write_segment(spool, "Endpoint", rows[:30], "truncated")
     whole.write_bytes(whole.read_bytes()[:-200])
     table = to_table("Endpoint", rows[:30])
@@ -117,7 +116,6 @@ def test_bad_segments_are_in_the_quarantine_with_their_reason(
     assert running.quarantine == running.spool.with_name("spool-quarantine")
     assert quarantined(running.quarantine) == {
         "garbage.parquet": "corrupt",
-        "empty.parquet": "corrupt",
         "truncated.parquet": "corrupt",
         "page.parquet": "corrupt",
         "text.parquet": "wrong type",
@@ -136,7 +134,7 @@ def test_bad_segments_are_counted(spoiled: tuple[Pipeline, list[Row]]) -> None:
     """By reason; with their rows, where the footer still tells."""
     running, rows = spoiled
     assert counted(running.store, "quarantined segment") == {
-        ("Endpoint", "corrupt"): 4,
+        ("Endpoint", "corrupt"): 3,
         ("Endpoint", "wrong type"): 2,
         ("Endpiont", "unknown source"): 1,
     }
@@ -145,6 +143,18 @@ def test_bad_segments_are_counted(spoiled: tuple[Pipeline, list[Row]]) -> None:
         ("Endpiont", "unknown source"): 9,
     }
     assert counted(running.store, "rows") == {("Endpoint", ""): len(rows)}
+
+
+def test_a_segment_without_a_byte_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """A writer that died at once: its file is set aside as corrupt, and counted."""
+    rows = endpoint_events(20)
+    write_segment(tmp_path / "spool", "Endpoint", rows)
+    (tmp_path / "spool" / "Endpoint" / "empty.parquet").write_bytes(b"")
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        assert differences(stored(running.store), expected_of(rows)) == []
+        assert quarantined(running.quarantine) == {"empty.parquet": "corrupt"}
+        assert counted(running.store, "quarantined segment") == {("Endpoint", "corrupt"): 1}
 
 
 @pytest.fixture(scope="module")
