@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans, write_segments
 from tests.pipeline_kit import START
 
@@ -52,7 +51,7 @@ def spool(folder: Path, rng: random.Random, *, typed: int, spans: int) -> Mappin
     """So many segments of each typed source and of spans, to be read in a random order."""
     events: dict[str, Any] = random_events(1, TYPED, 100 * typed, start=START)
     paths = write_segments(events, folder, typed, seed=1)
-    events["Span"] = with_one_child(random_spans(1, 25 * spans, start=START))
+    events["Span"] = random_spans(1, 25 * spans, start=START)
     paths += write_segments({"Span": events["Span"]}, folder, spans, seed=2)
     # Spark takes the oldest first.
     rng.shuffle(paths)
@@ -60,22 +59,3 @@ def spool(folder: Path, rng: random.Random, *, typed: int, spans: int) -> Mappin
     for number, path in enumerate(paths):
         os.utime(path, (oldest + number, oldest + number))
     return events
-
-
-def with_one_child(spans: Sequence[Row]) -> list[Row]:
-    """The spans without those that serve a call which another span serves already.
-
-    Where such come in different batches, the first to come is the call's destination; the oracle
-    takes the first to start. Which batch a span is in is a matter of luck here.
-    """
-    served: set[tuple[str, str]] = set()
-    kept = []
-    for span in spans:
-        parent = span["parent_span_id"]
-        if parent and span["kind"] in ("SERVER", "CONSUMER"):
-            call = (span["trace_id"], parent)
-            if call in served:
-                continue
-            served.add(call)
-        kept.append(span)
-    return kept

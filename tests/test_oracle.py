@@ -528,19 +528,35 @@ def test_a_call_is_seen_from_both_sides() -> None:
     assert rows_of(spans, "EndpointRelation", *endpoints) == [("a", "n1", "b", "n2", 4)]
 
 
-def test_the_earliest_foreign_child_is_the_destination() -> None:
-    """Of several children the first to start counts, then the smaller id; own ones never."""
+def test_every_foreign_child_is_a_destination() -> None:
+    """All that answer, whenever they started; those of the own service and other traces do not."""
     later = NOON + timedelta(microseconds=1)
     spans = [
-        span("1", "CLIENT"),
+        span("1", "PRODUCER", attributes={"peer.service": "p"}, ms=7),
         span("2", "SERVER", "a", parent_span_id="1"),
         span("3", "SERVER", "late", parent_span_id="1", time=later),
-        span("5", "CONSUMER", "c", parent_span_id="1", time=NOON),
-        span("4", "SERVER", "b", parent_span_id="1", time=NOON),
-        span("6", "SERVER", "other trace", parent_span_id="1", trace_id="u"),
+        span("4", "CONSUMER", "b", parent_span_id="1"),
+        span("5", "CONSUMER", "b", parent_span_id="1"),
+        span("6", "INTERNAL", "c", parent_span_id="1"),
+        span("7", "SERVER", "other trace", parent_span_id="1", trace_id="u"),
     ]
-    relations = rows_of(spans, "ServiceRelation", "destServiceName", "detectPoint")
-    assert [name for name, point in relations if point == "CLIENT"] == ["b"]
+    fields = ("detectPoint", "destServiceName", "endpoint", "latency", "time")
+    relations = rows_of(spans, "ServiceRelation", *fields)
+    assert [row for row in relations if row[0] == "CLIENT"] == [
+        ("CLIENT", "late", "n3", 7, NOON),
+        ("CLIENT", "b", "n4", 7, NOON),
+        ("CLIENT", "b", "n5", 7, NOON),
+    ]
+
+
+def test_spans_delivered_twice() -> None:
+    """A pair counts as often as its child was delivered, a call without one as often as itself."""
+    call, alone = (span(each, "CLIENT", attributes={"peer.service": "p"}) for each in "13")
+    child = span("2", "SERVER", "b", parent_span_id="1")
+    spans = [call, child, alone, call, child, alone, span("4", "CLIENT"), span("4", "CLIENT")]
+    relations = rows_of(spans, "ServiceRelation", "detectPoint", "destServiceName")
+    assert Counter(relations) == {("CLIENT", "b"): 2, ("SERVER", "b"): 2, ("CLIENT", "p"): 2}
+    assert spans_to_events(spans).counters["unresolved_destination"] == 2
 
 
 @pytest.mark.parametrize(

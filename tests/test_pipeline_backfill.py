@@ -219,15 +219,16 @@ def test_rows_of_a_frame_that_do_not_fit_are_set_aside(spark: SparkSession, tmp_
         }
 
 
-def test_a_frame_that_no_metric_reads_is_counted_as_unused(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """As with segments: rows of a source without a metric are counted, and no error."""
+def test_a_frame_that_no_metric_reads_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Unlike a segment that happens to lie in a folder, it was asked for: an error says so."""
     rows = random_events(1, ["Service"], 5)["Service"]
     path = write_segment(tmp_path / "old", "Service", rows)
-    with pipeline(spark, tmp_path, oal=SMALL) as running:
+    with (
+        pipeline(spark, tmp_path, oal=SMALL) as running,
+        pytest.raises(ConfigError, match="an event type that a metric reads"),
+    ):
         running.backfill(frame(running, path), source="Service")
-        assert counted(running.store, "unused") == {("Service", "no metric reads it"): 5}
+
 
 
 def test_a_backfill_says_what_is_wrong_with_its_arguments(

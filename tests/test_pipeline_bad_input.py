@@ -344,9 +344,6 @@ READABLE: dict[str, Callable[[list[Row], Path], object]] = {
     "old timestamps, as Spark writes them": lambda rows, folder: write_table(
         folder, "int96", to_table("Endpoint", rows), use_deprecated_int96_timestamps=True
     ),
-    "an unusual compression": lambda rows, folder: write_table(
-        folder, "brotli", to_table("Endpoint", rows), compression="brotli"
-    ),
     "a column again in capitals": lambda rows, folder: write_table(
         folder, "capitals", with_column(rows, "LATENCY", [1] * len(rows), pa.int32())
     ),
@@ -366,6 +363,21 @@ READABLE: dict[str, Callable[[list[Row], Path], object]] = {
         write_segment(folder, "Endpoint", rows, "ancient"), -3 * 365 * 86400
     ),
 }
+
+
+def test_a_segment_that_only_spark_cannot_read_is_set_aside(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its footer is good and pyarrow reads it, but Spark lacks the codec: the stream goes on."""
+    rows = endpoint_events(40)
+    write_segment(tmp_path / "spool", "Endpoint", rows[:20])
+    write_table(
+        tmp_path / "spool", "brotli", to_table("Endpoint", rows[20:]), compression="brotli"
+    )
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        assert differences(stored(running.store), expected_of(rows[:20])) == []
+        assert counted(running.store, "quarantined segment") == {("Endpoint", "unreadable"): 1}
 
 
 @pytest.mark.parametrize("kind", READABLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,27 +198,45 @@ def test_odd_ids_and_parents(spark: SparkSession) -> None:
     assert run.lost == {"SERVER: parent never came": 2, "CLIENT: no destination": 2}
 
 
-def test_a_call_is_related_once_to_the_first_child_known_in_time(spark: SparkSession) -> None:
-    """Children in batches 2 and 3: the call goes to batch 2's, and of those to the earliest."""
+def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) -> None:
+    """As the caller measured it, in the batch of each; the peer is not asked any more."""
     run = Run(spark)
-    run.batch([called("x", attributes=FAR), served("own", "x", at=1)])
-    assert run.waiting(1) == {"x"}
-    children = [
-        served("late", "x", at=30, service="late"),
-        served("b", "x", at=20, service="second"),
-        served("a", "x", at=20, service="first"),
-        served("own2", "x", at=2),
+    call = span("x", "PRODUCER", attributes=FAR, us=7000)
+    assert run.batch([served("before", "x", at=30, service="a", us=1000)]) == []
+    found = run.batch([call, served("own", "x", at=1), served("with", "x", at=20, service="b")])
+    assert brief(found) == [
+        "shop > a/op before CLIENT",
+        "shop > a/op before SERVER",
+        "shop > b/op with CLIENT",
+        "shop > b/op with SERVER",
     ]
-    assert brief(run.batch(children)) == [
-        "shop > first/op a CLIENT",
-        "shop > first/op a SERVER",
-        "shop > late/op late SERVER",
-        "shop > second/op b SERVER",
+    assert {(row["time"], row["latency"]) for row in found if row["detectPoint"] == "CLIENT"} == {
+        (EPOCH, 7)
+    }
+    assert run.waiting(2) == set()
+    again = served("after", "x", at=9, service="a") | {"kind": "CONSUMER"}
+    assert brief(run.batch([again, call, again])) == [
+        *["shop > a/op after CLIENT"] * 2,  # delivered twice
+        *["shop > a/op after SERVER"] * 2,
     ]
-    again = [served("earliest", "x", service="third"), called("x", attributes=FAR)]
-    assert brief(run.batch(again)) == [
-        "shop > third/op earliest CLIENT",  # of the call that was delivered once more
-        "shop > third/op earliest SERVER",
+    assert run.end() == []
+    assert not run.lost
+
+
+def test_a_call_that_only_its_own_service_answers_waits_for_another(spark: SparkSession) -> None:
+    """Until its time is over, and an answer that comes with its end is in time."""
+    run = Run(spark)
+    calls = [called(each, attributes=FAR) for each in ("x", "y", "z")]
+    assert run.batch([*calls, served("own", "x"), served("own z", "z")]) == []
+    assert run.waiting(1) == {"x", "y", "z"}
+    assert brief(run.batch([served("late", "y", service="b")])) == [
+        "shop > b/op late CLIENT",
+        "shop > b/op late SERVER",
+    ]
+    assert brief(run.batch([served("last", "z", service="a")], expire=1)) == [
+        "shop > a/op last CLIENT",
+        "shop > a/op last SERVER",
+        "shop > far/op x CLIENT",
     ]
     assert run.end() == []
     assert not run.lost
@@ -238,7 +256,7 @@ def test_a_parent_delivered_again_relates_nothing_again(spark: SparkSession) -> 
 SERVICES = ("a", "b", "c")
 
 
-def forest(rng: random.Random, *, one_answer: bool) -> list[Span]:
+def forest(rng: random.Random) -> list[Span]:
     """Spans of a few traces with everything that can be odd about them."""
     spans: list[Span] = []
     for trace in range(rng.randint(1, 3)):
@@ -247,20 +265,16 @@ def forest(rng: random.Random, *, one_answer: bool) -> list[Span]:
             pool = [f"s{number}" for number in range(9)] + [None, "", "gone"]
             parent = rng.choice(pool) if not made or rng.random() < 0.2 else made[-1]["span_id"]
             kind = rng.choice(("SERVER", "CONSUMER", "CLIENT", "PRODUCER", "INTERNAL"))
-            service = rng.choice(SERVICES)
-            # Whichever child is known first, the call then goes to the same place.
-            name = "any" if one_answer else f"op{number}"
-            if one_answer and kind in ("SERVER", "CONSUMER"):
-                service = "server"
             made.append(
                 span(
                     rng.choice((f"s{number}",) * 9 + (None,)),
                     kind,
-                    name=name,
-                    service=service,
+                    name=f"op{number}",
+                    service=rng.choice(SERVICES),
                     trace_id=rng.choice((f"t{trace}",) * 9 + (None,)),
                     parent_span_id=parent,
                     at=rng.randint(0, 3),
+                    us=rng.randint(0, 3) * 1000,
                     attributes=rng.choice(({}, FAR)),
                 )
             )
@@ -285,7 +299,8 @@ def by_copy(relations: Iterable[dict[str, Any]]) -> dict[int, Counter[str]]:
     result: dict[int, Counter[str]] = {}
     for row in relations:
         copy, _, dest = row["destService"].partition(":")
-        what = f"{row['sourceService'].partition(':')[2]} {row['sourceEndpoint']} {row['time']}"
+        what = f"{row['time']} {row['latency']} {row['sourceService'].partition(':')[2]}"
+        what += f" {row['sourceEndpoint']}"
         key = f"{what} > {dest}/{row['endpoint']} {row['destLayer']} {row['detectPoint']}"
         result.setdefault(int(copy), Counter())[key] += 1
     return result
@@ -297,7 +312,7 @@ def test_however_spans_are_split_the_relations_are_the_same(spark: SparkSession)
     batches: list[list[Span]] = [[] for _ in range(3)]
     groups: list[list[int]] = []
     for number in range(12):
-        spans = forest(rng, one_answer=True)
+        spans = forest(rng)
         copies = [number * 6 + each for each in range(6)]
         groups.append(copies)
         batches[0] += copied(spans, copies[0])
@@ -321,7 +336,7 @@ def test_batch_by_batch_it_is_what_a_plain_list_of_waiting_spans_gives(spark: Sp
     rng = random.Random(7)
     batches: list[list[Span]] = [[] for _ in range(4)]
     for copy in range(40):
-        for each in copied(forest(rng, one_answer=False), copy):
+        for each in copied(forest(rng), copy):
             rng.choice(batches).append(each)
     run, model = Run(spark, window=2), Model(window=2)
     for batch in (*batches, [], []):
@@ -362,22 +377,20 @@ class Model:
                     )
                     if parent["service"] != each["service"]:
                         found.append(_relation(each, parent["service"], parent["name"], each))
+                        if parent["kind"] in ("CLIENT", "PRODUCER"):
+                            found.append(_relation(parent, parent["service"], None, each))
                 elif last or hopeless:
                     self.lost[f"{each['kind']}: parent never came"] += 1
                 else:
                     still.append((number, each))
             elif each["kind"] in ("CLIENT", "PRODUCER"):
-                children = [
-                    one
-                    for one in self._spans(
-                        trace_id=each["trace_id"], parent_span_id=each["span_id"]
-                    )
-                    if one["kind"] in ("SERVER", "CONSUMER") and one["service"] != each["service"]
-                ]
-                if children:
-                    child = min(children, key=lambda one: (one["time"], one["span_id"] or ""))
-                    found.append(_relation(each, each["service"], None, child))
-                elif not (last or hopeless or each["span_id"] is None):
+                children = self._spans(trace_id=each["trace_id"], parent_span_id=each["span_id"])
+                if any(
+                    one["kind"] in ("SERVER", "CONSUMER") and one["service"] != each["service"]
+                    for one in children
+                ):
+                    continue  # They have told, or tell now.
+                if not (last or hopeless or each["span_id"] is None):
                     still.append((number, each))
                 elif peer := each["attributes"].get("peer.service"):
                     found.append(_relation(each, each["service"], None, each | {"service": peer}))
@@ -404,4 +417,5 @@ def _relation(of: Span, source: str, endpoint: str | None, dest: Span) -> dict[s
         "destLayer": "GENERAL",
         "detectPoint": "SERVER" if of["kind"] in ("SERVER", "CONSUMER") else "CLIENT",
         "time": of["time"],
+        "latency": (of["end_time"] - of["time"]) // timedelta(milliseconds=1),
     }

@@ -54,6 +54,14 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
             children[span["trace_id"], parent].append(span)
 
     events: defaultdict[str, list[Row]] = defaultdict(list)
+    answered = set()
+    for key, span in by_id.items():
+        foreign = [each for each in children[key] if service_of(each) != service_of(span)]
+        if span["kind"] in EXIT_KINDS and foreign:
+            answered.add(key)
+            for source, row in _callee_rows(span, foreign):
+                events[source].append(_complete(source, span, row))
+
     counters = Counter({"unresolved_parent": 0, "unresolved_destination": 0})
     for span in spans:
         if span["kind"] in ENTRY_KINDS:
@@ -64,8 +72,8 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
                 counters["unresolved_parent"] += 1
             else:
                 rows += _caller_rows(span, caller)
-        elif span["kind"] in EXIT_KINDS:
-            rows = _callee_rows(span, children[span["trace_id"], span["span_id"]])
+        elif span["kind"] in EXIT_KINDS and (span["trace_id"], span["span_id"]) not in answered:
+            rows = _peer_rows(span)
             counters["unresolved_destination"] += not rows
         else:
             rows = []
@@ -171,18 +179,22 @@ def _caller_rows(span: Row, caller: Row | None) -> _Rows:
 
 
 def _callee_rows(span: Row, children: Sequence[Row]) -> _Rows:
-    """The relations of a span that calls, as its own side saw them."""
-    source = _own_side(span)
-    foreign = [child for child in children if service_of(child) != source.service]
-    if foreign:
-        child = min(foreign, key=lambda row: (row["time"], row["span_id"]))
-        return _relations(span, source, _own_side(child), child["name"], "CLIENT")
+    """The relations of a span that calls to all those who answered, as its own side saw them."""
+    return [
+        relation
+        for child in children
+        for relation in _relations(span, _own_side(span), _own_side(child), child["name"], "CLIENT")
+    ]
+
+
+def _peer_rows(span: Row) -> _Rows:
+    """The relation of a call that nobody answered, to whom it says that it calls."""
     attributes = attributes_of(span)
     for key, layer in (("peer.service", "GENERAL"), ("server.address", "UNDEFINED")):
         name = first(attributes, key)
         if name is not None:
             dest = _Side(name, _virtual_layer(attributes) or layer, name)
-            return _relations(span, source, dest, span["name"], "CLIENT")
+            return _relations(span, _own_side(span), dest, span["name"], "CLIENT")
     return []
 
 

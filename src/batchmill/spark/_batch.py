@@ -18,17 +18,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from batchmill._errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
 from batchmill.spark._deltas import SourceDeltas, to_deltas
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._l1 import fuse, l1
 from batchmill.spark._plan import SourcePlan
 from batchmill.spark._quarantine import Quarantine
-from batchmill.spark._reader import FITS, REASON, misfits, read_rows, understood
-from batchmill.spark._schema import SPAN
+from batchmill.spark._reader import FITS, REASON, frame_rows, misfits, read_rows, understood
+from batchmill.spark._schema import SPAN, NotUnderstood
 from batchmill.spark._segments import BadSegment, Segment, look_at, read_through
 from batchmill.spark._settings import PipelineSettings
 from batchmill.spark._trace import Traced, TraceWork, Waiting
@@ -110,8 +112,8 @@ class BatchMaker:
                     limit_us = latest_us
                     continue
                 return making.batch, making.stats
-            except (PySparkException, pa.ArrowException) as error:
-                broken = read_through(segments)
+            except (PySparkException, Py4JJavaError, pa.ArrowException) as error:
+                broken = read_through(segments) or self._refused(segments, limit_us)
                 if not broken:
                     raise
                 log.warning("batch %s: %s", work.number, str(error).splitlines()[0])
@@ -135,7 +137,9 @@ class BatchMaker:
         arrived = sum(each.rows for each in segments)
         making.small = arrived <= _SMALL and not work.frames
         self._spread(arrived, making.small, bool(work.frames))
-        sources = dict(work.frames)
+        sources = {
+            source: self._read_frame(making, source, rows) for source, rows in work.frames.items()
+        }
         for source in [each for each in making.segments if each != SPAN.name]:
             rows = self._read(making, source)
             if rows is not None:
@@ -173,6 +177,23 @@ class BatchMaker:
             self._add(making, plan, to_deltas(table, plan, making.book))
         self._trace.add(traced, extras, making.batch, making.book)
 
+    def _refused(self, segments: Sequence[Segment], latest_us: int) -> list[BadSegment]:
+        """The segments that Spark cannot read though they can be read; none if it is all of them,
+        since then it is not their fault."""
+        refused = []
+        for each in segments:
+            source = SPAN if each.source == SPAN.name else self._catalog.source(each.source)
+            plan = self._plans.get(each.source)
+            try:
+                ways, _ = understood(source, plan.needed if plan else source.fields, [each])
+                if ways:
+                    rows = read_rows(self._spark, ways, latest_us)
+                    rows.write.format("noop").mode("overwrite").save()
+            except (PySparkException, Py4JJavaError) as error:
+                detail = f"Spark cannot read it: {error}".splitlines()[0]
+                refused.append(BadSegment(each.path, each.source, "unreadable", detail, each.rows))
+        return refused if len(refused) < len(segments) or len(segments) == 1 else []
+
     def _known(self, segments: Iterable[Segment]) -> tuple[list[Segment], list[BadSegment]]:
         known, unknown = [], []
         for each in segments:
@@ -194,6 +215,15 @@ class BatchMaker:
             making.counters["unused", source, "no metric reads it"] += unused
             return None
         return self._rows(making, plan.source, plan.needed)
+
+    def _read_frame(self, making: _Making, source: str, rows: DataFrame) -> DataFrame:
+        plan = self._plans[source]
+        try:
+            fitting, odd = frame_rows(plan.source, plan.needed, rows, making.latest_us)
+        except NotUnderstood as error:
+            raise ConfigError("rows", error, f"a DataFrame with the columns of {source}") from error
+        making.odd[source] = odd
+        return fitting
 
     def _read_spans(self, making: _Making) -> DataFrame | None:
         """The spans that fit."""
@@ -230,7 +260,7 @@ class BatchMaker:
             # Its last moment: whether a row of it lies beyond the limit is for Spark to tell.
             last_us = int(bucket_end(minute).timestamp()) * 1_000_000 - 1
             making.newest_us = max(making.newest_us, last_us)
-            if self._is_late(minute, making.work.newest):
+            if not making.work.settle and self._is_late(minute, making.work.newest):
                 making.counters["late", source, ""] += rows
                 making.stats.late += rows
         if found.misfits:
@@ -245,9 +275,12 @@ class BatchMaker:
 
     def _set_rows_aside(self, making: _Making, source: SourceType) -> None:
         work = making.work
-        rows = misfits(
-            self._spark, source, making.segments[source.name], making.latest_us
-        ).persist()
+        odd = making.odd.get(source.name)
+        if odd is None:
+            needed = SPAN.fields if source is SPAN else self._plans[source.name].needed
+            segments = making.segments[source.name]
+            odd = misfits(self._spark, source, needed, segments, making.latest_us)
+        rows = odd.persist()
         try:
             self._quarantine.rows(source.name, work.stream, work.number, rows)
             for reason, count in rows.groupBy(REASON).count().collect():
@@ -286,6 +319,8 @@ class _Making:
     small: bool = False
     counters: dict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
     book: EntityBook = field(default_factory=EntityBook)
+    odd: dict[str, DataFrame] = field(default_factory=dict)
+    """Rows that do not fit, of sources that lie in no segment."""
     segments: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.parse
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from batchmill.spark._errors import PipelineError
 
@@ -42,6 +44,25 @@ class Checkpoint:
     def fresh(self) -> bool:
         """Whether no batch was ever begun."""
         return _latest(self.spark / "offsets") is None
+
+    def files_of(self, number: int) -> list[str] | None:
+        """The files that Spark has given a batch, from its own books; None if they are not there.
+
+        What Spark hands to the batch itself leaves out files that are empty, or gone by now.
+        """
+        try:
+            last = _log_offset(self.spark / "offsets" / str(number))
+            before = -1 if number == 0 else _log_offset(self.spark / "offsets" / str(number - 1))
+            found = [
+                entry["path"]
+                for offset in range(before + 1, last + 1)
+                for entry in _entries(self.spark / "sources" / "0", offset)
+                if entry["batchId"] == offset
+            ]
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return None
+        # The log has them encoded as in a URL.
+        return ["file:" + urllib.parse.unquote(urllib.parse.urlsplit(each).path) for each in found]
 
     @property
     def committed(self) -> int | None:
@@ -75,6 +96,18 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
             "give each stream a checkpoint folder of its own"
         )
     return found
+
+
+def _log_offset(file: Path) -> int:
+    offset: int = json.loads(file.read_text("utf-8").splitlines()[-1])["logOffset"]
+    return offset
+
+
+def _entries(folder: Path, offset: int) -> list[dict[str, Any]]:
+    file = folder / str(offset)
+    if not file.exists():
+        file = folder / f"{offset}.compact"
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()[1:]]
 
 
 def _latest(folder: Path) -> int | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.oal import MetricSet
 from batchmill.spark._batch import BatchMaker, BatchStats, Work
@@ -77,17 +77,37 @@ class StreamWriter:
         self._trace.tidy(self._carry)
         self._maker = BatchMaker(spark, metrics.catalog, plans, settings, quarantine, self._trace)
 
-    def write(self, work: Work) -> BatchReport:
+    def write(
+        self,
+        number: int,
+        *,
+        paths: Callable[[], Sequence[str]] = tuple,
+        frames: Mapping[str, DataFrame] | None = None,
+    ) -> BatchReport:
         """Make and commit a batch; one that the store has already is not even made."""
         with self._turn:
-            if not work.settle and self.last is not None and work.number <= self.last:
-                log.info("batch %d of %s is in the store already", work.number, self.stream)
+            if self.last is not None and number <= self.last:
+                log.info("batch %d of %s is in the store already", number, self.stream)
                 nothing = CommitResult(applied=False)
-                return BatchReport(self.stream, work.number, False, BatchStats(), nothing, 0.0, 0.0)
-            return self._write(work)
+                return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
+            return self._write(replace(self._work(number), paths=paths(), frames=frames or {}))
 
-    def work(self, number: int) -> Work:
-        """An empty work order for the batch of that number."""
+    def settle(self, *, everything: bool = False) -> BatchReport | None:
+        """Let go of spans that have waited long enough, or of all; None if there are none.
+
+        For when no new batch comes that would do so in passing.
+        """
+        with self._turn:
+            oldest = min((each.arrived_ms for each in self._carry), default=None)
+            waited_ms = (self._clock() - self._settings.span_wait_s) * 1000
+            if oldest is None or not (everything or oldest <= waited_ms):
+                return None
+            work = self._work(0 if self.last is None else self.last)
+            waiting = Waiting(self._carry, expire_all=everything)
+            return self._write(replace(work, settle=True, waiting=waiting))
+
+    def _work(self, number: int) -> Work:
+        """An empty work order, for use within this turn: the files that wait change with the next."""
         return Work(
             stream=self.stream,
             number=number,
@@ -96,24 +116,6 @@ class StreamWriter:
             newest=self._store.newest_minute(),
             waiting=Waiting(self._carry),
         )
-
-    def settle(self, *, everything: bool = False) -> BatchReport | None:
-        """Let go of spans that have waited long enough, or of all; None if there are none.
-
-        For when no new batch comes that would do so in passing.
-        """
-        oldest = min((each.arrived_ms for each in self._carry), default=None)
-        now = self._clock()
-        if oldest is None or not (
-            everything or oldest <= (now - self._settings.span_wait_s) * 1000
-        ):
-            return None
-        work = replace(
-            self.work(0 if self.last is None else self.last),
-            settle=True,
-            waiting=Waiting(self._carry, expire_all=everything),
-        )
-        return self.write(work)
 
     def _write(self, work: Work) -> BatchReport:
         started = time.perf_counter()

@@ -70,15 +70,15 @@ class Fusion:
                     "time",
                     FITS,
                     *(
-                        f"CAST({_sql.name(each)} AS STRING) AS r{i}"
+                        f"CAST({_sql.name(each)} AS STRING) AS _r{i}"
                         for i, each in enumerate(plan.roles)
                     ),
-                    *(f"CAST(NULL AS STRING) AS r{i}" for i in range(len(plan.roles), width)),
+                    *(f"CAST(NULL AS STRING) AS _r{i}" for i in range(len(plan.roles), width)),
                     *(_column(each, plan, kind) for each, kind in types.items()),
                 )
             )
         together = functools.reduce(DataFrame.unionAll, frames)
-        return _aggregate(together, [SOURCE, *(f"r{i}" for i in range(width))], flags, sums, texts)
+        return _aggregate(together, [SOURCE, *(f"_r{i}" for i in range(width))], flags, sums, texts)
 
     def split(self, table: pa.Table) -> list[pa.Table]:
         """Each part's own deltas."""
@@ -86,7 +86,7 @@ class Fusion:
         for number, (plan, _) in enumerate(self.parts):
             own = table.filter(pc.equal(table[SOURCE], number))
             columns = {MINUTE: own[MINUTE], ROWS: own[ROWS]}
-            columns |= {each: own[f"r{i}"] for i, each in enumerate(plan.roles)}
+            columns |= {each: own[f"_r{i}"] for i, each in enumerate(plan.roles)}
             columns |= {each: own[each] for each in plan.sums}
             tables.append(pa.table(columns))
         return tables
@@ -123,7 +123,12 @@ def _aggregate(
         F.expr("COUNT(1)").alias(ROWS),
         *(F.expr(each).alias(column) for column, each in sums.items()),
     )
-    return _shorten(summed, texts)
+    # What is not UTF-8 could not be told to anybody.
+    readable = [
+        MINUTE,
+        *(each if each == SOURCE else f"MAKE_VALID_UTF8({each}) AS {each}" for each in keys),
+    ]
+    return _shorten(summed.selectExpr(*readable, ROWS, *sums), texts)
 
 
 def _shorten(summed: DataFrame, texts: Mapping[str, State]) -> DataFrame:

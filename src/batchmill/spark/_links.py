@@ -3,22 +3,24 @@
 A relation takes two spans, and they may arrive in different batches. So each batch leaves a digest
 of its spans behind, which later batches are given for as long as the waiting window lasts:
 
-- A span that serves and has a parent pairs with it in the batch in which the later of the two
-  arrives; one whose parent serves for the same service relates nothing.
-- A span that calls pairs with a span of another service that names it as its parent, in the first
-  batch in which both are known: with the one that started first, of those known by then. If there
-  is none until its digest expires, where it went is what the caller itself knows (its ``peer``).
+- A span that serves pairs with its parent in the batch in which the later of the two arrives. If
+  the parent is of another service, that is a relation as the one who serves saw it (SERVER); if the
+  parent calls, it is also one as the caller saw it (CLIENT). So a call that is served by three
+  services relates to each of them.
+- A span that calls, and for which no other service has answered until its digest expires, went
+  where the caller itself says (its ``peer``).
 - What found no partner by then is counted as unresolved.
 
-Every delivered row speaks once, whatever the split into batches: a call or a served request that
-was delivered twice counts twice, as it does in all other sources. The *other* end of a pair is
-looked up by (trace id, span id), however often it was delivered. A span without these ids can never
-be paired, and does not wait.
+Every delivered row speaks once, whatever the split into batches: a served request that was
+delivered twice counts twice, on both sides, as it does in all other sources; a call that was
+delivered twice counts twice only if nobody answered it. The *other* end of a pair is looked up by
+(trace id, span id), however often it was delivered; should spans that differ share an id, the first
+to start counts. A span without these ids can never be paired, and does not wait.
 
 It works because a digest never changes. A row waiting since batch 3 has been paired in the
-meantime exactly if a partner of a batch after 3 is among the carried rows: partners arrived later,
-so they have not expired. That is why expired rows must be taken away oldest first, and why rows
-that expire now are still to be passed in.
+meantime exactly if a partner is among the carried rows: it came after batch 3, so it has not
+expired. That is why expired rows must be taken away oldest first, and why rows that expire now are
+still to be passed in.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ DIGEST_SCHEMA = T.StructType(
 pair it waits for nothing (it can still be the other end of somebody else's)."""
 
 _SPAN_COLUMNS = tuple(DIGEST_SCHEMA.names[:-2])
+_MEASURED = ("time", "latency", "status", "type", "httpResponseStatusCode", "rpcStatusCode")
+_PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:])
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ def link(
         )
     paired = _pair(known)
     return Links(
-        relations=paired.where("relation IS NOT NULL").selectExpr("relation.*"),
+        relations=paired.where("relation IS NOT NULL").selectExpr(
+            "INLINE(IF(callers_view IS NULL, ARRAY(relation), ARRAY(relation, callers_view)))"
+        ),
         digest=paired.where("fresh").selectExpr(*_SPAN_COLUMNS, f"{batch}L AS batch", "settled"),
         unresolved=paired.where("lost IS NOT NULL")
         .groupBy("kind", "lost")
@@ -130,47 +136,41 @@ def _pair(known: DataFrame) -> DataFrame:
     node = "NOT as_child AND trace_id IS NOT NULL AND key IS NOT NULL"
     leaf = "as_child AND trace_id IS NOT NULL"
     group = "OVER (PARTITION BY trace_id, key)"
-    # Two smallest children, of different services, are enough to know the smallest child that is
-    # not of the caller's; and if any old child is of another service, so is the first or the last.
+    # If any child is of another service than the caller, so is the first or the last of them.
     met = roles.selectExpr(
         "*",
-        f"MIN(IF({node}, STRUCT(time, service, instance, name), NULL)) {group} AS parent",
+        f"MIN(IF({node}, STRUCT({', '.join(_PARENT_COLUMNS)}), NULL)) {group} AS parent",
         f"MAX({node} AND NOT fresh) {group} AS parent_known",
-        f"MIN(IF({leaf}, STRUCT(time, span_id, service, instance, name), NULL)) {group} AS first",
-        f"MIN(IF({leaf} AND NOT fresh, service, NULL)) {group} AS old_from",
-        f"MAX(IF({leaf} AND NOT fresh, service, NULL)) {group} AS old_to",
-    ).selectExpr(
-        "*",
-        f"MIN(IF({leaf} AND service <> first.service, "
-        f"STRUCT(time, span_id, service, instance, name), NULL)) {group} AS second",
+        f"MIN(IF({leaf}, service, NULL)) {group} AS served_from",
+        f"MAX(IF({leaf}, service, NULL)) {group} AS served_to",
     )
     return (
-        met.selectExpr(
-            "*",
-            f"own AND {CALLS} AS is_call",
-            "IF(first.service <> service, first, second) AS served_by",
-            "fresh AND (trace_id IS NULL OR key IS NULL) AS hopeless",
-            "COALESCE(old_from <> service OR old_to <> service, false) AS served_before",
-        )
+        # Fresh rows are not settled yet; those that were settled as they came have no more to say.
+        met.where("own AND NOT settled")
         .selectExpr(
             "*",
-            "own AND is_child AND NOT settled AS asks_parent",
-            "is_call AND NOT settled AS asks_child",
-            "hopeless OR expired AS at_end",
+            "fresh AND (trace_id IS NULL OR key IS NULL) AS hopeless",
+            "is_child AND (fresh OR NOT parent_known) AND parent.service <> service AS pairs",
+            f"CASE WHEN is_child THEN parent IS NOT NULL WHEN {CALLS} THEN "
+            "COALESCE(served_from <> service OR served_to <> service, false) "
+            "ELSE true END AS answered",
         )
-        .where("own AND (fresh OR asks_parent OR asks_child)")
+        .selectExpr("*", "(hopeless OR expired) AND NOT answered AS given_up")
+        .where("fresh OR pairs OR given_up")
         .selectExpr(*_SPAN_COLUMNS, "fresh", *_OUTCOMES)
-        .where("fresh OR relation IS NOT NULL OR lost IS NOT NULL")
     )
 
 
-def _relation(detect: str, source: str, dest: str, source_endpoint: str | None = None) -> str:
+def _relation(
+    detect: str, source: str, dest: str, source_endpoint: str | None = None, of: str = ""
+) -> str:
+    """``of``: whose measures they are, where not the row's own; a prefix of columns."""
     of_endpoints = "false" if source_endpoint is None else "true"
+    measures = ", ".join(f"'{name}', {of}{name}" for name in _MEASURED)
     return (
-        f"NAMED_STRUCT('time', time, 'detectPoint', '{detect}', {source}, {dest}, "
+        f"NAMED_STRUCT('detectPoint', '{detect}', {source}, {dest}, "
         f"'sourceEndpoint', {source_endpoint or 'CAST(NULL AS STRING)'}, "
-        f"'ofEndpoints', {of_endpoints}, 'latency', latency, 'status', status, 'type', type, "
-        "'httpResponseStatusCode', httpResponseStatusCode, 'rpcStatusCode', rpcStatusCode)"
+        f"'ofEndpoints', {of_endpoints}, {measures})"
     )
 
 
@@ -178,34 +178,20 @@ def _end(side: str, service: str, instance: str, layer: str) -> str:
     return f"'{side}Service', {service}, '{side}Instance', {instance}, '{side}Layer', {layer}"
 
 
-_SOURCE = _end("source", "service", "instance", "'GENERAL'")
-_DEST = _end("dest", "service", "instance", "'GENERAL'") + ", 'endpoint', name"
+_USER = _end("source", "'User'", "'User'", "'UNDEFINED'")
+_SELF = _end("source", "service", "instance", "'GENERAL'")
+_PARENT = _end("source", "parent.service", "parent.instance", "'GENERAL'")
+_SERVED = _end("dest", "service", "instance", "'GENERAL'") + ", 'endpoint', name"
+_PEER = _end("dest", "peer", "peer", "peer_layer") + ", 'endpoint', name"
 
 _OUTCOMES = (
-    "CASE WHEN fresh AND own AND kind IN ('SERVER', 'CONSUMER') AND NOT is_child THEN "
-    + _relation("SERVER", _end("source", "'User'", "'User'", "'UNDEFINED'"), _DEST)
-    + " WHEN asks_parent AND (fresh OR NOT parent_known) AND parent.service <> service THEN "
-    + _relation(
-        "SERVER",
-        _end("source", "parent.service", "parent.instance", "'GENERAL'"),
-        _DEST,
-        "parent.name",
-    )
-    + " WHEN asks_child AND served_by IS NOT NULL AND NOT (served_before AND NOT fresh) THEN "
-    + _relation(
-        "CLIENT",
-        _SOURCE,
-        _end("dest", "served_by.service", "served_by.instance", "'GENERAL'")
-        + ", 'endpoint', served_by.name",
-    )
-    + " WHEN asks_child AND served_by IS NULL AND at_end AND peer IS NOT NULL THEN "
-    + _relation(
-        "CLIENT", _SOURCE, _end("dest", "peer", "peer", "peer_layer") + ", 'endpoint', name"
-    )
-    + " END AS relation",
-    "CASE WHEN asks_parent AND parent IS NULL AND at_end THEN 'parent never came' "
-    "WHEN asks_child AND served_by IS NULL AND at_end AND peer IS NULL THEN 'no destination' "
-    "END AS lost",
-    "CASE WHEN hopeless THEN true WHEN asks_parent THEN parent IS NOT NULL "
-    "WHEN asks_child THEN served_by IS NOT NULL ELSE true END AS settled",
+    f"CASE WHEN {SERVES} AND NOT is_child THEN {_relation('SERVER', _USER, _SERVED)} "
+    f"WHEN pairs THEN {_relation('SERVER', _PARENT, _SERVED, 'parent.name')} "
+    f"WHEN given_up AND NOT is_child AND peer IS NOT NULL THEN {_relation('CLIENT', _SELF, _PEER)} "
+    "END AS relation",
+    f"IF(pairs AND parent.{CALLS}, {_relation('CLIENT', _PARENT, _SERVED, of='parent.')}, NULL) "
+    "AS callers_view",
+    "CASE WHEN given_up AND is_child THEN 'parent never came' "
+    "WHEN given_up AND peer IS NULL THEN 'no destination' END AS lost",
+    "hopeless OR answered AS settled",
 )

@@ -24,6 +24,7 @@ from batchmill.spark._checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark._engine import BatchReport, StreamWriter, plans_for
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._quarantine import Quarantine
+from batchmill.spark._segments import spark_path
 from batchmill.spark._session import build_session, prepare
 from batchmill.spark._settings import PipelineSettings
 from batchmill.store import RetryPolicy, Store, open_store
@@ -31,9 +32,11 @@ from batchmill.store import RetryPolicy, Store, open_store
 log = logging.getLogger("batchmill.spark")
 
 _FILES = "path string, modificationTime timestamp, length bigint, content binary"
-_MAX_FILE_AGE = "365d"
+_MAX_FILE_AGE = "36500d"
 """Spark forgets files that are older than the newest by more than this, and then ignores them."""
 _HOUSEKEEPING_S = 10.0
+_REPORTS = 1000
+"""How many reports of a run are kept."""
 
 
 class Pipeline:
@@ -74,9 +77,7 @@ class Pipeline:
         if not len(self.metrics):
             raise ConfigError("oal", oal, "scripts that define at least one metric")
         self.settings = settings or PipelineSettings()
-        if not name or not all(each.isalnum() or each in "-_" for each in name):
-            raise ConfigError("name", name, "letters, digits, - and _")
-        self.name = name
+        self.name = _checked(name)
         self.spool = Path(spool).resolve()
         self.checkpoint = Path(checkpoint).resolve()
         self.quarantine = (
@@ -101,7 +102,7 @@ class Pipeline:
         self._clock = clock
         self.on_batch = on_batch
         self._reports: list[BatchReport] = []
-        self._failure: BaseException | None = None
+        self._failures: list[BaseException] = []
         self._query: StreamingQuery | None = None
         self._writer: StreamWriter | None = None
         self._closed = False
@@ -172,11 +173,15 @@ class Pipeline:
         repeated or cut short: what is in already is skipped. A DataFrame counts once for each
         ``name``; without a name it counts each time.
         """
+        if name is not None:
+            _checked(name)
         if isinstance(rows, str | Path):
             return self._backfill_folder(Path(rows).resolve(), name, on_batch)
         if source is None:
             raise ConfigError("source", source, "the event type that the rows are of")
         self.metrics.catalog.source(source)
+        if source not in self.metrics.by_source():
+            raise ConfigError("source", source, "an event type that a metric reads")
         return self._backfill_rows(rows, source, name or uuid.uuid4().hex[:12], on_batch)
 
     def await_end(self, timeout: float | None = None) -> bool:
@@ -188,14 +193,16 @@ class Pipeline:
         if query is None:
             raise PipelineError("the pipeline was not started: call start() first")
         try:
-            ended = bool(query.awaitTermination(timeout) if timeout else query.awaitTermination())  # type: ignore[arg-type]
+            if timeout is None:
+                query.awaitTermination()
+                ended = True
+            else:  # Spark takes no zero
+                ended = bool(query.awaitTermination(max(timeout, 0.001)))  # type: ignore[arg-type]
         except StreamingQueryException as error:
-            raise self._cause(error) from error
-        if query.isActive:
-            return ended
-        if query.exception() is not None:
-            raise self._cause(query.exception())
-        return True
+            raise _cause(self._failures, error) from error
+        if not query.isActive and (failed := query.exception()) is not None:
+            raise _cause(self._failures, failed)
+        return ended
 
     def stop(self) -> None:
         """Finish the batch that runs, and let go of everything; may be called twice."""
@@ -213,11 +220,13 @@ class Pipeline:
             raise PipelineError("the pipeline is stopped: make a new one")
         if self._query is not None:
             raise PipelineError("the pipeline runs already: stop() it first")
-        self._failure = None
+        self._failures = []
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
         try:
-            self._query = self._stream(writer, self.spool, checkpoint, self.on_batch, trigger)
+            self._query = self._stream(
+                writer, self.spool, checkpoint, self._note, self._failures, trigger
+            )
         except BaseException:
             stack.close()
             raise
@@ -269,7 +278,8 @@ class Pipeline:
         writer: StreamWriter,
         folder: Path,
         checkpoint: Checkpoint,
-        on_batch: Callable[[BatchReport], None] | None,
+        on_batch: Callable[[BatchReport], None],
+        failures: list[BaseException],
         trigger: Mapping[str, str | bool],
     ) -> StreamingQuery:
         """A query whose rows are the names of new segments; what is in them is read per batch.
@@ -288,28 +298,26 @@ class Pipeline:
                 maxFileAge=_MAX_FILE_AGE,
                 **limit,
             )
-            .load(folder.as_uri())
+            .load(spark_path(folder, glob=True))
             .select("path")
         )
 
         def write(batch: DataFrame, number: int) -> None:
+            def paths() -> list[str]:
+                known = checkpoint.files_of(number)
+                return [row.path for row in batch.collect()] if known is None else known
+
             try:
-                work = writer.work(number)
-                if writer.last is None or number > writer.last:
-                    work.paths = [row.path for row in batch.collect()]
-                report = writer.write(work)
-                self._reports.append(report)
-                del self._reports[:-1000]
-                if on_batch is not None:
-                    on_batch(report)
+                report = writer.write(number, paths=paths)
+                on_batch(report)
             except BaseException as error:
-                self._failure = error
+                failures.append(error)
                 raise
 
         return (
             names.writeStream.foreachBatch(write)
             .queryName(f"batchmill-{writer.stream}")
-            .option("checkpointLocation", checkpoint.spark.as_uri())
+            .option("checkpointLocation", spark_path(checkpoint.spark))
             .trigger(**trigger)  # type: ignore[arg-type]
             .start()
         )
@@ -322,6 +330,7 @@ class Pipeline:
         digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
         stream = f"backfill-{name or digest}"
         reports: list[BatchReport] = []
+        failures: list[BaseException] = []
 
         def note(report: BatchReport) -> None:
             reports.append(report)
@@ -329,13 +338,17 @@ class Pipeline:
                 on_batch(report)
 
         with self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, checkpoint):
-            query = self._stream(writer, folder, checkpoint, note, {"availableNow": True})
+            trigger = {"availableNow": True}
+            query = self._stream(writer, folder, checkpoint, note, failures, trigger)
             try:
                 query.awaitTermination()
             except StreamingQueryException as error:
-                raise self._cause(error) from error
+                raise _cause(failures, error) from error
             finally:
                 _stop_between_batches(query)
+            # The folder is whole: no span in it has to wait for one that is not there.
+            if (last := writer.settle(everything=True)) is not None:
+                note(last)
         return reports
 
     def _backfill_rows(
@@ -347,12 +360,16 @@ class Pipeline:
     ) -> list[BatchReport]:
         stream = f"backfill-{name}"
         with self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, _):
-            work = writer.work(0)
-            work.frames = {source: rows}
-            report = writer.write(work)
+            report = writer.write(0, frames={source: rows})
         if on_batch is not None:
             on_batch(report)
         return [report]
+
+    def _note(self, report: BatchReport) -> None:
+        self._reports.append(report)
+        del self._reports[:-_REPORTS]
+        if self.on_batch is not None:
+            self.on_batch(report)
 
     def _keep_house(self) -> None:
         """Let go of spans that waited long enough while no batch came."""
@@ -366,15 +383,14 @@ class Pipeline:
             except Exception:
                 log.exception("spans that waited too long could not be let go of; trying again")
 
-    def _cause(self, error: BaseException | None) -> BaseException:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            return failure
-        return PipelineError(f"Spark ended the stream: {error}")
-
     def _close_store(self) -> None:
         if self._own_store:
             self.store.close()
+
+
+def _cause(failures: list[BaseException], error: BaseException | None) -> BaseException:
+    """What made a stream fail: our own error rather than Spark's word for it."""
+    return failures[-1] if failures else PipelineError(f"Spark ended the stream: {error}")
 
 
 def _stop_between_batches(query: StreamingQuery) -> None:
@@ -383,6 +399,12 @@ def _stop_between_batches(query: StreamingQuery) -> None:
         if query.awaitTermination(1):
             break
     query.stop()
+
+
+def _checked(name: str) -> str:
+    if not name or not all(each.isalnum() or each in "-_" for each in name):
+        raise ConfigError("name", name, "letters, digits, - and _")
+    return name
 
 
 def _apart(*folders: Path) -> None:

@@ -14,9 +14,9 @@ from batchmill.sources import SourceType
 from batchmill.spark import _sql
 from batchmill.store import Cell, Layout, cells
 
-ROWS = "n"
+ROWS = "_rows"
 """The column of a delta that counts its rows."""
-MINUTE = "m"
+MINUTE = "_minute"
 """The column of a delta's minute, counted from 1970; null for rows that do not fit."""
 
 _MINUTE_US = 60_000_000
@@ -73,11 +73,11 @@ def plan_source(
             flag = "true"
             if state.where:
                 condition = _sql.where(state.where)
-                flag = _named("w", condition)
+                flag = _named("_w", condition)
                 flags[flag] = condition
             made = _sql.aggregates(state, flag, thresholds)
             for aggregate, cell in zip(made, cells(state), strict=True):
-                column = _named("s", aggregate)
+                column = _named("_s", aggregate)
                 sums[column] = aggregate
                 kinds[column] = _MERGES[cell]
                 if isinstance(state, Tally | LabelSum):

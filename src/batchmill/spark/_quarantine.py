@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from batchmill.spark._segments import BadSegment, local_path
+from batchmill.spark._segments import BadSegment, local_path, spark_path
 
 log = logging.getLogger("batchmill.spark")
 
@@ -43,5 +43,5 @@ class Quarantine:
     def rows(self, source: str, stream: str, number: int | str, rows: DataFrame) -> Path:
         """Write rows that do not fit; where to."""
         target = self.folder / source / f"rows-{stream}-{number}"
-        rows.write.mode("overwrite").parquet(target.as_uri())
+        rows.write.mode("overwrite").parquet(spark_path(target))
         return target

@@ -72,7 +72,8 @@ def reading(
     if they were in the catalog; they have a second moment, ``end_time``.
     """
     fields = {each.column: each for each in source.fields.values()}
-    wanted = [column for column in fields if whole or column in set(needed)]
+    asked_for = frozenset(needed)
+    wanted = [column for column in fields if whole or column in asked_for]
     asked, columns, misfits = [], [], []
     kind, time = _moment(physical, TIME_COLUMN)
     if kind is not None:
@@ -89,10 +90,17 @@ def reading(
     misfits.append((f"{time} > TIMESTAMP_MICROS({{latest}})", "time too far ahead"))
     for column in wanted:
         field = fields[column]
-        read = _column(field, physical)
+        try:
+            read = _column(field, physical)
+        except NotUnderstood:
+            if column in asked_for:
+                raise
+            continue
         if read.kind is not None:
             asked.append(T.StructField(column, read.kind))
         columns.append(f"{read.sql} AS {_sql.name(column)}")
+        if column not in asked_for:
+            continue  # nobody measures it, so nothing about it can be wrong
         misfits += read.misfits
         if field.required or field.name == source.entity.roles.get("field"):
             misfits.append((f"{read.sql} IS NULL", f"no {field.name}"))

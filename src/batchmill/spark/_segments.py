@@ -7,9 +7,9 @@ of which type. What cannot be read is set aside before it can stop a batch.
 from __future__ import annotations
 
 import concurrent.futures
-import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs
@@ -59,8 +59,8 @@ def read_through(segments: Iterable[Segment]) -> list[BadSegment]:
     bad = []
     for segment in segments:
         try:
-            filesystem, path = _open(segment.path)
-            with pq.ParquetFile(filesystem.open_input_file(path)) as file:
+            filesystem, inside = _open(segment.path)
+            with pq.ParquetFile(filesystem.open_input_file(inside)) as file:
                 for _ in file.iter_batches():
                     pass
         except FileNotFoundError as error:
@@ -72,18 +72,32 @@ def read_through(segments: Iterable[Segment]) -> list[BadSegment]:
 
 def source_of(path: str) -> str:
     """The folder that a segment lies in."""
-    return urllib.parse.unquote(path.rstrip("/").rsplit("/", 2)[-2])
+    return path.rstrip("/").rsplit("/", 2)[-2]
 
 
 def _look(path: str) -> Segment | BadSegment:
     try:
         filesystem, inside = _open(path)
         with pq.ParquetFile(filesystem.open_input_file(inside)) as file:
-            return Segment(path, source_of(path), file.metadata.num_rows, file.schema_arrow)
+            return Segment(path, source_of(path), file.metadata.num_rows, _schema(file))
     except FileNotFoundError as error:
         return _bad(path, "missing", error)
     except (pa.ArrowException, OSError) as error:
         return _bad(path, "corrupt", error)
+
+
+def _schema(file: pq.ParquetFile) -> pa.Schema:
+    """The schema, with the old kind of timestamps (INT96) as what Spark reads them as."""
+    schema: pa.Schema = file.schema_arrow
+    old = {
+        each.name
+        for each in (file.schema.column(i) for i in range(len(file.schema)))
+        if each.physical_type == "INT96" and each.path == each.name
+    }
+    for name in old:
+        index = schema.get_field_index(name)
+        schema = schema.set(index, pa.field(name, pa.timestamp("us", tz="UTC")))
+    return schema
 
 
 def _bad(path: str, reason: str, error: Exception) -> BadSegment:
@@ -99,9 +113,19 @@ def _open(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
     return filesystem, inside
 
 
+def spark_path(path: Path, *, glob: bool = False) -> str:
+    """How Spark is told of a path on this machine; nothing in a name needs to be encoded for it.
+
+    With ``glob``, for where Spark takes a pattern: special characters then stand for themselves.
+    """
+    text = str(path)
+    if glob:
+        text = "".join(f"\\{each}" if each in "\\*?[]{}" else each for each in text)
+    return f"file:{text}"
+
+
 def local_path(path: str) -> str | None:
     """The path on this machine that Spark's name for a file means; None if it lies elsewhere."""
-    split = urllib.parse.urlsplit(path)
-    if split.scheme == "file":
-        return urllib.parse.unquote(split.path)
-    return path if not split.scheme or path.startswith("/") else None
+    if path.startswith("file:"):
+        return "/" + path.removeprefix("file:").lstrip("/")
+    return path if path.startswith("/") else None

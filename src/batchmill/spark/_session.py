@@ -20,8 +20,12 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # Whole numbers wrap as Java's do, a bad cast is null: one odd row must not stop the stream.
     "spark.sql.ansi.enabled": "false",
+    # A file may have the columns `latency` and `LATENCY`.
+    "spark.sql.caseSensitive": "true",
     # pandas writes nanoseconds, which Spark reads as plain numbers only.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
+    # The quarantine writes timestamps that everybody can read.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Tallies are collected as lists. Past 128 groups Spark would go over to sorting every row.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000000",
     # A hundred metrics of one source are more columns than Spark compiles by default.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batchmill._errors import ConfigError
+from batchmill.spark._thresholds import SlowThresholds
 
 MEBIBYTE = 2**20
 
@@ -36,17 +37,23 @@ class PipelineSettings:
     """How many days before the newest event a bucket is kept."""
 
     def __post_init__(self) -> None:
-        _at_least("max_batch_bytes", self.max_batch_bytes, 1)
+        _whole("max_batch_bytes", self.max_batch_bytes, 1)
         if self.max_batch_files is not None:
-            _at_least("max_batch_files", self.max_batch_files, 1)
+            _whole("max_batch_files", self.max_batch_files, 1)
         _at_least("max_ahead_s", self.max_ahead_s, 0)
-        _at_least("late_after_minutes", self.late_after_minutes, 0)
+        _whole("late_after_minutes", self.late_after_minutes, 0)
         _at_least("span_wait_s", self.span_wait_s, 0)
-        _at_least("top_n", self.top_n, 1)
-        _at_least("ttl_days", self.ttl_days, 1)
+        _whole("top_n", self.top_n, 1)
+        _whole("ttl_days", self.ttl_days, 1)
         for name, ms in self.apdex_ms.items():
-            if not isinstance(ms, int) or ms < 1:
-                raise ConfigError(f"apdex_ms[{name!r}]", ms, "a whole number of ms, 1 or more")
+            _whole(f"apdex_ms[{name!r}]", ms, 1)
+        SlowThresholds.parse(self.slow_database_ms)
+        SlowThresholds.parse(self.slow_cache_ms)
+
+
+def _whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(name, value, f"a whole number, {least} or more")
 
 
 def _at_least(name: str, value: float, least: float) -> None:

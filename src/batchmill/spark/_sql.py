@@ -185,5 +185,5 @@ def starts(state: State, listed: str) -> str:
 
 def _json(text: str) -> str:
     """A string as JSON writes it, quotes included."""
-    whole = f"TO_JSON(ARRAY({text}))"
+    whole = f"TO_JSON(ARRAY(MAKE_VALID_UTF8({text})))"
     return f"SUBSTRING({whole}, 2, LENGTH({whole}) - 2)"

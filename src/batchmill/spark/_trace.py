@@ -24,16 +24,13 @@ from batchmill.sources import split_entity_id
 from batchmill.spark._direct import direct_sources, row_counts
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._links import DIGEST_SCHEMA, Links, link
+from batchmill.spark._reader import read_parquet
 from batchmill.spark._relations import relation_sources
+from batchmill.spark._segments import spark_path
 from batchmill.spark._settings import PipelineSettings
 from batchmill.spark._spans import SPAN_SCHEMA, compact
-from batchmill.spark._topn import (
-    SERVICE_DATABASE,
-    SlowThresholds,
-    TopNThresholds,
-    statement_stats,
-    topn_records,
-)
+from batchmill.spark._thresholds import SlowThresholds, TopNThresholds
+from batchmill.spark._topn import SERVICE_DATABASE, statement_stats, topn_records
 from batchmill.store import Batch, Carry, StatementRow, TopNRow
 
 _SLOTS = 8
@@ -136,7 +133,7 @@ class TraceWork:
         carried = None
         if waiting.files:
             paths = [each.path for each in waiting.files]
-            carried = keep(self._spark.read.schema(DIGEST_SCHEMA).parquet(*paths))
+            carried = keep(read_parquet(self._spark, DIGEST_SCHEMA, paths))
         links = link(new, carried, tick, expire_before)
         keep(links.paired)
         result.sources |= {
@@ -171,14 +168,14 @@ class TraceWork:
         digest = links.digest
         if merged:
             paths = [each.path for each in merged]
-            digest = digest.unionByName(self._spark.read.schema(DIGEST_SCHEMA).parquet(*paths))
+            digest = digest.unionByName(read_parquet(self._spark, DIGEST_SCHEMA, paths))
             result.drop_carry += paths
         target = self._folder / f"{number}-{uuid.uuid4().hex[:8]}"
         rows = result.rows + sum(each.rows for each in merged)
         if rows < 1_000_000:
             digest = digest.coalesce(1)
-        digest.write.parquet(target.as_uri())
-        result.add_carry.append(Carry(target.as_uri(), number, tick, rows))
+        digest.write.parquet(spark_path(target))
+        result.add_carry.append(Carry(spark_path(target), number, tick, rows))
 
     def add(self, traced: Traced, tables: Sequence[Any], batch: Batch, book: EntityBook) -> None:
         """Put the results of ``traced.jobs`` into the batch."""
