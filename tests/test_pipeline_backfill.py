@@ -230,7 +230,6 @@ def test_a_frame_that_no_metric_reads_is_refused(spark: SparkSession, tmp_path: 
         running.backfill(frame(running, path), source="Service")
 
 
-
 def test_a_backfill_says_what_is_wrong_with_its_arguments(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -371,9 +371,7 @@ def test_a_segment_that_only_spark_cannot_read_is_set_aside(
     """Its footer is good and pyarrow reads it, but Spark lacks the codec: the stream goes on."""
     rows = endpoint_events(40)
     write_segment(tmp_path / "spool", "Endpoint", rows[:20])
-    write_table(
-        tmp_path / "spool", "brotli", to_table("Endpoint", rows[20:]), compression="brotli"
-    )
+    write_table(tmp_path / "spool", "brotli", to_table("Endpoint", rows[20:]), compression="brotli")
     with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         assert differences(stored(running.store), expected_of(rows[:20])) == []

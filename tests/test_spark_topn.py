@@ -34,7 +34,8 @@ def ran(ms: int, facts: dict[str, str], text: str | None = None, **changes: Any)
 
 def test_statements_above_the_threshold_of_their_system_are_records(spark: SparkSession) -> None:
     """Each stream with its entity; exactly at the threshold is not slow."""
-    from batchmill.spark._topn import SlowThresholds, TopNThresholds, topn_records
+    from batchmill.spark._thresholds import SlowThresholds, TopNThresholds
+    from batchmill.spark._topn import topn_records
 
     spans = [
         ran(201, PG, "select 1"),
@@ -192,7 +193,7 @@ def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> N
 )
 def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
     """The message has the text, and says what is wrong with it."""
-    from batchmill.spark._topn import SlowThresholds
+    from batchmill.spark._thresholds import SlowThresholds
 
     with pytest.raises(ConfigError, match=re.escape(why)) as caught:
         SlowThresholds.parse(text)
@@ -201,7 +202,8 @@ def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
 
 def test_thresholds_read_and_write_themselves(spark: SparkSession) -> None:
     """By system, else the default; as text again; odd names survive the way into SQL."""
-    from batchmill.spark._topn import SlowThresholds, topn_records
+    from batchmill.spark._thresholds import SlowThresholds
+    from batchmill.spark._topn import topn_records
 
     limits = SlowThresholds.parse("default:200, mongodb:100,a'b:7")
     assert [limits.limit_ms(each) for each in ("mongodb", "a'b", "MongoDB", None)] == [

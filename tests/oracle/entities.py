@@ -46,7 +46,9 @@ def is_normal(layer: str | None) -> bool:
 def service_id(name: str | None, layer: str | None) -> str:
     """The id of a service; a name that is blank once it is cut is `_blank`."""
     kept = (name or "")[:SERVICE_NAME_LIMIT]
-    return f"{encode(kept if kept.strip() else '_blank', SERVICE_NAME_LIMIT)}.{int(is_normal(layer))}"
+    return (
+        f"{encode(kept if kept.strip() else '_blank', SERVICE_NAME_LIMIT)}.{int(is_normal(layer))}"
+    )
 
 
 def instance_id(service: str | None, layer: str | None, name: str | None) -> str:

@@ -133,7 +133,7 @@ def _rate(bucket: Bucket) -> Value:
     return numerator * 10000 // denominator if denominator else 0
 
 
-def _apdex(bucket: Bucket) -> Value:
+def _apdex(bucket: Bucket) -> Value | None:
     name, status = bucket.field(0), bucket.field(1)
     satisfied = tolerated = total = 0
     for row in bucket.rows:

@@ -92,9 +92,7 @@ def normalise(statement: str) -> str:
     number = r"0x[0-9a-f]+|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
     text = re.sub(rf"(?<!\w)\$?(?:{number})(?!\w)", "?", text, flags=re.ASCII | re.IGNORECASE)
     text = re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
-    return re.sub(
-        r"(?<!\w)(in) ?\( ?\?[?, ]*\)", r"\1 (?)", text, flags=re.ASCII | re.IGNORECASE
-    )
+    return re.sub(r"(?<!\w)(in) ?\( ?\?[?, ]*\)", r"\1 (?)", text, flags=re.ASCII | re.IGNORECASE)
 
 
 def _streams(span: Row) -> Iterator[tuple[str, str]]:

@@ -107,7 +107,7 @@ class StreamWriter:
             return self._write(replace(work, settle=True, waiting=waiting))
 
     def _work(self, number: int) -> Work:
-        """An empty work order, for use within this turn: the files that wait change with the next."""
+        """An empty work order, good for this turn: which files wait may change with the next."""
         return Work(
             stream=self.stream,
             number=number,
