@@ -16,6 +16,8 @@ from tests.jvm import java_missing, jvm_options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from batchmill.spark._l1 import Rows
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
@@ -101,6 +103,11 @@ def compact_frame(spark: SparkSession, spans: Iterable[Mapping[str, Any]]) -> Da
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
     """The rows of a frame, times in UTC, :func:`in_order`."""
     return in_order(_utc(row.asDict(recursive=True)) for row in frame.collect())
+
+
+def frame_of(rows: Rows) -> DataFrame:
+    """The rows that a source is to get, as a frame of their own."""
+    return rows.frame.where(rows.where).selectExpr(*rows.columns)
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark_kit import EPOCH, compact_frame, in_order, rows_of, span
+from tests.spark_kit import EPOCH, compact_frame, frame_of, in_order, rows_of, span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,8 @@ def test_one_batch_gives_every_relation_of_its_spans(spark: SparkSession) -> Non
         served("work", "call", at=20, service="stock", resource={"service.instance.id": "i2"})
         | {"attributes": {"rpc.grpc.status_code": "2"}},
     ]
-    found = relation_sources(link(compact_frame(spark, spans), None, 1).relations)
+    relations = relation_sources(link(compact_frame(spark, spans), None, 1).relations)
+    found = {source: frame_of(rows) for source, rows in relations.items()}
     user = {"sourceServiceName": "User", "sourceServiceInstanceName": "User"}
     shop = {"sourceServiceName": "shop", "sourceServiceInstanceName": "h1"}
     to_shop = {"destServiceName": "shop", "destServiceInstanceName": "h1", "endpoint": "op root"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchmill.sources import builtin_catalog, entity_id
-from tests.spark_kit import EPOCH, compact_frame, in_order, rows_of, span
+from tests.spark_kit import EPOCH, compact_frame, frame_of, in_order, rows_of, span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -211,7 +211,7 @@ def test_each_span_gives_the_rows_of_its_kind(spark: SparkSession, ansi: str) ->
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
         frames = direct_sources(compact_frame(spark, [each for each, _ in CASES]))
-        found = {source: rows_of(frame) for source, frame in frames.items()}
+        found = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
     expected: Expected = {source: [] for source in found}
@@ -237,7 +237,9 @@ def test_columns_are_the_catalogs(spark: SparkSession) -> None:
 
     spans = compact_frame(spark, [])
     frames = direct_sources(spans) | relation_sources(link(spans, None, 1).relations)
-    for name, frame in frames.items():
+    for name, rows in frames.items():
+        frame = frame_of(rows)
+        assert rows.names == set(frame.columns)
         source = builtin_catalog().source(name)
         types = {each.name: each.dataType.simpleString() for each in frame.schema}
         assert types.pop("time") == "timestamp"

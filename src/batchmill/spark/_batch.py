@@ -26,7 +26,7 @@ from batchmill._errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
 from batchmill.spark._deltas import SourceDeltas, to_deltas
 from batchmill.spark._entities import EntityBook
-from batchmill.spark._l1 import fuse, l1
+from batchmill.spark._l1 import Rows, fuse
 from batchmill.spark._plan import SourcePlan
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._reader import FITS, REASON, frame_rows, misfits, read_rows, understood
@@ -156,26 +156,14 @@ class BatchMaker:
 
     def _run(self, making: _Making, sources: Mapping[str, DataFrame], traced: Traced) -> None:
         """Aggregate all sources, several at a time, and put what comes out into the batch."""
-        asked = [
-            (self._plans[source], rows)
-            for source, rows in (*sources.items(), *traced.sources.items())
-        ]
-        if making.small:
-            fusions = fuse(asked)
-            results = _all([each.deltas().toArrow for each in fusions] + traced.jobs)
-            extras = results[len(fusions) :]
-            asked = [part for each in fusions for part in each.parts]
-            tables = [
-                table
-                for each, result in zip(fusions, results, strict=False)
-                for table in each.split(result)
-            ]
-        else:
-            results = _all([l1(rows, plan).toArrow for plan, rows in asked] + traced.jobs)
-            tables, extras = results[: len(asked)], results[len(asked) :]
-        for (plan, _), table in zip(asked, tables, strict=True):
-            self._add(making, plan, to_deltas(table, plan, making.book))
-        self._trace.add(traced, extras, making.batch, making.book)
+        asked = [(self._plans[source], Rows(frame)) for source, frame in sources.items()]
+        asked += [(self._plans[source], rows) for source, rows in traced.sources.items()]
+        fusions = fuse(asked, together=making.small)
+        results = _all([each.table for each in fusions] + traced.jobs)
+        for fusion, table in zip(fusions, results, strict=False):
+            for (plan, _), own in zip(fusion.parts, fusion.split(table), strict=True):
+                self._add(making, plan, to_deltas(own, plan, making.book))
+        self._trace.add(traced, results[len(fusions) :], making.batch, making.book)
 
     def _refused(self, segments: Sequence[Segment], latest_us: int) -> list[BadSegment]:
         """The segments that Spark cannot read though they can be read; none if it is all of them,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
+from batchmill.spark._l1 import Rows
 from batchmill.spark._spans import SERVES
 
 _SERVED = (
@@ -70,14 +71,14 @@ _SOURCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def direct_sources(compact_spans: DataFrame) -> dict[str, DataFrame]:
+def direct_sources(compact_spans: DataFrame) -> dict[str, Rows]:
     """The rows of each source that single spans give, by the source's name.
 
-    Each frame has ``time`` and those of the catalog's columns that spans know; the rest of them are
+    They have ``time`` and those of the catalog's columns that spans know; the rest of them are
     nulls to whoever needs them.
     """
     return {
-        source: compact_spans.where(condition).selectExpr("time", *columns)
+        source: Rows(compact_spans, ("time", *columns), condition)
         for source, (condition, columns) in _SOURCES.items()
     }
 

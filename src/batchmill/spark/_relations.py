@@ -4,47 +4,59 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
+from batchmill.spark._l1 import Rows
+
 _MEASURED = ("status", "httpResponseStatusCode", "rpcStatusCode", "type", "detectPoint")
 
 
-def relation_sources(relations: DataFrame) -> dict[str, DataFrame]:
+def relation_sources(relations: DataFrame) -> dict[str, Rows]:
     """The rows of each relation source, by the source's name.
 
-    Each frame has ``time`` (the start of the span that was measured: the serving one where the
+    All have ``time`` (the start of the span that was measured: the serving one where the
     detect point is SERVER, else the calling one) and those of the catalog's columns that spans
     know.
     """
     return {
-        "ServiceRelation": relations.selectExpr(
-            "time",
-            "sourceService AS sourceServiceName",
-            "sourceInstance AS sourceServiceInstanceName",
-            "sourceLayer",
-            "destService AS destServiceName",
-            "destInstance AS destServiceInstanceName",
-            "destLayer",
-            *("endpoint", "latency", *_MEASURED),
+        "ServiceRelation": Rows(
+            relations,
+            (
+                "time",
+                "sourceService AS sourceServiceName",
+                "sourceInstance AS sourceServiceInstanceName",
+                "sourceLayer",
+                "destService AS destServiceName",
+                "destInstance AS destServiceInstanceName",
+                "destLayer",
+                *("endpoint", "latency", *_MEASURED),
+            ),
         ),
-        "ServiceInstanceRelation": relations.selectExpr(
-            "time",
-            "sourceService AS sourceServiceName",
-            "sourceInstance AS sourceServiceInstanceName",
-            "sourceLayer AS sourceServiceLayer",
-            "destService AS destServiceName",
-            "destInstance AS destServiceInstanceName",
-            "destLayer AS destServiceLayer",
-            *("endpoint", "latency", *_MEASURED),
+        "ServiceInstanceRelation": Rows(
+            relations,
+            (
+                "time",
+                "sourceService AS sourceServiceName",
+                "sourceInstance AS sourceServiceInstanceName",
+                "sourceLayer AS sourceServiceLayer",
+                "destService AS destServiceName",
+                "destInstance AS destServiceInstanceName",
+                "destLayer AS destServiceLayer",
+                *("endpoint", "latency", *_MEASURED),
+            ),
         ),
-        "EndpointRelation": relations.where("ofEndpoints").selectExpr(
-            "time",
-            "sourceService AS serviceName",
-            "sourceInstance AS serviceInstanceName",
-            "sourceLayer AS serviceLayer",
-            "sourceEndpoint AS endpoint",
-            "destService AS childServiceName",
-            "destInstance AS childServiceInstanceName",
-            "destLayer AS childServiceLayer",
-            "endpoint AS childEndpoint",
-            *("latency AS rpcLatency", *_MEASURED),
+        "EndpointRelation": Rows(
+            relations,
+            (
+                "time",
+                "sourceService AS serviceName",
+                "sourceInstance AS serviceInstanceName",
+                "sourceLayer AS serviceLayer",
+                "sourceEndpoint AS endpoint",
+                "destService AS childServiceName",
+                "destInstance AS childServiceInstanceName",
+                "destLayer AS childServiceLayer",
+                "endpoint AS childEndpoint",
+                *("latency AS rpcLatency", *_MEASURED),
+            ),
+            "ofEndpoints",
         ),
     }

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.sources import split_entity_id
 from batchmill.spark._direct import direct_sources, row_counts
 from batchmill.spark._entities import EntityBook
+from batchmill.spark._l1 import Rows
 from batchmill.spark._links import DIGEST_SCHEMA, Links, link
 from batchmill.spark._reader import read_parquet
 from batchmill.spark._relations import relation_sources
@@ -50,7 +51,7 @@ class Waiting:
 class Traced:
     """What the spans of a batch come to."""
 
-    sources: dict[str, DataFrame] = field(default_factory=dict)
+    sources: dict[str, Rows] = field(default_factory=dict)
     rows: int = 0
     newest_us: int = 0
     jobs: list[Callable[[], Any]] = field(default_factory=list)
@@ -96,7 +97,7 @@ class TraceWork:
         if spans is None and not expired:
             yield Traced()
             return
-        expire_before = max((each.arrived_ms for each in expired), default=-1)
+        expire_before = max((each.arrived_ms for each in expired), default=None)
         if spans is None:
             spans = self._spark.createDataFrame([], SPAN_SCHEMA)
         kept: list[DataFrame] = []
@@ -119,26 +120,26 @@ class TraceWork:
         new: DataFrame,
         keep: Callable[[DataFrame], DataFrame],
         tick: int,
-        expire_before: int,
+        expire_before: int | None,
         number: int,
     ) -> Traced:
         counts, newest_us = row_counts(new)
         result = Traced(rows=counts.pop(""), newest_us=newest_us)
         result.drop_carry = [each.path for each in expired]
         result.sources = {
-            source: frame
-            for source, frame in direct_sources(new).items()
+            source: rows
+            for source, rows in direct_sources(new).items()
             if counts[source] and source in self._wanted
         }
         carried = None
         if waiting.files:
             paths = [each.path for each in waiting.files]
-            carried = keep(read_parquet(self._spark, DIGEST_SCHEMA, paths))
+            carried = read_parquet(self._spark, DIGEST_SCHEMA, paths)
         links = link(new, carried, tick, expire_before)
         keep(links.paired)
         result.sources |= {
-            source: frame
-            for source, frame in relation_sources(links.relations).items()
+            source: rows
+            for source, rows in relation_sources(links.relations).items()
             if source in self._wanted
         }
         result.jobs = [links.unresolved.toArrow]
