@@ -45,7 +45,7 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
         "--batch-mb",
         type=_whole(1),
         metavar="N",
-        help="read at most that many MiB in one micro-batch (default: 1024)",
+        help="read at most that many MiB in one micro-batch (default: 128)",
     )
     spark.add_argument(
         "--batch-files", type=_whole(1), metavar="N", help="read at most that many segments in one"

@@ -41,6 +41,8 @@ log = logging.getLogger("batchmill.spark")
 _AT_ONCE = 4
 """How many sources are aggregated at the same time: planning one overlaps running another."""
 _ROWS_PER_PARTITION = 1_000_000
+_LISTED_PER_PARTITION = 4_000_000
+"""How many entries of tallies one partition holds at a time, as objects of the JVM's."""
 _SMALL = 200_000
 """Up to so many rows, planning costs more than running: sources are aggregated together, and plans
 do not adapt to what they find."""
@@ -136,7 +138,7 @@ class BatchMaker:
             self._set_aside(making, each)
         arrived = sum(each.rows for each in segments)
         making.small = arrived <= _SMALL and not work.frames
-        self._spread(arrived, making.small, bool(work.frames))
+        self._spread(making, arrived, bool(work.frames))
         sources = {
             source: self._read_frame(making, source, rows) for source, rows in work.frames.items()
         }
@@ -230,11 +232,21 @@ class BatchMaker:
         ]
         return read_rows(self._spark, ways, making.latest_us) if ways else None
 
-    def _spread(self, rows: int, small: bool, unknown: bool) -> None:
-        """Shuffle partitions by the size of the batch: each one costs, and small ones more."""
+    def _spread(self, making: _Making, rows: int, unknown: bool) -> None:
+        """Shuffle partitions by the size of the batch: each one costs, and small ones more.
+
+        Tallies are lists while they are aggregated; the more of them, the smaller a partition.
+        """
         wanted = self._cores if unknown else min(self._cores, 1 + rows // _ROWS_PER_PARTITION)
+        listed = sum(
+            sum(each.rows for each in segments) * len(self._plans[source].texts)
+            for source, segments in making.segments.items()
+            if source in self._plans
+        )
+        wanted = max(wanted, listed // _LISTED_PER_PARTITION)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(wanted))
-        self._spark.conf.set("spark.sql.adaptive.enabled", "false" if small else "true")
+        adaptive = "false" if making.small else "true"
+        self._spark.conf.set("spark.sql.adaptive.enabled", adaptive)
 
     def _add(self, making: _Making, plan: SourcePlan, found: SourceDeltas) -> None:
         batch, source = making.batch, plan.source.name

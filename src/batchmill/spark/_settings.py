@@ -17,8 +17,9 @@ class PipelineSettings:
 
     apdex_ms: Mapping[str, int] = field(default_factory=dict)
     """The apdex threshold T by service name; 500 ms where a service is not named."""
-    max_batch_bytes: int = 1024 * MEBIBYTE
-    """How much one micro-batch reads at most. A single larger segment is a batch of its own."""
+    max_batch_bytes: int = 128 * MEBIBYTE
+    """How much one micro-batch reads at most; what it takes in memory grows with it. A single
+    larger segment is a batch of its own."""
     max_batch_files: int | None = None
     """How many segments one micro-batch reads at most; if set, it replaces the limit in bytes."""
     max_ahead_s: float = 3600.0
