@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
+
 @pytest.fixture(autouse=True)
 def no_stacks_on_the_way() -> None:
     """These take minutes; pytest would print every thread's stack before their time is up."""
