@@ -130,6 +130,7 @@ def _goals(results: Mapping[str, Result]) -> Iterator[Goal]:
                 for one, other, limit in (
                     (ours, textbook, 2.0),
                     (ours_20, textbook_20, 2.0),
+                    (ours, pipeline_versus.TUNED, 2.0),
                     (ours, pipeline_versus.BATCH, 0.7),
                 ):
                     ratio = result.ratio(one, other)

@@ -21,10 +21,11 @@ from benchmarks.pipeline_ours import Ours, alternating, cpu_seconds, scratch
 from benchmarks.pipeline_peers import BatchQuery, DuckDb, Textbook, flavours
 from benchmarks.report import Table, say, spread
 
-OURS, TEXTBOOK, BATCH, ARROW, DUCKDB = (
-    "batchmill", "textbook job", "batch query", "batch query, to Arrow", "DuckDB",
+OURS, TEXTBOOK, TUNED, BATCH, ARROW, DUCKDB = (
+    "batchmill", "textbook job", "textbook job, tuned", "batch query", "batch query, to Arrow",
+    "DuckDB",
 )  # fmt: skip
-OURS_20, TEXTBOOK_20 = f"{OURS}, 20 batches", f"{TEXTBOOK}, 20 batches"
+OURS_20, TEXTBOOK_20, TUNED_20 = (f"{each}, 20 batches" for each in (OURS, TEXTBOOK, TUNED))
 COLD = (OURS, TEXTBOOK, BATCH, DUCKDB)
 
 
@@ -69,7 +70,7 @@ class Versus:
         """What to print."""
         rows = []
         for name, seconds in self.seconds.items():
-            mine = OURS_20 if name == TEXTBOOK_20 else OURS
+            mine = OURS_20 if name.endswith("20 batches") else OURS
             ratios = self.ratios(mine, name) or [1.0]
             cold = self.cold.get(name)
             rows.append(
@@ -125,24 +126,28 @@ def measure(spark: SparkSession, *, events: int, rounds: int) -> Versus:
     spool = events_folder(events)
     few = part_of(spool, SEGMENTS // 10)
     ours, ours_20 = Ours(spark), Ours(spark, files=1)
-    warmed: list[Any] = [ours, *_textbooks(spark), *flavours(spark)]
+    warmed: list[Any] = [ours, *_textbooks(spark, False, 2), *_textbooks(spark, True, 2)]
+    warmed += flavours(spark)
     for each in warmed:
         with scratch() as work:
             seconds = each.run(few, work)
         say(f"warm-up, {each.name}: {seconds:.1f} s")
     result = Versus(events, 0)
-    textbook = _fastest(result, _textbooks(spark), spool)
-    textbook = _fastest(result, (replace(textbook, partitions=each) for each in (1, 2, 4)), spool)
+    textbook, tuned = (
+        _fastest(result, _textbooks(spark, each, 1, 2, 4), spool) for each in (False, True)
+    )
     batch = _fastest(result, flavours(spark), spool)
     batch = _fastest(result, (replace(batch, partitions=each) for each in (1, 2, 4)), spool)
     contestants: dict[str, Contestant] = {
         OURS: ours,
         TEXTBOOK: textbook,
+        TUNED: tuned,
         BATCH: batch,
         ARROW: replace(batch, to_arrow=True),
         DUCKDB: DuckDb(),
         OURS_20: ours_20,
         TEXTBOOK_20: replace(textbook, files=1),
+        TUNED_20: replace(tuned, files=1),
     }
     result.compared = _check(contestants, spool)
     ours.runs.clear()
@@ -159,8 +164,10 @@ def measure(spark: SparkSession, *, events: int, rounds: int) -> Versus:
     return result
 
 
-def _textbooks(spark: SparkSession) -> tuple[Textbook, ...]:
-    return Textbook(spark, "list"), Textbook(spark, "key")
+def _textbooks(spark: SparkSession, tuned: bool, *partitions: int) -> list[Textbook]:
+    return [
+        Textbook(spark, tally, each, tuned=tuned) for tally in ("list", "key") for each in partitions
+    ]
 
 
 def _on(

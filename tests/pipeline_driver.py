@@ -20,7 +20,6 @@ import contextlib
 import json
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ from tests.pipeline_kit import NOW
 
 SPAN_WAIT_S = 10 * 86400.0
 """No span's wait ends by itself."""
-LINGER_S = 30.0
-"""Longer than it takes to kill a process that has just said something."""
 
 
 def say(what: str) -> None:
@@ -47,7 +44,7 @@ def say(what: str) -> None:
 def main(given: dict[str, Any]) -> None:
     """Run the pipeline that was asked for."""
     folder = Path(given["folder"])
-    build_session("local[2]", conf=given["conf"])
+    session = build_session("local[2]", conf=given["conf"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(SqlStore, "claim", _claiming(SqlStore.claim)))
         stack.enter_context(mock.patch.object(SqlStore, "commit", _committing(SqlStore.commit)))
@@ -55,6 +52,7 @@ def main(given: dict[str, Any]) -> None:
         stack.enter_context(mock.patch.object(_streams, "record", record))
         stack.enter_context(mock.patch.object(BatchMaker, "make", _making(BatchMaker.make)))
         say("ready")
+        stack.callback(session.stop)
         if not sys.stdin.readline():
             return
         pipeline = stack.enter_context(
@@ -112,7 +110,8 @@ def _recording(record: Callable[..., None], linger_at: str) -> Callable[..., Non
         moment = f"commit {'settle' if number is None else number} merged"
         say(moment)
         if re.fullmatch(linger_at, moment):
-            time.sleep(LINGER_S)
+            # Until it is killed; or until whoever was to kill it is gone.
+            sys.stdin.read()
 
     return marked
 

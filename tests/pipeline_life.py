@@ -71,11 +71,11 @@ class Life:
             self._hear_out()
             self._close()
 
-    def end(self) -> None:
-        """Wait until it ends by itself, and ends well."""
+    def end(self, expected: int = 0) -> None:
+        """Wait until it ends by itself, and with that exit code."""
         self._hear_out()
         code = self._close()
-        assert code == 0, f"exit code {code}:\n{self.report()}"
+        assert code == expected, f"exit code {code}:\n{self.report()}"
 
     def report(self) -> str:
         """What it has said last, and its log's last lines."""

@@ -18,6 +18,17 @@ from tests.pipeline_life import PATIENCE_S, Life
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WORKERS = 2
+ASK_S = 0.5
+TALKING = """
+rootLogger.level = info
+rootLogger.appenderRef.stdout.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_OUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %c{1}: %m%n
+"""
+"""What has the master say on its standard output what it does."""
 
 
 class Cluster:
@@ -98,13 +109,13 @@ class Cluster:
         return [int(pid) for pid, ppid, *args in found if ppid == parent and EXECUTOR in str(args)]
 
     def wait_until(self, true: Callable[[], bool], what: str) -> None:
-        """Nobody tells when a cluster has noticed something: it has to be asked."""
+        """Ask whenever the master has said something, and now and then: it says it beforehand."""
         deadline = time.monotonic() + PATIENCE_S
         while not true():
             if time.monotonic() > deadline:
                 reports = "\n".join(life.report() for life in self._lives)
                 raise AssertionError(f"waited in vain until {what}:\n{reports}")
-            time.sleep(0.1)
+            self._lives[0].hear(".*", seconds=ASK_S)
 
     def _start(self, name: str, kind: str, *options: str) -> None:
         import pyspark
@@ -113,6 +124,11 @@ class Cluster:
         known = {
             each: os.environ[each] for each in ("PATH", "JAVA_HOME", "HOME") if each in os.environ
         }
+        talking = []
+        if name == "master":
+            log4j = self._folder / "log4j2.properties"
+            log4j.write_text(TALKING)
+            talking.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
         life = Life(
             [*command, "--host", "127.0.0.1", *options],
@@ -123,7 +139,7 @@ class Cluster:
                 "SPARK_NO_DAEMONIZE": "1",
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "SPARK_DAEMON_MEMORY": "512m",
-                "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK),
+                "SPARK_DAEMON_JAVA_OPTS": " ".join((*QUICK, *talking)),
             },
         )
         self._lives.append(life)

@@ -169,10 +169,10 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.metrics = metrics(self.script)
-        self.layout = self.store.register(self.metrics, retire=self.retire)
         self.claim: Claim = self.store.claim(
             self.stream, self.checkpoint, fresh=True, committed=None
         )
+        self.layout = self.store.register(self.metrics, retire=self.retire, stream=self.stream)
 
     def batch(self, rows: Sequence[Measurement], /, **more: Any) -> Batch:
         names = sorted({row.entity for row in rows})

@@ -63,6 +63,23 @@ def test_a_labelled_metric_has_a_column_for_each_label(
     assert "the newest 1 of 73 values" in out
 
 
+@pytest.mark.parametrize("how", [["--json"], ["--chart"], []], ids=["json", "chart", "table"])
+def test_a_limit_may_be_any_number(
+    url: str, capsys: pytest.CaptureFixture[str], how: list[str]
+) -> None:
+    """More than there is, or more than a database can count, is all there is."""
+    assert query("calls", "--store", url, "--limit", str(10**30), *how) == 0
+    assert "the newest" not in capsys.readouterr().out
+
+
+def test_a_chart_of_the_newest_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the chart stands how many values there are."""
+    assert query("calls", "--store", url, "--chart", "--limit", "5") == 0
+    *_, span, said = capsys.readouterr().out.splitlines()
+    assert span == "2024-03-01 13:05 to 2024-03-01 13:09"
+    assert said == "the newest 5 of 73 values; --limit 73 shows all"
+
+
 def test_json_is_one_object_a_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line can be read by itself, and holds everything that is known of a value."""
     assert query("avg", "--store", url, "--json", "--layer", "MESH", "--limit", "1") == 0
@@ -103,6 +120,14 @@ def test_times_are_written_in_many_ways(
     assert query("calls", "--store", url, "--json", "--entity", "one", *bounds) == 0
     found = [row["bucket"] for row in rows(capsys)]
     assert (found[0], found[-1], len(found)) == (first, last or first + 1, count)
+
+
+def test_times_at_the_ends_of_the_calendar(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last day there is ends with its last minute, in every way to write it."""
+    ends = ("9999-12-31", "99991231", "999912312359", "9999-12-31T23:59", "0001-01-01T00:00")
+    for end in ends[:-1]:
+        assert query("calls", "--store", url, "--json", "--from", ends[-1], "--to", end) == 0
+        assert len(rows(capsys)) == 73
 
 
 def test_hours_and_days_can_be_asked_for(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +200,12 @@ def test_no_rows_are_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "message"),
     [
         (["calls", "--from", "soon"], 2, "--from='soon'"),
-        (["calls", "--to", "20241399"], 2, "calendar"),
+        (["calls", "--to", "20241399"], 2, "--to='20241399'"),
+        (["calls", "--from", "0001-01-01T00:00+05:00"], 2, "the calendar has"),
+        (["calls", "--to", "9999-12-31T23:00-05:00"], 2, "the calendar has"),
+        (["calls", "--from", "0001-01-01"], 2, "from the year 1000 on"),
+        (["calls", "--from", "-99999999999d"], 2, "the calendar has"),
+        (["calls", "--from", f"-{'9' * 5000}m"], 2, "--from="),
         (["calls", "--list"], 2, "one of them"),
         ([], 2, "name a metric"),
     ],

@@ -1,79 +1,26 @@
-"""BatchQueueManager: queues by name, schedulers shared, counted and gone with their last queue."""
+"""BatchQueueManager: queues by name, made once, found, and shut down."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import batchmill
 from batchmill import (
-    BatchQueueConfig,
     BatchQueueManager,
     BufferStrategy,
     PartitionPolicy,
-    QueueClosedError,
     QueueConflictError,
     QueueExistsError,
     ThreadPolicy,
 )
-from tests.helpers import (
-    WAIT_S,
-    Gate,
-    Recorder,
-    Red,
-    Waiters,
-    fill,
-    messages,
-    reds,
-    spawn,
-)
+from tests import manager_kit
+from tests.helpers import WAIT_S, Gate, Recorder, Red, messages, reds, spawn
+from tests.manager_kit import config, drain_threads, pooled
 
-POOL = ("pool", ThreadPolicy.fixed(2))
-
-
-def config(**settings: Any) -> BatchQueueConfig:
-    """Settings of a queue with a thread of its own, unless told otherwise."""
-    settings.setdefault("shutdown_timeout_ms", WAIT_S * 1000)
-    if "shared_scheduler" not in settings:
-        settings.setdefault("threads", ThreadPolicy.fixed(1))
-    return BatchQueueConfig(**settings)
-
-
-def pooled(**settings: Any) -> BatchQueueConfig:
-    """Settings of a queue on the shared scheduler."""
-    return config(**({"shared_scheduler": POOL} | settings))
-
-
-def drain_threads(of: str) -> set[str]:
-    """The names of the live threads of a queue or scheduler."""
-    names = {thread.name for thread in threading.enumerate()}
-    return {name for name in names if name.startswith(f"batchmill-{of}-")}
-
-
-@pytest.fixture
-def manager() -> Iterator[BatchQueueManager]:
-    """A manager of the test's own, whose queues end with it."""
-    made = BatchQueueManager()
-    yield made
-    Gate.open_all()
-    made.shutdown_all()
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the threads started from now on."""
-    names: list[str] = []
-    start = threading.Thread.start
-
-    def watched_start(thread: threading.Thread) -> None:
-        names.append(thread.name)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", watched_start)
-    return names
+manager, started = manager_kit.manager, manager_kit.started
 
 
 def test_create_makes_a_running_queue(manager: BatchQueueManager) -> None:
@@ -268,228 +215,6 @@ def test_get_or_create_does_not_answer_a_queue_that_is_ending(manager: BatchQueu
     gate.wait_entered()
     assert not queue.shutdown()
     assert manager.get_or_create("ending", config(consumer=Recorder())).running
-
-
-def test_shared_scheduler_is_made_on_first_use(
-    manager: BatchQueueManager, started: list[str]
-) -> None:
-    """The first queue that names a scheduler starts its threads; the second starts none."""
-    manager.create("one", pooled())
-    manager.create("two", pooled())
-    assert started == ["batchmill-pool-0", "batchmill-pool-1"]
-
-
-def test_shared_scheduler_serves_all_its_queues(manager: BatchQueueManager) -> None:
-    """Items of every queue on the pool are consumed."""
-    consumers = [Recorder() for _ in range(5)]
-    for index, consumer in enumerate(consumers):
-        queue = manager.create(f"queue{index}", pooled(consumer=consumer))
-        queue.produce_many(reds(10))
-        assert queue.flush(WAIT_S)
-    assert [consumer.items for consumer in consumers] == [reds(10)] * 5
-
-
-def test_shared_scheduler_outlives_all_but_the_last(manager: BatchQueueManager) -> None:
-    """While one queue is left, the pool goes on and serves it."""
-    consumer = Recorder()
-    manager.create("one", pooled())
-    left = manager.create("two", pooled(consumer=consumer))
-    manager.shutdown("one")
-    left.produce(Red())
-    assert left.flush(WAIT_S)
-    assert consumer.items == [Red()]
-
-
-def test_shared_scheduler_goes_with_its_last_queue(manager: BatchQueueManager) -> None:
-    """When the last queue on it ends, the pool's threads end."""
-    manager.create("one", pooled())
-    manager.create("two", pooled())
-    manager.shutdown("one")
-    manager.shutdown("two")
-    assert drain_threads("pool") == set()
-
-
-def test_shared_scheduler_comes_back(manager: BatchQueueManager) -> None:
-    """A name whose scheduler has gone gets a new one, of the size then asked for."""
-    manager.create("one", pooled())
-    manager.shutdown("one")
-    manager.create("two", pooled(shared_scheduler=("pool", ThreadPolicy.fixed(3))))
-    assert len(drain_threads("pool")) == 3
-
-
-def test_shared_scheduler_keeps_its_first_size(manager: BatchQueueManager) -> None:
-    """A later queue's differing policy changes nothing: the first wins."""
-    manager.create("one", pooled())
-    manager.create("two", pooled(shared_scheduler=("pool", ThreadPolicy.fixed(3))))
-    assert len(drain_threads("pool")) == 2
-
-
-def test_shared_scheduler_of_another_size_warns(
-    manager: BatchQueueManager, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That a differing policy is ignored is said, with both policies."""
-    manager.create("one", pooled())
-    manager.create("two", pooled(shared_scheduler=("pool", ThreadPolicy.fixed(3))))
-    [said] = messages(caplog)
-    assert "pool: it runs with fixed(2); the later fixed(3) is ignored" in said
-
-
-def test_shared_scheduler_of_the_same_size_does_not_warn(
-    manager: BatchQueueManager, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Queues that agree on the pool's size hear nothing."""
-    manager.create("one", pooled())
-    manager.create("two", pooled(shared_scheduler=("pool", ThreadPolicy.fixed(2))))
-    assert messages(caplog) == []
-
-
-def test_managers_do_not_share(manager: BatchQueueManager, started: list[str]) -> None:
-    """Two managers have nothing in common: neither queues nor schedulers, whatever the names."""
-    other = BatchQueueManager()
-    mine = manager.create("same", pooled())
-    theirs = other.create("same", pooled())
-    assert other.shutdown_all()
-    assert mine is not theirs
-    assert mine.running
-    assert len(started) == 4
-
-
-def test_busy_queue_leaves_the_pool_to_others(manager: BatchQueueManager) -> None:
-    """A queue whose handler hangs holds one thread of the pool, and the others are served."""
-    gate = Gate()
-    manager.create("stuck", pooled(consumer=gate)).produce(Red())
-    gate.wait_entered()
-    consumer = Recorder()
-    free = manager.create("free", pooled(consumer=consumer))
-    free.produce(Red())
-    assert free.flush(WAIT_S)
-    assert consumer.items == [Red()]
-
-
-def test_queues_take_turns_on_one_thread(manager: BatchQueueManager) -> None:
-    """On a pool of one thread, a queue that always has more to do does not keep the others out."""
-    served = threading.Event()
-
-    def endless(batch: list[Any]) -> None:
-        if not served.is_set():
-            busy.produce(Red())
-
-    pool = ("single", ThreadPolicy.fixed(1))
-    busy = manager.create("busy", pooled(shared_scheduler=pool, consumer=endless))
-    busy.produce(Red())
-    other = manager.create("other", pooled(shared_scheduler=pool, consumer=lambda _: served.set()))
-    other.produce(Red())
-    was_served = served.wait(WAIT_S)
-    served.set()
-    assert was_served
-
-
-def test_shutdown_all_drains_all(manager: BatchQueueManager) -> None:
-    """All that every queue accepted is consumed, own threads or shared."""
-    consumers = [Recorder() for _ in range(4)]
-    for index, consumer in enumerate(consumers):
-        make = pooled if index % 2 else config
-        manager.create(f"queue{index}", make(consumer=consumer)).produce_many(reds(50))
-    assert manager.shutdown_all()
-    assert [consumer.items for consumer in consumers] == [reds(50)] * 4
-
-
-def test_shutdown_all_ends_all_threads(manager: BatchQueueManager) -> None:
-    """No thread is left, neither a queue's own nor a pool's."""
-    manager.create("own", config())
-    manager.create("shared", pooled())
-    manager.shutdown_all()
-    assert drain_threads("own") | drain_threads("pool") == set()
-
-
-def test_shutdown_all_forgets_all(manager: BatchQueueManager) -> None:
-    """Nothing is registered any more."""
-    manager.create("own", config())
-    manager.create("shared", pooled())
-    manager.shutdown_all()
-    assert manager.names() == ()
-
-
-def test_shutdown_all_stops_all_before_it_drains_any(
-    manager: BatchQueueManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the first queue still drains, the gate of the last is closed already."""
-    waiters = Waiters(monkeypatch)
-    first_gate, last_gate = Gate(), Gate()
-    first = manager.create("first", config(consumer=first_gate))
-    last = manager.create("last", config(consumer=last_gate, buffer_size=1))
-    first.produce(Red())
-    last.produce(Red())
-    first_gate.wait_entered()
-    last_gate.wait_entered()
-    fill(last)
-    blocked = spawn(last.produce, Red())
-    waiters.wait_for_one()
-    over = spawn(manager.shutdown_all)
-    # Only the closing of its gate can send this producer away: both handlers are held.
-    assert blocked.result(WAIT_S) is False
-    assert not over.done()
-    Gate.open_all()
-    assert over.result(WAIT_S)
-
-
-def test_shutdown_all_refuses_new_queues(manager: BatchQueueManager) -> None:
-    """A queue that somebody wants to create meanwhile is refused: it would be left behind."""
-    refused: list[Exception] = []
-
-    class Restarter(Recorder):
-        def on_shutdown(self) -> None:
-            for make in (manager.create, manager.get_or_create):
-                try:
-                    make("late", config())
-                except QueueClosedError as error:
-                    refused.append(error)
-
-    manager.create("restarting", config(consumer=Restarter()))
-    manager.shutdown_all()
-    assert len(refused) == 2
-
-
-def test_manager_can_be_used_after_shutdown_all(manager: BatchQueueManager) -> None:
-    """Once all is shut down, new queues can be made."""
-    manager.create("one", config())
-    manager.shutdown_all()
-    assert manager.create("one", config()).running
-
-
-def test_shutdown_all_tells_of_a_queue_that_hangs(
-    manager: BatchQueueManager, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where a queue is not drained in time, the answer is False and a warning names the queue."""
-    gate = Gate()
-    manager.create("hanging", config(consumer=gate, shutdown_timeout_ms=1)).produce(Red())
-    gate.wait_entered()
-    assert not manager.shutdown_all()
-    assert "hanging: not drained" in "".join(messages(caplog))
-
-
-def test_shutdown_all_of_nothing_is_true(manager: BatchQueueManager) -> None:
-    """Without queues there is nothing that could be late."""
-    assert manager.shutdown_all()
-
-
-def test_two_shutdown_alls_are_one(manager: BatchQueueManager) -> None:
-    """Two threads may shut all down at once: both wait for the same end, and both say True."""
-    gate = Gate()
-    queue = manager.create("one", config(consumer=gate))
-    queue.produce_many(reds(3))
-    gate.wait_entered()
-    together = threading.Barrier(3)
-
-    def shut_down() -> bool:
-        together.wait(WAIT_S)
-        return manager.shutdown_all()
-
-    both = [spawn(shut_down), spawn(shut_down)]
-    together.wait(WAIT_S)
-    gate.open()
-    assert [future.result(WAIT_S) for future in both] == [True, True]
-    assert gate.items == reds(3)
 
 
 def test_default_manager_is_a_manager() -> None:

@@ -219,6 +219,33 @@ def test_any_text_is_read_or_answered(text: str) -> None:
         assert str(each)
 
 
+@pytest.mark.parametrize("name", ["5", "5xx_count", '"x"', ".", "=", "(", "->", "é", "'x'"])
+@pytest.mark.parametrize("before", ["", 'a = from(Service.*).cpm().decorator("d") '])
+def test_a_name_that_is_none_is_one_fault(name: str, before: str) -> None:
+    """What stands where a name should is answered at its place, and reading goes on behind it."""
+    script = f"{before}{name} = from(Service.*).count();\nb = from(Servce.*).cpm();"
+    first, last = errors_of(script)
+    assert (first.line, first.column) == (1, len(before) + 1)
+    assert (last.line, last.text) == (2, "Servce")
+
+
+WORDS = [
+    *("a", "from", "disable", "filter", "Service", "latency", "cpm", "not", "contain", "in"),
+    *("=", "= from", "= from(Service.*).cpm()", ";", ".", ",", "*", "(", ")", "[", "]", "->", "=="),
+    *("5", "5xx", "1.5", '"x"', '"', "'", "é", "&&", "// x\n", "/*", "\n", "\ufeff", "\x00"),
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=30))
+def test_any_words_in_any_order_are_answered(words: list[str]) -> None:
+    """Reading ends, and whatever is wrong has a line and a column at which its text stands."""
+    text = " ".join(words)
+    lines = text.split("\n")
+    for each in faults(text):
+        assert lines[each.line - 1][each.column - 1 :].startswith(each.text.split("\n")[0])
+        assert str(each).startswith(f"<string>:{each.line}:{each.column}: ")
+
+
 @given(st.data())
 def test_a_damaged_script_is_answered(data: st.DataObject) -> None:
     """A core script with a piece cut out or put in twice: metrics, or a handful of errors."""

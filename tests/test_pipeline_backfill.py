@@ -230,6 +230,56 @@ def test_a_frame_that_no_metric_reads_is_refused(spark: SparkSession, tmp_path: 
         running.backfill(frame(running, path), source="Service")
 
 
+def test_names_of_backfills_do_not_collide(spark: SparkSession, tmp_path: Path) -> None:
+    """One name for two sources and a folder: each is its own backfill, and nothing is skipped."""
+    events = random_events(3, ["Endpoint", "Service"], 20, start=START)
+    oal = "c = from(Endpoint.*).count(); d = from(Service.*).count();"
+    more = endpoint_events(30, seed=9)
+    write_segment(tmp_path / "folder", "Endpoint", more)
+    with pipeline(spark, tmp_path, oal=oal) as running:
+        for source, rows in events.items():
+            path = write_segment(tmp_path / "old", source, rows)
+            (report,) = running.backfill(frame(running, path), source=source, name="march")
+            assert report.applied
+        (report,) = running.backfill(tmp_path / "folder", name="march")
+        assert report.applied
+        every = {**events, "Endpoint": [*events["Endpoint"], *more]}
+        assert differences(stored(running.store), expected(every, oal)) == []
+
+
+def test_a_frame_of_spans(spark: SparkSession, tmp_path: Path) -> None:
+    """Spans in a DataFrame are traced as those of a folder; what does not fit is set aside."""
+    spans = random_spans(5, 100, start=START, days=1)
+    write_segment(tmp_path / "old", "Span", spans)
+    oal = "rel = from(ServiceRelation.latency).percentile2(10); c = from(Service.*).count();"
+    with pipeline(spark, tmp_path, oal=oal) as running:
+        good = running.spark.read.parquet(str(tmp_path / "old" / "Span"))
+        columns = [each for each in good.columns if each != "span_id"]
+        odd = good.limit(2).selectExpr("CAST(NULL AS STRING) AS span_id", *columns)
+        for _ in range(2):
+            running.backfill(good.unionByName(odd), source="Span", name="march")
+        found = stored(running.store)
+        assert counted(running.store, "quarantined") == {("Span", "no span_id"): 2}
+        assert counted(running.store, "rows")["Span", ""] == len(spans)
+    assert differences(found, expected(spans_to_events(spans).events, oal)) == []
+
+
+def test_a_frame_without_a_name_leaves_no_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """Nobody can repeat it; a named one is remembered."""
+    path = write_segment(tmp_path / "old", "Endpoint", endpoint_events(10))
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        running.backfill(frame(running, path), source="Endpoint")
+        with pytest.raises(ConfigError, match="columns of Endpoint"):
+            running.backfill(
+                frame(running, path).drop("time").selectExpr("*", "1 AS time"), source="Endpoint"
+            )
+        assert list((tmp_path / "checkpoint").iterdir()) == []
+        running.backfill(frame(running, path), source="Endpoint", name="march")
+        assert [each.name for each in (tmp_path / "checkpoint").iterdir()] == [
+            "backfill-rows-Endpoint-march"
+        ]
+
+
 def test_a_backfill_says_what_is_wrong_with_its_arguments(
     spark: SparkSession, tmp_path: Path
 ) -> None:

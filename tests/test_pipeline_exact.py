@@ -56,28 +56,36 @@ class Receipt:
     paid: bool
 
 
+@pytest.fixture(scope="module", params=[0, 200_000], ids=["large", "small"])
+def small_batch_rows(request: pytest.FixtureRequest) -> int:
+    """A small batch is planned in another way than a large one: both must be right."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
 def every_run(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, small_batch_rows: int
 ) -> Iterator[tuple[Pipeline, dict[str, list[Row]]]]:
     """Random rows of nine sources, in."""
     folder = tmp_path_factory.mktemp("every")
     events = every_events(7, EVERY_SOURCE, 300)
     spool(events, folder / "spool", 3)
-    with pipeline(spark, folder) as running:
+    settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
+    with pipeline(spark, folder, settings=settings) as running:
         running.run_available()
         yield running, events
 
 
 @pytest.fixture(scope="module")
 def span_run(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, small_batch_rows: int
 ) -> Iterator[tuple[Pipeline, list[Row]]]:
     """Random spans with the core metrics, in, and every wait over."""
     folder = tmp_path_factory.mktemp("spans")
     spans = random_spans(7, 400, start=START, days=2)
     spool({"Span": spans}, folder / "spool", 3)
-    with pipeline(spark, folder, oal=CORE) as running:
+    settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
+    with pipeline(spark, folder, oal=CORE, settings=settings) as running:
         running.run_available()
         running.settle(everything=True)
         yield running, spans

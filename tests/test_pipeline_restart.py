@@ -81,7 +81,7 @@ def test_a_replayed_batch_changes_nothing(spark: SparkSession, tmp_path: Path) -
         before = contents(store), store.counters()
     forget_commit(tmp_path / "checkpoint")
     (again,) = run(spark, tmp_path)
-    assert (again.number, again.applied) == (1, False)
+    assert (again.number, again.applied, again.given) == (1, False, 0)
     with open_store(sqlite(tmp_path)) as store:
         assert (contents(store), store.counters()) == before
     (next_one,) = run(spark, tmp_path, 2)
@@ -152,6 +152,18 @@ def older_checkpoint(folder: Path) -> None:
     shutil.copytree(folder / "checkpoint-then", folder / "checkpoint")
 
 
+def checkpoint_one_batch_old(folder: Path) -> None:
+    """The copy from after the second batch: Spark has not planned the third one there."""
+    shutil.rmtree(folder / "checkpoint")
+    shutil.copytree(folder / "checkpoint-before", folder / "checkpoint")
+
+
+def without_sparks_part(folder: Path) -> None:
+    """The store's copy from after the first batch, and Spark's books emptied."""
+    older_store(folder)
+    shutil.rmtree(folder / "checkpoint" / "spark")
+
+
 def older_store(folder: Path) -> None:
     """The copy from after the first batch."""
     remove_store(folder)
@@ -173,7 +185,9 @@ def after_three(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
     run(spark, folder, 0)
     shutil.copytree(folder / "checkpoint", folder / "checkpoint-then")
     copy_store(folder, folder / "store-then")
-    run(spark, folder, 1, 2)
+    run(spark, folder, 1)
+    shutil.copytree(folder / "checkpoint", folder / "checkpoint-before")
+    run(spark, folder, 2)
     run(spark, folder / "other", 0)
     return folder
 
@@ -185,6 +199,8 @@ def after_three(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         (deleted_store, "unknown", "name the store that was written with this checkpoint"),
         (other_store, "other", "run with that checkpoint"),
         (older_checkpoint, "ahead", "restore the store's copy of the same time"),
+        (checkpoint_one_batch_old, "unplanned", "restore the store's copy of the same time"),
+        (without_sparks_part, "unplanned", "restore the store's copy of the same time"),
         (older_store, "behind", "restore the checkpoint's copy of the same time"),
     ],
 )

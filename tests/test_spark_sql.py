@@ -27,7 +27,8 @@ from batchmill.spark._entities import EntityBook
 from batchmill.spark._plan import MINUTE, ROWS, SourcePlan
 from batchmill.spark._rollup import group, merge_column
 from batchmill.spark._schema import NotUnderstood, reading
-from batchmill.spark._segments import local_path, look_at, read_through, source_of
+from batchmill.spark._segments import Segment, local_path, look_at, read_through, source_of
+from batchmill.spark._slices import cut
 from batchmill.store import Layout, cells
 
 ENDPOINT = builtin_catalog().source("Endpoint")
@@ -106,12 +107,28 @@ def test_equal_states_are_computed_once() -> None:
         old = from(Endpoint.latency).percentile(10);
         """
     )
-    counts = [each for each in made.sums.values() if each == "COUNT_IF(true)"]
-    assert len(counts) == 1
-    # One count, one sum, the matches of percent, two of apdex, one list.
-    assert len(made.sums) == 6
-    assert len(made.texts) == 1
-    assert set(made.cells.values()) == set(made.sums)
+    recipe = made.recipe
+    # One count, one sum, the matches of percent, two of apdex; one list.
+    assert len(recipe.sums) == 5
+    assert len(recipe.lists) == 1
+    assert set(made.cells.values()) == {*recipe.sums, *recipe.lists}
+
+
+def test_tallies_of_one_value_share_a_key_where_their_buckets_fit() -> None:
+    """Buckets of 10 fill those of 100; those of 15 are counted by themselves."""
+    made = plan(
+        """
+        p = from(Endpoint.latency).percentile2(10);
+        ok = from(Endpoint.latency).filter(status == true).percentile2(10);
+        h = from(Endpoint.latency).histogram(100, 20);
+        odd = from(Endpoint.latency).histogram(15, 20);
+        """
+    )
+    assert sorted(made.recipe.keys.values()) == [
+        "CAST(`latency` DIV 10 AS INT)",
+        "CAST(`latency` DIV 15 AS INT)",
+    ]
+    assert len(made.recipe.lists) == 4
 
 
 def test_a_condition_is_computed_once_for_all_its_metrics() -> None:
@@ -122,13 +139,38 @@ def test_a_condition_is_computed_once_for_all_its_metrics() -> None:
         b = from(Endpoint.latency).filter(status == true).sum();
         """
     )
-    assert list(made.flags.values()) == ["(`status` = true)"]
+    assert list(made.recipe.flags.values()) == ["(`status` = true)"]
 
 
 def test_a_plan_reads_only_the_columns_it_needs() -> None:
     """Those of its metrics, its entity, and those that every row must have."""
     made = plan("a = from(Endpoint.*).filter(status == true).count();")
     assert made.needed == {"status", "latency", "name", "serviceName", "serviceLayer"}
+
+
+def segments_of(*rows: int) -> list[Segment]:
+    """Segments with so many rows each."""
+    return [Segment(f"{i}", "Endpoint", n, pa.schema([])) for i, n in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cores", "slices"),
+    [
+        ([5, 5, 5, 5], 2, [[5, 5], [5, 5]]),
+        ([9, 1, 1, 1], 2, [[9], [1, 1, 1]]),
+        ([10], 2, [[10]]),
+        ([3_000_000], 2, []),  # a core would have nothing to do
+        ([0, 0], 2, [[0, 0]]),
+        ([5] * 20, 16, []),  # too many branches for one query
+        ([], 2, []),
+    ],
+)
+def test_slices_have_about_as_many_rows(
+    rows: list[int], cores: int, slices: list[list[int]]
+) -> None:
+    """Neighbours stay together; every segment is in one slice."""
+    made = cut(segments_of(*rows), cores)
+    assert [[each.rows for each in few] for few in made] == slices
 
 
 def groups_of(*places: tuple[int, int]) -> Any:
@@ -173,7 +215,7 @@ def test_extremes_of_doubles_may_be_any_double() -> None:
 
 def endpoint_table(made: SourcePlan, rows: Sequence[tuple[int | None, str, int]]) -> pa.Table:
     """What L1 answers for the plan of one count: minute, roles, rows, sum."""
-    (sum_column,) = made.sums
+    (sum_column,) = made.recipe.sums
     return pa.table(
         {
             MINUTE: pa.array([minute for minute, _, _ in rows], pa.int64()),

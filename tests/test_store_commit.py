@@ -17,9 +17,13 @@ from batchmill.store import (
     Deltas,
     EntityRow,
     FencedError,
+    LayoutChangedError,
+    MetricConflictError,
+    StaleCarryError,
     StoreClosedError,
     StoreInUseError,
 )
+from batchmill.store._session import Session
 from tests.store_kit import (
     MINUTE,
     WAIT_S,
@@ -205,6 +209,41 @@ def test_waiting_files_are_kept_until_dropped(backend: Backend) -> None:
     assert store.claim("live", "checkpoint-1", fresh=False, committed=1).carry == (young,)
 
 
+@pytest.mark.parametrize("settle", [True, False])
+def test_waiting_files_are_dropped_once(backend: Backend, settle: bool) -> None:
+    """A commit whose answer was lost is not done again: its waiting files are gone already."""
+    store = backend.open()
+    writer = Writer(store)
+    writer.write(add_carry=[Carry("a", 0, 1000, 7), Carry("b", 0, 1000, 7)])
+    first = writer.batch([Measurement(30)], drop_carry=["a"], settle=True)
+    assert store.commit(first).applied
+    before = all_states(store)
+    again = writer.batch([Measurement(30)], drop_carry=["b", "a"], settle=settle)
+    with pytest.raises(StaleCarryError, match="claim the stream again") as caught:
+        store.commit(again)
+    assert (caught.value.stream, caught.value.path) == ("live", "a")
+    assert all_states(store) == before
+    writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=0)
+    assert [each.path for each in writer.claim.carry] == ["b"]
+
+
+def test_one_read_sees_one_moment(backend: Backend) -> None:
+    """What is committed between two statements of a read does not show in it."""
+    store, other = backend.open(), backend.open()
+    writer = Writer(other)
+    writer.write(Measurement(30))
+    count = 'SELECT count(*) FROM "minute_Endpoint"'
+
+    def work(session: Session) -> tuple[Any, Any, Any]:
+        first = session.rows(count)
+        writer.write(Measurement(40, minute=MINUTE + 1, entity="two"))
+        return first, session.rows(count), session.rows("SELECT count(*) FROM entity")
+
+    read = store._read  # type: ignore[attr-defined]
+    assert read(work) == ([(1,)], [(1,)], [(1,)])
+    assert read(lambda session: session.rows(count)) == [(2,)]
+
+
 def test_settling_has_no_number(backend: Backend) -> None:
     """A settling commit is applied whatever its number, and the next batch's number stays."""
     store = backend.open()
@@ -316,6 +355,12 @@ def test_a_closed_store_says_so(backend: Backend) -> None:
 
 def test_errors_survive_pickling() -> None:
     """An error comes through pickle with its message and its attributes."""
-    for error in (FencedError("live", 1, 2), BatchGapError("live", 3, 2)):
+    for error in (
+        FencedError("live", 1, 2),
+        BatchGapError("live", 3, 2),
+        StaleCarryError("live", "a"),
+        LayoutChangedError("Endpoint", "c1", "a"),
+        MetricConflictError("a", ("live",), "one", "two", False),
+    ):
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

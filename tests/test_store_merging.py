@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from batchmill.oal import double_limbs, exact_double
 from batchmill.sources import Grain
 from batchmill.store import Deltas, encode_label_sums, encode_labels, encode_numbers
+from batchmill.store._cells import split
 from batchmill.store._sql import COMPACT_ABOVE, COMPACT_EVERY
 from tests.postgres import Postgres
 from tests.store_kit import (
@@ -136,6 +137,60 @@ def test_nothing_merged_with_something_is_that(backend: Backend) -> None:
     assert all_states(store) == expected_states(metrics(), [row])
 
 
+def limbs_of(value: float) -> list[int]:
+    """The cells of one double."""
+    whole, *fraction = double_limbs(value)
+    return [*split(whole), *fraction]
+
+
+def test_sums_may_outgrow_64_bits(backend: Backend) -> None:
+    """Of longs and of doubles, up or down: nothing turns into a float, overflows or wraps."""
+    script = """
+        total = from(GenAIModelAccess.totalEstimatedCost).sum();
+        mean = from(GenAIModelAccess.totalEstimatedCost).longAvg();
+        above = from(ServiceInstanceJVMCPU.usePercent).sumDouble();
+        by_name = from(GenAIModelAccess.*).labelAvg(modelName, totalEstimatedCost);
+    """
+    store = backend.open()
+    writer = Writer(store, script=script)
+    columns = writer.layout.columns
+    greatest, least = 2**63 - 1, -(2**63)
+    # As often as it takes for a tally to be summed up in the database.
+    times = 3 * COMPACT_EVERY
+    for value in [greatest] * times:
+        tally = encode_label_sums({"x" * COMPACT_ABOVE: (value, 1)})
+        longs: dict[str, list[Any]] = dict(
+            zip(
+                (*columns["total"], *columns["mean"], *columns["by_name"]),
+                ([each] for each in (*split(value), *split(value), 1, tally)),
+                strict=True,
+            )
+        )
+        doubles: dict[str, list[Any]] = dict(
+            zip(columns["above"], ([each] for each in limbs_of(2.0**62)), strict=True)
+        )
+        below = {name: [split(least)[i % 2]] for i, name in enumerate(columns["total"])}
+        writer.write(
+            entities=[entity_row("one")],
+            deltas=[
+                Deltas("GenAIModelAccess", Grain.MINUTE, [MINUTE], [0], longs),
+                Deltas("GenAIModelAccess", Grain.HOUR, [MINUTE // 100], [0], below),
+                Deltas("ServiceInstanceJVMCPU", Grain.MINUTE, [MINUTE], [0], doubles),
+            ],
+        )
+    assert [each.value for each in store.values("total")] == [times * greatest]
+    assert [each.value for each in store.values("total", grain=Grain.HOUR)] == [times * least]
+    assert [each.value for each in store.values("mean")] == [greatest]
+    assert [each.value for each in store.values("above")] == [times * 2.0**62]
+    (labelled,) = store.states("by_name")
+    assert labelled.states == ({"x" * COMPACT_ABOVE: (times * greatest, times)},)
+    length = f'SELECT max(length({columns["by_name"][0]})) FROM "minute_GenAIModelAccess"'
+    ((longest,),) = store._read(  # type: ignore[attr-defined]
+        lambda session: session.rows(length)
+    )
+    assert longest <= (COMPACT_EVERY + 2) * (COMPACT_ABOVE + 40)
+
+
 def test_extremes_and_sums_of_doubles_merge(backend: Backend) -> None:
     """Sums of doubles are exact in any order; extremes of doubles and below zero are right."""
     script = """
@@ -151,7 +206,7 @@ def test_extremes_and_sums_of_doubles_merge(backend: Backend) -> None:
         for value in order:
             columns = writer.layout.columns
             cells: dict[str, list[Any]] = dict(
-                zip(columns["total"], ([limb] for limb in double_limbs(value)), strict=True)
+                zip(columns["total"], ([limb] for limb in limbs_of(value)), strict=True)
             )
             cells |= {columns["most"][0]: [value], columns["least"][0]: [value]}
             one = Deltas("ServiceInstanceJVMCPU", Grain.MINUTE, [MINUTE + number], [0], cells)
@@ -180,4 +235,4 @@ def test_values_are_selected(backend: Backend) -> None:
     assert places(entity="a") == [(0, "a"), (1, "a"), (100, "a")]
     assert places(start=MINUTE + 1, end=MINUTE + 1) == [(1, "a"), (1, "b")]
     assert places(start=2024030112, end=2024030112, entity="a") == [(0, "a"), (1, "a")]
-    assert places(limit=3) == [(0, "a"), (0, "b"), (1, "a")]
+    assert places(limit=3) == [(1, "b"), (100, "a"), (100, "b")]

@@ -39,9 +39,10 @@ from batchmill.store import (
     encode_numbers,
     open_store,
 )
-from batchmill.store._checkpoint import StreamState, check_claim, is_replay
-from batchmill.store._entities import EntityCache, Known
-from batchmill.store._open import without_password
+from batchmill.store._address import without_password
+from batchmill.store._cells import joined, split
+from batchmill.store._checkpoint import Exempt, StreamState, check_claim, is_replay
+from batchmill.store._entities import EntityCache, Known, fitted
 from batchmill.store._plan import Plan
 from batchmill.store._retry import Retrier, TransientError
 from batchmill.store._tally import (
@@ -65,7 +66,24 @@ KNOWN = StreamState("mine", 4, 7, "token")
 @pytest.mark.parametrize("committed", [7, 6])
 def test_the_store_may_be_level_or_one_ahead(committed: int) -> None:
     """A checkpoint that marked the last batch done, or was about to, goes with the store."""
-    check_claim("live", KNOWN, "mine", fresh=False, committed=committed)
+    check_claim("live", KNOWN, "mine", fresh=False, committed=committed, planned=7)
+
+
+@pytest.mark.parametrize("planned", [6, None, 8])
+def test_a_batch_that_is_in_must_have_been_planned(planned: int | None) -> None:
+    """One ahead, but its input was not laid down: new input would be skipped as a replay."""
+    with pytest.raises(CheckpointMismatchError, match="skipped") as caught:
+        check_claim("live", KNOWN, "mine", fresh=False, committed=6, planned=planned)
+    assert caught.value.reason == "unplanned"
+
+
+def test_an_emptied_checkpoint_does_not_go_with_a_first_batch() -> None:
+    """Batch 0 is in, and the checkpoint knows nothing of it; only who has no log may come so."""
+    known = StreamState("mine", 1, 0, None)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        check_claim("live", known, "mine", fresh=True, committed=None, planned=None)
+    assert caught.value.reason == "unplanned"
+    check_claim("live", known, "mine", fresh=True, committed=None, planned=Exempt.NO_LOG)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +210,13 @@ def test_each_state_has_its_cells() -> None:
 
 
 def test_doubles_are_kept_as_exact_limbs() -> None:
-    """A sum of doubles takes four cells, and an extreme of doubles a cell of its own kind."""
+    """A sum of doubles takes five cells, and an extreme of doubles a cell of its own kind."""
     catalog_script = "x = from(ServiceInstanceJVMCPU.usePercent).doubleAvg();"
     (metric,) = load(catalog_script)
     total, count = metric.states
-    assert cells(total) == (Cell.SUM,) * 4
-    limbs = double_limbs(0.1)
+    assert cells(total) == (Cell.SUM,) * 5
+    whole, *fraction = double_limbs(0.1)
+    limbs = [*split(whole), *fraction]
     assert exact_double(decode(total, limbs)) == 0.1
     assert metric.values([decode(total, limbs), decode(count, [1])], 1) == 0.1
     (extreme,) = load("y = from(ServiceInstanceJVMCPU.usePercent).maxDouble();")
@@ -213,6 +232,37 @@ def test_the_entity_cache_is_bounded() -> None:
     assert cache.get(("service", "a")) == known["a"]
     cache.add({("service", "c"): known["c"]})
     assert [cache.get(("service", name)) for name in "abc"] == [known["a"], None, known["c"]]
+
+
+def test_the_entity_cache_forgets_what_may_be_removed() -> None:
+    """What was last seen before the days that are kept is not answered any more."""
+    cache = EntityCache()
+    known = Known(1, "a", "{}", frozenset(), 20240301)
+    cache.add({("service", "a"): known})
+    assert cache.get(("service", "a"), since=20240301) == known
+    assert cache.get(("service", "a"), since=20240302) is None
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
+def test_halves_are_added_up_each_for_itself(values: list[int]) -> None:
+    """The sum of the upper and of the lower halves is the sum of the numbers, below zero too."""
+    halves = [split(each) for each in values]
+    assert all(0 <= low < 2**32 and -(2**31) <= high < 2**31 for high, low in halves)
+    assert joined(sum(high for high, _ in halves), sum(low for _, low in halves)) == sum(values)
+
+
+@pytest.mark.parametrize("text", ["", "plain", "ä" * 1000, "x" * 2000])
+def test_a_text_that_fits_stays_as_it_is(text: str) -> None:
+    """Up to 2,000 bytes without a NUL nothing is changed."""
+    assert fitted(text) == text
+
+
+def test_texts_that_do_not_fit_stay_different() -> None:
+    """Cut, cleaned, and told apart by a hash; a cut never falls into a character."""
+    texts = ["x" * 2001, "x" * 2002, "ä" * 1001, "a\0b", "a\ufffdb", "a\0c", "ä" * 3000 + "\0"]
+    made = {fitted(each) for each in texts}
+    assert len(made) == len(texts)
+    assert all(len(each.encode()) <= 2000 and "\0" not in each for each in made)
 
 
 def test_waits_grow_up_to_the_cap() -> None:

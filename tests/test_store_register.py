@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from batchmill.oal import load
-from batchmill.sources import Grain, UnknownNameError
-from batchmill.store import Deltas, NamesClashError, TooManyColumnsError
+from batchmill.sources import UnknownNameError
+from batchmill.store import LayoutChangedError, NamesClashError, TooManyColumnsError
 from batchmill.store._allot import allot
 from batchmill.store._schema import check_source_name
 from batchmill.store._sqlite_session import SQLITE
-from tests.store_kit import MINUTE, Backend, Measurement, Writer, entity_row
+from tests.store_kit import MINUTE, Backend, Measurement, Writer
 
 TWO = "a = from(Endpoint.*).count(); b = from(Endpoint.latency).max();"
 ONE = "a = from(Endpoint.*).count();"
@@ -39,7 +39,7 @@ def test_a_removed_metric_disturbs_no_other(backend: Backend) -> None:
     """It is retired, its history stays readable, and the others go on."""
     store = backend.open()
     Writer(store, script=TWO).write(Measurement(30))
-    assert store.register(load(ONE)).columns.keys() == {"a"}
+    assert store.register(load(ONE), stream="live").columns.keys() == {"a"}
     assert [each.name for each in store.metrics()] == ["a"]
     assert {each.name: each.active for each in store.metrics(True)} == {"a": True, "b": False}
     assert [each.value for each in store.values("b")] == [30]
@@ -71,8 +71,8 @@ def test_a_changed_or_returning_metric_is_a_new_version(backend: Backend, betwee
     store = backend.open()
     first = Writer(store, script=TWO)
     first.write(Measurement(30))
-    store.register(load(between))
-    again = store.register(load(TWO))
+    store.register(load(between), stream="live")
+    again = store.register(load(TWO), stream="live")
     assert set(again.columns["b"]).isdisjoint(first.layout.columns["b"])
     assert store.values("b") == []
     versions = {each.version: each for each in store.metrics(True) if each.name == "b"}
@@ -86,20 +86,29 @@ def test_a_column_is_used_again_once_its_values_have_expired(backend: Backend) -
     first = Writer(store, script=TWO)
     first.write(Measurement(30))
     (old,) = first.layout.columns["b"]
-    writer = Writer(store, stream="s2", checkpoint="c2", script=ONE)
-    writer.write(Measurement(1, minute=MINUTE + 2 * DAY))
-    early = store.register(load(ONE + "c = from(Endpoint.latency).max();"))
+    (read,) = [each for each in store.metrics() if each.name == "b"]
+    other = backend.open(ttl_days=2)
+    other.register(load(ONE), stream="live")
+    # The writer still has the old layout, and writes the column of a metric that is gone.
+    first.write(Measurement(1, minute=MINUTE + 2 * DAY))
+    early = other.register(load(ONE + "c = from(Endpoint.latency).max();"), stream="live")
     assert old not in early.columns["c"]
-    writer.write(Measurement(1, minute=MINUTE + 3 * DAY))
-    # A writer that still has the old layout writes the column of a metric that is gone.
-    late = Deltas("Endpoint", Grain.MINUTE, [MINUTE + 3 * DAY], [0], {old: [99]})
-    writer.write(entities=[entity_row("one")], deltas=[late])
+    first.write(Measurement(99, minute=MINUTE + 3 * DAY))
     script = ONE + "c = from(Endpoint.latency).max(); d = from(Endpoint.latency).{}();"
-    assert old not in store.register(load(script.format("min"))).columns["d"]
-    assert store.register(load(script.format("max"))).columns["d"] == (old,)
+    assert old not in other.register(load(script.format("min")), stream="live").columns["d"]
+    assert other.register(load(script.format("max")), stream="live").columns["d"] == (old,)
     assert store.values("d") == []
     with pytest.raises(UnknownNameError):
         store.values("b")
+    with pytest.raises(LayoutChangedError, match=f"{old} of Endpoint belongs to the metric 'd'"):
+        store.commit(first.batch([Measurement(1)]))
+    assert store.values("d") == []
+    first.metrics = load(script.format("max"))
+    first.layout = store.register(first.metrics, stream="live")
+    first.write(Measurement(5, minute=MINUTE + 3 * DAY))
+    assert [each.value for each in store.values("d")] == [5]
+    # What was known of the old one does not lead to the values of another.
+    assert store.values(read) == []
 
 
 def test_too_many_columns_are_refused(backend: Backend) -> None:

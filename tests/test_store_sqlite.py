@@ -25,6 +25,7 @@ from batchmill.store import (
 from batchmill.store import _schema as schema
 from batchmill.store._session import Session
 from batchmill.store._sqlite import SqliteStore
+from batchmill.store._sqlite_faults import NO_ROOM_BYTES, is_full, meaning
 from batchmill.store._sqlite_lock import lock_path
 from tests.store_kit import Backend, Measurement, Writer, all_states, expected_states
 
@@ -77,6 +78,26 @@ def test_a_full_database_is_told_and_loses_nothing(place: Backend) -> None:
     store._writer.execute("PRAGMA max_page_count = 1000000")
     assert store.commit(batch).applied
     assert all_states(store) == expected_states(writer.metrics, [Measurement(1), *MANY])
+
+
+@pytest.mark.parametrize(
+    ("free", "full"),
+    [(0, True), (1, True), (NO_ROOM_BYTES - 1, True), (NO_ROOM_BYTES, False), (None, False)],
+)
+def test_how_little_room_is_none(free: int | None, full: bool) -> None:
+    """Nothing free is less than anything; not to know it proves nothing."""
+    assert is_full(free) is full
+
+
+def test_a_disk_without_a_single_byte_is_full(small_disk: Path) -> None:
+    """A failed write with nothing free is a full disk, whatever SQLite calls it."""
+    (small_disk / "ballast").write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+    fault = sqlite3.OperationalError("disk I/O error")
+    fault.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    assert shutil.disk_usage(small_disk).free == 0
+    error = meaning(fault, "url", small_disk / "store.db")
+    assert isinstance(error, StoreFullError)
+    assert ", 0 bytes are free" in str(error)
 
 
 def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:

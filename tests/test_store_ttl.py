@@ -80,6 +80,23 @@ def test_delta_rows_are_counted_where_no_rows_are_told(backend: Backend) -> None
     assert store.commit(writer.batch(late)).expired == 2
 
 
+@pytest.mark.parametrize("rows", [(), (Measurement(9, minute=FIRST + 2 * DAY),)])
+def test_a_lowered_ttl_is_applied_at_once(backend: Backend, rows: tuple[Measurement, ...]) -> None:
+    """No newer day is needed: the next commit removes what is now too old, and that once."""
+    long = backend.open(ttl_days=7)
+    writer = Writer(long)
+    kept = Measurement(3, minute=FIRST + 2 * DAY)
+    writer.write(Measurement(1, minute=FIRST), Measurement(2, minute=FIRST + DAY), kept)
+    long.close()
+    store = backend.open(ttl_days=1)
+    again = Writer(store, stream="next", checkpoint="checkpoint-2")
+    assert store.commit(again.batch(rows)).removed == 3
+    found = expected_states(metrics(), [Measurement(2, minute=FIRST + DAY), kept, *rows])
+    assert all_states(store) == found
+    again.number += 1
+    assert store.commit(again.batch(rows)).removed == 0
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_order_of_arrival_makes_no_difference(backend: Backend, order: tuple[int, ...]) -> None:
     """What is left depends on the newest minute alone, not on when rows came."""

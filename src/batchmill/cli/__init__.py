@@ -13,6 +13,7 @@ from typing import Any
 
 from batchmill import __version__
 from batchmill.cli import _query, _stream
+from batchmill.cli._sources import add_sources_option
 
 LONGEST_DEMO_S = 3600.0
 
@@ -35,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "oal":  # writes plain lines where rich is missing
         from batchmill.cli import _oal
 
-        return _oal.run(arguments.paths)
+        return _oal.run(arguments.paths, arguments.sources)
     try:
         import rich  # noqa: F401 - whether it is there is the question
     except ImportError as error:
@@ -85,6 +86,7 @@ def _add_oal(commands: Any) -> None:
         description="Print what scripts define and what it costs, or every error in them.",
     )
     check.add_argument("paths", nargs="+", metavar="FILE", help="a script, or a folder of *.oal")
+    add_sources_option(check)
 
 
 def _seconds(text: str) -> float:

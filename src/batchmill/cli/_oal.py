@@ -9,17 +9,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchmill.cli._sources import SourcesError, import_sources
 from batchmill.oal import Description, MetricSet, OalErrors, describe, load
 
 HEADINGS = ("metric", "source", "measured", "function", "filters", "cost")
 
 
-def run(paths: list[str]) -> int:
-    """Check the scripts in files and folders; the exit code, 1 where anything is wrong."""
+def run(paths: Sequence[str], sources: Sequence[str] = ()) -> int:
+    """Check the scripts in files and folders; the exit code, 1 where anything is wrong.
+
+    ``sources`` are the modules with the event types that do not come with batchmill.
+    """
     try:
+        import_sources(sources)
         metrics = load([Path(each) for each in paths])
     except OalErrors as errors:
         print(errors, file=sys.stderr)
+        return 1
+    except SourcesError as error:
+        print(f"batchmill oal check: {error}", file=sys.stderr)
         return 1
     rows = describe(metrics)
     if not (sys.stdout.isatty() and _draw(rows)):

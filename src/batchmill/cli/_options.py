@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from batchmill.cli._sources import add_sources_option, import_sources
+
 
 def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     """Everything that makes a pipeline."""
@@ -15,6 +17,7 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a script, or a folder of *.oal; may be repeated (default: the core metrics)",
     )
+    add_sources_option(parts)
     parts.add_argument("--spool", default="spool", metavar="DIR", help="default: %(default)s")
     parts.add_argument(
         "--store",
@@ -69,10 +72,11 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
-    """What :class:`batchmill.spark.Pipeline` is to be made with."""
+    """What :class:`batchmill.spark.Pipeline` is to be made with; imports the event types."""
     from batchmill.oal import core_script
     from batchmill.spark import PipelineSettings
 
+    import_sources(given.sources)
     settings = {
         "max_batch_bytes": None if given.batch_mb is None else given.batch_mb * 2**20,
         "max_batch_files": given.batch_files,

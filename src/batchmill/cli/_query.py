@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from batchmill import BatchmillError, ConfigError
 from batchmill.sources import Grain, UnknownNameError, bucket_start
-from batchmill.store import Store, Value, open_store
+from batchmill.store import Store, open_store
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Moment = int | datetime
 
 TABLE_ROWS = 100
 """How many values a table shows unless told otherwise: the newest."""
+CHART_VALUES = 50_000
+"""How many values a chart is drawn from unless told otherwise: the newest."""
+CALENDAR = "a time that the calendar has, in UTC, from the year 1000 on"
 
 _RELATIVE = re.compile(r"-(\d+)([mhd])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -58,7 +62,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--limit",
         type=_count,
         metavar="N",
-        help=f"at most so many values, the newest (a table's default: {TABLE_ROWS}); "
+        help=f"at most so many values, the newest (default: all as JSON, {TABLE_ROWS} in a table, "
+        f"{CHART_VALUES} in a chart); "
         "with --top: records for each entity and bucket",
     )
     shown = parser.add_mutually_exclusive_group()
@@ -108,56 +113,70 @@ def _answer(store: Store, arguments: argparse.Namespace) -> int:
             return _nothing(f"no records of {arguments.top} {_where(arguments)}")
         view.show_records(records, as_json=arguments.json)
         return 0
-    values = store.values(
-        arguments.metric,
-        entity=arguments.entity,
-        grain=grain,
-        start=start,
-        end=end,
-        layer=arguments.layer,
-    )
-    if not values:
+    return _show_values(store, view, arguments, newest, start, end)
+
+
+def _show_values(
+    store: Store,
+    view: Any,
+    arguments: argparse.Namespace,
+    newest: int | None,
+    start: Moment | None,
+    end: Moment | None,
+) -> int:
+    wanted: dict[str, Any] = {
+        "entity": arguments.entity,
+        "grain": Grain(arguments.grain),
+        "start": start,
+        "end": end,
+        "layer": arguments.layer,
+    }
+    limit = _limit(arguments)
+    if limit is None:  # any number of values, and never more than a page of them in memory
+        shown = view.show_json(store.iter_values(arguments.metric, **wanted))
+    else:
+        values = store.values(arguments.metric, **wanted, limit=limit)
+        shown = len(values)
+        if arguments.json:
+            view.show_json(values)
+        elif values:
+            total = store.count_values(arguments.metric, **wanted) if shown == limit else shown
+            show = view.show_chart if arguments.chart else view.show_table
+            show(values, left_out=max(0, total - shown))
+    if not shown:
         return _nothing(f"no values of {arguments.metric} {_where(arguments, newest)}")
-    limit = arguments.limit
-    if limit is None and not arguments.json and not arguments.chart:
-        limit = TABLE_ROWS
-    _show(view, values, limit, arguments)
     return 0
 
 
-def _show(view: Any, values: list[Value], limit: int | None, arguments: argparse.Namespace) -> None:
-    kept = values if limit is None else values[-limit:]
+def _limit(arguments: argparse.Namespace) -> int | None:
+    """How many values are read at most; None: all, one after the other."""
+    if arguments.limit is not None:
+        return int(arguments.limit)
     if arguments.json:
-        view.show_json(kept)
-    elif arguments.chart:
-        view.show_chart(kept)
-    else:
-        view.show_table(kept, left_out=len(values) - len(kept))
+        return None
+    return CHART_VALUES if arguments.chart else TABLE_ROWS
 
 
-def _moment(option: str, text: str | None, newest: int | None) -> int | datetime | None:
+def _moment(option: str, text: str | None, newest: int | None) -> Moment | None:
     """The bucket or moment that a text stands for."""
     if text is None:
         return None
-    if relative := _RELATIVE.fullmatch(text):
-        if newest is None:
-            return None
-        try:
-            back = timedelta(**{_UNITS[relative[2]]: int(relative[1])})
-            return bucket_start(newest) - back
-        except OverflowError:
-            raise ConfigError(option, text, "a time that the calendar has") from None
-    if _BUCKET.fullmatch(text):
-        bucket_start(int(text))  # says so if the calendar has no such moment
-        return int(text)
-    if day := _DATE.fullmatch(text):  # the whole day, from its first minute to its last
-        return _moment(option, "".join(day.groups()), newest)
     try:
+        if relative := _RELATIVE.fullmatch(text):
+            back = timedelta(**{_UNITS[relative[2]]: int(relative[1])})
+            return None if newest is None else bucket_start(newest) - back
+        # A date is a whole day, from its first minute to its last.
+        bucket = "".join(day.groups()) if (day := _DATE.fullmatch(text)) else text
+        if _BUCKET.fullmatch(bucket):
+            bucket_start(int(bucket))  # raises if the calendar has no such moment
+            return int(bucket)
         moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ConfigError, OverflowError):
+        raise ConfigError(option, text, CALENDAR) from None
     except ValueError:
         allowed = "a time like 2024-03-01T12:00, a bucket like 202403011200, or -30m, -1h, -7d"
         raise ConfigError(option, text, allowed) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _where(arguments: argparse.Namespace, newest: int | None = None) -> str:
@@ -183,6 +202,6 @@ def _fail(message: str, code: int) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
     return int(text)

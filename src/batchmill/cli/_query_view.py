@@ -77,9 +77,10 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     _print(table)
 
 
-def show_json(values: Iterable[Value]) -> None:
-    """Values as JSON, one object a line."""
-    for each in values:
+def show_json(values: Iterable[Value]) -> int:
+    """Values as JSON, one object a line; how many there were."""
+    count = 0
+    for count, each in enumerate(values, start=1):  # noqa: B007 - the last one is the answer
         _print_json(
             {
                 "metric": each.metric,
@@ -92,6 +93,7 @@ def show_json(values: Iterable[Value]) -> None:
                 "value": each.value,
             }
         )
+    return count
 
 
 def show_table(values: Sequence[Value], *, left_out: int) -> None:
@@ -103,12 +105,10 @@ def show_table(values: Sequence[Value], *, left_out: int) -> None:
         shown = (_number(numbers.get(label)) for label in labels)
         _add(table, time_text(each.bucket), each.entity_name, *shown)
     _print(table)
-    if left_out:
-        total = left_out + len(values)
-        _print(Text(f"the newest {len(values)} of {total} values; --limit {total} shows all"))
+    _say_left_out(len(values), left_out)
 
 
-def show_chart(values: Sequence[Value]) -> None:
+def show_chart(values: Sequence[Value], *, left_out: int) -> None:
     """Values as a line of blocks for each entity, or for each label of it."""
     console = Console()
     lines: dict[tuple[str, str], dict[int, float]] = {}
@@ -128,6 +128,13 @@ def show_chart(values: Sequence[Value]) -> None:
         shown = name if len(name) <= longest else name[: longest - 1] + "…"
         console.print(Text(f"{shown:<{longest}} {drawn} {figures}"), soft_wrap=True)
     console.print(Text(f"{time_text(first)} to {time_text(last)}"), soft_wrap=True)
+    _say_left_out(len(values), left_out)
+
+
+def _say_left_out(shown: int, left_out: int) -> None:
+    if left_out:
+        total = left_out + shown
+        _print(Text(f"the newest {shown} of {total} values; --limit {total} shows all"))
 
 
 def blocks(numbers: Sequence[float | None], width: int) -> str:

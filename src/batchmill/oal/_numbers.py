@@ -47,6 +47,8 @@ def exact_sum(merged: int | Fraction | Sequence[int]) -> Fraction:
 def double_limbs(value: float) -> tuple[int, int, int, int]:
     """A finite float as the four limbs of a :class:`DoubleSum`; what is below 2^-90 is cut off.
 
+    A float of at least 2^-38 has nothing below that: it is 53 bits long.
+
     >>> double_limbs(2.5)
     (2, 536870912, 0, 0)
     """

@@ -222,9 +222,13 @@ class _Parser(Cursor):
             raise self.fail(self.here, "; after the statement")
 
     def _recover(self) -> None:
-        """Go on behind the next semicolon, or where a definition evidently begins."""
+        """Go on behind the next semicolon, or where a definition evidently begins.
+
+        With a name, which the next statement then takes: so the parser never stands still.
+        """
         while self.here.kind != "end" and not self.take_mark(";"):
-            if self.ahead(1).text == "=" and self.ahead(2).text == "from":
+            begins = self.ahead(1).text == "=" and self.ahead(2).text == "from"
+            if begins and self.here.kind == "name":
                 return
             self.at += 1
 

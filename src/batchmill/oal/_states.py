@@ -47,6 +47,9 @@ class DoubleSum:
 
     Merged: four ints ``(i, f1, f2, f3)`` that mean ``i + f1/2^30 + f2/2^60 + f3/2^90`` and are
     summed one by one, or a ``Fraction``, or None. ``exact_double()`` makes a float of it.
+
+    Values up to 2^62 either way can be summed. What a value has below 2^-90 is cut off: none of a
+    value that is 0 or at least 2^-38 (4e-12), and of a smaller one less than 2^-90 (8e-28).
     """
 
     where: Where

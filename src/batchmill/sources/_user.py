@@ -27,6 +27,12 @@ from batchmill.sources._types import (
 
 C = TypeVar("C", bound=type)
 
+SPANS = "Span"
+"""The folder of OpenTelemetry spans, which are no event type: no source can have that name."""
+OWN = "_"
+"""What the names of batchmill's own columns begin with."""
+WHY_OWN = "columns with one are batchmill's own"
+
 _lock = threading.Lock()
 _added: dict[str, SourceType] = {}
 _by_class: dict[type, SourceType] = {}
@@ -154,6 +160,7 @@ def _ends(
 
 def _source_type(cls: type, entity: Entity, names: Mapping[str, Any]) -> SourceType:
     fields = {each.name: each for each in fields_of(cls, names)}
+    _check_names(cls, fields)
     if len({each.column for each in fields.values()}) < len(fields):
         raise ConfigError(cls.__name__, "time_", "without that field: it is the column of `time`")
     _check_entity(cls, entity, fields)
@@ -161,6 +168,18 @@ def _source_type(cls: type, entity: Entity, names: Mapping[str, Any]) -> SourceT
         if role.endswith("layer") and name in fields:
             fields[name] = Field(name, LAYER)
     return SourceType(cls.__name__, fields, entity)
+
+
+def _check_names(cls: type, fields: Mapping[str, Field]) -> None:
+    # In any case, since a file system may not tell the folders `span` and `Span` apart.
+    if cls.__name__.lower() == SPANS.lower():
+        allowed = f"called otherwise, such as Shop{SPANS}: {SPANS} is the folder of OpenTelemetry's"
+        raise ConfigError("@source", cls.__name__, f"{allowed} spans; rename the class")
+    for name in fields:
+        if name.startswith(OWN):
+            plain = name.strip("_") or "count"
+            allowed = f"a name without a leading underscore, such as {plain}: rename the field"
+            raise ConfigError(f"{cls.__name__}.{name}", name, f"{allowed} ({WHY_OWN})")
 
 
 def _check_entity(cls: type, entity: Entity, fields: Mapping[str, Field]) -> None:

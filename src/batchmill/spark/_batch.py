@@ -15,10 +15,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,6 +27,7 @@ from batchmill._errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
 from batchmill.spark._deltas import SourceDeltas, to_deltas
 from batchmill.spark._entities import EntityBook
+from batchmill.spark._faults import blames_the_file, spark_folders, telling_full_disks, told
 from batchmill.spark._l1 import Rows, fuse
 from batchmill.spark._plan import SourcePlan
 from batchmill.spark._quarantine import Quarantine
@@ -33,6 +35,7 @@ from batchmill.spark._reader import FITS, REASON, frame_rows, misfits, read_rows
 from batchmill.spark._schema import SPAN, NotUnderstood
 from batchmill.spark._segments import BadSegment, Segment, look_at, read_through
 from batchmill.spark._settings import PipelineSettings
+from batchmill.spark._slices import cut
 from batchmill.spark._trace import Traced, TraceWork, Waiting
 from batchmill.store import Batch
 
@@ -43,9 +46,6 @@ _AT_ONCE = 4
 _ROWS_PER_PARTITION = 1_000_000
 _LISTED_PER_PARTITION = 4_000_000
 """How many entries of tallies one partition holds at a time, as objects of the JVM's."""
-_SMALL = 200_000
-"""Up to so many rows, planning costs more than running: sources are aggregated together, and plans
-do not adapt to what they find."""
 _HOUR_US = 3_600_000_000
 
 
@@ -65,6 +65,8 @@ class Work:
     """Rows that lie in no segment, by source: a backfill's."""
     waiting: Waiting = field(default_factory=Waiting)
     settle: bool = False
+    expire: bool = True
+    """Whether spans that waited long enough are let go; a backfill keeps all until its end."""
 
 
 @dataclass
@@ -96,6 +98,7 @@ class BatchMaker:
         self._settings = settings
         self._quarantine = quarantine
         self._trace = trace
+        self._folders = [trace.folder, quarantine.folder, *spark_folders(spark)]
         self._cores = max(1, spark.sparkContext.defaultParallelism)
 
     def make(self, work: Work) -> tuple[Batch, BatchStats]:
@@ -109,7 +112,8 @@ class BatchMaker:
         limit_us = -(-latest_us // _HOUR_US) * _HOUR_US
         while True:
             try:
-                making = self._make(work, segments, bad, limit_us)
+                with telling_full_disks(*self._folders):
+                    making = self._make(work, segments, bad, limit_us)
                 if making.newest_us > latest_us and limit_us > latest_us:
                     limit_us = latest_us
                     continue
@@ -118,7 +122,7 @@ class BatchMaker:
                 broken = read_through(segments) or self._refused(segments, limit_us)
                 if not broken:
                     raise
-                log.warning("batch %s: %s", work.number, str(error).splitlines()[0])
+                log.warning("batch %s: %s", work.number, _in_one_line(error))
                 bad += broken
                 gone = {each.path for each in broken}
                 segments = [each for each in segments if each.path not in gone]
@@ -137,19 +141,28 @@ class BatchMaker:
         for each in bad:
             self._set_aside(making, each)
         arrived = sum(each.rows for each in segments)
-        making.small = arrived <= _SMALL and not work.frames
+        making.small = arrived <= self._settings.small_batch_rows and not work.frames
         self._spread(making, arrived, bool(work.frames))
         sources = {
-            source: self._read_frame(making, source, rows) for source, rows in work.frames.items()
+            source: self._read_frame(making, source, rows)
+            for source, rows in work.frames.items()
+            if source != SPAN.name
         }
         for source in [each for each in making.segments if each != SPAN.name]:
             rows = self._read(making, source)
             if rows is not None:
                 sources[source] = rows
         spans = self._read_spans(making)
-        with self._trace.open(work.waiting, spans, now=work.now, number=work.number) as traced:
+        with self._trace.open(
+            work.waiting,
+            spans,
+            now=work.now,
+            number=work.number,
+            expire=work.expire,
+            late_before_us=self._late_before_us(work.newest),
+        ) as traced:
             self._run(making, sources, traced)
-        self._count_span_misfits(making, traced)
+        self._count_spans(making, traced)
         making.batch.entities = making.book.rows()
         for key, n in making.counters.items():
             if n:
@@ -158,18 +171,26 @@ class BatchMaker:
 
     def _run(self, making: _Making, sources: Mapping[str, DataFrame], traced: Traced) -> None:
         """Aggregate all sources, several at a time, and put what comes out into the batch."""
-        asked = [(self._plans[source], Rows(frame)) for source, frame in sources.items()]
+        asked = [
+            (self._plans[source], Rows(frame, slices=self._slices(making, self._plans[source])))
+            for source, frame in sources.items()
+        ]
         asked += [(self._plans[source], rows) for source, rows in traced.sources.items()]
+        spans = {id(rows) for rows in traced.sources.values()}
         fusions = fuse(asked, together=making.small)
         results = _all([each.table for each in fusions] + traced.jobs)
         for fusion, table in zip(fusions, results, strict=False):
-            for (plan, _), own in zip(fusion.parts, fusion.split(table), strict=True):
-                self._add(making, plan, to_deltas(own, plan, making.book))
+            for (plan, rows), own in zip(fusion.parts, fusion.split(table), strict=True):
+                found = to_deltas(own, plan, making.book)
+                self._add(making, plan, found, of_spans=id(rows) in spans)
         self._trace.add(traced, results[len(fusions) :], making.batch, making.book)
 
     def _refused(self, segments: Sequence[Segment], latest_us: int) -> list[BadSegment]:
-        """The segments that Spark cannot read though they can be read; none if it is all of them,
-        since then it is not their fault."""
+        """The segments that Spark cannot read though they can be read.
+
+        None if any failure may have another reason than what is in the file, or if all of several
+        fail: then it is not their fault, and they must not be lost.
+        """
         refused = []
         for each in segments:
             source = SPAN if each.source == SPAN.name else self._catalog.source(each.source)
@@ -179,10 +200,22 @@ class BatchMaker:
                 if ways:
                     rows = read_rows(self._spark, ways, latest_us)
                     rows.write.format("noop").mode("overwrite").save()
-            except (PySparkException, Py4JJavaError) as error:
-                detail = f"Spark cannot read it: {error}".splitlines()[0]
+            except (PySparkException, Py4JError) as error:
+                if not blames_the_file(told(error)) or not self._spark_works():
+                    return []
+                detail = f"Spark cannot read it: {_in_one_line(error)}"
                 refused.append(BadSegment(each.path, each.source, "unreadable", detail, each.rows))
         return refused if len(refused) < len(segments) or len(segments) == 1 else []
+
+    def _spark_works(self) -> bool:
+        """Whether a job that reads no file succeeds."""
+        try:
+            self._spark.range(1).write.format("noop").mode("overwrite").save()
+        except (PySparkException, Py4JError, AttributeError) as error:
+            # A session whose context is stopped has lost an attribute that it takes.
+            log.warning("Spark runs no job at all now: %s", _in_one_line(error))
+            return False
+        return True
 
     def _known(self, segments: Iterable[Segment]) -> tuple[list[Segment], list[BadSegment]]:
         known, unknown = [], []
@@ -207,9 +240,11 @@ class BatchMaker:
         return self._rows(making, plan.source, plan.needed)
 
     def _read_frame(self, making: _Making, source: str, rows: DataFrame) -> DataFrame:
-        plan = self._plans[source]
+        kind, needed = SPAN, frozenset(SPAN.fields)
+        if source != SPAN.name:
+            kind, needed = self._plans[source].source, frozenset(self._plans[source].needed)
         try:
-            fitting, odd = frame_rows(plan.source, plan.needed, rows, making.latest_us)
+            fitting, odd = frame_rows(kind, needed, rows, making.latest_us)
         except NotUnderstood as error:
             raise ConfigError("rows", error, f"a DataFrame with the columns of {source}") from error
         making.odd[source] = odd
@@ -217,6 +252,8 @@ class BatchMaker:
 
     def _read_spans(self, making: _Making) -> DataFrame | None:
         """The spans that fit."""
+        if (frame := making.work.frames.get(SPAN.name)) is not None:
+            return self._read_frame(making, SPAN.name, frame).where(FITS)
         if SPAN.name not in making.segments:
             return None
         rows = self._rows(making, SPAN, SPAN.fields)
@@ -232,6 +269,17 @@ class BatchMaker:
         ]
         return read_rows(self._spark, ways, making.latest_us) if ways else None
 
+    def _slices(self, making: _Making, plan: SourcePlan) -> tuple[DataFrame, ...]:
+        """The rows of a source in frames of one partition each; see :mod:`._l1`."""
+        segments = making.segments.get(plan.source.name)
+        if making.small or not segments or not plan.recipe.lists:
+            return ()
+        frames = []
+        for few in cut(segments, self._cores):
+            ways, _ = understood(plan.source, plan.needed, few)
+            frames.append(read_rows(self._spark, ways, making.latest_us).coalesce(1))
+        return tuple(frames)
+
     def _spread(self, making: _Making, rows: int, unknown: bool) -> None:
         """Shuffle partitions by the size of the batch: each one costs, and small ones more.
 
@@ -239,7 +287,7 @@ class BatchMaker:
         """
         wanted = self._cores if unknown else min(self._cores, 1 + rows // _ROWS_PER_PARTITION)
         listed = sum(
-            sum(each.rows for each in segments) * len(self._plans[source].texts)
+            sum(each.rows for each in segments) * len(self._plans[source].recipe.lists)
             for source, segments in making.segments.items()
             if source in self._plans
         )
@@ -248,7 +296,12 @@ class BatchMaker:
         adaptive = "false" if making.small else "true"
         self._spark.conf.set("spark.sql.adaptive.enabled", adaptive)
 
-    def _add(self, making: _Making, plan: SourcePlan, found: SourceDeltas) -> None:
+    def _add(
+        self, making: _Making, plan: SourcePlan, found: SourceDeltas, *, of_spans: bool
+    ) -> None:
+        """Put a source's deltas into the batch. Rows made of spans are late if the spans are, some
+        of which came long ago: those are counted as they come."""
+        late_before_us = None if of_spans else self._late_before_us(making.work.newest)
         batch, source = making.batch, plan.source.name
         batch.deltas += found.deltas
         making.stats.rows += found.rows
@@ -260,17 +313,20 @@ class BatchMaker:
             # Its last moment: whether a row of it lies beyond the limit is for Spark to tell.
             last_us = int(bucket_end(minute).timestamp()) * 1_000_000 - 1
             making.newest_us = max(making.newest_us, last_us)
-            if not making.work.settle and self._is_late(minute, making.work.newest):
+            if late_before_us is not None and last_us < late_before_us:
                 making.counters["late", source, ""] += rows
                 making.stats.late += rows
         if found.misfits:
             self._set_rows_aside(making, plan.source)
 
-    def _count_span_misfits(self, making: _Making, traced: Traced) -> None:
+    def _count_spans(self, making: _Making, traced: Traced) -> None:
         arrived = sum(each.rows for each in making.segments.get(SPAN.name, ()))
         making.counters["rows", SPAN.name, ""] += traced.rows
+        making.counters["late", SPAN.name, ""] += traced.late
+        making.stats.late += traced.late
         making.newest_us = max(making.newest_us, traced.newest_us)
-        if arrived > traced.rows:
+        odd = making.odd.get(SPAN.name)
+        if arrived > traced.rows or (odd is not None and not odd.isEmpty()):
             self._set_rows_aside(making, SPAN)
 
     def _set_rows_aside(self, making: _Making, source: SourceType) -> None:
@@ -298,11 +354,12 @@ class BatchMaker:
             making.stats.quarantined_rows += bad.rows
         making.stats.quarantined_segments += 1
 
-    def _is_late(self, minute: int, newest: int | None) -> bool:
+    def _late_before_us(self, newest: int | None) -> int | None:
+        """The first start that is not late, in microseconds since 1970."""
         if newest is None:
-            return False
-        behind = bucket_start(newest) - bucket_start(minute)
-        return behind.total_seconds() > 60 * self._settings.late_after_minutes
+            return None
+        first = bucket_start(newest) - timedelta(minutes=self._settings.late_after_minutes)
+        return int(first.timestamp()) * 1_000_000
 
 
 @dataclass
@@ -322,6 +379,13 @@ class _Making:
     odd: dict[str, DataFrame] = field(default_factory=dict)
     """Rows that do not fit, of sources that lie in no segment."""
     segments: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _in_one_line(error: Exception) -> str:
+    """The first line that says something: Py4J's own says no more than which call failed."""
+    lines = [each for each in str(error).splitlines() if each.strip()]
+    said = [each for each in lines if not each.startswith("An error occurred while calling")]
+    return (said or lines or [type(error).__name__])[0].lstrip(": ")
 
 
 def _all(jobs: Sequence[Callable[[], Any]]) -> list[Any]:

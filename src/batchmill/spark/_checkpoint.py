@@ -43,7 +43,12 @@ class Checkpoint:
     @property
     def fresh(self) -> bool:
         """Whether no batch was ever begun."""
-        return _latest(self.spark / "offsets") is None
+        return self.planned is None
+
+    @property
+    def planned(self) -> int | None:
+        """The last batch whose input Spark has written down; it may not be done yet."""
+        return _latest(self.spark / "offsets")
 
     def files_of(self, number: int) -> list[str] | None:
         """The files that Spark has given a batch, from its own books; None if they are not there.
@@ -69,6 +74,22 @@ class Checkpoint:
         """The last batch that Spark has marked as done."""
         return _latest(self.spark / "commits")
 
+    def segments_until(self, number: int) -> int:
+        """How many segments went into the batches up to that one; 0 if that is not known."""
+        try:
+            last = _log_offset(self.spark / "offsets" / str(number))
+            # Every tenth file of the log has all that came before it, too.
+            found = {
+                entry["path"]
+                for file in (self.spark / "sources" / "0").iterdir()
+                if file.name.removesuffix(".compact").isdecimal()
+                for entry in _lines(file)
+                if entry["batchId"] <= last
+            }
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return 0
+        return len(found)
+
 
 def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
     """The checkpoint in ``folder``, made there if there is none."""
@@ -80,7 +101,7 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
                 f"{folder} holds a Spark checkpoint without {_NAME}, so there is no telling which "
                 "store it belongs to: name another folder, or put the file back from a backup"
             )
-        _write(file, {"id": uuid.uuid4().hex, "stream": stream, "store": store_id})
+        _create(file, {"id": uuid.uuid4().hex, "stream": stream, "store": store_id})
     try:
         facts = json.loads(file.read_text("utf-8"))
         found = Checkpoint(folder, facts["id"], facts["store"])
@@ -107,6 +128,10 @@ def _entries(folder: Path, offset: int) -> list[dict[str, Any]]:
     file = folder / str(offset)
     if not file.exists():
         file = folder / f"{offset}.compact"
+    return _lines(file)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()[1:]]
 
 
@@ -118,14 +143,22 @@ def _latest(folder: Path) -> int | None:
     return max(numbers, default=None)
 
 
-def _write(file: Path, facts: dict[str, str]) -> None:
-    """In one piece and for good, or not at all."""
-    temporary = file.with_suffix(".tmp")
+def _create(file: Path, facts: dict[str, str]) -> None:
+    """In one piece and for good, or not at all; one that another process has made meanwhile stays.
+
+    Whoever comes second reads the first one's: two ids in turn would make one stream look like two.
+    """
+    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
     with temporary.open("w", encoding="utf-8") as stream:
         json.dump(facts, stream)
         stream.flush()
         os.fsync(stream.fileno())
-    temporary.replace(file)
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        return
+    finally:
+        temporary.unlink()
     handle = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(handle)

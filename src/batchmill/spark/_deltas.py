@@ -53,7 +53,7 @@ def to_deltas(table: pa.Table, plan: SourcePlan, book: EntityBook) -> SourceDelt
     for grain, per in _PER.items():
         groups = group(_buckets(minutes, grain, per), entities)
         merged = {
-            column: merge_column(table[column], plan.kinds[column], groups) for column in plan.sums
+            column: merge_column(table[column], kind, groups) for column, kind in plan.kinds.items()
         }
         result.deltas.append(
             Deltas(

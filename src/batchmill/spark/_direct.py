@@ -83,15 +83,17 @@ def direct_sources(compact_spans: DataFrame) -> dict[str, Rows]:
     }
 
 
-def row_counts(compact_spans: DataFrame) -> tuple[dict[str, int], int]:
+def row_counts(compact_spans: DataFrame) -> tuple[dict[str, int], int, int]:
     """How many rows each source will get, and under the empty name, how many spans there are; then
-    the latest start of a span, in microseconds since 1970. One pass for all."""
+    the first and the latest start of a span, in microseconds since 1970. One pass for all."""
     conditions = {source: condition for source, (condition, _) in _SOURCES.items()}
     counted = compact_spans.selectExpr(
         "COUNT(1) AS spans",
+        "COALESCE(MIN(UNIX_MICROS(time)), 0) AS oldest",
         "COALESCE(MAX(UNIX_MICROS(time)), 0) AS newest",
         *(f"COUNT_IF({each}) AS {source}" for source, each in conditions.items()),
     ).first()
     assert counted is not None
     counts = {source: int(counted[source]) for source in conditions}
-    return {"": int(counted["spans"]), **counts}, int(counted["newest"])
+    found = {"": int(counted["spans"]), **counts}
+    return found, int(counted["oldest"]), int(counted["newest"])

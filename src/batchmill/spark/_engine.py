@@ -15,9 +15,18 @@ from batchmill.spark._batch import BatchMaker, BatchStats, Work
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._plan import SourcePlan, plan_source
 from batchmill.spark._quarantine import Quarantine
+from batchmill.spark._session import copy_of, rebind
 from batchmill.spark._settings import PipelineSettings
 from batchmill.spark._trace import TraceWork, Waiting
-from batchmill.store import Carry, Claim, CommitResult, Layout, Store
+from batchmill.store import (
+    Batch,
+    Carry,
+    Claim,
+    CommitResult,
+    FencedError,
+    Layout,
+    Store,
+)
 
 log = logging.getLogger("batchmill.spark")
 
@@ -36,6 +45,8 @@ class BatchReport:
     """From the first look at its segments until its deltas were in the driver's memory."""
     store_s: float
     """The commit."""
+    given: int = 0
+    """How many segments it was made of, those that were set aside included."""
 
 
 def plans_for(
@@ -49,7 +60,11 @@ def plans_for(
 
 
 class StreamWriter:
-    """Commits the batches of one claimed stream, one at a time."""
+    """Commits the batches of one claimed stream, one at a time.
+
+    ``claimed`` is the right to do so, ``claim`` gets it anew: what it knows of the stream is the
+    store's word, never a guess about a commit that failed.
+    """
 
     def __init__(
         self,
@@ -59,22 +74,27 @@ class StreamWriter:
         plans: dict[str, SourcePlan],
         store: Store,
         stream: str,
-        claim: Claim,
+        claimed: Claim,
+        claim: Callable[[], Claim],
         checkpoint: Checkpoint,
         quarantine: Quarantine,
         settings: PipelineSettings,
         clock: Callable[[], float],
+        expire: bool = True,
     ) -> None:
         self.stream = stream
-        self.last = claim.last_batch
         self._store = store
-        self._epoch = claim.epoch
-        self._carry: tuple[Carry, ...] = claim.carry
+        self._claim = claim
+        self._stale = False
+        self._fenced: FencedError | None = None
         self._settings = settings
         self._clock = clock
+        self._expire = expire
         self._turn = threading.Lock()
+        # A batch sets what fits its size: not for the batch of another writer beside it.
+        self._spark = spark = copy_of(spark)
         self._trace = TraceWork(spark, checkpoint.carry, settings, frozenset(plans))
-        self._trace.tidy(self._carry)
+        self._enter(claimed)
         self._maker = BatchMaker(spark, metrics.catalog, plans, settings, quarantine, self._trace)
 
     def write(
@@ -86,11 +106,13 @@ class StreamWriter:
     ) -> BatchReport:
         """Make and commit a batch; one that the store has already is not even made."""
         with self._turn:
+            self._refresh()
             if self.last is not None and number <= self.last:
                 log.info("batch %d of %s is in the store already", number, self.stream)
                 nothing = CommitResult(applied=False)
                 return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
-            return self._write(replace(self._work(number), paths=paths(), frames=frames or {}))
+            own = {source: rebind(each, self._spark) for source, each in (frames or {}).items()}
+            return self._write(replace(self._work(number), paths=paths(), frames=own))
 
     def settle(self, *, everything: bool = False) -> BatchReport | None:
         """Let go of spans that have waited long enough, or of all; None if there are none.
@@ -98,6 +120,7 @@ class StreamWriter:
         For when no new batch comes that would do so in passing.
         """
         with self._turn:
+            self._refresh()
             oldest = min((each.arrived_ms for each in self._carry), default=None)
             waited_ms = (self._clock() - self._settings.span_wait_s) * 1000
             if oldest is None or not (everything or oldest <= waited_ms):
@@ -105,6 +128,32 @@ class StreamWriter:
             work = self._work(0 if self.last is None else self.last)
             waiting = Waiting(self._carry, expire_all=everything)
             return self._write(replace(work, settle=True, waiting=waiting))
+
+    def _enter(self, claim: Claim) -> None:
+        """Take what the store has for what is true."""
+        self.last = claim.last_batch
+        self._epoch = claim.epoch
+        self._carry: tuple[Carry, ...] = claim.carry
+        self._trace.tidy(self._carry)
+
+    def _refresh(self) -> None:
+        """After a commit that failed: it may have got in all the same, so the store is asked."""
+        if self._fenced is not None:
+            raise self._fenced
+        if self._stale:
+            self._enter(self._claim())
+            self._stale = False
+
+    def _commit(self, batch: Batch) -> CommitResult:
+        try:
+            return self._store.commit(batch)
+        except FencedError as error:
+            # The stream is another writer's now; a claim would take it back.
+            self._fenced = error
+            raise
+        except BaseException:
+            self._stale = True
+            raise
 
     def _work(self, number: int) -> Work:
         """An empty work order, good for this turn: which files wait may change with the next."""
@@ -115,13 +164,14 @@ class StreamWriter:
             now=self._clock(),
             newest=self._store.newest_minute(),
             waiting=Waiting(self._carry),
+            expire=self._expire,
         )
 
     def _write(self, work: Work) -> BatchReport:
         started = time.perf_counter()
         batch, stats = self._maker.make(work)
         made = time.perf_counter()
-        result = self._store.commit(batch)
+        result = self._commit(batch)
         done = time.perf_counter()
         if not work.settle:
             self.last = work.number
@@ -133,5 +183,12 @@ class StreamWriter:
         if gone:
             self._trace.tidy(self._carry)
         return BatchReport(
-            self.stream, work.number, result.applied, stats, result, made - started, done - made
+            self.stream,
+            work.number,
+            result.applied,
+            stats,
+            result,
+            made - started,
+            done - made,
+            len(work.paths),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import shutil
 import threading
 import time
 import uuid
@@ -13,9 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from batchmill._errors import ConfigError
 from batchmill.oal import MetricSet, load
@@ -23,17 +22,17 @@ from batchmill.sources import Catalog
 from batchmill.spark._checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark._engine import BatchReport, StreamWriter, plans_for
 from batchmill.spark._errors import PipelineError
+from batchmill.spark._faults import telling_full_disks
 from batchmill.spark._quarantine import Quarantine
+from batchmill.spark._running import Run, processing_time
+from batchmill.spark._schema import SPAN
 from batchmill.spark._segments import spark_path
-from batchmill.spark._session import build_session, prepare
+from batchmill.spark._session import lease
 from batchmill.spark._settings import PipelineSettings
-from batchmill.store import RetryPolicy, Store, open_store
+from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
 
 log = logging.getLogger("batchmill.spark")
 
-_FILES = "path string, modificationTime timestamp, length bigint, content binary"
-_MAX_FILE_AGE = "36500d"
-"""Spark forgets files that are older than the newest by more than this, and then ignores them."""
 _HOUSEKEEPING_S = 10.0
 _REPORTS = 1000
 """How many reports of a run are kept."""
@@ -50,8 +49,9 @@ class Pipeline:
     Start it and leave it running, or call :meth:`run_available` from time to time. One thread at a
     time may use a pipeline, but for :meth:`backfill`, which may run beside the stream.
 
-    A session of one's own can be passed as ``spark``; otherwise one is made on ``master``, and
-    stopped with the pipeline.
+    A session of one's own can be passed as ``spark``, and goes on when the pipeline stops. So does
+    one that runs in this process already, which is used if none is passed. Otherwise one is made on
+    ``master``, and stopped with the last pipeline that uses it.
     """
 
     def __init__(
@@ -98,18 +98,23 @@ class Pipeline:
             if isinstance(store, str)
             else store
         )
-        self._own_spark = spark is None
         self._clock = clock
         self.on_batch = on_batch
         self._reports: list[BatchReport] = []
-        self._failures: list[BaseException] = []
-        self._query: StreamingQuery | None = None
+        self.cut_short = False
+        """Whether the last run or backfill was asked to stop before it was through."""
+        self._run: Run | None = None
         self._writer: StreamWriter | None = None
-        self._closed = False
+        self._asked = False
+        self._closing = threading.RLock()
+        self._backfills: list[int] = []
+        self._callbacks: set[int] = set()
+        self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._housekeeper: threading.Thread | None = None
         try:
-            self.spark = build_session(master, conf=spark_conf) if spark is None else prepare(spark)
+            self._lease = lease(master, spark=spark, conf=spark_conf)
+            self.spark = self._lease.session
         except BaseException:
             self._close_store()
             raise
@@ -130,22 +135,24 @@ class Pipeline:
 
         A string is Spark's notation, such as ``"10 seconds"``.
         """
-        every = f"{trigger} seconds" if isinstance(trigger, int | float) else trigger
-        self._begin(processingTime=every)
-        self._stopping.clear()
-        self._housekeeper = threading.Thread(
-            target=self._keep_house, name="batchmill-housekeeper", daemon=True
-        )
-        self._housekeeper.start()
+        with self._closing:  # a callback may stop it before this is through
+            self._begin(processingTime=processing_time(self.spark, trigger))
+            self._stopping.clear()
+            self._housekeeper = threading.Thread(
+                target=self._keep_house, name="batchmill-housekeeper", daemon=True
+            )
+            self._housekeeper.start()
 
     def run_available(self) -> list[BatchReport]:
         """Process what the spool holds now, in as many batches as it takes, and return."""
         self._reports = []
-        self._begin(availableNow=True)
+        with self._closing:
+            run = self._begin(availableNow=True)
         try:
-            self.await_end()
+            run.wait()
         finally:
             self._end()
+            self.cut_short = run.cut_short
         return self._reports
 
     def settle(self, *, everything: bool = False) -> BatchReport | None:
@@ -170,184 +177,179 @@ class Pipeline:
         """Add past events: a folder laid out like the spool, or a DataFrame of one source's rows.
 
         May run beside the stream. A folder's segments count once, however often the call is
-        repeated or cut short: what is in already is skipped. A DataFrame counts once for each
-        ``name``; without a name it counts each time.
+        repeated or cut short: what is in already is skipped. A DataFrame (of spans, too:
+        ``Span``) counts once for each source and ``name``; without a name it counts each time.
         """
+        self._check_open()
         if name is not None:
             _checked(name)
         if isinstance(rows, str | Path):
             return self._backfill_folder(Path(rows).resolve(), name, on_batch)
         if source is None:
             raise ConfigError("source", source, "the event type that the rows are of")
-        self.metrics.catalog.source(source)
-        if source not in self.metrics.by_source():
-            raise ConfigError("source", source, "an event type that a metric reads")
-        return self._backfill_rows(rows, source, name or uuid.uuid4().hex[:12], on_batch)
+        if source != SPAN.name:
+            self.metrics.catalog.source(source)
+            if source not in self.metrics.by_source():
+                raise ConfigError("source", source, "an event type that a metric reads")
+        return self._backfill_rows(rows, source, name, on_batch)
+
+    def backfilled(self, folder: str | Path, *, name: str | None = None) -> int:
+        """How many segments of a folder earlier backfills have put into the store."""
+        stream = _folder_stream(Path(folder).resolve(), name)
+        last = {each.name: each.last_batch for each in self.store.streams()}.get(stream)
+        checkpoint = Checkpoint(self.checkpoint / stream, "", "")
+        return 0 if last is None else checkpoint.segments_until(last)
 
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait until the stream ends, which it does only by :meth:`stop` or a failure.
 
         Raises what made it fail. False if it still runs after ``timeout`` seconds.
         """
-        query = self._query
-        if query is None:
+        run = self._run
+        if self._inside():
+            raise PipelineError("a batch's callback cannot wait for its own stream to end")
+        if run is None:
+            if self._asked:
+                return True
             raise PipelineError("the pipeline was not started: call start() first")
-        try:
-            if timeout is None:
-                query.awaitTermination()
-                ended = True
-            else:  # Spark takes no zero
-                ended = bool(query.awaitTermination(max(timeout, 0.001)))  # type: ignore[arg-type]
-        except StreamingQueryException as error:
-            raise _cause(self._failures, error) from error
-        if not query.isActive and (failed := query.exception()) is not None:
-            raise _cause(self._failures, failed)
-        return ended
+        return run.wait(timeout)
+
+    def ask_to_stop(self) -> None:
+        """Let no batch begin any more, of the stream or a backfill; those that run are finished.
+
+        Returns at once, and may be called in a signal handler. Whoever waits for the stream or a
+        backfill then gets on; :meth:`stop` is still to be called.
+        """
+        self._asked = True
 
     def stop(self) -> None:
-        """Finish the batch that runs, and let go of everything; may be called twice."""
-        self._stopping.set()
-        try:
-            self._end()
-        finally:
-            self._closed = True
-            self._close_store()
-            if self._own_spark:
-                self.spark.stop()
+        """Finish the batches that run, and let go of everything; may be called twice.
 
-    def _begin(self, **trigger: str | bool) -> None:
-        if self._closed:
-            raise PipelineError("the pipeline is stopped: make a new one")
-        if self._query is not None:
+        Called by a batch's own callback it returns at once, and the rest follows when the batch is
+        through.
+        """
+        self._asked = True
+        if self._inside():
+            threading.Thread(target=self.stop, name="batchmill-stop").start()
+            return
+        with self._closing:
+            try:
+                self._end()
+                with self._changed:
+                    while self._backfills:
+                        self._changed.wait()
+            finally:
+                self._close_store()
+                self._lease.release()
+
+    def _inside(self) -> bool:
+        """Whether this thread runs a batch's callback or a backfill, which cannot wait for it."""
+        return threading.get_ident() in {*self._callbacks, *self._backfills}
+
+    def _begin(self, **trigger: str | bool) -> Run:
+        self._check_open()
+        if self._run is not None:
             raise PipelineError("the pipeline runs already: stop() it first")
-        self._failures = []
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
+        run = Run(writer, checkpoint, self._note, lambda: self._asked)
         try:
-            self._query = self._stream(
-                writer, self.spool, checkpoint, self._note, self._failures, trigger
-            )
+            run.start(self.spark, spark_path(self.spool, glob=True), self.settings, trigger)
         except BaseException:
             stack.close()
             raise
-        self._writer = writer
-        self._release = stack
+        self._writer, self._run, self._release = writer, run, stack
+        return run
 
     def _end(self) -> None:
-        query, self._query = self._query, None
-        if query is None:
-            return
-        if self._housekeeper is not None:
-            self._housekeeper.join()
-            self._housekeeper = None
-        try:
-            _stop_between_batches(query)
-        finally:
-            self._writer = None
-            self._release.close()
+        with self._closing:
+            run = self._run
+            if run is None:
+                return
+            self._stopping.set()
+            if self._housekeeper is not None:
+                self._housekeeper.join()
+                self._housekeeper = None
+            try:
+                run.end()
+                if (why := run.untold()) is not None:
+                    log.error("the stream %s had failed: %s", self.name, why)
+            finally:
+                self._run = self._writer = None
+                self._release.close()
+
+    def _check_open(self) -> None:
+        if self._asked:
+            raise PipelineError("the pipeline is stopped: make a new one")
 
     @contextlib.contextmanager
     def _claimed(
-        self, stream: str, folder: Path, *, retire: bool = True
+        self, stream: str, folder: Path, *, retire: bool = True, spark_log: bool = True
     ) -> Iterator[tuple[StreamWriter, Checkpoint]]:
-        """The right to write a stream, and what it takes to use it."""
-        checkpoint = open_checkpoint(folder, stream, self.store.id)
-        claim = self.store.claim(
-            stream, checkpoint.id, fresh=checkpoint.fresh, committed=checkpoint.committed
-        )
+        """The right to write a stream, and what it takes to use it.
+
+        ``spark_log``: whether Spark keeps the books on its batches.
+        """
+        with telling_full_disks(folder):
+            checkpoint = open_checkpoint(folder, stream, self.store.id)
+
+        def claim() -> Claim:
+            return self.store.claim(
+                stream,
+                checkpoint.id,
+                fresh=checkpoint.fresh,
+                committed=checkpoint.committed,
+                planned=checkpoint.planned if spark_log else Exempt.NO_LOG,
+            )
+
+        claimed = claim()
         try:
-            layout = self.store.register(self.metrics, retire=retire)
+            layout = self.store.register(self.metrics, retire=retire, stream=stream)
             writer = StreamWriter(
                 spark=self.spark,
                 metrics=self.metrics,
                 plans=plans_for(self.metrics, layout, self.settings),
                 store=self.store,
                 stream=stream,
+                claimed=claimed,
                 claim=claim,
                 checkpoint=checkpoint,
                 quarantine=Quarantine(self.quarantine),
                 settings=self.settings,
                 clock=self._clock,
+                # A backfill is whole: how long it takes must not decide who finds a partner.
+                expire=retire,
             )
             yield writer, checkpoint
         finally:
             self.store.release(stream)
-
-    def _stream(
-        self,
-        writer: StreamWriter,
-        folder: Path,
-        checkpoint: Checkpoint,
-        on_batch: Callable[[BatchReport], None],
-        failures: list[BaseException],
-        trigger: Mapping[str, str | bool],
-    ) -> StreamingQuery:
-        """A query whose rows are the names of new segments; what is in them is read per batch.
-
-        Spark keeps the books on which file belongs to which batch. Each source is read with its own
-        schema, and a file that cannot be read does not stop the stream.
-        """
-        files, size = self.settings.max_batch_files, self.settings.max_batch_bytes
-        limit = {"maxBytesPerTrigger": size} if files is None else {"maxFilesPerTrigger": files}
-        names = (
-            self.spark.readStream.format("binaryFile")
-            .schema(_FILES)
-            .options(
-                pathGlobFilter="*.parquet",
-                recursiveFileLookup="true",
-                maxFileAge=_MAX_FILE_AGE,
-                **limit,
-            )
-            .load(spark_path(folder, glob=True))
-            .select("path")
-        )
-
-        def write(batch: DataFrame, number: int) -> None:
-            def paths() -> list[str]:
-                known = checkpoint.files_of(number)
-                return [row.path for row in batch.collect()] if known is None else known
-
-            try:
-                report = writer.write(number, paths=paths)
-                on_batch(report)
-            except BaseException as error:
-                failures.append(error)
-                raise
-
-        return (
-            names.writeStream.foreachBatch(write)
-            .queryName(f"batchmill-{writer.stream}")
-            .option("checkpointLocation", spark_path(checkpoint.spark))
-            .trigger(**trigger)  # type: ignore[arg-type]
-            .start()
-        )
 
     def _backfill_folder(
         self, folder: Path, name: str | None, on_batch: Callable[[BatchReport], None] | None
     ) -> list[BatchReport]:
         if not folder.is_dir():
             raise ConfigError("rows", str(folder), "a folder that exists, laid out like a spool")
-        digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        stream = f"backfill-{name or digest}"
+        stream = _folder_stream(folder, name)
         reports: list[BatchReport] = []
-        failures: list[BaseException] = []
 
         def note(report: BatchReport) -> None:
             reports.append(report)
-            if on_batch is not None:
-                on_batch(report)
+            self._tell(on_batch, report)
 
-        with self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, checkpoint):
-            trigger = {"availableNow": True}
-            query = self._stream(writer, folder, checkpoint, note, failures, trigger)
+        with (
+            self._backfilling(),
+            self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, checkpoint),
+        ):
+            run = Run(writer, checkpoint, note, lambda: self._asked)
+            pattern = spark_path(folder, glob=True)
+            run.start(self.spark, pattern, self.settings, {"availableNow": True})
             try:
-                query.awaitTermination()
-            except StreamingQueryException as error:
-                raise _cause(failures, error) from error
+                run.wait()
             finally:
-                _stop_between_batches(query)
+                run.end()
+                self.cut_short = run.cut_short
             # The folder is whole: no span in it has to wait for one that is not there.
-            if (last := writer.settle(everything=True)) is not None:
+            if not run.cut_short and (last := writer.settle(everything=True)) is not None:
                 note(last)
         return reports
 
@@ -355,21 +357,60 @@ class Pipeline:
         self,
         rows: DataFrame,
         source: str,
-        name: str,
+        name: str | None,
         on_batch: Callable[[BatchReport], None] | None,
     ) -> list[BatchReport]:
-        stream = f"backfill-{name}"
-        with self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, _):
-            report = writer.write(0, frames={source: rows})
-        if on_batch is not None:
-            on_batch(report)
-        return [report]
+        self.cut_short = False
+        known = name or uuid.uuid4().hex[:12]
+        stream = f"backfill-rows-{source}-{known}"
+        folder = self.checkpoint / stream
+        reports: list[BatchReport] = []
+        with self._backfilling():
+            try:
+                claim = self._claimed(stream, folder, retire=False, spark_log=False)
+                with claim as (writer, _):
+                    reports.append(writer.write(0, frames={source: rows}))
+                    if source == SPAN.name and (last := writer.settle(everything=True)) is not None:
+                        reports.append(last)
+            except BaseException:
+                if reports:
+                    log.error("its spans are in, but wait for partners: repeat it as %r", known)
+                    name = known
+                raise
+            finally:
+                # Without a name nobody can repeat it.
+                if name is None:
+                    shutil.rmtree(folder, ignore_errors=True)
+        for report in reports:
+            self._tell(on_batch, report)
+        return reports
+
+    @contextlib.contextmanager
+    def _backfilling(self) -> Iterator[None]:
+        """As long as it lasts, the pipeline lets go of nothing."""
+        with self._changed:
+            self._check_open()
+            self._backfills.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._backfills.remove(threading.get_ident())
+                self._changed.notify_all()
 
     def _note(self, report: BatchReport) -> None:
         self._reports.append(report)
         del self._reports[:-_REPORTS]
-        if self.on_batch is not None:
-            self.on_batch(report)
+        self._tell(self.on_batch, report)
+
+    def _tell(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:
+        if on_batch is None:
+            return
+        self._callbacks.add(threading.get_ident())
+        try:
+            on_batch(report)
+        finally:
+            self._callbacks.discard(threading.get_ident())
 
     def _keep_house(self) -> None:
         """Let go of spans that waited long enough while no batch came."""
@@ -388,17 +429,9 @@ class Pipeline:
             self.store.close()
 
 
-def _cause(failures: list[BaseException], error: BaseException | None) -> BaseException:
-    """What made a stream fail: our own error rather than Spark's word for it."""
-    return failures[-1] if failures else PipelineError(f"Spark ended the stream: {error}")
-
-
-def _stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query when it is idle: a batch that has begun is let finish."""
-    while query.isActive and query.status.get("isTriggerActive"):
-        if query.awaitTermination(1):
-            break
-    query.stop()
+def _folder_stream(folder: Path, name: str | None) -> str:
+    """What a folder's backfill is called: it is known by that when it is repeated."""
+    return f"backfill-folder-{name or hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
 
 
 def _checked(name: str) -> str:

@@ -1,17 +1,16 @@
 """One source's plan: every metric of it in one aggregation, equal states computed once.
 
-The plan is text, written when a pipeline starts. Running it is :func:`batchmill.spark._l1.l1`.
+The plan is text, written when a pipeline starts. Running it is :mod:`batchmill.spark._l1`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batchmill.oal import LabelSum, Metric, Path, State, Tally
+from batchmill.oal import Metric, Path, State, Tally
 from batchmill.sources import SourceType
-from batchmill.spark import _sql
+from batchmill.spark._states import Recipe
 from batchmill.store import Cell, Layout, cells
 
 ROWS = "_rows"
@@ -41,12 +40,8 @@ class SourcePlan:
     """The columns that tell entities apart, in the order of the entity's roles."""
     needed: frozenset[str]
     """The columns that the plan reads, beside ``time``."""
-    flags: Mapping[str, str]
-    """Column name to condition: one for each distinct ``where``."""
-    sums: Mapping[str, str]
-    """Column name to aggregate; lists, where a tally is to come of it."""
-    texts: Mapping[str, State]
-    """The columns of ``sums`` that are lists, and the state that each is of."""
+    recipe: Recipe
+    """What is computed of rows."""
     kinds: Mapping[str, str]
     """The delta's column to how it merges: sum, max, min or text."""
     cells: Mapping[str, str]
@@ -60,9 +55,8 @@ def plan_source(
     thresholds: Mapping[str, int],
 ) -> SourcePlan:
     """The plan for all ``metrics`` of one source, into the columns that the store gave them."""
-    flags: dict[str, str] = {}
-    sums: dict[str, str] = {}
-    texts: dict[str, State] = {}
+    recipe = Recipe(thresholds)
+    recipe.expect(state for metric in metrics for state in metric.states)
     kinds: dict[str, str] = {}
     filled: dict[str, str] = {}
     needed: set[str] = set()
@@ -70,18 +64,8 @@ def plan_source(
         columns = iter(layout.columns[metric.name])
         for state in metric.states:
             needed |= _columns(state)
-            flag = "true"
-            if state.where:
-                condition = _sql.where(state.where)
-                flag = _named("_w", condition)
-                flags[flag] = condition
-            made = _sql.aggregates(state, flag, thresholds)
-            for aggregate, cell in zip(made, cells(state), strict=True):
-                column = _named("_s", aggregate)
-                sums[column] = aggregate
+            for column, cell in zip(recipe.add(state), cells(state), strict=True):
                 kinds[column] = _MERGES[cell]
-                if isinstance(state, Tally | LabelSum):
-                    texts[column] = state
                 filled[next(columns)] = column
     roles = tuple(
         source.fields[each].column
@@ -92,17 +76,10 @@ def plan_source(
         source=source,
         roles=roles,
         needed=frozenset(needed | set(roles) | set(source.required)),
-        flags=flags,
-        sums=sums,
-        texts=texts,
+        recipe=recipe,
         kinds=kinds,
         cells=filled,
     )
-
-
-def _named(kind: str, text: str) -> str:
-    """A column's name that says what is in it: the same text, the same name, in every plan."""
-    return f"{kind}_{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]}"
 
 
 def _columns(state: State) -> set[str]:

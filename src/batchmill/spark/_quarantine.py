@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
+from batchmill.spark._errors import PipelineError
+from batchmill.spark._faults import is_full, no_room
 from batchmill.spark._segments import BadSegment, local_path, spark_path
 
 log = logging.getLogger("batchmill.spark")
@@ -27,17 +29,21 @@ class Quarantine:
         self.folder = folder
 
     def segment(self, bad: BadSegment) -> None:
-        """Copy a segment here, with its reason. One that is gone leaves just the reason."""
+        """Copy a segment here, with its reason. One that cannot be copied leaves just that."""
         folder = self.folder / bad.source
-        folder.mkdir(parents=True, exist_ok=True)
         name = bad.path.rsplit("/", 1)[-1]
-        path = local_path(bad.path)
-        if path is not None and bad.reason != "missing":
-            try:
-                shutil.copyfile(path, folder / name)
-            except FileNotFoundError:
-                log.warning("segment %s went away before it could be set aside", bad.path)
-        (folder / f"{name}.reason").write_text(f"{bad.reason}: {bad.detail}\n{bad.path}\n", "utf-8")
+        why = f"{bad.reason}: {bad.detail}\n{bad.path}\n"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = local_path(bad.path)
+            if path is not None and bad.reason != "missing":
+                _copy(path, folder / name)
+            (folder / f"{name}.reason").write_text(why, "utf-8")
+        except OSError as error:
+            raise no_room(error, [self.folder]) or PipelineError(
+                f"the segment {bad.path} is to be set aside ({bad.reason}), but {folder} cannot be "
+                f"written ({error}): let this user write there, then start again"
+            ) from error
         log.warning("segment %s set aside (%s): %s", bad.path, bad.reason, bad.detail)
 
     def rows(self, source: str, stream: str, number: int | str, rows: DataFrame) -> Path:
@@ -45,3 +51,16 @@ class Quarantine:
         target = self.folder / source / f"rows-{stream}-{number}"
         rows.write.mode("overwrite").parquet(spark_path(target))
         return target
+
+
+def _copy(path: str, target: Path) -> None:
+    """As a whole or not at all: what an earlier run of the batch has put there stays."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        shutil.copyfile(path, part)
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        if is_full(error):
+            raise
+        log.warning("segment %s cannot be copied, just its reason is kept: %s", path, error)

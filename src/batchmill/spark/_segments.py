@@ -7,15 +7,39 @@ of which type. What cannot be read is set aside before it can stop a batch.
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterable
+import errno
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from batchmill.spark._errors import PipelineError
+
+_T = TypeVar("_T")
+
 _LOOKERS = 8
+_WAITS_S = (0.05, 0.2, 0.8)
+"""How long a fault that is not the file's is waited for to pass."""
+_OF_THE_FILE = {
+    errno.ENOENT: "missing",
+    errno.ENOTDIR: "missing",
+    errno.EACCES: "not permitted",
+    errno.EPERM: "not permitted",
+    errno.EISDIR: "unreadable",
+    errno.ELOOP: "unreadable",
+    errno.ENAMETOOLONG: "unreadable",
+}
+_TOO_MANY = "raise the limit of open files (ulimit -n), or have fewer of them open"
+_ADVICE = {
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+    errno.ENOMEM: "give the process more memory",
+}
 
 
 @dataclass(frozen=True)
@@ -56,18 +80,20 @@ def look_at(paths: Iterable[str]) -> tuple[list[Segment], list[BadSegment]]:
 
 def read_through(segments: Iterable[Segment]) -> list[BadSegment]:
     """Those of ``segments`` that do not survive being read to the end: for after a failed batch."""
-    bad = []
-    for segment in segments:
-        try:
-            filesystem, inside = _open(segment.path)
-            with pq.ParquetFile(filesystem.open_input_file(inside)) as file:
-                for _ in file.iter_batches():
-                    pass
-        except FileNotFoundError as error:
-            bad.append(_bad(segment.path, "missing", error))
-        except (pa.ArrowException, OSError) as error:
-            bad.append(_bad(segment.path, "corrupt", error))
-    return bad
+    found = (_read(each.path, _to_the_end) for each in segments)
+    return [each for each in found if isinstance(each, BadSegment)]
+
+
+def reason_for(error: Exception) -> str | None:
+    """Why a file that gave this error is set aside; None if that is not the file's fault.
+
+    What pyarrow finds wrong with the content is no error of the system's: it has no number.
+    """
+    if isinstance(error, MemoryError):
+        return None
+    if isinstance(error, OSError) and error.errno is not None:
+        return _OF_THE_FILE.get(error.errno)
+    return "corrupt"
 
 
 def source_of(path: str) -> str:
@@ -76,14 +102,42 @@ def source_of(path: str) -> str:
 
 
 def _look(path: str) -> Segment | BadSegment:
-    try:
-        filesystem, inside = _open(path)
-        with pq.ParquetFile(filesystem.open_input_file(inside)) as file:
-            return Segment(path, source_of(path), file.metadata.num_rows, _schema(file))
-    except FileNotFoundError as error:
-        return _bad(path, "missing", error)
-    except (pa.ArrowException, OSError) as error:
-        return _bad(path, "corrupt", error)
+    return _read(
+        path, lambda file: Segment(path, source_of(path), file.metadata.num_rows, _schema(file))
+    )
+
+
+def _to_the_end(file: pq.ParquetFile) -> None:
+    for _ in file.iter_batches():
+        pass
+
+
+def _read(path: str, use: Callable[[pq.ParquetFile], _T]) -> _T | BadSegment:
+    """What ``use`` makes of a file, or what is wrong with the file.
+
+    A fault that is not the file's is waited for to pass, then raised: the data may be good.
+    """
+    waits = iter(_WAITS_S)
+    while True:
+        try:
+            filesystem, inside = _open(path)
+            with pq.ParquetFile(filesystem.open_input_file(inside)) as file:
+                return use(file)
+        except (pa.ArrowException, OSError, UnicodeError, MemoryError) as error:
+            if (reason := reason_for(error)) is not None:
+                return _bad(path, reason, error)
+            if (wait := next(waits, None)) is None:
+                raise _not_now(path, error) from error
+        time.sleep(wait)
+
+
+def _not_now(path: str, error: Exception) -> PipelineError:
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    advice = _ADVICE.get(number or 0, "look after the disk, or what it is reached through")
+    return PipelineError(
+        f"the segment {path} cannot be read now ({error}): {advice}, then start again; nothing of "
+        "the batch was committed, and it will be tried anew"
+    )
 
 
 def _schema(file: pq.ParquetFile) -> pa.Schema:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import logging
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
 
 import batchmill
 from batchmill.spark._errors import MissingSparkError
+
+log = logging.getLogger("batchmill.spark")
+
+_lock = threading.Lock()
+_tenants: dict[str, int] = {}
+"""How many pipelines use a session that pipelines made, by its application's id."""
 
 SETTINGS: Mapping[str, str] = {
     # Buckets, and what is read from files without a zone, are UTC.
@@ -35,6 +46,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.codegen.cache.maxEntries": "10000",
     # The JVM leaves methods beyond 8,000 bytes of code uncompiled; Spark is to split them before.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # Slices that are one partition each are to stay partitions of their own, side by side.
+    "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.driver.maxResultSize": "4g",
     # What the driver remembers of jobs and batches that are over is bounded, and small.
@@ -48,15 +61,118 @@ SETTINGS: Mapping[str, str] = {
 }
 
 
+class Lease:
+    """A pipeline's session, until the pipeline is through with it.
+
+    A session that pipelines made themselves ends with the last of them. Somebody else's goes on.
+    """
+
+    def __init__(self, session: SparkSession, application: str | None = None) -> None:
+        self.session = session
+        self._application = application
+        """The id of an application that pipelines made."""
+
+    def release(self) -> None:
+        """Be through with it; may be called twice."""
+        with _lock:
+            application, self._application = self._application, None
+            if application is None:
+                return
+            _tenants[application] -= 1
+            if not _tenants[application]:
+                del _tenants[application]
+                if self.session.sparkContext._jsc is not None:  # nobody else has stopped it
+                    self.session.stop()
+
+
+def lease(
+    master: str, *, spark: SparkSession | None = None, conf: Mapping[str, str] | None = None
+) -> Lease:
+    """A session for a pipeline: a copy of ``spark``, or of the one that runs, or a new one."""
+    if spark is not None:
+        return Lease(prepare(spark, conf))
+    with _lock:
+        running = _running()
+        if running is None:
+            session = _start(master, conf)
+            application = session.sparkContext.applicationId
+            _tenants[application] = 1
+            return Lease(session, application)
+        context = running.sparkContext
+        if context.master != master:
+            log.warning(
+                "this process has a Spark session on %s already, so the pipeline runs there and "
+                "not on %s: stop that session first if this is not meant",
+                context.master,
+                master,
+            )
+        session = prepare(running, conf)
+        application = context.applicationId
+        if application not in _tenants:
+            return Lease(session)
+        _tenants[application] += 1
+        return Lease(session, application)
+
+
 def build_session(
     master: str = "local[*]", *, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with the settings that the pipeline needs, on ``master``.
+    """A session with the settings that the pipeline needs, on ``master``; yours to stop.
 
     ``conf`` adds to the settings, or replaces them. On a cluster, batchmill itself is sent to the
-    executors, so that nothing has to be installed there. A session that runs already in this
-    process is used as it is, as far as its settings cannot be changed any more.
+    executors, so that nothing has to be installed there. Where a session runs already in this
+    process, the answer is a copy of it with these settings, as far as they can still be changed;
+    stopping the copy stops both.
     """
+    running = _running()
+    return _start(master, conf) if running is None else prepare(running, conf)
+
+
+def prepare(session: SparkSession, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A session of the user's own, with the settings that results depend on; the rest is kept."""
+    session = session.newSession()
+    for key, value in SETTINGS.items():
+        if key.startswith("spark.sql.") and session.conf.isModifiable(key):
+            session.conf.set(key, value)
+    for key, value in (conf or {}).items():
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
+        elif session.conf.get(key, None) != value:
+            log.warning("%s cannot be changed: the Spark session runs already", key)
+    return session
+
+
+def copy_of(session: SparkSession) -> SparkSession:
+    """The same session with settings of its own, at first the same."""
+    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+
+
+def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
+    """The same rows for use in ``session``, by whose settings all that is added to it goes.
+
+    What the frame itself does was resolved with its own session's settings, and stays so.
+    """
+    if frame.sparkSession is session:
+        return frame
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    plan = frame._jdf.queryExecution().analyzed()
+    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    return DataFrame(rows, session)
+
+
+def _running() -> SparkSession | None:
+    """The session that there is in this process, whoever made it."""
+    context = SparkContext._active_spark_context
+    if context is None or context._jsc is None or context._jsc.sc().isStopped():
+        return None
+    session = SparkSession._instantiatedSession
+    if session is None or session.sparkContext is not context:
+        session = SparkSession(context)
+    return session
+
+
+def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
     _find_java()
     # Python workers must be this very interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -80,15 +196,6 @@ def build_session(
     return session
 
 
-def prepare(session: SparkSession) -> SparkSession:
-    """A session of the user's own, with the settings that results depend on; the rest is kept."""
-    session = session.newSession()
-    for key in SETTINGS:
-        if key.startswith("spark.sql.") and session.conf.isModifiable(key):
-            session.conf.set(key, SETTINGS[key])
-    return session
-
-
 def _find_java() -> None:
     """Spark's own word for a missing Java is a stack trace."""
     home = os.environ.get("JAVA_HOME")
@@ -108,10 +215,14 @@ def _local_memory() -> str:
     return f"{max(1024, min(8192, total // 4 // 2**20))}m"
 
 
+@functools.cache
 def _package_zip() -> Path:
-    """The package as a zip archive that Python imports from."""
+    """The package as a zip archive that Python imports from; executors may ask for it until the
+    end of this process, and then it is removed."""
     root = Path(batchmill.__file__).parent
-    target = Path(tempfile.mkdtemp(prefix="batchmill-")) / "batchmill.zip"
+    folder = tempfile.mkdtemp(prefix="batchmill-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = Path(folder) / "batchmill.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:

@@ -9,6 +9,9 @@ from batchmill._errors import ConfigError
 from batchmill.spark._thresholds import SlowThresholds
 
 MEBIBYTE = 2**20
+_LONGEST_TRIGGER_S = 86_400.0
+TRIGGER = "seconds, from 0 up to a day, or Spark's notation for a time, such as '10 seconds'"
+"""What a trigger may be, for errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,9 @@ class PipelineSettings:
     larger segment is a batch of its own."""
     max_batch_files: int | None = None
     """How many segments one micro-batch reads at most; if set, it replaces the limit in bytes."""
+    small_batch_rows: int = 200_000
+    """Up to so many rows planning a batch takes longer than running it: then event types are
+    aggregated together, on one core, and plans do not adapt to what they find."""
     max_ahead_s: float = 3600.0
     """How far ahead of the clock an event may start; further ahead it is set aside."""
     late_after_minutes: int = 5
@@ -41,6 +47,7 @@ class PipelineSettings:
         _whole("max_batch_bytes", self.max_batch_bytes, 1)
         if self.max_batch_files is not None:
             _whole("max_batch_files", self.max_batch_files, 1)
+        _whole("small_batch_rows", self.small_batch_rows, 0)
         _at_least("max_ahead_s", self.max_ahead_s, 0)
         _whole("late_after_minutes", self.late_after_minutes, 0)
         _at_least("span_wait_s", self.span_wait_s, 0)
@@ -50,6 +57,16 @@ class PipelineSettings:
             _whole(f"apdex_ms[{name!r}]", ms, 1)
         SlowThresholds.parse(self.slow_database_ms)
         SlowThresholds.parse(self.slow_cache_ms)
+
+
+def every(trigger: float | str) -> str:
+    """How often a stream looks for segments, in Spark's notation; seconds, or that notation."""
+    if isinstance(trigger, str):
+        return trigger
+    # `not <=` also refuses nan.
+    if isinstance(trigger, bool) or not 0 <= trigger <= _LONGEST_TRIGGER_S:
+        raise ConfigError("trigger", trigger, TRIGGER)
+    return f"{round(trigger * 1000)} milliseconds"
 
 
 def _whole(name: str, value: int, least: int) -> None:

@@ -1,4 +1,4 @@
-"""Paths, conditions and states of the metric language, written as Spark SQL.
+"""Paths and conditions of the metric language, written as Spark SQL.
 
 Text in, text out: nothing here touches Spark, so a whole source's plan is written once and reused
 for every micro-batch. Every expression is native: no Python runs on the way of a row.
@@ -8,21 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from batchmill.oal import (
-    ApdexCount,
-    Bucketed,
-    Clamped,
-    Condition,
-    Count,
-    DoubleSum,
-    Extreme,
-    LabelSum,
-    MapKey,
-    Path,
-    State,
-    Sum,
-    Tally,
-)
+from batchmill.oal import ApdexCount, Condition, MapKey, Path
 
 DEFAULT_APDEX_MS = 500
 
@@ -98,55 +84,18 @@ def _like(left: str, pattern: str) -> str:
     return f"STARTSWITH({left}, {text})" if tail else "false"
 
 
-def aggregates(state: State, flag: str, thresholds: Mapping[str, int]) -> tuple[str, ...]:
-    """The aggregate, or the several, that a state is made of.
-
-    ``flag`` is a column or expression that says whether a row is in the state's ``where``.
-    Tallies come out as lists, which :func:`pieces` turns into the store's text afterwards.
-    """
-    if isinstance(state, Count):
-        return (f"COUNT_IF({flag})",)
-    if isinstance(state, Sum):
-        return (f"SUM(IF({flag}, {path(state.value)}, NULL))",)
-    if isinstance(state, DoubleSum):
-        value = f"IF({flag}, {path(state.value)}, NULL)"
-        return tuple(f"SUM({limb})" for limb in _limbs(value))
-    if isinstance(state, Extreme):
-        return (f"{state.which.upper()}(IF({flag}, {path(state.value)}, NULL))",)
-    if isinstance(state, ApdexCount):
-        return (f"COUNT_IF({flag} AND {_apdex(state, thresholds)})",)
-    if isinstance(state, Tally):
-        return (f"COLLECT_LIST(IF({flag}, {_key(state)}, NULL))",)
-    assert isinstance(state, LabelSum)
-    label, value = path(state.label), path(state.value)
-    pair = f"STRUCT(CAST({label} AS STRING) AS k, CAST({value} AS BIGINT) AS v)"
-    there = f"{flag} AND {label} IS NOT NULL AND {value} IS NOT NULL"
-    return (f"COLLECT_LIST(IF({there}, {pair}, NULL))",)
-
-
-def _key(state: Tally) -> str:
-    key = state.key
-    if isinstance(key, Bucketed):
-        text = f"{path(key.value)} DIV {key.precision}"
-    elif isinstance(key, Clamped):
-        text = f"GREATEST(0L, LEAST({path(key.value)} DIV {key.step}, {literal(key.steps)}))"
-    else:
-        return f"CAST({path(key.value)} AS STRING)"
-    # Half the bytes of a list of longs, where an int will do.
-    return f"CAST({text} AS INT)" if key.value.type.kind == "int" else text
-
-
-def _limbs(value: str) -> tuple[str, ...]:
+def limbs(value: str) -> tuple[str, ...]:
     """A double as four whole numbers whose sums are exact; see ``oal.DoubleSum``."""
     # Toward zero: the difference to the whole part is then exact, for a tiny negative number too.
-    limbs, rest = [f"CAST({value} AS BIGINT)"], value
+    made, rest = [f"CAST({value} AS BIGINT)"], value
     for _ in range(3):
         rest = f"(({rest} - CAST(CAST({rest} AS BIGINT) AS DOUBLE)) * 1073741824.0D)"
-        limbs.append(f"CAST({rest} AS BIGINT)")
-    return tuple(limbs)
+        made.append(f"CAST({rest} AS BIGINT)")
+    return tuple(made)
 
 
-def _apdex(state: ApdexCount, thresholds: Mapping[str, int]) -> str:
+def apdex(state: ApdexCount, thresholds: Mapping[str, int]) -> str:
+    """Whether a row is satisfied, or tolerated."""
     limit = literal(DEFAULT_APDEX_MS)
     if thresholds:
         known = ", ".join(f"{literal(key)}, {literal(ms)}" for key, ms in thresholds.items())
@@ -155,35 +104,3 @@ def _apdex(state: ApdexCount, thresholds: Mapping[str, int]) -> str:
     if state.which == "satisfied":
         return f"{path(state.status)} AND {value} <= {limit}"
     return f"{path(state.status)} AND {value} > {limit} AND {value} <= 4 * {limit}"
-
-
-def pieces(state: State, listed: str, *, starts: str) -> str:
-    """The store's text for a tally, from its sorted list; null where the list is empty.
-
-    ``starts`` is the column with the positions in the list at which a new key begins.
-    """
-    end = f"COALESCE(GET({starts}, j + 1), SIZE({listed}))"
-    if isinstance(state, LabelSum):
-        total = f"AGGREGATE(SLICE({listed}, i + 1, {end} - i), 0L, (a, x) -> a + x.v)"
-        entry = f"CONCAT({_json(f'{listed}[i].k')}, ':[', {total}, ',', {end} - i, ']')"
-    elif isinstance(state, Tally) and not isinstance(state.key, Bucketed | Clamped):
-        entry = f"CONCAT({_json(f'{listed}[i]')}, ':', {end} - i)"
-    else:
-        count = f"{end} - i"
-        entry = f"IF({count} = 1, CAST({listed}[i] AS STRING), CONCAT({listed}[i], ':', {count}))"
-    return f"NULLIF(ARRAY_JOIN(TRANSFORM({starts}, (i, j) -> {entry}), ','), '')"
-
-
-def starts(state: State, listed: str) -> str:
-    """The positions in a sorted list at which a new key begins."""
-    key = ".k" if isinstance(state, LabelSum) else ""
-    return (
-        f"IF(SIZE({listed}) = 0, ARRAY(), FILTER(SEQUENCE(0, SIZE({listed}) - 1), "
-        f"i -> i = 0 OR {listed}[i]{key} <> {listed}[i - 1]{key}))"
-    )
-
-
-def _json(text: str) -> str:
-    """A string as JSON writes it, quotes included."""
-    whole = f"TO_JSON(ARRAY(MAKE_VALID_UTF8({text})))"
-    return f"SUBSTRING({whole}, 2, LENGTH({whole}) - 2)"

@@ -1,9 +1,10 @@
 """The spans of a micro-batch: what comes of them, and which of them wait for a later batch.
 
 Spans of one trace reach us in different batches. All spans are kept, as a few columns, in files
-beside the checkpoint until :attr:`~batchmill.spark.PipelineSettings.span_wait_s` is over; which
-files are alive is part of what the store commits, so a batch that is run again starts from the same
-ones. A file that no commit names is nobody's, and is removed in passing.
+beside the checkpoint until :attr:`~batchmill.spark.PipelineSettings.span_wait_s` is over, or in a
+backfill until its end; which files are alive is part of what the store commits, so a batch that is
+run again starts from the same ones. A file that no commit names is nobody's, and is removed in
+passing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.sources import split_entity_id
+from batchmill.spark import _carry
 from batchmill.spark._direct import direct_sources, row_counts
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._l1 import Rows
@@ -33,9 +35,6 @@ from batchmill.spark._spans import SPAN_SCHEMA, compact
 from batchmill.spark._thresholds import SlowThresholds, TopNThresholds
 from batchmill.spark._topn import SERVICE_DATABASE, statement_stats, topn_records
 from batchmill.store import Batch, Carry, StatementRow, TopNRow
-
-_SLOTS = 8
-"""Files of waiting spans are merged so that about this many are left over the whole wait."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,24 @@ class Traced:
 
     sources: dict[str, Rows] = field(default_factory=dict)
     rows: int = 0
+    oldest_us: int = 0
     newest_us: int = 0
+    late: int = 0
+    """How many spans came late."""
     jobs: list[Callable[[], Any]] = field(default_factory=list)
     """To be run with the sources' own; in the order that :meth:`TraceWork.add` expects."""
     add_carry: list[Carry] = field(default_factory=list)
     drop_carry: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """When a batch is made: what its spans are marked with, and which of earlier ones go."""
+
+    tick: int
+    expire_before: int | None
+    number: int
+    expire: bool
 
 
 class TraceWork:
@@ -71,7 +83,7 @@ class TraceWork:
         wanted: frozenset[str],
     ) -> None:
         self._spark = spark
-        self._folder = folder
+        self.folder = folder
         self._settings = settings
         self._wanted = wanted
         self._slow = TopNThresholds(
@@ -81,22 +93,31 @@ class TraceWork:
 
     @contextlib.contextmanager
     def open(
-        self, waiting: Waiting, spans: DataFrame | None, *, now: float, number: int
+        self,
+        waiting: Waiting,
+        spans: DataFrame | None,
+        *,
+        now: float,
+        number: int,
+        expire: bool = True,
+        late_before_us: int | None = None,
     ) -> Iterator[Traced]:
         """The spans' part of a batch; what Spark keeps for it is let go at the end.
 
-        ``spans`` are those that fit; None if there are none.
+        ``spans`` are those that fit; None if there are none. Without ``expire`` none is let go for
+        having waited long. Those that start before ``late_before_us`` are late.
         """
         tick = max([int(now * 1000), *(each.arrived_ms + 1 for each in waiting.files)])
         wait_ms = int(self._settings.span_wait_s * 1000)
         expired = [
             each
             for each in waiting.files
-            if waiting.expire_all or each.arrived_ms <= tick - wait_ms
+            if waiting.expire_all or (expire and each.arrived_ms <= tick - wait_ms)
         ]
         if spans is None and not expired:
             yield Traced()
             return
+        _carry.check(waiting.files)
         expire_before = max((each.arrived_ms for each in expired), default=None)
         if spans is None:
             spans = self._spark.createDataFrame([], SPAN_SCHEMA)
@@ -108,7 +129,12 @@ class TraceWork:
 
         try:
             new = keep(compact(spans))
-            yield self._traced(waiting, expired, new, keep, tick, expire_before, number)
+            moment = _Moment(tick, expire_before, number, expire)
+            traced = self._traced(waiting, expired, new, keep, moment)
+            if late_before_us is not None and traced.rows and traced.oldest_us < late_before_us:
+                late = f"time < TIMESTAMP_MICROS({late_before_us}L)"
+                traced.late = new.where(late).count()
+            yield traced
         finally:
             for frame in kept:
                 frame.unpersist()
@@ -119,12 +145,10 @@ class TraceWork:
         expired: Sequence[Carry],
         new: DataFrame,
         keep: Callable[[DataFrame], DataFrame],
-        tick: int,
-        expire_before: int | None,
-        number: int,
+        moment: _Moment,
     ) -> Traced:
-        counts, newest_us = row_counts(new)
-        result = Traced(rows=counts.pop(""), newest_us=newest_us)
+        counts, oldest_us, newest_us = row_counts(new)
+        result = Traced(rows=counts.pop(""), oldest_us=oldest_us, newest_us=newest_us)
         result.drop_carry = [each.path for each in expired]
         result.sources = {
             source: rows
@@ -135,7 +159,7 @@ class TraceWork:
         if waiting.files:
             paths = [each.path for each in waiting.files]
             carried = read_parquet(self._spark, DIGEST_SCHEMA, paths)
-        links = link(new, carried, tick, expire_before)
+        links = link(new, carried, moment.tick, moment.expire_before)
         keep(links.paired)
         result.sources |= {
             source: rows
@@ -144,7 +168,7 @@ class TraceWork:
         }
         result.jobs = [links.unresolved.toArrow]
         if result.rows:
-            result.jobs.append(lambda: self._write(links, waiting, expired, tick, number, result))
+            result.jobs.append(lambda: self._write(links, waiting, expired, moment, result))
         if counts["DatabaseAccess"] or counts["CacheAccess"]:
             top = topn_records(new, self._settings.top_n, self._slow)
             result.jobs += [top.toArrow, statement_stats(new).toArrow]
@@ -155,28 +179,28 @@ class TraceWork:
         links: Links,
         waiting: Waiting,
         expired: Sequence[Carry],
-        tick: int,
-        number: int,
+        moment: _Moment,
         result: Traced,
     ) -> None:
         """Put this batch's spans where later ones find them, together with files of its time."""
         gone = {each.path for each in expired}
-        slot_ms = max(1, int(self._settings.span_wait_s * 1000) // _SLOTS)
         alive = [each for each in waiting.files if each.path not in gone]
-        merged = [each for each in alive if each.arrived_ms // slot_ms == tick // slot_ms]
-        if len(merged) < _SLOTS:
-            merged = []
+        wait_ms = int(self._settings.span_wait_s * 1000)
+        merged = _carry.to_merge(
+            alive, tick=moment.tick, rows=result.rows, wait_ms=wait_ms, expire=moment.expire
+        )
         digest = links.digest
         if merged:
             paths = [each.path for each in merged]
             digest = digest.unionByName(read_parquet(self._spark, DIGEST_SCHEMA, paths))
             result.drop_carry += paths
-        target = self._folder / f"{number}-{uuid.uuid4().hex[:8]}"
+        target = self.folder / f"{moment.number}-{uuid.uuid4().hex[:8]}"
         rows = result.rows + sum(each.rows for each in merged)
         if rows < 1_000_000:
             digest = digest.coalesce(1)
         digest.write.parquet(spark_path(target))
-        result.add_carry.append(Carry(spark_path(target), number, tick, rows))
+        _carry.make_durable(target)
+        result.add_carry.append(Carry(spark_path(target), moment.number, moment.tick, rows))
 
     def add(self, traced: Traced, tables: Sequence[Any], batch: Batch, book: EntityBook) -> None:
         """Put the results of ``traced.jobs`` into the batch."""
@@ -194,8 +218,8 @@ class TraceWork:
     def tidy(self, alive: Sequence[Carry]) -> None:
         """Remove the files that are not ``alive``: no commit names them, nobody will read them."""
         names = {each.path.rstrip("/").rsplit("/", 1)[-1] for each in alive}
-        if self._folder.is_dir():
-            for folder in self._folder.iterdir():
+        if self.folder.is_dir():
+            for folder in self.folder.iterdir():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,13 +4,17 @@ Loads with the standard library alone; PostgreSQL takes the extra ``postgres``.
 """
 
 from batchmill.store._cells import Cell, cells, decode
+from batchmill.store._checkpoint import Exempt
 from batchmill.store._errors import (
     BatchGapError,
     CheckpointMismatchError,
     FencedError,
+    LayoutChangedError,
+    MetricConflictError,
     MissingDriverError,
     NamesClashError,
     NotAStoreError,
+    StaleCarryError,
     StoreClosedError,
     StoreError,
     StoreFullError,
@@ -59,12 +63,16 @@ __all__ = [
     "Deltas",
     "EXPIRED",
     "EntityRow",
+    "Exempt",
     "FencedError",
     "Layout",
+    "LayoutChangedError",
+    "MetricConflictError",
     "MissingDriverError",
     "NamesClashError",
     "NotAStoreError",
     "RetryPolicy",
+    "StaleCarryError",
     "StateRow",
     "StatementRow",
     "Store",

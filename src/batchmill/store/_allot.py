@@ -1,19 +1,21 @@
 """Which metric gets which columns: decided here, done elsewhere.
 
 Every version of a metric has columns of its own, so that a metric that goes or comes never
-disturbs another. The column of a metric that was retired so long ago that all its values have
-expired is given to the next one of the same kind.
+disturbs another. A metric belongs to the streams that compute it, and goes with the last of them:
+no stream retires or changes what another one computes. The column of a metric that was retired so
+long ago that all its values have expired is given to the next one of the same kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from batchmill.oal import Metric
 from batchmill.sources import Grain
 from batchmill.store._cells import Cell
-from batchmill.store._errors import TooManyColumnsError
+from batchmill.store._errors import MetricConflictError, TooManyColumnsError
 from batchmill.store._plan import Plan
 from batchmill.store._ttl import day_of
 from batchmill.store._views import StoredMetric
@@ -81,11 +83,14 @@ def allot(
     cutoff: int,
     most_columns: int,
     retire: bool,
+    stream: str = "",
+    owners: Mapping[tuple[str, int], frozenset[str]] = MappingProxyType({}),
 ) -> Allotment:
-    """Decide what registering ``metrics`` changes.
+    """Decide what registering ``metrics`` for a stream changes.
 
     ``stored`` are all versions, ``columns`` all columns by source, ``retired_minutes`` the newest
-    minute at each retirement by (name, version), and ``cutoff`` the oldest day that is kept.
+    minute at each retirement by (name, version), ``cutoff`` the oldest day that is kept, and
+    ``owners`` the streams that compute a metric, by (name, version).
     """
     wanted = list(metrics)
     versions: dict[str, int] = {}
@@ -96,6 +101,10 @@ def allot(
             active[each.name] = each
     result = Allotment()
     new: list[Metric] = []
+
+    def others(known: StoredMetric) -> frozenset[str]:
+        return owners.get((known.name, known.version), frozenset()) - {stream}
+
     for metric in wanted:
         known = active.get(metric.name)
         if known and known.definition == metric.text and known.plan == Plan.of(metric):
@@ -103,10 +112,20 @@ def allot(
         else:
             new.append(metric)
             if known:
+                mine = stream in owners.get((known.name, known.version), ())
+                conflict = bool(others(known)) or not (retire or mine)
+                # The same definition may be kept in another way than by an older batchmill.
+                if conflict and known.definition != metric.text:
+                    streams = tuple(sorted(others(known)))
+                    raise MetricConflictError(
+                        known.name, streams, known.definition, metric.text, retire
+                    )
                 result.retired.append(known)
     if retire:
         names = {each.name for each in wanted}
-        result.retired += [each for name, each in active.items() if name not in names]
+        result.retired += [
+            each for name, each in active.items() if name not in names and not others(each)
+        ]
     free = _free_columns(columns, retired_minutes, cutoff)
     highest = {
         source: max((each.number for each in owned), default=0) for source, owned in columns.items()

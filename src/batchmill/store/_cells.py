@@ -20,6 +20,8 @@ from batchmill.oal import (
 from batchmill.store._tally import decode_label_sums, decode_labels, decode_numbers
 
 DOUBLE_LIMBS = 4
+LOW_BITS = 32
+"""A sum that could outgrow 64 bits is kept as two: of the upper parts and of the lower ones."""
 
 
 class Cell(enum.Enum):
@@ -43,7 +45,13 @@ class Shape(enum.Enum):
 
     COUNT = "count"
     SUM = "sum"
+    """Of numbers of 32 bits: no number of rows that there can be makes it outgrow 64."""
+    WIDE_SUM = "wide_sum"
+    """Of numbers of 64 bits: :func:`split` in two, good for 2^31 rows of one bucket and entity."""
     DOUBLE_SUM = "double_sum"
+    """As older stores kept it: the whole part in one cell."""
+    WIDE_DOUBLE_SUM = "wide_double_sum"
+    """The whole part :func:`split` in two, then three limbs of the fraction."""
     MAX_INT = "max_int"
     MIN_INT = "min_int"
     MAX_FLOAT = "max_float"
@@ -55,16 +63,20 @@ class Shape(enum.Enum):
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The cells that it is kept in."""
-        if self is Shape.DOUBLE_SUM:
-            return (Cell.SUM,) * DOUBLE_LIMBS
-        return (Cell.SUM,) if self is Shape.COUNT else (Cell(self.value),)
+        if self in _SUMS:
+            return (Cell.SUM,) * _SUMS[self]
+        return (Cell(self.value),)
 
     def decode(self, values: Sequence[Any]) -> Any:
         """The merged state, from the values of its cells."""
-        if self is Shape.DOUBLE_SUM:
+        if len(self.cells) > 1:
             if all(each is None for each in values):
                 return None
-            return tuple(each or 0 for each in values)
+            filled = tuple(each or 0 for each in values)
+            if self is Shape.DOUBLE_SUM:
+                return filled
+            whole = joined(filled[0], filled[1])
+            return whole if self is Shape.WIDE_SUM else (whole, *filled[2:])
         (value,) = values
         if self is Shape.COUNT:
             return value or 0
@@ -79,15 +91,43 @@ class Shape(enum.Enum):
         return value
 
 
+_SUMS = {
+    Shape.COUNT: 1,
+    Shape.SUM: 1,
+    Shape.WIDE_SUM: 2,
+    Shape.DOUBLE_SUM: DOUBLE_LIMBS,
+    Shape.WIDE_DOUBLE_SUM: DOUBLE_LIMBS + 1,
+}
+"""The shapes that are sums, and how many."""
+
+
+def split(value: int) -> tuple[int, int]:
+    """A whole number as upper and lower part, which may be added up each for itself.
+
+    >>> split(-1)
+    (-1, 4294967295)
+    """
+    return value >> LOW_BITS, value & ((1 << LOW_BITS) - 1)
+
+
+def joined(upper: int, lower: int) -> int:
+    """The number, or the sum of numbers, of those parts.
+
+    >>> joined(-1, 4294967295)
+    -1
+    """
+    return (upper << LOW_BITS) + lower
+
+
 def shape(state: State) -> Shape:
     """The shape of a state."""
     match state:
         case Count() | ApdexCount():
             return Shape.COUNT
-        case Sum():
-            return Shape.SUM
+        case Sum(value=value):
+            return Shape.WIDE_SUM if value.type.kind == "long" else Shape.SUM
         case DoubleSum():
-            return Shape.DOUBLE_SUM
+            return Shape.WIDE_DOUBLE_SUM
         case Extreme(value=value, which=which):
             return Shape(f"{which}_{'int' if value.type.is_whole else 'float'}")
         case Tally(key=Label()):

@@ -2,15 +2,24 @@
 
 The checkpoint says which input was read, the store what came of it. A batch goes into the store
 first and is marked done in the checkpoint after that, so the store may be one batch ahead: that
-batch comes again, and is known by its number. Any other distance means that one of the two was
-restored from an older copy, or swapped; going on would lose rows or count them twice.
+batch comes again, and is known by its number. It must have been planned, though: only then does the
+same number stand for the same input. Any other distance means that one of the two was restored from
+an older copy, or swapped; going on would lose rows or count them twice.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from batchmill.store._errors import BatchGapError, CheckpointMismatchError, FencedError
+
+
+class Exempt(enum.Enum):
+    """Stands for the newest planned batch of a stream that plans none."""
+
+    NO_LOG = "no log"
+    """There is no log of plans: the input of batch 0 is passed by hand and is always the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +40,12 @@ def check_claim(
     *,
     fresh: bool,
     committed: int | None,
+    planned: int | Exempt | None = Exempt.NO_LOG,
 ) -> None:
-    """Raise :class:`CheckpointMismatchError` unless the checkpoint goes with what is known."""
+    """Raise :class:`CheckpointMismatchError` unless the checkpoint goes with what is known.
+
+    ``planned`` is the newest batch whose input the checkpoint has laid down.
+    """
     if known is None:
         if fresh:
             return
@@ -54,11 +67,22 @@ def check_claim(
             "if it reads other input",
         )
     ahead = _ordinal(known.last_batch) - _ordinal(committed)
-    if ahead in (0, 1):
+    if ahead == 0 or (ahead == 1 and planned in (known.last_batch, Exempt.NO_LOG)):
         return
     where = f"the store is at batch {_shown(known.last_batch)}, the checkpoint at {{}}".format(
         _shown(committed)
     )
+    if ahead == 1:
+        assert not isinstance(planned, Exempt)
+        raise CheckpointMismatchError(
+            stream,
+            "unplanned",
+            f"{where}, and the newest batch that it has planned is {_shown(planned)}: the "
+            f"checkpoint was restored from an older copy or emptied, and new input would be taken "
+            f"for batch {known.last_batch}, which is in the store, and skipped",
+            "restore the store's copy of the same time, too; or start anew with an empty store and "
+            "an empty checkpoint folder",
+        )
     if ahead < 0:
         raise CheckpointMismatchError(
             stream,

@@ -13,14 +13,15 @@ from typing import Any
 
 from batchmill.sources import Grain, UnknownNameError
 from batchmill.store import _streams, _topn
-from batchmill.store._cells import Cell
+from batchmill.store._allot import Column
 from batchmill.store._checkpoint import is_replay
 from batchmill.store._entities import EntityCache, EntityId, Known, store_entities
+from batchmill.store._errors import LayoutChangedError, StaleCarryError
 from batchmill.store._register import all_columns
 from batchmill.store._session import Session
 from batchmill.store._sql import COMPACT_EVERY, added, merge_cells, quoted, table_name
 from batchmill.store._ttl import cutoff_day, day_of, first_of, newer
-from batchmill.store._types import EXPIRED, TOO_OLD, Batch, CommitResult, CounterKey, Deltas
+from batchmill.store._types import EXPIRED, TOO_OLD, Batch, CommitResult, CounterKey, Deltas, Layout
 
 
 class Commit:
@@ -30,8 +31,12 @@ class Commit:
     that goes in with it tells the next try so.
     """
 
-    def __init__(self, batch: Batch, *, ttl_days: int, top_n: int) -> None:
+    def __init__(
+        self, batch: Batch, layout: Layout | None = None, *, ttl_days: int, top_n: int
+    ) -> None:
+        """``layout`` is what the stream has registered, as far as it is known."""
         self._batch = batch
+        self._layout = layout
         self._token = str(uuid.uuid4())
         self._result = CommitResult(applied=False)
         self._ttl_days = ttl_days
@@ -47,23 +52,27 @@ class Commit:
         if is_replay(batch.stream, known, batch.epoch, number, self._token):
             # Of this commit's own earlier try, or else of one long before.
             got_in = known is not None and known.token == self._token
+            if not got_in:
+                self.learnt = {}
             return self._result if got_in else CommitResult(applied=False)
         newest = newer(before, batch.newest_minute)
         cutoff = cutoff_day(newest, self._ttl_days)
-        keys, self.learnt = store_entities(session, batch.entities, cache)
+        # First, so that what comes finds the room of what goes.
+        removed, since = _remove_expired(session, cutoff)
+        days = last_days(batch, newest)
+        keys, self.learnt = store_entities(
+            session, batch.entities, days, cache, cutoff=cutoff, since=since
+        )
         counters = dict(batch.counters)
         expired = _expired_rows(batch, cutoff)
         for source, rows in expired.items():
             _count(counters, (EXPIRED, source, TOO_OLD), rows)
         turn = (known.last_batch or 0 if known and batch.settle else batch.number) % COMPACT_EVERY
-        merged = merge_deltas(session, batch.deltas, keys, cutoff, turn)
+        merged = merge_deltas(session, batch.deltas, self._layout, keys, cutoff, turn)
         self._slow_calls(session, keys, cutoff, counters)
         self._carry(session)
-        removed = 0
         if newest != before:
             session.run("UPDATE meta SET value = ? WHERE key = 'newest_minute'", (str(newest),))
-            if cutoff > cutoff_day(before, self._ttl_days):
-                removed = remove_before(session, cutoff)
         add_counters(session, counters)
         _streams.record(session, batch.stream, number, self._token)
         self._result = CommitResult(True, merged, sum(expired.values()), removed, counters)
@@ -86,10 +95,11 @@ class Commit:
 
     def _carry(self, session: Session) -> None:
         stream = self._batch.stream
-        session.run_many(
-            "DELETE FROM carry WHERE stream = ? AND path = ?",
-            [(stream, path) for path in self._batch.drop_carry],
-        )
+        for path in dict.fromkeys(self._batch.drop_carry):
+            # A settling commit has no number to be known by: this tells it from its double.
+            dropped = session.run("DELETE FROM carry WHERE stream = ? AND path = ?", (stream, path))
+            if dropped != 1:
+                raise StaleCarryError(stream, path)
         session.run_many(
             "INSERT INTO carry (stream, path, batch, arrived_ms, n_rows) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (stream, path) DO UPDATE SET batch = excluded.batch, "
@@ -101,14 +111,45 @@ class Commit:
         )
 
 
+def last_days(batch: Batch, newest: int | None) -> list[int]:
+    """The last day that each entity is seen on; where no row speaks of it, the newest day."""
+    found: dict[int, int] = {}
+
+    def see(entity: int, day: int) -> None:
+        if day > found.get(entity, -1):
+            found[entity] = day
+
+    for each in batch.deltas:
+        if not each.buckets:
+            continue
+        last = day_of(each.grain, max(each.buckets))
+        if day_of(each.grain, min(each.buckets)) == last:  # as nearly always
+            for entity in set(each.entities):
+                see(entity, last)
+        else:
+            for bucket, entity in zip(each.buckets, each.entities, strict=True):
+                see(entity, day_of(each.grain, bucket))
+    for call in batch.topn:
+        see(call.entity, day_of(Grain.MINUTE, call.minute))
+    for run in batch.statements:
+        see(run.entity, day_of(Grain.MINUTE, run.minute))
+    today = day_of(Grain.MINUTE, newest or 0)
+    return [found.get(number, today) for number in range(len(batch.entities))]
+
+
 def merge_deltas(
-    session: Session, deltas: Sequence[Deltas], keys: Sequence[int], cutoff: int, turn: int
+    session: Session,
+    deltas: Sequence[Deltas],
+    layout: Layout | None,
+    keys: Sequence[int],
+    cutoff: int,
+    turn: int,
 ) -> int:
     """Merge what is not too old; how many rows that was."""
     if not deltas:
         return 0
     kinds = {
-        source: {each.name: each.cell for each in columns}
+        source: {each.name: each for each in columns}
         for source, columns in all_columns(session).items()
     }
     merged = 0
@@ -116,22 +157,32 @@ def merge_deltas(
         known = kinds.get(each.source)
         if known is None:
             raise UnknownNameError("registered source", each.source, tuple(kinds))
+        _check_columns(each, known, layout)
         merged += _merge(session, each, known, keys, cutoff, turn)
     return merged
+
+
+def _check_columns(deltas: Deltas, known: Mapping[str, Column], layout: Layout | None) -> None:
+    """Raise unless every column is there, and still the metric's that it was registered for."""
+    for name in deltas.cells:
+        column = known.get(name)
+        if column is None:
+            raise UnknownNameError(f"column of {deltas.source}", name, tuple(known))
+        if layout is not None:
+            owner = layout.owners.get((deltas.source, name))
+            if owner != (column.metric, column.version):
+                raise LayoutChangedError(deltas.source, name, column.metric)
 
 
 def _merge(
     session: Session,
     deltas: Deltas,
-    kinds: Mapping[str, Cell],
+    known: Mapping[str, Column],
     keys: Sequence[int],
     cutoff: int,
     turn: int,
 ) -> int:
     names = tuple(deltas.cells)
-    for name in names:
-        if name not in kinds:
-            raise UnknownNameError(f"column of {deltas.source}", name, tuple(kinds))
     entities = [keys[index] for index in deltas.entities]
     columns: list[Sequence[Any]] = [deltas.buckets, entities, *deltas.cells.values()]
     first = first_of(deltas.grain, cutoff)
@@ -140,13 +191,33 @@ def _merge(
         columns = [list(compress(column, kept)) for column in columns]
     if columns[0]:
         table = table_name(deltas.grain, deltas.source)
-        cells = tuple(kinds[name] for name in names)
+        cells = tuple(known[name].cell for name in names)
         session.upsert(merge_cells(session.dialect, table, names, cells, turn), columns)
     return len(columns[0])
 
 
+def _remove_expired(session: Session, cutoff: int) -> tuple[int, int]:
+    """Remove what is before ``cutoff``, unless that was done; how many rows, and the last cutoff.
+
+    The cutoff is kept, not worked out from the newest minute: ``ttl_days`` may have been lowered.
+    """
+    ((value,),) = session.rows("SELECT value FROM meta WHERE key = 'cutoff'")
+    if cutoff <= int(value):
+        return 0, int(value)
+    session.run("UPDATE meta SET value = ? WHERE key = 'cutoff'", (str(cutoff),))
+    return remove_before(session, cutoff), cutoff
+
+
 def remove_before(session: Session, cutoff: int) -> int:
-    """Remove everything of days before ``cutoff``; how many rows that was."""
+    """Remove everything of days before ``cutoff``; how many rows of metrics and TopN that was.
+
+    Entities go with their last row: their last day is never before that of a row.
+    """
+    session.run(
+        "DELETE FROM entity_layer WHERE entity IN (SELECT key FROM entity WHERE last_day < ?)",
+        (cutoff,),
+    )
+    session.run("DELETE FROM entity WHERE last_day < ?", (cutoff,))
     removed = 0
     for grain in Grain:
         first = first_of(grain, cutoff)

@@ -238,8 +238,8 @@ class BatchGapError(StoreError, ValueError):
 class CheckpointMismatchError(StoreError, ValueError):
     """Checkpoint and store do not belong together.
 
-    Carries ``stream``, ``reason`` (``other``, ``unknown``, ``behind`` or ``ahead``: how the store
-    stands to the checkpoint), ``detail`` and ``advice``.
+    Carries ``stream``, ``reason`` (``other``, ``unknown``, ``behind``, ``ahead`` or ``unplanned``:
+    how the store stands to the checkpoint), ``detail`` and ``advice``.
     """
 
     _fields = ("stream", "reason", "detail", "advice")
@@ -274,6 +274,78 @@ class TooManyColumnsError(StoreError, ValueError):
             f"the metrics of {self.source} take {self.needed} columns, and a table has "
             f"{self.limit} at most: remove metrics of this source, or start a new store (columns "
             "of removed metrics are used again once their values have expired)"
+        )
+
+
+class MetricConflictError(StoreError, ValueError):
+    """Another stream computes a metric of that name, with another definition.
+
+    Carries ``metric``, ``streams`` (whose it is), ``theirs``, ``ours`` and ``retire``.
+    """
+
+    _fields = ("metric", "streams", "theirs", "ours", "retire")
+
+    def __init__(
+        self, metric: str, streams: tuple[str, ...], theirs: str, ours: str, retire: bool
+    ) -> None:
+        super().__init__(metric, streams, theirs, ours, retire)
+        self.metric = metric
+        self.streams = streams
+        self.theirs = theirs
+        self.ours = ours
+        self.retire = retire
+
+    def __str__(self) -> str:
+        whose = ", ".join(repr(each) for each in self.streams) or "another stream"
+        advice = (
+            "give one of the two another name, or use the same definition in both scripts; if that "
+            "stream is gone for good, Store.register([], stream=…) once lets go of its metrics"
+            if self.retire
+            else "use the same script (--oal) as that stream, or give the metric another name"
+        )
+        return (
+            f"the metric {self.metric!r} of {whose} is {self.theirs}, and here it is {self.ours}: "
+            f"{advice}"
+        )
+
+
+class LayoutChangedError(StoreError, RuntimeError):
+    """A column was given to another metric since this writer registered its own.
+
+    Carries ``source``, ``column`` and ``metric`` (whose it is now).
+    """
+
+    _fields = ("source", "column", "metric")
+
+    def __init__(self, source: str, column: str, metric: str) -> None:
+        super().__init__(source, column, metric)
+        self.source = source
+        self.column = column
+        self.metric = metric
+
+    def __str__(self) -> str:
+        return (
+            f"the column {self.column} of {self.source} belongs to the metric {self.metric!r} "
+            "and is not one that this stream has registered: register the metrics again, that is, "
+            "start the pipeline anew; nothing of the batch was written"
+        )
+
+
+class StaleCarryError(StoreError, RuntimeError):
+    """A batch drops a file of waiting spans that waits no more; carries ``stream`` and ``path``."""
+
+    _fields = ("stream", "path")
+
+    def __init__(self, stream: str, path: str) -> None:
+        super().__init__(stream, path)
+        self.stream = stream
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"the waiting spans in {self.path} of the stream {self.stream!r} are in the store "
+            "already: an earlier commit got in though its answer was lost. Nothing of this one was "
+            "written: claim the stream again, and go on with the files that the claim names"
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
-
 from batchmill._errors import ConfigError
+from batchmill.store._address import ENCODED, is_misread, without_password
 from batchmill.store._protocol import Store
 from batchmill.store._retry import RetryPolicy
 
@@ -45,20 +44,7 @@ sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
         from batchmill.store._postgres import PostgresStore
 
         shown = without_password(url)
+        if is_misread(url):  # what libpq said of it might quote a part of the password
+            raise ConfigError("url", shown, ENCODED)
         return PostgresStore(url, shown, policy, ttl_days=ttl_days, top_n=top_n, create=create)
     raise ConfigError("url", without_password(url), ALLOWED)
-
-
-def without_password(url: str) -> str:
-    """The address as it may be shown."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url.partition("://")[0] + "://…"
-    if "@" in parts.netloc:
-        login, _, host = parts.netloc.rpartition("@")
-        parts = parts._replace(netloc=f"{login.partition(':')[0]}@{host}")
-    if "password" in parts.query:
-        kept = [each for each in parts.query.split("&") if not each.startswith("password=")]
-        parts = parts._replace(query="&".join(kept))
-    return urlunsplit(parts) if parts.netloc else url

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from batchmill._errors import ConfigError
+from batchmill.store._address import ENCODED
 from batchmill.store._errors import StoreMissingError
 from batchmill.store._postgres_faults import translated
 from batchmill.store._postgres_session import PostgresSession, marked
@@ -89,7 +91,11 @@ class PostgresStore(SqlStore):
             import psycopg
             from psycopg.conninfo import conninfo_to_dict
 
-            wanted: dict[str, Any] = {**CONNECTING, **conninfo_to_dict(self._conninfo)}
+            try:
+                given = conninfo_to_dict(self._conninfo)
+            except psycopg.ProgrammingError:  # not shown: it quotes what it could not read
+                raise ConfigError("url", self.url, ENCODED) from None
+            wanted: dict[str, Any] = {**CONNECTING, **given}
             connection = psycopg.connect(**wanted, autocommit=True)
             try:
                 for setting in SETTINGS:
@@ -159,6 +165,17 @@ class PostgresStore(SqlStore):
         # Locks belong to the database, which may hold several stores in several schemas.
         mark = hashlib.sha256(f"{self.id}\0{stream}".encode("utf-8", "surrogatepass")).digest()
         return int.from_bytes(mark[:8], "big", signed=True)
+
+    def _alive(self, session: Session, stream: str) -> bool:
+        key = self._lock_key(stream) & (2**64 - 1)
+        return bool(
+            session.rows(
+                "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+                "AND classid::bigint = ? AND objid::bigint = ? AND database = "
+                "(SELECT oid FROM pg_database WHERE datname = current_database())",
+                (key >> 32, key & 0xFFFFFFFF),
+            )
+        )
 
     def _before_commit(self, stream: str) -> None:
         """Take the lock again if its connection broke; the epoch tells if another was faster."""

@@ -38,7 +38,7 @@ POSTGRES = Dialect(
 
 FUNCTIONS = (
     r"""
-CREATE FUNCTION batchmill_compact_numbers(tally text) RETURNS text
+CREATE OR REPLACE FUNCTION batchmill_compact_numbers(tally text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT string_agg(CASE WHEN n = 1 THEN key ELSE key || ':' || n END, ',' ORDER BY key)
     FROM (
@@ -48,7 +48,7 @@ LANGUAGE sql IMMUTABLE AS $$
         FROM unnest(string_to_array(tally, ',')) AS piece GROUP BY 1) AS summed
 $$""",
     r"""
-CREATE FUNCTION batchmill_compact_labels(tally text) RETURNS text
+CREATE OR REPLACE FUNCTION batchmill_compact_labels(tally text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN (
@@ -60,13 +60,13 @@ EXCEPTION WHEN data_exception THEN
     RETURN tally;  -- a label that PostgreSQL cannot hold, with a NUL in it: left as it is
 END $$""",
     r"""
-CREATE FUNCTION batchmill_compact_label_sums(tally text) RETURNS text
+CREATE OR REPLACE FUNCTION batchmill_compact_label_sums(tally text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN (
         SELECT string_agg(to_json(key)::text || ':[' || total || ',' || n || ']', ',' ORDER BY key)
         FROM (
-            SELECT key, sum((value->>0)::bigint) AS total, sum((value->>1)::bigint) AS n
+            SELECT key, sum((value->>0)::numeric) AS total, sum((value->>1)::numeric) AS n
             FROM json_each(('{' || tally || '}')::json) GROUP BY key) AS summed);
 EXCEPTION WHEN data_exception THEN
     RETURN tally;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
-from batchmill.oal import MetricSet
+from batchmill.oal import Metric
 from batchmill.sources import Grain
+from batchmill.store._checkpoint import Exempt
 from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
 from batchmill.store._views import (
     StateRow,
@@ -39,23 +41,35 @@ class Store(Protocol):
         """Its address, without a password."""
         ...
 
-    def register(self, metrics: MetricSet, *, retire: bool = True) -> Layout:
+    def register(
+        self, metrics: Iterable[Metric], *, retire: bool = True, stream: str = ""
+    ) -> Layout:
         """Give each metric its columns; call it before the first commit, not while one runs.
 
         The same definition keeps its columns and its history. A changed one, or one that comes
-        back, is a new version with columns of its own. Metrics not in the set are retired, unless
-        ``retire`` is False.
+        back, is a new version with columns of its own. Metrics that ``stream`` computed, and no
+        other stream does, are retired if they are not in the set, unless ``retire`` is False, which
+        is for whoever writes for a while only. Raises :class:`MetricConflictError` where another
+        stream computes a metric of that name with another definition.
         """
         ...
 
     def claim(
-        self, stream: str, checkpoint_id: str, *, fresh: bool, committed: int | None
+        self,
+        stream: str,
+        checkpoint_id: str,
+        *,
+        fresh: bool,
+        committed: int | None,
+        planned: int | Exempt | None = Exempt.NO_LOG,
     ) -> Claim:
         """Become the one writer of a stream.
 
         ``fresh``: the checkpoint was made just now. ``committed``: the last batch that the
-        checkpoint has marked done, None for none. Raises :class:`StoreInUseError` while another
-        live process has it, and :class:`CheckpointMismatchError` where the two do not match.
+        checkpoint has marked done, None for none. ``planned``: the newest batch whose input the
+        checkpoint has laid down, None for none; whoever has no log of plans passes
+        ``Exempt.NO_LOG``. Raises :class:`StoreInUseError` while another live process has it, and
+        :class:`CheckpointMismatchError` where the two do not match.
         """
         ...
 
@@ -86,12 +100,41 @@ class Store(Protocol):
         layer: str | None = None,
         limit: int | None = None,
     ) -> list[Value]:
-        """Final values by bucket and entity id, the first ``limit`` of them.
+        """Final values by bucket and entity id; with a ``limit``, the newest so many of them.
 
         ``entity`` is an id or a name. ``start`` and ``end`` are both included, and may be buckets
         of any grain: the end of a day is its last minute. A name means the newest version; pass a
         :class:`StoredMetric` for a former one.
         """
+        ...
+
+    def iter_values(
+        self,
+        metric: str | StoredMetric,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        layer: str | None = None,
+    ) -> Iterator[Value]:
+        """All values like :meth:`values`, but read in pages, so that memory does not grow.
+
+        Each page is a read of its own: what is committed meanwhile may show in those to come.
+        """
+        ...
+
+    def count_values(
+        self,
+        metric: str | StoredMetric,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        layer: str | None = None,
+    ) -> int:
+        """How many values there are, counted by the database."""
         ...
 
     def states(

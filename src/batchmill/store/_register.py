@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from batchmill.oal import Metric
+from batchmill.sources import UnknownNameError
 from batchmill.store._allot import Column, allot, column_name
 from batchmill.store._cells import Cell
 from batchmill.store._plan import Plan
@@ -28,9 +29,15 @@ def register(
     *,
     ttl_days: int,
     retire: bool,
+    stream: str,
+    alive: Callable[[str], bool],
 ) -> Layout:
-    """Give each metric its columns, in the transaction that is open."""
+    """Give each metric its columns, in the transaction that is open.
+
+    ``alive`` tells whether a stream has a writer at this moment.
+    """
     columns = all_columns(session)
+    gone = _gone(session, stream, alive)
     result = allot(
         metrics,
         all_metrics(session),
@@ -39,6 +46,8 @@ def register(
         cutoff=cutoff_day(newest_minute, ttl_days),
         most_columns=session.dialect.most_columns,
         retire=retire,
+        stream=stream,
+        owners=_owners(session, gone),
     )
     sources = {each.metric.source for each in result.added} | set(columns)
     for source in sorted(sources):
@@ -79,9 +88,64 @@ def register(
         ],
     )
     layout = {name: known.columns for name, known in result.kept.items()}
+    versions = {name: (known.source, known.version) for name, known in result.kept.items()}
     for each in result.added:
         layout[each.metric.name] = tuple(map(column_name, each.columns))
-    return Layout(layout)
+        versions[each.metric.name] = (each.metric.source, each.version)
+    _own(session, stream, {name: version for name, (_, version) in versions.items()}, retire)
+    if retire:
+        session.run_many(
+            "DELETE FROM metric_owner WHERE stream = ? AND lasting = 0",
+            [(each,) for each in sorted(gone)],
+        )
+    session.run_many(
+        "DELETE FROM metric_owner WHERE name = ? AND version = ?",
+        [(each.name, each.version) for each in result.retired],
+    )
+    owners = {
+        (source, column): (name, version)
+        for name, (source, version) in versions.items()
+        for column in layout[name]
+    }
+    return Layout(layout, owners)
+
+
+def _gone(session: Session, stream: str, alive: Callable[[str], bool]) -> set[str]:
+    """The streams that were to write for a while, as a backfill does, and do so no more."""
+    rows = session.rows(
+        "SELECT DISTINCT stream FROM metric_owner WHERE lasting = 0 AND stream <> ?", (stream,)
+    )
+    return {each for (each,) in rows if not alive(each)}
+
+
+def _owners(session: Session, gone: set[str]) -> dict[tuple[str, int], frozenset[str]]:
+    found: dict[tuple[str, int], frozenset[str]] = {}
+    for name, version, stream, lasting in session.rows(
+        "SELECT name, version, stream, lasting FROM metric_owner"
+    ):
+        if lasting or stream not in gone:
+            found[name, version] = found.get((name, version), frozenset()) | {stream}
+    return found
+
+
+def _own(session: Session, stream: str, versions: dict[str, int], retire: bool) -> None:
+    """Note what a stream computes; whoever retires nothing is there for a while only."""
+    if retire:
+        session.run("DELETE FROM metric_owner WHERE stream = ?", (stream,))
+    session.run_many(
+        "INSERT INTO metric_owner (name, version, stream, lasting) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (name, version, stream) DO NOTHING",
+        [(name, version, stream, int(retire)) for name, version in sorted(versions.items())],
+    )
+
+
+def looked_up(session: Session, metric: StoredMetric) -> StoredMetric:
+    """A metric as it is now: its columns may have gone to another one since it was read."""
+    known = all_metrics(session)
+    for each in known:
+        if (each.name, each.version) == (metric.name, metric.version):
+            return each
+    raise UnknownNameError("metric", metric.name, tuple(dict.fromkeys(e.name for e in known)))
 
 
 def all_metrics(session: Session) -> list[StoredMetric]:

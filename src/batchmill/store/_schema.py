@@ -11,6 +11,7 @@ from batchmill.store._allot import Column
 from batchmill.store._errors import NamesClashError, NotAStoreError, StoreVersionError
 from batchmill.store._session import Dialect, Session
 from batchmill.store._sql import cell_type, quoted, table_name
+from batchmill.store._ttl import day_of
 
 Step = Callable[[Session], None]
 
@@ -67,7 +68,29 @@ def _first(session: Session) -> None:
     session.install()
 
 
-MIGRATIONS: list[Step] = [_first]
+def _second(session: Session) -> None:
+    """Who computes which metric, when an entity was last seen, and what has been removed."""
+    text, whole = session.dialect.text, session.dialect.whole
+    session.run(
+        f"CREATE TABLE metric_owner (name {text} NOT NULL, version {whole} NOT NULL, "
+        f"stream {text} NOT NULL, lasting {whole} NOT NULL, PRIMARY KEY (name, version, stream))"
+    )
+    # It was not noted: whoever it may have been is asked at its next start.
+    session.run(
+        "INSERT INTO metric_owner SELECT metric.name, metric.version, stream.name, 1 "
+        "FROM metric CROSS JOIN stream "
+        "WHERE metric.active = 1 AND substr(stream.name, 1, 9) <> 'backfill-'"
+    )
+    session.run(f"ALTER TABLE entity ADD COLUMN last_day {whole} NOT NULL DEFAULT 0")
+    ((newest,),) = session.rows("SELECT value FROM meta WHERE key = 'newest_minute'")
+    if newest:
+        # None can have been seen later than that.
+        session.run("UPDATE entity SET last_day = ?", (day_of(Grain.MINUTE, int(newest)),))
+    session.run("INSERT INTO meta VALUES ('cutoff', '0')")
+    session.install()
+
+
+MIGRATIONS: list[Step] = [_first, _second]
 """What leads from each version of the schema to the next; the first makes an empty store.
 
 A step that a release has shipped is never changed again: a new one is added behind it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 BUSY_MS = 2_000
 """How long SQLite itself waits for another writer, before the retry policy takes over."""
+LOCK_PAUSES_S = (0.01, 0.05, 0.0)
+"""Waits after each look at a lock: another process may be about to see whether it is held."""
 CACHE_KIB = 65_536
 WAL_BYTES = 256 * 1024 * 1024
 """The log is cut back to this much once it has grown longer."""
@@ -110,11 +113,16 @@ class SqliteStore(SqlStore):
                     self._reader.execute("ROLLBACK")
 
     def _lock(self, stream: str) -> bool:
-        lock = WriterLock.take(self.path, stream, self.url)
-        if lock is None:
-            return False
-        self._locks[stream] = lock
-        return True
+        for pause_s in LOCK_PAUSES_S:
+            lock = WriterLock.take(self.path, stream, self.url)
+            if lock is not None:
+                self._locks[stream] = lock
+                return True
+            time.sleep(pause_s)
+        return False
+
+    def _alive(self, session: Session, stream: str) -> bool:
+        return stream in self._locks or WriterLock.is_held(self.path, stream)
 
     def _before_commit(self, stream: str) -> None:
         """Nothing: the lock cannot get lost while the process lives."""

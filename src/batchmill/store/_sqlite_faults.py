@@ -44,9 +44,7 @@ def meaning(fault: sqlite3.Error, url: str, path: Path) -> Exception:
         transient = TransientError(why)
         transient.__cause__ = fault
         return transient
-    if kind == sqlite3.SQLITE_FULL or (
-        kind == sqlite3.SQLITE_IOERR and (_free(path) or NO_ROOM_BYTES) < NO_ROOM_BYTES
-    ):
+    if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and is_full(_free(path))):
         error = StoreFullError(str(path), _free(path), why)
     elif kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         error = StoreReadOnlyError(url, why)
@@ -57,6 +55,15 @@ def meaning(fault: sqlite3.Error, url: str, path: Path) -> Exception:
         if path.is_dir():
             error = NotAStoreError(url, "it is a folder")
     return error or fault
+
+
+def is_full(free_bytes: int | None) -> bool:
+    """Whether so little room explains a failed write; None: nobody knows how much there is.
+
+    >>> is_full(0), is_full(None)
+    (True, False)
+    """
+    return free_bytes is not None and free_bytes < NO_ROOM_BYTES
 
 
 def _free(path: Path) -> int | None:

@@ -37,6 +37,25 @@ class WriterLock:
             return None
         return cls(handle)
 
+    @staticmethod
+    def is_held(database: Path, stream: str) -> bool:
+        """Whether somebody has a stream's lock; also where there is no telling."""
+        import fcntl
+
+        try:
+            handle = os.open(lock_path(database, stream), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
     def release(self) -> None:
         """Let go of it."""
         os.close(self._handle)

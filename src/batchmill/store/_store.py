@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from batchmill.oal import MetricSet
+from batchmill.oal import Metric
 from batchmill.sources import Grain
 from batchmill.store import _reading, _register, _streams
+from batchmill.store._checkpoint import Exempt
 from batchmill.store._commit import Commit
 from batchmill.store._entities import EntityCache
 from batchmill.store._errors import StoreError, StoreInUseError
 from batchmill.store._protocol import Moment
-from batchmill.store._reading import Selection
+from batchmill.store._reading import Place, Selection
 from batchmill.store._retry import Retrier, RetryPolicy
 from batchmill.store._session import Session
 from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
@@ -44,6 +44,8 @@ class SqlStore(ABC):
         self._ttl_days = ttl_days
         self._top_n = top_n
         self._cache = EntityCache()
+        self._layouts: dict[str, Layout] = {}
+        """What each stream registered here, and under no name who did not tell."""
         # Re-entrant, so that a commit's own try may look after the stream's lock.
         self._writing = threading.RLock()
 
@@ -69,6 +71,10 @@ class SqlStore(ABC):
         """Let go of a stream's lock, if it is held."""
 
     @abstractmethod
+    def _alive(self, session: Session, stream: str) -> bool:
+        """Whether somebody holds a stream's lock, here or in another process."""
+
+    @abstractmethod
     def _held(self) -> list[str]:
         """The streams whose lock is held."""
 
@@ -82,16 +88,34 @@ class SqlStore(ABC):
 
     # Writing.
 
-    def register(self, metrics: MetricSet, *, retire: bool = True) -> Layout:
+    def register(
+        self, metrics: Iterable[Metric], *, retire: bool = True, stream: str = ""
+    ) -> Layout:
         """See :meth:`Store.register`."""
-        return self._write(
-            lambda session: _register.register(
-                session, metrics, _newest(session), ttl_days=self._ttl_days, retire=retire
+        wanted = list(metrics)
+        with self._writing:
+            layout = self._write(
+                lambda session: _register.register(
+                    session,
+                    wanted,
+                    _newest(session),
+                    ttl_days=self._ttl_days,
+                    retire=retire,
+                    stream=stream,
+                    alive=lambda each: self._alive(session, each),
+                )
             )
-        )
+            self._layouts[stream] = layout
+        return layout
 
     def claim(
-        self, stream: str, checkpoint_id: str, *, fresh: bool, committed: int | None
+        self,
+        stream: str,
+        checkpoint_id: str,
+        *,
+        fresh: bool,
+        committed: int | None,
+        planned: int | Exempt | None = Exempt.NO_LOG,
     ) -> Claim:
         """See :meth:`Store.claim`."""
         with self._writing:
@@ -102,7 +126,12 @@ class SqlStore(ABC):
             try:
                 return self._write(
                     lambda session: _streams.claim(
-                        session, stream, checkpoint_id, fresh=fresh, committed=committed
+                        session,
+                        stream,
+                        checkpoint_id,
+                        fresh=fresh,
+                        committed=committed,
+                        planned=planned,
                     )
                 )
             except BaseException:
@@ -117,7 +146,8 @@ class SqlStore(ABC):
 
     def commit(self, batch: Batch) -> CommitResult:
         """See :meth:`Store.commit`."""
-        commit = Commit(batch, ttl_days=self._ttl_days, top_n=self._top_n)
+        layout = self._layouts.get(batch.stream, self._layouts.get(""))
+        commit = Commit(batch, layout, ttl_days=self._ttl_days, top_n=self._top_n)
 
         def attempt() -> CommitResult:
             self._before_commit(batch.stream)
@@ -157,7 +187,50 @@ class SqlStore(ABC):
 
         def work(session: Session) -> list[Value]:
             found = _reading.find_metric(session, metric)
-            return list(itertools.islice(_reading.read_values(session, found, wanted), limit))
+            return _reading.read_values(session, found, wanted)
+
+        return self._read(work)
+
+    def iter_values(
+        self,
+        metric: str | StoredMetric,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        layer: str | None = None,
+    ) -> Iterator[Value]:
+        """See :meth:`Store.iter_values`."""
+        wanted = Selection(grain, entity, start, end, layer)
+        found = self._read(lambda session: _reading.find_metric(session, metric))
+
+        def page(after: Place | None) -> tuple[list[Value], Place | None]:
+            def work(session: Session) -> tuple[list[Value], Place | None]:
+                # Its columns may have gone to another metric since the page before.
+                now = _reading.find_metric(session, found)
+                return _reading.read_page(session, now, wanted, after)
+
+            return self._read(work)
+
+        return _reading.by_pages(page)
+
+    def count_values(
+        self,
+        metric: str | StoredMetric,
+        *,
+        entity: str | None = None,
+        grain: Grain = Grain.MINUTE,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        layer: str | None = None,
+    ) -> int:
+        """See :meth:`Store.count_values`."""
+        wanted = Selection(grain, entity, start, end, layer)
+
+        def work(session: Session) -> int:
+            found = _reading.find_metric(session, metric)
+            return _reading.count_values(session, found, wanted)
 
         return self._read(work)
 
@@ -177,7 +250,7 @@ class SqlStore(ABC):
 
         def work(session: Session) -> list[StateRow]:
             found = _reading.find_metric(session, metric)
-            return list(itertools.islice(_reading.read_states(session, found, wanted), limit))
+            return _reading.read_states(session, found, wanted)
 
         return self._read(work)
 

@@ -9,18 +9,24 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from batchmill.store._checkpoint import StreamState, check_claim
+from batchmill.store._checkpoint import Exempt, StreamState, check_claim
 from batchmill.store._session import Session
 from batchmill.store._types import Carry, Claim
 from batchmill.store._views import StreamInfo
 
 
 def claim(
-    session: Session, stream: str, checkpoint_id: str, *, fresh: bool, committed: int | None
+    session: Session,
+    stream: str,
+    checkpoint_id: str,
+    *,
+    fresh: bool,
+    committed: int | None,
+    planned: int | Exempt | None,
 ) -> Claim:
     """Begin a new epoch of a stream, whose lock is held; in the transaction that is open."""
     known = stream_state(session, stream)
-    check_claim(stream, known, checkpoint_id, fresh=fresh, committed=committed)
+    check_claim(stream, known, checkpoint_id, fresh=fresh, committed=committed, planned=planned)
     epoch = known.epoch + 1 if known else 1
     if known:
         session.run(

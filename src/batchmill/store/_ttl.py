@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from batchmill.sources import Grain, bucket_end, bucket_start
+from batchmill.sources import Grain, bucket_start
 
 _PER_DAY = {Grain.MINUTE: 10_000, Grain.HOUR: 100, Grain.DAY: 1}
 
@@ -63,5 +63,7 @@ def last_bucket(grain: Grain, end: int | datetime) -> int:
     202402292359
     """
     if isinstance(end, int):
-        end = bucket_end(end) - timedelta(microseconds=1)
+        # Its length less a moment first: behind the calendar's last day there is nothing.
+        length = timedelta(minutes=Grain.of(end).minutes) - timedelta(microseconds=1)
+        end = bucket_start(end) + length
     return grain.bucket(end)

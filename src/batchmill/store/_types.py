@@ -149,3 +149,5 @@ class Layout:
 
     columns: Mapping[str, tuple[str, ...]]
     """By metric: one column a cell, in the order of its states, and of each state's cells."""
+    owners: Mapping[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+    """By (source, column): name and version of the metric that it was given to."""

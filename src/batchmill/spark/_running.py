@@ -1,0 +1,198 @@
+"""A streaming query that runs: watched, asked to end, and ended between two batches.
+
+Spark can only stop a query as a whole, whatever it is at. So ending is our own affair: once asked,
+no batch begins any more, the one that runs is let finish, and then the query is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from batchmill._errors import ConfigError
+from batchmill.spark._checkpoint import Checkpoint
+from batchmill.spark._engine import BatchReport, StreamWriter
+from batchmill.spark._errors import PipelineError
+from batchmill.spark._faults import no_room, telling_full_disks
+from batchmill.spark._segments import spark_path
+from batchmill.spark._settings import TRIGGER, PipelineSettings, every
+
+_FILES = "path string, modificationTime timestamp, length bigint, content binary"
+_MAX_FILE_AGE = "36500d"
+"""Spark forgets files that are older than the newest by more than this, and then ignores them."""
+_LOOK_S = 0.5
+"""How often a wait looks whether it was asked to end."""
+_SETTLE_S = 10.0
+"""How long Spark may take to note a batch that is through, and to find that it may not go on."""
+
+
+def processing_time(spark: SparkSession, trigger: float | str) -> str:
+    """A trigger in Spark's notation, and understood by it."""
+    text = every(trigger)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    try:
+        jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(text)
+    except PySparkException as error:
+        raise ConfigError("trigger", trigger, TRIGGER) from error
+    return text
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    """Whether py4j may tell of an error: what a batch of ours raised, :meth:`Run.wait` tells."""
+    trace = record.exc_info[2] if record.exc_info else None
+    while trace is not None:
+        if trace.tb_frame.f_code is Run._write.__code__:
+            return False
+        trace = trace.tb_next
+    return True
+
+
+class StopAsked(Exception):
+    """No failure: a batch was not begun, since the stream was asked to end."""
+
+
+class Run:
+    """A query whose rows are the names of new segments; what is in them is read per batch.
+
+    Spark keeps the books on which file belongs to which batch. Each source is read with its own
+    schema, and a file that cannot be read does not stop the stream.
+
+    ``asked`` tells whether it is to end; it may be a plain flag, so that a signal handler can set
+    it. :meth:`wait` ends the query then, however idle it is.
+    """
+
+    def __init__(
+        self,
+        writer: StreamWriter,
+        checkpoint: Checkpoint,
+        on_batch: Callable[[BatchReport], None],
+        asked: Callable[[], bool],
+    ) -> None:
+        self.cut_short = False
+        """Whether it was ended before it was through."""
+        self._writer = writer
+        self._checkpoint = checkpoint
+        self._on_batch = on_batch
+        self._asked = asked
+        self._ending = False
+        self._batch = threading.Lock()
+        self._failure: BaseException | None = None
+        self._told = False
+        self._query: StreamingQuery | None = None
+        self._endless = False
+
+    def start(
+        self,
+        spark: SparkSession,
+        folder: str,
+        settings: PipelineSettings,
+        trigger: Mapping[str, str | bool],
+    ) -> None:
+        """Begin to read ``folder``."""
+        files, size = settings.max_batch_files, settings.max_batch_bytes
+        limit = {"maxBytesPerTrigger": size} if files is None else {"maxFilesPerTrigger": files}
+        names = (
+            spark.readStream.format("binaryFile")
+            .schema(_FILES)
+            .options(
+                pathGlobFilter="*.parquet",
+                recursiveFileLookup="true",
+                maxFileAge=_MAX_FILE_AGE,
+                **limit,
+            )
+            .load(folder)
+            .select("path")
+        )
+        # A second time changes nothing.
+        logging.getLogger("py4j.clientserver").addFilter(_not_ours)
+        self._endless = "processingTime" in trigger
+        query = (
+            names.writeStream.foreachBatch(self._write)
+            .queryName(f"batchmill-{self._writer.stream}")
+            .option("checkpointLocation", spark_path(self._checkpoint.spark))
+            .trigger(**trigger)  # type: ignore[arg-type]
+        )
+        with telling_full_disks(self._checkpoint.folder):
+            self._query = query.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is over; False if it still runs after ``timeout`` seconds.
+
+        Raises what made it fail.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._asked():
+            left = _LOOK_S if deadline is None else deadline - time.monotonic()
+            if self._over(min(left, _LOOK_S)):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        self.end()
+        self._over(0)
+        return True
+
+    def end(self) -> None:
+        """End it after the batch that runs; not from that batch's own callback."""
+        query = self._query
+        if query is None:
+            return
+        self._ending = True
+        with self._batch:
+            pass
+        deadline = time.monotonic() + _SETTLE_S
+        while query.isActive and time.monotonic() < deadline:
+            if self._endless and not query.status.get("isTriggerActive"):
+                break
+            with contextlib.suppress(StreamingQueryException):
+                query.awaitTermination(0.05)  # type: ignore[arg-type]
+        if query.isActive:
+            self.cut_short = True
+            query.stop()
+
+    def _over(self, seconds: float) -> bool:
+        """Wait so long; whether it has ended, and well."""
+        query = self._query
+        assert query is not None
+        try:
+            # Spark takes no zero.
+            ended = bool(query.awaitTermination(max(seconds, 0.001)))  # type: ignore[arg-type]
+        except StreamingQueryException as error:
+            failed: BaseException | None = error
+            ended = True
+        else:
+            failed = None if query.isActive else query.exception()
+        if failed is not None and not isinstance(self._failure, StopAsked):
+            self._told = True
+            if self._failure is not None:
+                raise self._failure from failed
+            raise no_room(failed, [self._checkpoint.folder]) or PipelineError(
+                f"Spark ended the stream: {failed}"
+            ) from failed
+        return ended
+
+    def untold(self) -> BaseException | None:
+        """What made it fail, if nobody has waited for it."""
+        return None if self._told or isinstance(self._failure, StopAsked) else self._failure
+
+    def _write(self, batch: DataFrame, number: int) -> None:
+        with self._batch:
+            try:
+                if self._ending or self._asked():
+                    self.cut_short = True
+                    raise StopAsked
+                self._on_batch(self._writer.write(number, paths=lambda: self._paths(batch, number)))
+            except BaseException as error:
+                self._failure = error
+                raise
+
+    def _paths(self, batch: DataFrame, number: int) -> list[str]:
+        known = self._checkpoint.files_of(number)
+        return [row.path for row in batch.collect()] if known is None else known

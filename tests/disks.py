@@ -1,0 +1,48 @@
+"""A disk that is really full: a small one of its own, in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, kibibytes: int = 1024) -> Iterator[Path]:
+    """``folder`` as a disk of that size; skips the test where none can be mounted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = shutil.which("mount")
+    if mount is None:
+        pytest.skip("there is no mount(8) to make a small disk with")
+    made = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"no small disk can be mounted here: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path, leave: int = 0) -> Path:
+    """Use up a disk but for some bytes; the file that does, to be removed again."""
+    file = folder / "filler"
+    with file.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while True:
+            stream.write(b"\0" * 4096)
+    with file.open("r+b") as stream:
+        stream.truncate(max(0, file.stat().st_size - leave))
+    return file
+
+
+def resize(folder: Path, kibibytes: int) -> None:
+    """Another size for a small disk."""
+    subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(folder)], check=True)
