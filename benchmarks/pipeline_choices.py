@@ -30,6 +30,12 @@ class Change:
     conf: Mapping[str, str] = field(default_factory=dict)
     partitions: int | None = None
     """Shuffle partitions, whatever the batch's size."""
+    adaptive: bool | None = None
+    """Whether plans adapt, whatever the batch's size."""
+    sliced: bool = True
+    """Whether large batches are cut into slices, and rows that are alike added up first."""
+    small: int | None = None
+    """Up to how many rows a batch is small."""
     at_once: int | None = None
     """How many sources are aggregated at the same time."""
     files: int | None = None
@@ -38,19 +44,19 @@ class Change:
 
 LARGE: Mapping[str, Change] = {
     AS_IT_IS: Change(),
-    **{f"{n} shuffle partitions": Change(partitions=n) for n in (1, 2, 8)},
-    "AQE off": Change(conf={"spark.sql.adaptive.enabled": "false"}),
-    "20 micro-batches": Change(files=1),
-    "sorting past 128 groups (Spark's default)": Change(
-        conf={"spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "128"}
+    "shuffled instead of sliced": Change(sliced=False),
+    **{f"shuffled, {n} partitions": Change(sliced=False, partitions=n) for n in (1, 2, 8)},
+    "shuffled, AQE off": Change(sliced=False, adaptive=False),
+    "shuffled, sorting past 128 groups (Spark's default)": Change(
+        sliced=False, conf={"spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "128"}
     ),
+    "20 micro-batches": Change(files=1),
 }
 SMALL: Mapping[str, Change] = {
     AS_IT_IS: Change(),
-    **{f"{n} shuffle partitions": Change(partitions=n) for n in (1, 2, 8)},
-    "AQE off": Change(conf={"spark.sql.adaptive.enabled": "false"}),
-    "one source after another": Change(at_once=1),
-    "two sources at a time": Change(at_once=2),
+    "each event type by itself, AQE on (as a large batch)": Change(small=0),
+    "AQE on": Change(adaptive=True),
+    **{f"{n} shuffle partitions": Change(partitions=n) for n in (2, 8)},
     "no generated code": Change(conf={"spark.sql.codegen.wholeStage": "false"}),
 }
 
@@ -115,7 +121,7 @@ def measure(
     counting = "counting latency buckets"
     result.captions[counting] = (
         f"{events:,} events, as a batch query of three grains: as lists that are counted after"
-        " grouping, which L1 does, or with the bucket as one more key, and a second grouping."
+        " grouping, or with the bucket as one more key, and a second grouping; with a shuffle each."
     )
     ways = {
         "lists, counted afterwards": BatchQuery(spark, "lists", cached=False, to_arrow=True),
@@ -144,7 +150,10 @@ def _large(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path],
 def _small(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path], float]:
     def run(work: Path) -> float:
         with changed(change):
-            made = run_ours(spark, spool, work, oal=core_script(), files=1, conf=change.conf)
+            made = run_ours(
+                spark, spool, work,
+                oal=core_script(), files=1, conf=change.conf, small=change.small,
+            )  # fmt: skip
         # Carrying spans over makes the first batch another one than those after it.
         seconds = median(each.spark_s + each.store_s for each in made.reports[1:])
         say(f"{change}: {seconds:.2f} s")
@@ -157,12 +166,19 @@ def _small(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path],
 def changed(change: Change) -> Iterator[None]:
     """The pipeline with the change."""
 
-    def spread_fixed(maker: Any, rows: int, unknown: bool) -> None:
-        maker._spark.conf.set("spark.sql.shuffle.partitions", str(change.partitions))
+    spread = _batch.BatchMaker._spread
+
+    def spread_so(maker: Any, *given: Any) -> None:
+        spread(maker, *given)
+        if change.partitions is not None:
+            maker._spark.conf.set("spark.sql.shuffle.partitions", str(change.partitions))
+        if change.adaptive is not None:
+            maker._spark.conf.set("spark.sql.adaptive.enabled", str(change.adaptive).lower())
 
     with contextlib.ExitStack() as undo:
-        if change.partitions is not None:
-            undo.enter_context(mock.patch.object(_batch.BatchMaker, "_spread", spread_fixed))
+        undo.enter_context(mock.patch.object(_batch.BatchMaker, "_spread", spread_so))
+        if not change.sliced:
+            undo.enter_context(mock.patch.object(_batch, "cut", return_value=[]))
         if change.at_once is not None:
             undo.enter_context(mock.patch.object(_batch, "_AT_ONCE", change.at_once))
         yield

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -77,9 +77,14 @@ def run_ours(
     oal: str | Path = SIX,
     files: int | None = None,
     conf: Mapping[str, str] | None = None,
+    small: int | None = None,
     on_batch: Callable[[BatchReport], None] | None = None,
 ) -> Run:
-    """Everything that the spool holds, into a new store; ``files`` segments a batch at most."""
+    """Everything that the spool holds, into a new store; ``files`` segments a batch at most, and
+    batches up to ``small`` rows planned as small ones."""
+    settings = PipelineSettings(max_batch_files=files)
+    if small is not None:
+        settings = replace(settings, small_batch_rows=small)
     with Pipeline(
         oal=oal,
         spool=spool,
@@ -87,7 +92,7 @@ def run_ours(
         checkpoint=work / "checkpoint",
         quarantine=work / "quarantine",
         spark=spark,
-        settings=PipelineSettings(max_batch_files=files),
+        settings=settings,
         on_batch=on_batch,
     ) as pipeline:
         for key, value in (conf or {}).items():

@@ -166,7 +166,9 @@ def measure(spark: SparkSession, *, events: int, rounds: int) -> Versus:
 
 def _textbooks(spark: SparkSession, tuned: bool, *partitions: int) -> list[Textbook]:
     return [
-        Textbook(spark, tally, each, tuned=tuned) for tally in ("list", "key") for each in partitions
+        Textbook(spark, tally, each, tuned=tuned)
+        for tally in ("list", "key")
+        for each in partitions
     ]
 
 

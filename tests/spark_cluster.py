@@ -93,7 +93,7 @@ class Cluster:
         """How many workers the master counts as alive; 0 as long as it does not answer."""
         try:
             return sum(worker["state"] == "ALIVE" for worker in self.facts()["workers"])
-        except OSError:
+        except (OSError, ValueError):  # its first pages are none of JSON
             return 0
 
     def executors(self, number: int) -> list[int]:
