@@ -29,7 +29,7 @@ PACKAGE := $(VENV)/.package-editable
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint format lock build dist clean
+.PHONY: help run queues test bench lint format lock build dist clean
 # Two pips must not write to one environment at once, so `make -j` changes nothing here.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -39,9 +39,12 @@ help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
 		printf '  %-8s %s\n' "$$name" "$$what"; done
 
-run: $(VENV)/.run-installed $(PACKAGE) ## watch the queues at work, in the terminal
+run: $(VENV)/.run-installed $(PACKAGE) ## a simulated shop's spans in, its metrics out, for a minute (FOREVER=1: until Ctrl-C)
 	@$(FIND_JAVA)
-	@$(WITH_SYSTEM) $(BIN)/batchmill demo $(ARGS)
+	@$(WITH_SYSTEM) $(BIN)/batchmill run --demo $(if $(FOREVER),forever,60) $(ARGS)
+
+queues: $(VENV)/.run-installed $(PACKAGE) ## watch four queues at work, in the terminal
+	@$(BIN)/batchmill queues $(ARGS)
 
 test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
 	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
@@ -80,7 +83,7 @@ UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
 	--custom-compile-command 'make lock'
-RUN_EXTRAS := --extra cli --extra postgres --extra spark --extra spool
+RUN_EXTRAS := --extra cli --extra demo --extra otlp --extra postgres --extra spark --extra spool
 
 lock: $(VENV)/.uv-$(UV_VERSION) ## remake requirements/*.lock (UPGRADE=1: with the newest versions)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) $(RUN_EXTRAS) --group lint -o requirements/dev.lock

@@ -68,6 +68,8 @@ def main(given: dict[str, Any]) -> None:
                 ),
                 clock=lambda: NOW,
                 on_batch=_tell,
+                dedup_s=given.get("dedup_s"),
+                remove_read=given.get("remove_read", False),
             )
         )
         pipeline.run_available()

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import batchmill
-from batchmill.cli import _demo
+from batchmill.cli import _queues
 from batchmill.cli._meter import Look, Meter
 from tests.cli_kit import NAMES, queue
 
 WITHOUT_RICH = """
 import sys
 sys.modules["rich"] = None
-sys.argv = ["batchmill", "demo"]
+sys.argv = ["batchmill", "queues"]
 from batchmill.cli import main
 sys.exit(main())
 """
@@ -28,38 +28,40 @@ sys.exit(main())
 LISTENING_TO_CTRL_C = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.argv = ["batchmill", "demo", "--seconds", "60"]
+sys.argv = ["batchmill", "queues", "--seconds", "60"]
 from batchmill.cli import main
 sys.exit(main())
 """
 
 
 @pytest.fixture(scope="module")
-def piped_demo() -> subprocess.CompletedProcess[str]:
+def piped_queues() -> subprocess.CompletedProcess[str]:
     """The demonstration, short, with nobody at a terminal; though the environment claims so."""
-    return batchmill_command("demo", "--seconds", "2", FORCE_COLOR="1", TTY_COMPATIBLE="1")
+    return batchmill_command("queues", "--seconds", "2", FORCE_COLOR="1", TTY_COMPATIBLE="1")
 
 
-def test_demo_succeeds(piped_demo: subprocess.CompletedProcess[str]) -> None:
-    """Without a terminal the demo runs to its end, says nothing on stderr, and exits with 0."""
-    assert (piped_demo.returncode, piped_demo.stderr) == (0, "")
+def test_queues_succeeds(piped_queues: subprocess.CompletedProcess[str]) -> None:
+    """Without a terminal the command runs to its end, says nothing on stderr, and exits with 0."""
+    assert (piped_queues.returncode, piped_queues.stderr) == (0, "")
 
 
-def test_demo_in_a_pipe_writes_no_control_codes(
-    piped_demo: subprocess.CompletedProcess[str],
+def test_queues_in_a_pipe_writes_no_control_codes(
+    piped_queues: subprocess.CompletedProcess[str],
 ) -> None:
     """Into a pipe goes text alone, whatever FORCE_COLOR says."""
-    assert re.findall(r"[\x00-\x09\x0b-\x1f\x7f]", piped_demo.stdout) == []
+    assert re.findall(r"[\x00-\x09\x0b-\x1f\x7f]", piped_queues.stdout) == []
 
 
-def test_demo_in_a_pipe_shows_what_goes_on(piped_demo: subprocess.CompletedProcess[str]) -> None:
+def test_queues_in_a_pipe_shows_what_goes_on(
+    piped_queues: subprocess.CompletedProcess[str],
+) -> None:
     """Where nothing can be redrawn, lines say how fast the queues are."""
-    assert re.search(r"^ *\d\.\d s  L1 [\d,]+/s in, ", piped_demo.stdout, re.MULTILINE)
+    assert re.search(r"^ *\d\.\d s  L1 [\d,]+/s in, ", piped_queues.stdout, re.MULTILINE)
 
 
 def test_plain_lines_come_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     """A look prints a line if a full second has passed since the last; a gap is not made up for."""
-    meter, lines = Meter(Look(0.0, (queue(),))), _demo.PlainLines()
+    meter, lines = Meter(Look(0.0, (queue(),))), _queues.PlainLines()
     for at_s in (0.4, 0.9, 1.1, 1.9, 4.5, 4.9, 5.0):
         meter.add(Look(at_s, (queue(),)))
         lines(meter)
@@ -68,30 +70,30 @@ def test_plain_lines_come_once_a_second(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_demo_ends_with_an_account_that_balances(
-    piped_demo: subprocess.CompletedProcess[str], name: str
+def test_queues_ends_with_an_account_that_balances(
+    piped_queues: subprocess.CompletedProcess[str], name: str
 ) -> None:
     """The closing table has every queue, with as many items consumed as accepted: some, not 0."""
-    [row] = re.findall(rf"^{name} +(.*)$", piped_demo.stdout, re.MULTILINE)
+    [row] = re.findall(rf"^{name} +(.*)$", piped_queues.stdout, re.MULTILINE)
     accepted, consumed, failed, _full, stopped, unregistered, pending = row.split()
     assert accepted == consumed != "0"
     assert {failed, stopped, unregistered, pending} == {"0"}
-    assert f"✓ {name}: accepted {accepted} = consumed {consumed}" in piped_demo.stdout
+    assert f"✓ {name}: accepted {accepted} = consumed {consumed}" in piped_queues.stdout
 
 
-def test_demo_accounts_for_every_sample_end_to_end(
-    piped_demo: subprocess.CompletedProcess[str],
+def test_queues_accounts_for_every_sample_end_to_end(
+    piped_queues: subprocess.CompletedProcess[str],
 ) -> None:
     """The rows in the database stand for exactly the samples that L1 consumed."""
     [(arrived, consumed)] = re.findall(
         r"✓ end to end: .* stand for ([\d,]+) samples,\s+and L1 consumed ([\d,]+)",
-        piped_demo.stdout,
+        piped_queues.stdout,
     )
     assert arrived == consumed
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send a process Ctrl-C alone")
-def test_ctrl_c_ends_the_demo_early_with_its_account() -> None:
+def test_ctrl_c_ends_the_queues_early_with_its_account() -> None:
     """After Ctrl-C everything accepted is still consumed, and the exit code says so."""
     with subprocess.Popen(
         [sys.executable, "-c", LISTENING_TO_CTRL_C],
@@ -100,56 +102,56 @@ def test_ctrl_c_ends_the_demo_early_with_its_account() -> None:
         env=environment(),
         text=True,
         encoding="utf-8",
-    ) as demo:
-        assert demo.stdout is not None
-        for line in demo.stdout:
+    ) as queues:
+        assert queues.stdout is not None
+        for line in queues.stdout:
             if " s  L1 " in line:  # the first second is over
                 break
-        demo.send_signal(signal.SIGINT)
-        out, err = demo.communicate(timeout=60)
-    assert (demo.returncode, err) == (0, "")
+        queues.send_signal(signal.SIGINT)
+        out, err = queues.communicate(timeout=60)
+    assert (queues.returncode, err) == (0, "")
     assert "Ended by Ctrl-C" in out
     assert out.count("✓") == len(NAMES) + 1
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
-def test_demo_in_a_terminal_redraws_in_place() -> None:
+def test_queues_in_a_terminal_redraws_in_place() -> None:
     """In a terminal the view moves the cursor up and draws over itself; the account follows."""
-    shown = in_a_terminal("demo", "--seconds", "1")
+    shown = in_a_terminal("queues", "--seconds", "1")
     assert "\x1b[1A" in shown
     assert shown.count("✓") == len(NAMES) + 2  # end to end, and the orders of the second act
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
-def test_demo_in_a_dumb_terminal_writes_lines() -> None:
+def test_queues_in_a_dumb_terminal_writes_lines() -> None:
     """A terminal that cannot move its cursor gets what a pipe gets."""
-    shown = in_a_terminal("demo", "--seconds", "1", TERM="dumb")
+    shown = in_a_terminal("queues", "--seconds", "1", TERM="dumb")
     assert "\x1b" not in shown
     assert " s  L1 " in shown
 
 
-def test_demo_in_ascii() -> None:
-    """Where the output's encoding has no bars and check marks, the demo does without."""
-    done = batchmill_command("demo", "--seconds", "0.2", PYTHONIOENCODING="ascii")
+def test_queues_in_ascii() -> None:
+    """Where the output's encoding has no bars and check marks, the command does without."""
+    done = batchmill_command("queues", "--seconds", "0.2", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error on Windows")
-def test_demo_whose_reader_left_ends_quietly() -> None:
-    """`batchmill demo | head -1` fails without a traceback."""
+def test_queues_whose_reader_left_ends_quietly() -> None:
+    """`batchmill queues | head -1` fails without a traceback."""
     with subprocess.Popen(
-        [sys.executable, "-m", "batchmill", "demo", "--seconds", "2"],
+        [sys.executable, "-m", "batchmill", "queues", "--seconds", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
-    ) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        demo.stdout.readline()
-        demo.stdout.close()
-        err = demo.stderr.read()
-    assert (demo.returncode, err) == (1, b"")
+    ) as queues:
+        assert queues.stdout is not None
+        assert queues.stderr is not None
+        queues.stdout.readline()
+        queues.stdout.close()
+        err = queues.stderr.read()
+    assert (queues.returncode, err) == (1, b"")
 
 
 def test_missing_rich_is_named() -> None:
@@ -168,15 +170,15 @@ def test_version_is_the_package_s() -> None:
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "3601"])
 def test_bad_seconds_are_refused_by_name(seconds: str) -> None:
     """A length that makes no sense is refused with the option, the value and what is allowed."""
-    done = batchmill_command("demo", f"--seconds={seconds}")
+    done = batchmill_command("queues", f"--seconds={seconds}")
     assert done.returncode == 2
     assert f"--seconds: {seconds!r} is not valid: it must be a number above 0" in done.stderr
 
 
 def test_account_that_does_not_balance_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo fails when a queue has not consumed all that it accepted."""
-    monkeypatch.setattr(_demo, "balances", lambda stats: stats.name != NAMES[2])
-    assert _demo.run(0.1) == 1
+    """The command fails when a queue has not consumed all that it accepted."""
+    monkeypatch.setattr(_queues, "balances", lambda stats: stats.name != NAMES[2])
+    assert _queues.run(0.1) == 1
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -208,7 +210,7 @@ def in_a_terminal(*arguments: str, TERM: str = "xterm-256color") -> str:  # noqa
     import pty
 
     ours, theirs = pty.openpty()
-    demo = subprocess.Popen(
+    queues = subprocess.Popen(
         [sys.executable, "-m", "batchmill", *arguments],
         stdin=theirs,
         stdout=theirs,
@@ -224,5 +226,5 @@ def in_a_terminal(*arguments: str, TERM: str = "xterm-256color") -> str:  # noqa
         pass
     finally:
         os.close(ours)
-    assert demo.wait(timeout=60) == 0, written.decode()
+    assert queues.wait(timeout=60) == 0, written.decode()
     return written.decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchmill.cli import _demo, _view
+from batchmill.cli import _queues, _view
 from batchmill.cli._meter import Look, Meter, balances
 from batchmill.cli._metrics import METRIC_CLASSES, SlowSql
 from batchmill.cli._pipeline import Pipeline
@@ -138,7 +138,7 @@ def test_phase_is_one_line(seconds_s: float) -> None:
     """What is said about the moment fits a line of 80, so that the view does not jump."""
     meter = Meter(Look(0.0, (queue(),)))
     meter.add(Look(seconds_s, (queue(rebalances=int(seconds_s > 4)),)))
-    assert len(_demo.Script(12).phase(meter)) <= 80
+    assert len(_queues.Script(12).phase(meter)) <= 80
 
 
 def test_closing_marks_what_does_not_balance() -> None:

@@ -56,6 +56,11 @@ next(iter(builtin_catalog().sources.values())).arrow_schema()
 from batchmill.store import open_store
 open_store("postgresql://nobody@127.0.0.1:1/nothing")
 """,
+    "otlp": """
+import batchmill.ingest
+for name in batchmill.ingest.__all__:
+    getattr(batchmill.ingest, name)
+""",
     "spark": """
 import batchmill.spark
 for name in batchmill.spark.__all__:
@@ -108,9 +113,9 @@ def test_queue_works_without_any_other_package(bare_python: Path) -> None:
 
 
 def test_command_names_the_extra_it_misses(bare_python: Path) -> None:
-    """Without rich, `batchmill demo` fails and says which extra to install."""
+    """Without rich, `batchmill queues` fails and says which extra to install."""
     answer = subprocess.run(
-        [bare_python, "-I", "-c", RUN_THE_COMMAND, "demo"],
+        [bare_python, "-I", "-c", RUN_THE_COMMAND, "queues"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,7 +154,7 @@ def test_core_depends_on_nothing(metadata: Message) -> None:
 
 def test_extras_are_the_documented_ones(metadata: Message) -> None:
     """The wheel offers one extra for each part beyond the core, and `all`."""
-    parts = {"cli", "spool", "ingest", "spark", "postgres", "kafka", "export", "web"}
+    parts = {"cli", "spool", "otlp", "demo", "jre", "spark", "postgres", "kafka", "export", "web"}
     assert set(metadata.get_all("Provides-Extra", [])) == parts | {"all"}
 
 

@@ -13,6 +13,7 @@ import batchmill.oal
 import batchmill.pressure
 import batchmill.queue
 import batchmill.sources
+import batchmill.spool
 import batchmill.store
 import batchmill.testing
 
@@ -163,6 +164,24 @@ OAL = {
     "load",
     "parse",
 }
+SPOOL = {
+    "BadRowsError",
+    "EventBatch",
+    "Judgement",
+    "Level",
+    "MissingSpoolError",
+    "Overloaded",
+    "SPAN_COLUMNS",
+    "SPAN_SOURCE",
+    "SpanBatch",
+    "Spool",
+    "SpoolClosedError",
+    "SpoolSettings",
+    "SpoolStats",
+    "SpoolWriteError",
+    "Unread",
+    "unread",
+}
 STORE = {
     "Batch",
     "BatchGapError",
@@ -215,13 +234,14 @@ TESTING = {
     "ManualClock",
 }
 PROMISED = [
-    pytest.param(batchmill, QUEUE | ERRORS | {"__version__"}, id="batchmill"),
+    pytest.param(batchmill, QUEUE | ERRORS | {"Client", "__version__"}, id="batchmill"),
     pytest.param(batchmill.queue, QUEUE, id="batchmill.queue"),
     pytest.param(batchmill.pressure, PRESSURE, id="batchmill.pressure"),
     pytest.param(batchmill.batcher, BATCHER, id="batchmill.batcher"),
     pytest.param(batchmill.flows, FLOWS, id="batchmill.flows"),
     pytest.param(batchmill.sources, SOURCES, id="batchmill.sources"),
     pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
+    pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]

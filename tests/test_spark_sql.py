@@ -25,7 +25,7 @@ from batchmill.spark._deltas import to_deltas
 from batchmill.spark._engine import plans_for
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._plan import MINUTE, ROWS, SourcePlan
-from batchmill.spark._rollup import group, merge_column
+from batchmill.spark._rollup import column_of, group
 from batchmill.spark._schema import NotUnderstood, reading
 from batchmill.spark._segments import Segment, local_path, look_at, read_through, source_of
 from batchmill.spark._slices import cut
@@ -202,15 +202,15 @@ def test_columns_are_merged_within_groups(how: str, values: list[Any], merged: l
     kind = pa.string() if how == "text" else pa.int64()
     column = pa.chunked_array([pa.array(values[:2], kind), pa.array(values[2:], kind)])
     groups = groups_of((1, 0), (2, 0), (1, 0), (2, 0))
-    assert merge_column(column, how, groups) == merged
+    assert column_of(column, how).merged(groups).tolist() == merged
 
 
 def test_extremes_of_doubles_may_be_any_double() -> None:
     """A null among doubles is no extreme."""
     column = pa.chunked_array([pa.array([-1.5, None, -2.5, -1e300])])
     groups = groups_of((1, 0), (1, 0), (1, 0), (2, 0))
-    assert merge_column(column, "max", groups) == [-1.5, -1e300]
-    assert merge_column(column, "min", groups) == [-2.5, -1e300]
+    assert column_of(column, "max").merged(groups).tolist() == [-1.5, -1e300]
+    assert column_of(column, "min").merged(groups).tolist() == [-2.5, -1e300]
 
 
 def endpoint_table(made: SourcePlan, rows: Sequence[tuple[int | None, str, int]]) -> pa.Table:

@@ -1,7 +1,12 @@
 """batchmill: typed events in, metrics out.
 
-This package's own names are the in-process batch queue, on the standard library alone.
+This package's own names are the in-process batch queue, on the standard library alone, and the
+client that writes an application's events to a spool; that one is loaded when it is asked for.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from batchmill._errors import (
     BatchmillError,
@@ -29,6 +34,9 @@ from batchmill.queue import (
     default_manager,
 )
 
+if TYPE_CHECKING:
+    from batchmill._client import Client
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "BatchQueueStats",
     "BatchmillError",
     "BufferStrategy",
+    "Client",
     "ConfigError",
     "DrainBalancer",
     "HandlerConsumer",
@@ -55,3 +64,11 @@ __all__ = [
     "__version__",
     "default_manager",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Client":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module("batchmill._client").Client

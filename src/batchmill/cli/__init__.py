@@ -12,31 +12,39 @@ import sys
 from typing import Any
 
 from batchmill import __version__
-from batchmill.cli import _query, _stream
+from batchmill.cli import _config, _demo, _ingest, _query, _run, _status, _stream
 from batchmill.cli._sources import add_sources_option
 
-LONGEST_DEMO_S = 3600.0
+LONGEST_QUEUES_S = 3600.0
 
 
 def main() -> int:
     """Run the command that ``sys.argv`` asks for; the exit code."""
     arguments = _parser().parse_args()
     try:
-        return _run(arguments)
+        return _dispatch(arguments)
     except KeyboardInterrupt:  # the second Ctrl-C: the first one ends everything in order
         print("batchmill: stopped before everything was drained", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `batchmill demo | head`: nobody reads any more
+    except BrokenPipeError:  # `batchmill queues | head`: nobody reads any more
         # Python flushes stdout once more on its way out, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _dispatch(arguments: argparse.Namespace) -> int:
     if arguments.command == "oal":  # writes plain lines where rich is missing
         from batchmill.cli import _oal
 
         return _oal.run(arguments.paths, arguments.sources)
+    if arguments.command == "demo":  # writes plain lines as well
+        return _demo.run(arguments)
+    if arguments.command == "ingest":  # needs no terminal
+        return _ingest.run(arguments)
+    if arguments.command == "config":
+        return _config.run(arguments)
+    if arguments.command == "status":
+        return _status.run(arguments)
     try:
         import rich  # noqa: F401 - whether it is there is the question
     except ImportError as error:
@@ -46,10 +54,12 @@ def _run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    if arguments.command == "demo":
-        from batchmill.cli import _demo
+    if arguments.command == "queues":
+        from batchmill.cli import _queues
 
-        return _demo.run(arguments.seconds)
+        return _queues.run(arguments.seconds)
+    if arguments.command == "run":
+        return _run.run(arguments)
     return _query.run(arguments) if arguments.command == "query" else _stream.run(arguments)
 
 
@@ -57,21 +67,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    demo = commands.add_parser(
-        "demo",
+    queues = commands.add_parser(
+        "queues",
         help="watch four queues of a metrics pipeline at work",
         description="Run four queues of a metrics pipeline side by side, in this process, and "
         "watch depth, throughput, drops, and thread load before and after a rebalance. "
         "Ctrl-C ends it early. The exit code is 1 if anything accepted was not consumed.",
     )
-    demo.add_argument(
+    queues.add_argument(
         "--seconds",
         type=_seconds,
         default=12.0,
         metavar="S",
         help="how long it runs (default: %(default)g)",
     )
+    _run.add_parser(commands)
+    _status.add_parser(commands)
+    _config.add_parser(commands)
+    _demo.add_parser(commands)
     _add_oal(commands)
+    _ingest.add_parser(commands)
     _stream.add_parsers(commands)
     _query.add_parser(commands)
     return parser
@@ -94,8 +109,8 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= LONGEST_DEMO_S:  # also refuses nan
+    if not 0 < value <= LONGEST_QUEUES_S:  # also refuses nan
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not valid: it must be a number above 0, up to {LONGEST_DEMO_S:g}"
+            f"{text!r} is not valid: it must be a number above 0, up to {LONGEST_QUEUES_S:g}"
         )
     return value

@@ -7,6 +7,9 @@ from typing import Any
 
 from batchmill.cli._sources import add_sources_option, import_sources
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST_S = 7 * 86_400
+
 
 def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     """Everything that makes a pipeline."""
@@ -67,6 +70,12 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     meaning.add_argument(
         "--span-wait", type=_whole(0), metavar="S", help="for a span's partner (default: 300)"
     )
+    meaning.add_argument(
+        "--dedup",
+        type=_duration,
+        metavar="TIME",
+        help="count a span once that is delivered again within that time, such as 10m",
+    )
     meaning.add_argument("--slow-database", metavar="MS", help="default:200,mongodb:100")
     meaning.add_argument("--slow-cache", metavar="MS", help="default:20,redis:10")
 
@@ -96,6 +105,8 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         "name": given.name,
         "master": given.master,
         "spark_conf": dict(given.conf),
+        "dedup_s": given.dedup,
+        "remove_read": getattr(given, "remove_read", False),
         "settings": PipelineSettings(
             apdex_ms=apdex, **{key: each for key, each in settings.items() if each is not None}
         ),
@@ -112,6 +123,17 @@ def _pair(text: str) -> tuple[str, str]:
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be NAME=VALUE")
     return key, value
+
+
+def _duration(text: str) -> float:
+    """Seconds, from a number with a unit; without one it is seconds."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    seconds = int(number) * _UNITS[unit] if number.isascii() and number.isdecimal() else 0
+    if not 1 <= seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: it must be a time from 1s up to 7d, such as 90s, 10m or 1h"
+        )
+    return float(seconds)
 
 
 def _whole(least: int) -> Any:

@@ -45,6 +45,12 @@ def add_parsers(commands: Any) -> None:
     pipeline.add_argument(
         "--once", action="store_true", help="process what is there, then end; as a cron job would"
     )
+    pipeline.add_argument(
+        "--remove-read",
+        action="store_true",
+        help="remove segments from the spool once they are in the store; not for a spool that "
+        "another pipeline reads, too",
+    )
     backfill = commands.add_parser(
         "backfill",
         help="add past events to a store",

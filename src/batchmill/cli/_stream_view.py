@@ -27,6 +27,7 @@ def batch_line(report: BatchReport) -> str:
     ]
     for count, what in (
         (stats.late, "late"),
+        (stats.duplicates, "spans delivered before"),
         (result.expired, "older than the TTL"),
         (sum(_unused([report]).values()), "rows that no metric reads"),
         (stats.quarantined_rows, "rows set aside"),

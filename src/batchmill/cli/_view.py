@@ -59,7 +59,7 @@ def frame(meter: Meter, *, seconds: float, phase: str) -> RenderableType:
     clock = f"{min(meter.last.at_s, seconds):.1f} of {seconds:g} s"
     if meter.last.at_s < seconds:
         clock += ", Ctrl-C ends it"
-    title.add_row(Text("batchmill demo", "bold"), Text(clock, "bright_black"))
+    title.add_row(Text("batchmill queues", "bold"), Text(clock, "bright_black"))
     loads = Table.grid(expand=True, padding=(0, 1, 0, 0), pad_edge=False)
     loads.add_column(ratio=1)
     loads.add_column(ratio=1)

@@ -12,6 +12,7 @@ from batchmill.spark._errors import MissingSparkError, PipelineError
 if TYPE_CHECKING:
     from batchmill.spark._batch import BatchStats
     from batchmill.spark._engine import BatchReport
+    from batchmill.spark._java import find_java
     from batchmill.spark._pipeline import Pipeline
     from batchmill.spark._session import build_session
     from batchmill.spark._settings import PipelineSettings
@@ -24,6 +25,7 @@ __all__ = [
     "PipelineError",
     "PipelineSettings",
     "build_session",
+    "find_java",
 ]
 
 _MODULES = {
@@ -32,6 +34,7 @@ _MODULES = {
     "Pipeline": "_pipeline",
     "PipelineSettings": "_settings",
     "build_session": "_session",
+    "find_java": "_java",
 }
 
 

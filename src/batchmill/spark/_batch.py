@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from batchmill._errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
+from batchmill.spark._dedup import REASON as DELIVERED_AGAIN
 from batchmill.spark._deltas import SourceDeltas, to_deltas
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._faults import blames_the_file, spark_folders, telling_full_disks, told
@@ -78,6 +79,8 @@ class BatchStats:
     quarantined_segments: int = 0
     quarantined_rows: int = 0
     late: int = 0
+    duplicates: int = 0
+    """Spans that were delivered before."""
 
 
 class BatchMaker:
@@ -270,14 +273,14 @@ class BatchMaker:
         return read_rows(self._spark, ways, making.latest_us) if ways else None
 
     def _slices(self, making: _Making, plan: SourcePlan) -> tuple[DataFrame, ...]:
-        """The rows of a source in frames of one partition each; see :mod:`._l1`."""
+        """The rows of a source in several frames, each for one task; see :mod:`._l1`."""
         segments = making.segments.get(plan.source.name)
         if making.small or not segments or not plan.recipe.lists:
             return ()
         frames = []
         for few in cut(segments, self._cores):
             ways, _ = understood(plan.source, plan.needed, few)
-            frames.append(read_rows(self._spark, ways, making.latest_us).coalesce(1))
+            frames.append(read_rows(self._spark, ways, making.latest_us))
         return tuple(frames)
 
     def _spread(self, making: _Making, rows: int, unknown: bool) -> None:
@@ -323,10 +326,12 @@ class BatchMaker:
         arrived = sum(each.rows for each in making.segments.get(SPAN.name, ()))
         making.counters["rows", SPAN.name, ""] += traced.rows
         making.counters["late", SPAN.name, ""] += traced.late
+        making.counters["duplicates", SPAN.name, DELIVERED_AGAIN] += traced.duplicates
+        making.stats.duplicates += traced.duplicates
         making.stats.late += traced.late
         making.newest_us = max(making.newest_us, traced.newest_us)
         odd = making.odd.get(SPAN.name)
-        if arrived > traced.rows or (odd is not None and not odd.isEmpty()):
+        if arrived > traced.rows + traced.duplicates or (odd is not None and not odd.isEmpty()):
             self._set_rows_aside(making, SPAN)
 
     def _set_rows_aside(self, making: _Making, source: SourceType) -> None:

@@ -1,4 +1,4 @@
-"""The files of spans that wait for a partner: written for good, checked, and kept few."""
+"""The files that batches leave for later ones: written for good, checked, and kept few."""
 
 from __future__ import annotations
 
@@ -49,18 +49,23 @@ def make_durable(folder: Path) -> None:
             os.close(handle)
 
 
-def check(files: Iterable[Carry]) -> None:
-    """Raise if any of ``files`` is not whole: spans that wait would be lost in silence."""
+def check(
+    files: Iterable[Carry],
+    what: str = "spans that wait for their partner",
+    otherwise: str = "be lost",
+) -> None:
+    """Raise if any of ``files`` is not whole: what they stand for would go wrong in silence."""
     for each in files:
         path = local_path(each.path)
         if path is None:
             continue
         if (why := _fault(Path(path), each.rows)) is not None:
             raise PipelineError(
-                f"{each.rows:,} spans that wait for their partner should lie in {path}, but {why}. "
-                "The store has a commit that counts on them: somebody removed or changed them, or "
-                "the disk lost them. Put the folder back from a copy; or put store and checkpoint "
-                "back, both from the same copy; or start with an empty store and checkpoint"
+                f"{each.rows:,} {what} should lie in {path}, but {why}. The store has a commit "
+                f"that counts on them, and without them spans would {otherwise}: somebody removed "
+                "or changed them, or the disk lost them. Put the folder back from a copy; or put "
+                "store and checkpoint back, both from the same copy; or start with an empty store "
+                "and checkpoint"
             )
 
 

@@ -3,6 +3,9 @@
     <checkpoint>/batchmill.json    which stream this is, and of which store
     <checkpoint>/spark/            Spark's own: offsets, commits, the files seen
     <checkpoint>/carry/            spans that wait for their partner
+    <checkpoint>/seen/             ids of spans that were counted
+    <checkpoint>/removed.json      how far the segments that were read are removed
+    <checkpoint>/progress.json     how far the stream has come, for people
 
 Spark's part is only looked at: the names of its files are the numbers of its batches.
 """
@@ -41,6 +44,11 @@ class Checkpoint:
         return self.folder / "carry"
 
     @property
+    def seen(self) -> Path:
+        """Where the ids of counted spans are kept."""
+        return self.folder / "seen"
+
+    @property
     def fresh(self) -> bool:
         """Whether no batch was ever begun."""
         return self.planned is None
@@ -66,8 +74,7 @@ class Checkpoint:
             ]
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return None
-        # The log has them encoded as in a URL.
-        return ["file:" + urllib.parse.unquote(urllib.parse.urlsplit(each).path) for each in found]
+        return [_decoded(each) for each in found]
 
     @property
     def committed(self) -> int | None:
@@ -76,19 +83,47 @@ class Checkpoint:
 
     def segments_until(self, number: int) -> int:
         """How many segments went into the batches up to that one; 0 if that is not known."""
+        last = self.log_offset(number)
+        found = None if last is None else self._all_logged(-1, last)
+        return len(found or ())
+
+    def log_offset(self, number: int) -> int | None:
+        """How far Spark's log of files goes for that batch; None if that is not known."""
         try:
-            last = _log_offset(self.spark / "offsets" / str(number))
-            # Every tenth file of the log has all that came before it, too.
+            return _log_offset(self.spark / "offsets" / str(number))
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return None
+
+    def logged(self, after: int, until: int) -> list[str] | None:
+        """The files that came into Spark's log between two offsets; None if it cannot be read."""
+        try:
             found = {
+                entry["path"]
+                for offset in range(after + 1, until + 1)
+                for entry in _entries(self.spark / "sources" / "0", offset)
+                if entry["batchId"] == offset
+            }
+        except FileNotFoundError:  # those before a compacted one are removed after a while
+            all_of_them = self._all_logged(after, until)
+            if all_of_them is None:
+                return None
+            found = all_of_them
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return sorted(map(_decoded, found))
+
+    def _all_logged(self, after: int, until: int) -> set[str] | None:
+        try:
+            # Every tenth file of the log has all that came before it, too.
+            return {
                 entry["path"]
                 for file in (self.spark / "sources" / "0").iterdir()
                 if file.name.removesuffix(".compact").isdecimal()
                 for entry in _lines(file)
-                if entry["batchId"] <= last
+                if after < entry["batchId"] <= until
             }
         except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return 0
-        return len(found)
+            return None
 
 
 def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
@@ -117,6 +152,11 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
             "give each stream a checkpoint folder of its own"
         )
     return found
+
+
+def _decoded(path: str) -> str:
+    """A file's name: the log has it encoded as in a URL."""
+    return "file:" + urllib.parse.unquote(urllib.parse.urlsplit(path).path)
 
 
 def _log_offset(file: Path) -> int:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from batchmill.sources import Grain
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._plan import MINUTE, ROWS, SourcePlan
-from batchmill.spark._rollup import group, merge_column
+from batchmill.spark._rollup import column_of, group
 from batchmill.store import Deltas
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,11 +50,11 @@ def to_deltas(table: pa.Table, plan: SourcePlan, book: EntityBook) -> SourceDelt
     np.add.at(sums, codes, rows)
     for minute, count in zip(distinct.tolist(), sums.tolist(), strict=True):
         result.rows_by_minute[_bucket(minute, Grain.MINUTE)] = count
+    columns = {column: column_of(table[column], kind) for column, kind in plan.kinds.items()}
     for grain, per in _PER.items():
         groups = group(_buckets(minutes, grain, per), entities)
-        merged = {
-            column: merge_column(table[column], kind, groups) for column, kind in plan.kinds.items()
-        }
+        columns = {column: each.merged(groups) for column, each in columns.items()}
+        merged = {column: each.tolist() for column, each in columns.items()}
         result.deltas.append(
             Deltas(
                 source=plan.source.name,
@@ -65,6 +65,8 @@ def to_deltas(table: pa.Table, plan: SourcePlan, book: EntityBook) -> SourceDelt
                 cells={column: merged[made] for column, made in plan.cells.items()},
             )
         )
+        # The next grain is made of this one.
+        minutes, entities = minutes[groups.order][groups.starts], groups.entities
     return result
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.oal import MetricSet
 from batchmill.spark._batch import BatchMaker, BatchStats, Work
 from batchmill.spark._checkpoint import Checkpoint
+from batchmill.spark._dedup import SeenIds, is_seen
 from batchmill.spark._plan import SourcePlan, plan_source
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._session import copy_of, rebind
@@ -81,6 +82,7 @@ class StreamWriter:
         settings: PipelineSettings,
         clock: Callable[[], float],
         expire: bool = True,
+        dedup_s: float | None = None,
     ) -> None:
         self.stream = stream
         self._store = store
@@ -93,7 +95,8 @@ class StreamWriter:
         self._turn = threading.Lock()
         # A batch sets what fits its size: not for the batch of another writer beside it.
         self._spark = spark = copy_of(spark)
-        self._trace = TraceWork(spark, checkpoint.carry, settings, frozenset(plans))
+        seen = None if dedup_s is None else SeenIds(spark, checkpoint.seen, dedup_s)
+        self._trace = TraceWork(spark, checkpoint.carry, settings, frozenset(plans), seen)
         self._enter(claimed)
         self._maker = BatchMaker(spark, metrics.catalog, plans, settings, quarantine, self._trace)
 
@@ -121,12 +124,12 @@ class StreamWriter:
         """
         with self._turn:
             self._refresh()
-            oldest = min((each.arrived_ms for each in self._carry), default=None)
+            waiting = self._waiting(everything)
+            oldest = min((each.arrived_ms for each in waiting.files), default=None)
             waited_ms = (self._clock() - self._settings.span_wait_s) * 1000
             if oldest is None or not (everything or oldest <= waited_ms):
                 return None
             work = self._work(0 if self.last is None else self.last)
-            waiting = Waiting(self._carry, expire_all=everything)
             return self._write(replace(work, settle=True, waiting=waiting))
 
     def _enter(self, claim: Claim) -> None:
@@ -135,6 +138,10 @@ class StreamWriter:
         self._epoch = claim.epoch
         self._carry: tuple[Carry, ...] = claim.carry
         self._trace.tidy(self._carry)
+
+    def _waiting(self, expire_all: bool = False) -> Waiting:
+        files = tuple(each for each in self._carry if not is_seen(each))
+        return Waiting(files, tuple(each for each in self._carry if is_seen(each)), expire_all)
 
     def _refresh(self) -> None:
         """After a commit that failed: it may have got in all the same, so the store is asked."""
@@ -163,7 +170,7 @@ class StreamWriter:
             epoch=self._epoch,
             now=self._clock(),
             newest=self._store.newest_minute(),
-            waiting=Waiting(self._carry),
+            waiting=self._waiting(),
             expire=self._expire,
         )
 

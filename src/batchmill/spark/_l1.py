@@ -46,7 +46,7 @@ class Rows:
     """As SQL, each with its name at the end; none stands for all columns of the frame."""
     where: str = "true"
     slices: tuple[DataFrame, ...] = ()
-    """The same rows, in frames of one partition each, if they can be had so."""
+    """The same rows in several frames, each for one task, if they can be had so."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -220,13 +220,21 @@ def _alike(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
             f"(_b{number} & {1 << bit}L) <> 0 AS {column}"
             for bit, (column, _) in enumerate(flags[start : start + _BITS])
         ]
-    columns = [f"{each} AS _b{number}" for number, each in enumerate(packed)]
-    columns += [f"{each} AS {column}" for column, each in wanted.keys.items()]
-    query = f"SELECT {', '.join(['*', *columns])} FROM ({rows})"
-    keys = [*group, *(f"_b{number}" for number, _ in enumerate(packed)), *wanted.keys]
+    keys = [*(f"_b{number}" for number, _ in enumerate(packed)), *wanted.keys]
+    values = {each.value: f"_v{n}" for n, each in enumerate(wanted.measures.values())}
+    made = [*packed, *wanted.keys.values()]
+    columns = [
+        *group,
+        *(f"{each} AS {key}" for key, each in zip(keys, made, strict=True)),
+        *(f"{each} AS {column}" for each, column in values.items()),
+    ]
+    # From here on the slice is one partition. What lies below is compiled as one with the reading.
+    query = f"SELECT /*+ COALESCE(1) */ {', '.join(columns)} FROM ({rows})"
     measures = [f"COUNT(1) AS {COUNT}"]
-    measures += [f"{each.grouped} AS {column}" for column, each in wanted.measures.items()]
-    grouped = ", ".join(keys)
+    measures += [
+        f"{each.how}({values[each.value]}) AS {column}" for column, each in wanted.measures.items()
+    ]
+    grouped = ", ".join([*group, *keys])
     query = f"SELECT {grouped}, {', '.join(measures)} FROM ({query}) GROUP BY {grouped}"
     return f"SELECT {', '.join(['*', *bits])} FROM ({query})"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import shutil
 import threading
@@ -23,17 +22,19 @@ from batchmill.spark._checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark._engine import BatchReport, StreamWriter, plans_for
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._faults import telling_full_disks
+from batchmill.spark._places import apart, checked, folder_stream
+from batchmill.spark._progress import Lag, Progress, look
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._running import Run, processing_time
 from batchmill.spark._schema import SPAN
 from batchmill.spark._segments import spark_path
 from batchmill.spark._session import lease
-from batchmill.spark._settings import PipelineSettings
+from batchmill.spark._settings import PipelineSettings, dedup_window
+from batchmill.spark._upkeep import Upkeep
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
 
 log = logging.getLogger("batchmill.spark")
 
-_HOUSEKEEPING_S = 10.0
 _REPORTS = 1000
 """How many reports of a run are kept."""
 
@@ -45,6 +46,10 @@ class Pipeline:
     event type and Parquet segments in them. ``store`` is ``sqlite:///file`` or ``postgresql://…``.
     ``checkpoint`` is a folder that remembers how far the stream has come; it belongs to that store
     from then on. What does not fit goes to ``quarantine``, by default a folder beside the spool.
+
+    With ``dedup_s`` a span that is delivered again (same trace and span id) within so many seconds
+    counts once. With ``remove_read`` the spool's segments are removed once they are in the store:
+    not for a spool that another pipeline reads, too.
 
     Start it and leave it running, or call :meth:`run_available` from time to time. One thread at a
     time may use a pipeline, but for :meth:`backfill`, which may run beside the stream.
@@ -69,6 +74,8 @@ class Pipeline:
         catalog: Catalog | None = None,
         settings: PipelineSettings | None = None,
         retry: RetryPolicy | None = None,
+        dedup_s: float | None = None,
+        remove_read: bool = False,
         on_batch: Callable[[BatchReport], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -77,7 +84,9 @@ class Pipeline:
         if not len(self.metrics):
             raise ConfigError("oal", oal, "scripts that define at least one metric")
         self.settings = settings or PipelineSettings()
-        self.name = _checked(name)
+        self.dedup_s = dedup_window(dedup_s)
+        self.remove_read = remove_read
+        self.name = checked(name)
         self.spool = Path(spool).resolve()
         self.checkpoint = Path(checkpoint).resolve()
         self.quarantine = (
@@ -85,7 +94,7 @@ class Pipeline:
             if quarantine
             else self.spool.with_name(f"{self.spool.name}-quarantine")
         )
-        _apart(self.spool, self.checkpoint, self.quarantine)
+        apart(self.spool, self.checkpoint, self.quarantine)
         self.spool.mkdir(parents=True, exist_ok=True)
         self._own_store = isinstance(store, str)
         self.store: Store = (
@@ -110,8 +119,7 @@ class Pipeline:
         self._backfills: list[int] = []
         self._callbacks: set[int] = set()
         self._changed = threading.Condition()
-        self._stopping = threading.Event()
-        self._housekeeper: threading.Thread | None = None
+        self._upkeep: Upkeep | None = None
         try:
             self._lease = lease(master, spark=spark, conf=spark_conf)
             self.spark = self._lease.session
@@ -137,11 +145,8 @@ class Pipeline:
         """
         with self._closing:  # a callback may stop it before this is through
             self._begin(processingTime=processing_time(self.spark, trigger))
-            self._stopping.clear()
-            self._housekeeper = threading.Thread(
-                target=self._keep_house, name="batchmill-housekeeper", daemon=True
-            )
-            self._housekeeper.start()
+            assert self._upkeep is not None
+            self._upkeep.start(self.settings.span_wait_s)
 
     def run_available(self) -> list[BatchReport]:
         """Process what the spool holds now, in as many batches as it takes, and return."""
@@ -166,6 +171,15 @@ class Pipeline:
         with self._claimed(self.name, self.checkpoint) as (writer, _):
             return writer.settle(everything=everything)
 
+    def progress(self) -> Progress:
+        """How far the stream has come; while it runs, that is also kept in ``progress.json``."""
+        upkeep = self._upkeep
+        if upkeep is not None:
+            return upkeep.progress()
+        last = {each.name: each.last_batch for each in self.store.streams()}.get(self.name)
+        checkpoint = Checkpoint(self.checkpoint, "", "")
+        return look(self.name, last, self.store, Lag(self.spool, checkpoint), self._clock())
+
     def backfill(
         self,
         rows: DataFrame | str | Path,
@@ -182,7 +196,7 @@ class Pipeline:
         """
         self._check_open()
         if name is not None:
-            _checked(name)
+            checked(name)
         if isinstance(rows, str | Path):
             return self._backfill_folder(Path(rows).resolve(), name, on_batch)
         if source is None:
@@ -195,7 +209,7 @@ class Pipeline:
 
     def backfilled(self, folder: str | Path, *, name: str | None = None) -> int:
         """How many segments of a folder earlier backfills have put into the store."""
-        stream = _folder_stream(Path(folder).resolve(), name)
+        stream = folder_stream(Path(folder).resolve(), name)
         last = {each.name: each.last_batch for each in self.store.streams()}.get(stream)
         checkpoint = Checkpoint(self.checkpoint / stream, "", "")
         return 0 if last is None else checkpoint.segments_until(last)
@@ -252,10 +266,21 @@ class Pipeline:
             raise PipelineError("the pipeline runs already: stop() it first")
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
-        run = Run(writer, checkpoint, self._note, lambda: self._asked)
+        upkeep = Upkeep(
+            writer,
+            checkpoint,
+            self.store,
+            spool=self.spool,
+            clock=self._clock,
+            remove_from=self.quarantine if self.remove_read else None,
+        )
+        run = Run(writer, checkpoint, self._note, lambda: self._asked, upkeep.remove)
+        self._upkeep = upkeep
+        upkeep.tell(committed=True)
         try:
             run.start(self.spark, spark_path(self.spool, glob=True), self.settings, trigger)
         except BaseException:
+            self._upkeep = None
             stack.close()
             raise
         self._writer, self._run, self._release = writer, run, stack
@@ -263,19 +288,18 @@ class Pipeline:
 
     def _end(self) -> None:
         with self._closing:
-            run = self._run
-            if run is None:
+            run, upkeep = self._run, self._upkeep
+            if run is None or upkeep is None:
                 return
-            self._stopping.set()
-            if self._housekeeper is not None:
-                self._housekeeper.join()
-                self._housekeeper = None
+            upkeep.stop()
             try:
                 run.end()
                 if (why := run.untold()) is not None:
                     log.error("the stream %s had failed: %s", self.name, why)
+                upkeep.remove()
+                upkeep.tell()
             finally:
-                self._run = self._writer = None
+                self._run = self._writer = self._upkeep = None
                 self._release.close()
 
     def _check_open(self) -> None:
@@ -319,6 +343,7 @@ class Pipeline:
                 clock=self._clock,
                 # A backfill is whole: how long it takes must not decide who finds a partner.
                 expire=retire,
+                dedup_s=self.dedup_s,
             )
             yield writer, checkpoint
         finally:
@@ -329,7 +354,7 @@ class Pipeline:
     ) -> list[BatchReport]:
         if not folder.is_dir():
             raise ConfigError("rows", str(folder), "a folder that exists, laid out like a spool")
-        stream = _folder_stream(folder, name)
+        stream = folder_stream(folder, name)
         reports: list[BatchReport] = []
 
         def note(report: BatchReport) -> None:
@@ -401,6 +426,8 @@ class Pipeline:
     def _note(self, report: BatchReport) -> None:
         self._reports.append(report)
         del self._reports[:-_REPORTS]
+        if self._upkeep is not None:
+            self._upkeep.tell(committed=True)
         self._tell(self.on_batch, report)
 
     def _tell(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:
@@ -412,37 +439,6 @@ class Pipeline:
         finally:
             self._callbacks.discard(threading.get_ident())
 
-    def _keep_house(self) -> None:
-        """Let go of spans that waited long enough while no batch came."""
-        every = min(_HOUSEKEEPING_S, max(0.1, self.settings.span_wait_s / 4))
-        while not self._stopping.wait(every):
-            writer = self._writer
-            if writer is None:
-                continue
-            try:
-                writer.settle()
-            except Exception:
-                log.exception("spans that waited too long could not be let go of; trying again")
-
     def _close_store(self) -> None:
         if self._own_store:
             self.store.close()
-
-
-def _folder_stream(folder: Path, name: str | None) -> str:
-    """What a folder's backfill is called: it is known by that when it is repeated."""
-    return f"backfill-folder-{name or hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
-
-
-def _checked(name: str) -> str:
-    if not name or not all(each.isalnum() or each in "-_" for each in name):
-        raise ConfigError("name", name, "letters, digits, - and _")
-    return name
-
-
-def _apart(*folders: Path) -> None:
-    """None of the folders may lie in another: each is listed or cleaned as a whole."""
-    for one in folders:
-        for other in folders:
-            if one is not other and (one == other or other in one.parents):
-                raise ConfigError("folder", str(one), f"outside {other}")

@@ -10,11 +10,13 @@ Names follow from the batch, so a batch that is run again writes the same files 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 
+from batchmill.spark._carry import make_durable
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._faults import is_full, no_room
 from batchmill.spark._segments import BadSegment, local_path, spark_path
@@ -50,7 +52,17 @@ class Quarantine:
         """Write rows that do not fit; where to."""
         target = self.folder / source / f"rows-{stream}-{number}"
         rows.write.mode("overwrite").parquet(spark_path(target))
+        make_durable(target)
         return target
+
+
+def _sync(path: Path) -> None:
+    """Have the disk keep it: the segment itself may be removed once its batch is in the store."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _copy(path: str, target: Path) -> None:
@@ -58,7 +70,9 @@ def _copy(path: str, target: Path) -> None:
     part = target.with_name(f".{target.name}.part")
     try:
         shutil.copyfile(path, part)
+        _sync(part)
         part.replace(target)
+        _sync(target.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
         if is_full(error):

@@ -1,12 +1,13 @@
 """Roll-up: a batch's deltas per minute, added up again per hour and day.
 
 Deltas are few and lie in the driver's memory as Arrow columns, so they are added up there: one
-sort, then one pass per column. Whole numbers stay whole numbers: nothing passes through a float.
+sort, then one pass per column; days from hours, hours from minutes. Whole numbers stay whole
+numbers: nothing passes through a float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,24 +44,49 @@ def group(buckets: npt.NDArray[np.int64], entities: npt.NDArray[np.int64]) -> Gr
     )
 
 
-def merge_column(column: pa.ChunkedArray, how: str, groups: Groups) -> list[Any]:
-    """One column of the deltas, merged within each group: ``sum``, ``max``, ``min`` or ``text``."""
+@dataclass(frozen=True)
+class Column:
+    """One column of deltas, and how it merges: ``sum``, ``max``, ``min`` or ``text``."""
+
+    how: str
+    values: Numbers
+    """Where there is nothing: what changes nothing. Texts are Python's own, or None."""
+    valid: npt.NDArray[np.bool_] | None
+    """Where there is something; None for everywhere, and for texts."""
+
+    def merged(self, groups: Groups) -> Column:
+        """Each group as one value, in the order of the groups."""
+        values = self.values[groups.order]
+        valid = None if self.valid is None else self.valid[groups.order]
+        if groups.single:
+            return Column(self.how, values, valid)
+        if self.how == "text":
+            return Column(self.how, _join(values.tolist(), groups), None)
+        values = _REDUCE[self.how].reduceat(values, groups.starts)
+        if valid is not None:
+            valid = np.logical_or.reduceat(valid, groups.starts)
+        return Column(self.how, values, valid)
+
+    def tolist(self) -> list[Any]:
+        """The values as the store takes them."""
+        values: list[Any] = self.values.tolist()
+        if self.valid is None or self.valid.all():
+            return values
+        there = self.valid.tolist()
+        return [each if fits else None for each, fits in zip(values, there, strict=True)]
+
+
+_REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def column_of(column: pa.ChunkedArray, how: str) -> Column:
+    """A column as it came from Spark."""
     if how == "text":
-        return _join(column.take(pa.array(groups.order)).to_pylist(), groups)
-    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)[groups.order]
-    filler = _filler(column.type, how)
-    values = pc.fill_null(column, filler).to_numpy()[groups.order]
-    if not groups.single:
-        values = {"sum": np.add, "max": np.maximum, "min": np.minimum}[how].reduceat(
-            values, groups.starts
-        )
-        valid = np.logical_or.reduceat(valid, groups.starts)
-    if valid.all():
-        return list(values.tolist())
-    return [
-        value if there else None
-        for value, there in zip(values.tolist(), valid.tolist(), strict=True)
-    ]
+        return Column(how, column.to_numpy(zero_copy_only=False), None)
+    if not column.null_count:
+        return Column(how, column.to_numpy(), None)
+    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    return Column(how, pc.fill_null(column, _filler(column.type, how)).to_numpy(), valid)
 
 
 def _filler(kind: pa.DataType, how: str) -> pa.Scalar:
@@ -73,11 +99,9 @@ def _filler(kind: pa.DataType, how: str) -> pa.Scalar:
     return pa.scalar(limits.min if how == "max" else limits.max, kind)
 
 
-def _join(texts: Sequence[str | None], groups: Groups) -> list[str | None]:
-    if groups.single:
-        return list(texts)
+def _join(texts: Sequence[str | None], groups: Groups) -> Numbers:
+    joined = np.empty(len(groups.starts), dtype=object)
     ends = [*groups.starts[1:].tolist(), len(texts)]
-    return [
-        ",".join(each for each in texts[start:end] if each) or None
-        for start, end in zip(groups.starts.tolist(), ends, strict=True)
-    ]
+    for number, (start, end) in enumerate(zip(groups.starts.tolist(), ends, strict=True)):
+        joined[number] = ",".join(each for each in texts[start:end] if each) or None
+    return joined

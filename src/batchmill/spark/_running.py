@@ -75,6 +75,7 @@ class Run:
         checkpoint: Checkpoint,
         on_batch: Callable[[BatchReport], None],
         asked: Callable[[], bool],
+        before_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self.cut_short = False
         """Whether it was ended before it was through."""
@@ -82,6 +83,7 @@ class Run:
         self._checkpoint = checkpoint
         self._on_batch = on_batch
         self._asked = asked
+        self._before_batch = before_batch
         self._ending = False
         self._batch = threading.Lock()
         self._failure: BaseException | None = None
@@ -188,6 +190,8 @@ class Run:
                 if self._ending or self._asked():
                     self.cut_short = True
                     raise StopAsked
+                # By now Spark has noted the batch before it as done.
+                self._before_batch()
                 self._on_batch(self._writer.write(number, paths=lambda: self._paths(batch, number)))
             except BaseException as error:
                 self._failure = error

@@ -18,7 +18,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 import batchmill
-from batchmill.spark._errors import MissingSparkError
+from batchmill.spark._java import find_java
 
 log = logging.getLogger("batchmill.spark")
 
@@ -173,7 +173,7 @@ def _running() -> SparkSession | None:
 
 
 def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
-    _find_java()
+    find_java()
     # Python workers must be this very interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -194,16 +194,6 @@ def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
     if not local:
         session.sparkContext.addPyFile(str(_package_zip()))
     return session
-
-
-def _find_java() -> None:
-    """Spark's own word for a missing Java is a stack trace."""
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        if not Path(home, "bin", "java").exists():
-            raise MissingSparkError(f"JAVA_HOME={home} has no bin/java")
-    elif shutil.which("java") is None:
-        raise MissingSparkError("Java is not on the PATH, and JAVA_HOME is not set")
 
 
 def _local_memory() -> str:

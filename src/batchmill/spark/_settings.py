@@ -10,6 +10,7 @@ from batchmill.spark._thresholds import SlowThresholds
 
 MEBIBYTE = 2**20
 _LONGEST_TRIGGER_S = 86_400.0
+_LONGEST_DEDUP_S = 7 * 86_400.0
 TRIGGER = "seconds, from 0 up to a day, or Spark's notation for a time, such as '10 seconds'"
 """What a trigger may be, for errors."""
 
@@ -57,6 +58,14 @@ class PipelineSettings:
             _whole(f"apdex_ms[{name!r}]", ms, 1)
         SlowThresholds.parse(self.slow_database_ms)
         SlowThresholds.parse(self.slow_cache_ms)
+
+
+def dedup_window(seconds: float | None) -> float | None:
+    """For how long a span that is delivered again is recognised, if that is one; None: not."""
+    # `not <=` also refuses nan.
+    if seconds is not None and (isinstance(seconds, bool) or not 1 <= seconds <= _LONGEST_DEDUP_S):
+        raise ConfigError("dedup_s", seconds, "seconds, from 1 up to a week; or None")
+    return seconds
 
 
 def every(trigger: float | str) -> str:

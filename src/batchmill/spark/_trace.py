@@ -4,7 +4,8 @@ Spans of one trace reach us in different batches. All spans are kept, as a few c
 beside the checkpoint until :attr:`~batchmill.spark.PipelineSettings.span_wait_s` is over, or in a
 backfill until its end; which files are alive is part of what the store commits, so a batch that is
 run again starts from the same ones. A file that no commit names is nobody's, and is removed in
-passing.
+passing. So are the ids of spans that were counted, if those that are delivered twice are to count
+once: see :mod:`._dedup`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.sources import split_entity_id
-from batchmill.spark import _carry
+from batchmill.spark import _carry, _dedup
 from batchmill.spark._direct import direct_sources, row_counts
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._l1 import Rows
@@ -42,6 +43,8 @@ class Waiting:
     """The files of spans that wait, oldest first."""
 
     files: tuple[Carry, ...] = ()
+    seen: tuple[Carry, ...] = ()
+    """The files of ids that were counted, oldest first."""
     expire_all: bool = False
     """Whether nothing more is to be waited for."""
 
@@ -56,6 +59,8 @@ class Traced:
     newest_us: int = 0
     late: int = 0
     """How many spans came late."""
+    duplicates: int = 0
+    """How many spans were left out, as they were delivered before."""
     jobs: list[Callable[[], Any]] = field(default_factory=list)
     """To be run with the sources' own; in the order that :meth:`TraceWork.add` expects."""
     add_carry: list[Carry] = field(default_factory=list)
@@ -70,6 +75,7 @@ class _Moment:
     expire_before: int | None
     number: int
     expire: bool
+    late_before_us: int | None
 
 
 class TraceWork:
@@ -81,9 +87,11 @@ class TraceWork:
         folder: Path,
         settings: PipelineSettings,
         wanted: frozenset[str],
+        seen: _dedup.SeenIds | None = None,
     ) -> None:
         self._spark = spark
         self.folder = folder
+        self._seen = seen
         self._settings = settings
         self._wanted = wanted
         self._slow = TopNThresholds(
@@ -107,7 +115,8 @@ class TraceWork:
         ``spans`` are those that fit; None if there are none. Without ``expire`` none is let go for
         having waited long. Those that start before ``late_before_us`` are late.
         """
-        tick = max([int(now * 1000), *(each.arrived_ms + 1 for each in waiting.files)])
+        earlier = (*waiting.files, *waiting.seen)
+        tick = max([int(now * 1000), *(each.arrived_ms + 1 for each in earlier)])
         wait_ms = int(self._settings.span_wait_s * 1000)
         expired = [
             each
@@ -129,12 +138,8 @@ class TraceWork:
 
         try:
             new = keep(compact(spans))
-            moment = _Moment(tick, expire_before, number, expire)
-            traced = self._traced(waiting, expired, new, keep, moment)
-            if late_before_us is not None and traced.rows and traced.oldest_us < late_before_us:
-                late = f"time < TIMESTAMP_MICROS({late_before_us}L)"
-                traced.late = new.where(late).count()
-            yield traced
+            moment = _Moment(tick, expire_before, number, expire, late_before_us)
+            yield self._traced(waiting, expired, new, keep, moment)
         finally:
             for frame in kept:
                 frame.unpersist()
@@ -148,8 +153,21 @@ class TraceWork:
         moment: _Moment,
     ) -> Traced:
         counts, oldest_us, newest_us = row_counts(new)
+        arrived = counts[""]
+        over = self._over(waiting, moment)
+        seen = [each for each in waiting.seen if each not in over]
+        if self._seen is not None and arrived:
+            small = arrived <= self._settings.small_batch_rows
+            clean = self._seen.clean(new, seen, keep, small=small)
+            if clean is not new:
+                new = clean
+                counts, _, _ = row_counts(new)
         result = Traced(rows=counts.pop(""), oldest_us=oldest_us, newest_us=newest_us)
-        result.drop_carry = [each.path for each in expired]
+        result.duplicates = arrived - result.rows
+        late_us = moment.late_before_us
+        if late_us is not None and result.rows and oldest_us < late_us:
+            result.late = new.where(f"time < TIMESTAMP_MICROS({late_us}L)").count()
+        result.drop_carry = [each.path for each in (*expired, *over)]
         result.sources = {
             source: rows
             for source, rows in direct_sources(new).items()
@@ -169,6 +187,8 @@ class TraceWork:
         result.jobs = [links.unresolved.toArrow]
         if result.rows:
             result.jobs.append(lambda: self._write(links, waiting, expired, moment, result))
+            if self._seen is not None:
+                result.jobs.append(lambda: self._write_seen(new, seen, moment, result))
         if counts["DatabaseAccess"] or counts["CacheAccess"]:
             top = topn_records(new, self._settings.top_n, self._slow)
             result.jobs += [top.toArrow, statement_stats(new).toArrow]
@@ -202,6 +222,25 @@ class TraceWork:
         _carry.make_durable(target)
         result.add_carry.append(Carry(spark_path(target), moment.number, moment.tick, rows))
 
+    def _over(self, waiting: Waiting, moment: _Moment) -> list[Carry]:
+        """The files of ids that are asked for no more; a backfill asks for all until its end."""
+        if self._seen is None or (waiting.expire_all and not moment.expire):
+            return list(waiting.seen)
+        if not moment.expire:
+            return []
+        return _dedup.expired(waiting.seen, moment.tick, self._seen.window_ms)
+
+    def _write_seen(
+        self, new: DataFrame, seen: Sequence[Carry], moment: _Moment, result: Traced
+    ) -> None:
+        """Write down the ids of this batch's spans, for later ones."""
+        assert self._seen is not None
+        file, merged = self._seen.write(
+            new, result.rows, seen, number=moment.number, tick=moment.tick, expire=moment.expire
+        )
+        result.add_carry.append(file)
+        result.drop_carry += [each.path for each in merged]
+
     def add(self, traced: Traced, tables: Sequence[Any], batch: Batch, book: EntityBook) -> None:
         """Put the results of ``traced.jobs`` into the batch."""
         batch.add_carry += traced.add_carry
@@ -218,8 +257,8 @@ class TraceWork:
     def tidy(self, alive: Sequence[Carry]) -> None:
         """Remove the files that are not ``alive``: no commit names them, nobody will read them."""
         names = {each.path.rstrip("/").rsplit("/", 1)[-1] for each in alive}
-        if self.folder.is_dir():
-            for folder in self.folder.iterdir():
+        for place in (self.folder, self.folder.with_name(_dedup.FOLDER)):
+            for folder in place.iterdir() if place.is_dir() else ():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
 

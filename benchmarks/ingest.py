@@ -1,0 +1,161 @@
+"""Measure the OTLP receivers, and the whole road from a sender to the store.
+
+    python -m benchmarks.ingest [--quick] [--only receive,road,...] [--seconds N] [--rate N]
+
+Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
+asserted: a missed goal is said, and the exit code is 0 all the same. ``road`` needs Java; the
+others do without.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import ingest_flows, ingest_receive, ingest_road, ingest_road_result
+from benchmarks.goals import Goal
+from benchmarks.machine import machine, machine_line
+from benchmarks.report import Result, Table, say, write_json
+
+DEFAULT_JSON = Path(__file__).parent / "results" / "ingest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is done."""
+
+    rounds: int
+    turn_s: float
+    memory_s: float
+    road_s: float
+    warm_up_s: float
+    step_s: float
+    steps: int
+    rate: float | None
+    flows_s: float
+    flows_rate: float
+    flows_turn_s: float
+
+
+FULL = Size(
+    rounds=5, turn_s=8, memory_s=120, road_s=300, warm_up_s=60, step_s=45, steps=10, rate=None,
+    flows_s=60, flows_rate=1_000, flows_turn_s=8,
+)  # fmt: skip
+"""Half an hour."""
+QUICK = Size(
+    rounds=1, turn_s=2, memory_s=9, road_s=30, warm_up_s=20, step_s=0, steps=0, rate=2_000,
+    flows_s=10, flows_rate=1_000, flows_turn_s=3,
+)  # fmt: skip
+"""Minutes: to see that all runs, not to quote."""
+
+PARTS: Mapping[str, Callable[[Size], Result]] = {
+    "receive": lambda size: ingest_receive.measure(rounds=size.rounds, seconds=size.turn_s),
+    "memory": lambda size: ingest_receive.measure_memory(seconds=size.memory_s),
+    "flows": lambda size: ingest_flows.measure(
+        seconds=size.flows_s,
+        rate=size.flows_rate,
+        rounds=size.rounds,
+        round_s=size.flows_turn_s,
+    ),
+    "road": lambda size: ingest_road.measure(
+        seconds=size.road_s,
+        warm_up_s=size.warm_up_s,
+        step_s=size.step_s,
+        steps=size.steps,
+        rate=size.rate,
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for, print it, write it down."""
+    options = _parser().parse_args(arguments)
+    size = QUICK if options.quick else FULL
+    if options.seconds:
+        size = replace(size, road_s=options.seconds)
+    if options.rate:
+        size = replace(size, rate=options.rate)
+    started = perf_counter()
+    print(machine_line())
+    results: dict[str, Result] = {}
+    for name in options.only:
+        results[name] = PARTS[name](size)
+        for table in results[name].tables():
+            print("\n" + table.render(), flush=True)
+    goals = [goal for result in results.values() for goal in _goals(result)]
+    caption = "Medians over the rounds. A missed goal fails nothing."
+    rows = [goal.row() for goal in goals]
+    print("\n" + Table("Goals", caption, ["goal", "limit", "measured", ""], rows).render())
+    document = {
+        "machine": machine(),
+        "quick": options.quick,
+        "size": vars(size),
+        "goals": [goal.as_json() for goal in goals],
+        **{name: result.as_json() for name, result in results.items()},
+    }
+    write_json(options.json, document)
+    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    return 0
+
+
+def _goals(result: Result) -> Iterator[Goal]:
+    match result:
+        case ingest_receive.Receive():
+            for case in result.turns:
+                what = f"acknowledged to dropped: {ingest_receive.name_of(case)}"
+                yield _at_least(what, result.ratio(case), 0.7)
+        case ingest_receive.Memory():
+            yield _at_most("the receiver's memory, last third to middle", result.growth(), 1.05)
+        case ingest_flows.Flows():
+            best = max(result.gains())
+            yield _at_least("flow order (stays out if it adds less)", best, 1, " points")
+        case ingest_road_result.Road():
+            run = result.run
+            yield _at_most("the lag, last third to middle", run.growth("oldest_s"), 1.25)
+            yield _at_most("unread bytes, last third to middle", run.growth("bytes"), 1.25)
+            counted = result.counted / result.acknowledged
+            yield _at_least("spans counted to acknowledged", counted, 1)
+            yield _at_most("spans counted to acknowledged", counted, 1)
+
+
+def _at_least(what: str, value: float | None, limit: float, unit: str = "x") -> Goal:
+    return Goal(what=what, value=value, limit=limit, at_least=True, unit=unit)
+
+
+def _at_most(what: str, value: float | None, limit: float, unit: str = "x") -> Goal:
+    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ingest", description="the receivers, and the whole road"
+    )
+    parser.add_argument("--quick", action="store_true", help="minutes; not for quoting")
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=list(PARTS),
+        metavar="NAME,NAME",
+        help=f"some of: {', '.join(PARTS)}",
+    )
+    parser.add_argument("--seconds", type=float, metavar="N", help="of the road: instead of 300")
+    parser.add_argument(
+        "--rate", type=float, metavar="N", help="of the road: spans a second, instead of a search"
+    )
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PARTS)}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

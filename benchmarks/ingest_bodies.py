@@ -1,0 +1,200 @@
+"""Requests of spans as an OpenTelemetry client would send them, made beforehand as protobuf.
+
+A sender gives a request new trace ids and new times each time it sends it, which costs it next to
+nothing: so no span is sent twice, and what is measured is the receiver.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+SEED = 20260501
+SERVICES = 20
+GATEWAY = "service-0"
+_MS = 1_000_000
+_SPREAD_NS = 500 * _MS
+"""Traces of a request start within so much."""
+
+
+@dataclass(kw_only=True)
+class Made:
+    """A span before it is in any request."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent: bytes
+    service: str
+    kind: Span.SpanKind.ValueType
+    name: str
+    start_ns: int
+    """From the start of the request's time on."""
+    took_ns: int
+    attributes: dict[str, str | int] = field(default_factory=dict)
+
+
+class Body:
+    """The bytes of a request, and where in them its ids and times are."""
+
+    def __init__(self, spans: Sequence[Made]) -> None:
+        data = bytearray()
+        places: list[tuple[int, int, int]] = []
+        by_service: dict[str, list[Made]] = defaultdict(list)
+        for each in spans:
+            by_service[each.service].append(each)
+        ordered = [each for group in by_service.values() for each in group]
+        for service, group in by_service.items():
+            _put_group(data, places, service, group)
+        self.spans = len(ordered)
+        self.bytes = len(data)
+        self._data = np.frombuffer(bytes(data), np.uint8)
+        at = np.asarray(places, np.int64)
+        eight = np.arange(8)
+        self._traces = at[:, 0, None] + eight
+        self._times = np.concatenate([at[:, 1], at[:, 2]])[:, None] + eight
+        starts = np.asarray([each.start_ns for each in ordered], np.uint64)
+        took = np.asarray([each.took_ns for each in ordered], np.uint64)
+        self._offsets = np.concatenate([starts, starts + took])
+
+    def fresh(self, rng: np.random.Generator, now_ns: int) -> bytes:
+        """The request with traces of its own, that end about now."""
+        data = self._data.copy()
+        data[self._traces] ^= rng.integers(0, 256, 8, np.uint8)
+        times = (self._offsets + np.uint64(now_ns - _SPREAD_NS)).astype("<u8")
+        data[self._times] = times.view(np.uint8).reshape(-1, 8)
+        return data.tobytes()
+
+
+def bodies(count: int, spans: int, seed: int = 0) -> list[Body]:
+    """``count`` requests of ``spans`` spans each: whole traces but for the last."""
+    made = []
+    for number in range(count):
+        rng = random.Random(f"{SEED}-{seed}-{number}")
+        rows: list[Made] = []
+        while len(rows) < spans:
+            rows += trace(rng, rng.randrange(_SPREAD_NS))
+        made.append(Body(rows[:spans]))
+    return made
+
+
+def marker(service: str, now_ns: int, rng: np.random.Generator) -> bytes:
+    """A request with a single span, of a service that nobody else has."""
+    span = Made(
+        trace_id=rng.bytes(16), span_id=rng.bytes(8), parent=b"", service=service,
+        kind=Span.SPAN_KIND_SERVER, name="GET /marker", start_ns=0, took_ns=_MS,
+    )  # fmt: skip
+    return Body([span]).fresh(rng, now_ns)
+
+
+def trace(rng: random.Random, start_ns: int) -> Iterator[Made]:
+    """A page of a gateway, and one to four services behind it, each with a database or a queue."""
+    trace_id = rng.randbytes(16)
+
+    def span(
+        kind: Span.SpanKind.ValueType,
+        service: str,
+        name: str,
+        parent: bytes,
+        **attributes: str | int,
+    ) -> Made:
+        return Made(
+            trace_id=trace_id, span_id=rng.randbytes(8), parent=parent, service=service, kind=kind,
+            name=name, start_ns=start_ns, took_ns=int(rng.lognormvariate(3, 1) * _MS),
+            attributes={key.replace("__", "."): value for key, value in attributes.items()},
+        )  # fmt: skip
+
+    page = f"/page/{rng.randrange(20)}"
+    root = span(Span.SPAN_KIND_SERVER, GATEWAY, f"GET {page}", b"", **_http(rng, page))
+    yield root
+    for _ in range(rng.randrange(1, 5)):
+        service, path = f"service-{rng.randrange(1, SERVICES)}", f"/thing/{rng.randrange(20)}"
+        call = span(Span.SPAN_KIND_CLIENT, GATEWAY, "GET", root.span_id, **_http(rng, path))
+        served = span(
+            Span.SPAN_KIND_SERVER, service, f"GET {path}", call.span_id, **_http(rng, path)
+        )
+        yield from (call, served)
+        yield span(
+            Span.SPAN_KIND_CLIENT, service, "SELECT shop", served.span_id,
+            db__system__name="postgresql", db__namespace="shop", server__address="db",
+            server__port=5432, db__operation__name="SELECT", db__collection__name="orders",
+            db__query__text=f"select * from orders where id = {rng.randrange(10_000)}",
+            thread__id=rng.randrange(32), thread__name=f"worker-{rng.randrange(32)}",
+            network__peer__address="10.0.0.5",
+        )  # fmt: skip
+
+
+def _http(rng: random.Random, path: str) -> dict[str, str | int]:
+    return {
+        "http__request__method": "GET",
+        "http__response__status_code": 500 if rng.random() < 0.02 else 200,
+        "http__route": path,
+        "url__path": path,
+        "url__scheme": "http",
+        "server__address": "shop.example",
+        "server__port": 8080,
+        "network__protocol__version": "1.1",
+        "user_agent__original": f"agent/{rng.randrange(5)}.0",
+        "client__address": f"10.0.{rng.randrange(256)}.{rng.randrange(256)}",
+    }
+
+
+def _put_group(
+    data: bytearray, places: list[tuple[int, int, int]], service: str, spans: Sequence[Made]
+) -> None:
+    """Add the spans of one service, and note where trace id, start and end of each are."""
+    resource = Resource()
+    _put(resource.attributes, {"service.name": service, "service.instance.id": f"{service}-0"})
+    head = _field(1, resource.SerializeToString())
+    parts: list[bytes] = []
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    for each in spans:
+        start, end = each.start_ns + 1, each.start_ns + each.took_ns + 2  # 0 would be left out
+        message = Span(
+            trace_id=each.trace_id, span_id=each.span_id, parent_span_id=each.parent,
+            name=each.name, kind=each.kind, start_time_unix_nano=start, end_time_unix_nano=end,
+        )  # fmt: skip
+        _put(message.attributes, each.attributes)
+        raw = message.SerializeToString()
+        part = _field(2, raw)
+        inside = at + len(part) - len(raw)
+        first = raw.index(b"\x39" + start.to_bytes(8, "little") + b"\x41")
+        found.append((inside + raw.index(each.trace_id), inside + first + 1, inside + first + 10))
+        parts.append(part)
+        at += len(part)
+    scope = _field(2, b"".join(parts))
+    group = _field(1, head + scope)
+    start_at = len(data) + len(group) - at
+    data += group
+    places += [(start_at + a, start_at + b, start_at + c) for a, b, c in found]
+
+
+def _put(into: Any, attributes: dict[str, Any]) -> None:
+    for key, value in attributes.items():
+        one = into.add(key=key)
+        if isinstance(value, int):
+            one.value.int_value = value
+        else:
+            one.value.string_value = value
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A field of a message, as protobuf writes it."""
+    size, length = len(payload), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    length.append(size)
+    return bytes((number << 3 | 2,)) + bytes(length) + payload
+
+
+def random_of(*numbers: int) -> np.random.Generator:
+    """Ids that no other sender has."""
+    return np.random.default_rng([SEED, *numbers])

@@ -1,0 +1,183 @@
+"""``batchmill ingest``: the OTLP receivers, run from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchmill._errors import BatchmillError
+
+if TYPE_CHECKING:
+    from batchmill.ingest import Receiver, ReceiverSettings
+
+TOKEN_VARIABLE = "BATCHMILL_TOKEN"
+_MANY_FILES = 65_536
+_MIB = 2**20
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    ingest = commands.add_parser(
+        "ingest",
+        help="receive spans from OpenTelemetry clients into a spool",
+        description="Receive OTLP traces over HTTP (protobuf or JSON) and gRPC. A sender is "
+        "answered once its spans are durable in the spool. Ctrl-C or SIGTERM ends it after the "
+        "requests under way, a second Ctrl-C at once.",
+    )
+    whole, seconds = _number(int), _number(float)
+    add = ingest.add_argument
+    add("--home", default="batchmill-data", metavar="DIR", help="where spool and status live")
+    add("--bind", default="127.0.0.1", metavar="HOST", help="listen here (default: %(default)s)")
+    add("--http-port", type=int, default=4318, metavar="P", help="default: %(default)s")
+    add("--grpc-port", type=int, default=4317, metavar="P", help="default: %(default)s")
+    add(
+        "--token",
+        metavar="T",
+        help=f"senders must show it; better in a file, or in {TOKEN_VARIABLE}: others on this "
+        "machine can see command lines",
+    )
+    add("--token-file", type=Path, metavar="FILE", help="a file with the token")
+    add("--tls-cert", type=Path, metavar="FILE", help="the receiver's certificate, PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    add("--tls-client-ca", type=Path, metavar="FILE", help="senders must show a certificate of it")
+    add("--insecure", action="store_true", help="let everybody send who can reach --bind")
+    add("--max-body-mb", type=whole, metavar="MB", help="the largest body taken")
+    add("--max-connections", type=whole, metavar="N", help="for each of HTTP and gRPC")
+    add("--request-timeout", type=seconds, metavar="S", help="for a whole request to arrive")
+    add("--linger", type=seconds, metavar="S", help="how long a segment waits for more spans")
+    add("--segment-rows", type=whole, metavar="N", help="spans in a segment at most")
+    for level in ("warning", "critical", "critical-plus"):
+        add(
+            f"--unread-{level}-mb",
+            type=whole,
+            metavar="MB",
+            help=f"{level.upper().replace('-', '_')} at so much that the pipeline has not read",
+        )
+    add("--verbose", action="store_true", help="say more")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    level = logging.INFO if given.verbose else logging.WARNING
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
+    try:
+        from batchmill.ingest import Limits, Receiver
+        from batchmill.spool import Spool
+
+        home = Path(given.home)
+        settings = _settings(given)
+        limits = Limits(**_given(max_body_bytes=_mib(given.max_body_mb)))
+        _raise_file_limit()
+        with Spool(home / "spool", **_spool_settings(given)) as spool:
+            receiver = Receiver(
+                spool, settings, limits=limits, status_path=home / "run" / "ingest.json"
+            )
+            asyncio.run(_serve(receiver, home))
+    except (BatchmillError, OSError) as error:
+        print(f"batchmill ingest: {error}", file=sys.stderr)
+        return 1
+    print("ended: everything acknowledged is in the spool", flush=True)
+    return 0
+
+
+async def _serve(receiver: Receiver, home: Path) -> None:
+    loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def note(number: int) -> None:
+        if asked and number == signal.SIGINT:
+            os.write(2, b"stopped at once: what was not acknowledged is sent again\n")
+            os._exit(130)
+        asked.append(number)
+        receiver.stop()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, note, each)
+
+    def ready() -> None:
+        scheme = "https" if receiver.settings.access.tls else "http"
+        print(
+            f"receiving OTLP traces at {scheme}://{receiver.http_address} (HTTP) and "
+            f"{receiver.grpc_address} (gRPC) into {home / 'spool'}; Ctrl-C ends it",
+            flush=True,
+        )
+
+    await receiver.serve(ready)
+
+
+def _settings(given: argparse.Namespace) -> ReceiverSettings:
+    from batchmill.ingest import Access, ReceiverSettings
+
+    access = Access(
+        token=_token(given),
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
+        client_ca=given.tls_client_ca,
+    )
+    return ReceiverSettings(
+        bind=given.bind,
+        http_port=given.http_port,
+        grpc_port=given.grpc_port,
+        access=access,
+        insecure=given.insecure,
+        **_given(max_connections=given.max_connections, request_s=given.request_timeout),
+    )
+
+
+def _spool_settings(given: argparse.Namespace) -> dict[str, Any]:
+    return _given(
+        linger_s=given.linger,
+        max_rows=given.segment_rows,
+        unread_warning=_mib(given.unread_warning_mb),
+        unread_critical=_mib(given.unread_critical_mb),
+        unread_critical_plus=_mib(given.unread_critical_plus_mb),
+    )
+
+
+def _token(given: argparse.Namespace) -> str | None:
+    if given.token is not None:
+        return str(given.token)
+    if given.token_file is not None:
+        return str(given.token_file.read_text().strip())
+    return os.environ.get(TOKEN_VARIABLE)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _mib(count: int | None) -> int | None:
+    return None if count is None else count * _MIB
+
+
+def _raise_file_limit() -> None:
+    """Connections are files: have room for all that are allowed."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _number(kind: type) -> Any:
+    what = "a whole number above 0" if kind is int else "a number above 0"
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = -1
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {what}")
+        return value
+
+    return read

@@ -1,0 +1,402 @@
+"""``batchmill run``: ingest and pipeline as processes of their own, watched until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from batchmill._errors import BatchmillError, ConfigError
+from batchmill.cli._config import ConfigFileError, Settings, UnknownSettingError, add_options, load
+from batchmill.cli._run_balance import balance, read_sent
+from batchmill.cli._run_figures import (
+    TableReader,
+    read_counted,
+    read_tables,
+    take_picture,
+    waiting_in,
+)
+from batchmill.cli._run_home import Home, read_json, write_json
+from batchmill.cli._run_log import RotatingLog
+from batchmill.cli._supervise import GaveUpError, Signals, Spec, State, Supervisor
+from batchmill.store import open_store
+
+FOREVER = "forever"
+LONGEST_DEMO_S = 86_400.0
+STATUS_S = 1.0
+INGEST_END_S = 15.0
+"""Its own limit for requests under way is 10."""
+PIPELINE_END_S = 20.0
+"""For the running batch. It can be killed at any moment: the next run does that batch again."""
+DEMO_END_S = 15.0
+DEMO_READ_S = 120.0
+"""How long the demo's end waits for all of its spans to be counted."""
+READY = "waiting for segments"
+"""What the pipeline says once it runs."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "run",
+        help="receive spans and turn them into metrics: everything, in one folder",
+        description="Start ingest and pipeline, restart what dies, and show what happens. Ctrl-C "
+        "lets ingest finish its requests and the pipeline read the spool, then stops; a second "
+        "Ctrl-C stops at once. Settings come from the options, from BATCHMILL_… variables and from "
+        "batchmill.toml, in this order; `batchmill config show` tells.",
+    )
+    parser.add_argument(
+        "--demo",
+        type=_demo_seconds,
+        metavar="SECONDS",
+        help=f"also send the spans of a simulated shop, for so long or {FOREVER}; ends with a "
+        "balance, and the exit code is 1 if it does not balance",
+    )
+    parser.add_argument("--demo-seed", type=int, metavar="N", help="for the same shop again")
+    add_options(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run it; the exit code."""
+    try:
+        settings = load(given)
+        home = Home(Path(settings["home"]).absolute())
+        check(settings, demo=given.demo is not None)
+        home.prepare()
+        return _run(settings, home, given)
+    except (ConfigError, ConfigFileError, UnknownSettingError) as error:
+        return _fail(error, 2)
+    except BatchmillError as error:
+        return _fail(error, 1)
+
+
+def check(settings: Settings, *, demo: bool) -> None:
+    """Find out what is missing before anything is started."""
+    from batchmill.spark import MissingSparkError, find_java
+
+    if importlib.util.find_spec("pyspark") is None:
+        raise MissingSparkError("pyspark is not installed")
+    find_java()
+    if demo and settings["tls_cert"]:
+        raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
+    if settings["token"] and settings["token_file"]:
+        raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
+
+
+def ingest_spec(settings: Settings, home: Home) -> Spec:
+    """How ingest is started."""
+    arguments = ["ingest", "--home", str(home.folder)]
+    for name in (
+        *("bind", "http_port", "grpc_port", "token_file", "tls_cert", "tls_key", "tls_client_ca"),
+        *("max_body_mb", "max_connections", "request_timeout", "linger", "segment_rows"),
+        *("unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb"),
+    ):
+        if settings[name] is not None:
+            arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
+    if settings["insecure"]:
+        arguments.append("--insecure")
+    # Not on the command line, which everybody on this machine can see.
+    environment = {"BATCHMILL_TOKEN": settings["token"]} if settings["token"] else {}
+    return Spec(name="ingest", arguments=arguments, environment=environment, ready_file=home.ingest)
+
+
+def pinned(spec: Spec, found: Mapping[str, Any]) -> Spec:
+    """The same with the ports that ingest was given, so that its next life has them, too."""
+    arguments = list(spec.arguments)
+    for name in ("http", "grpc"):
+        port = str(found.get(name, "")).rpartition(":")[2]
+        if port.isdecimal():
+            arguments[arguments.index(f"--{name}-port") + 1] = port
+    return replace(spec, arguments=arguments)
+
+
+def pipeline_spec(settings: Settings, home: Home) -> Spec:
+    """How the pipeline is started."""
+    arguments = ["pipeline", "--remove-read", "--store", home.store_url]
+    for name in ("spool", "checkpoint", "quarantine"):
+        arguments += [f"--{name}", str(getattr(home, name))]
+    for name in ("master", "trigger", "ttl_days", "top_n"):
+        arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
+    for name in ("oal", "sources", "conf", "apdex"):
+        for each in settings[name]:
+            arguments += [f"--{name}", each]
+    if settings["dedup"] != "off":
+        arguments += ["--dedup", settings["dedup"]]
+    return Spec(name="pipeline", arguments=arguments, ready_line=READY)
+
+
+def demo_spec(settings: Settings, http: str, seconds: float, seed: int | None) -> Spec:
+    """How the demo's traffic is started, against the address that ingest has told."""
+    host, _, port = http.rpartition(":")
+    if host in ("0.0.0.0", "[::]", "::", ""):
+        host = "127.0.0.1"
+    arguments = ["demo", "--endpoint", f"http://{host}:{port}"]
+    arguments += ["--forever"] if math.isinf(seconds) else ["--seconds", f"{seconds:g}"]
+    if seed is not None:
+        arguments += ["--seed", str(seed)]
+    token = settings["token"]
+    if token is None and settings["token_file"]:
+        token = Path(settings["token_file"]).read_text("utf-8").strip()
+    environment = {}
+    if token:
+        environment["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={quote(f'Bearer {token}')}"
+    return Spec(name="demo", arguments=arguments, environment=environment, keep=False)
+
+
+class StopNow(Exception):
+    """Somebody does not want to wait."""
+
+
+def _run(settings: Settings, home: Home, given: argparse.Namespace) -> int:
+    from batchmill.cli._run_view import Screen
+
+    limits = {"limit": settings["log_mb"] * 2**20, "files": settings["log_files"]}
+    log = RotatingLog(home.log / "run.log", **limits)
+    with (
+        home.locked() as inherit,
+        Signals() as signals,
+        TableReader(home.store_url) as reader,
+        Screen() as screen,
+    ):
+
+        def say(text: str) -> None:
+            log.write(text)
+            screen.say(text)
+
+        def child_log(name: str) -> RotatingLog:
+            return RotatingLog(home.log / f"{name}.log", **limits)
+
+        with Supervisor(inherit=inherit, log=child_log, say=say) as supervisor:
+            going = Run(settings, home, supervisor, signals, reader, screen, say)
+            return going.go(given.demo, given.demo_seed)
+
+
+class Run:
+    """One run, from the first start to the last end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        home: Home,
+        supervisor: Supervisor,
+        signals: Signals,
+        reader: TableReader,
+        screen: Any,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._home = home
+        self._supervisor = supervisor
+        self._signals = signals
+        self._reader = reader
+        self._screen = screen
+        self._say = say
+        self._started = time.time()
+        self._state = "running"
+        self._status_due_s = 0.0
+
+    def go(self, demo: float | None, seed: int | None) -> int:
+        """Run until somebody asks for the end, or the demo is over; the exit code."""
+        try:
+            self._supervisor.start(ingest_spec(self._settings, self._home))
+            self._supervisor.start(pipeline_spec(self._settings, self._home))
+            if self._until(self._is_ready("ingest")):
+                self._introduce()
+            if demo is not None:
+                return self._demo(demo, seed)
+            self._until(lambda: False)
+            self._close(self._settings["drain"])
+            return 0
+        except StopNow:
+            self._say("stopped at once: what is in the spool is read by the next run")
+            return 130
+        except GaveUpError as error:
+            self._say(f"{error.name} {error.why}: stopping")
+            self._end_all()
+            raise
+        finally:
+            self._state = "ended"
+            for each in self._supervisor.processes.values():
+                each.kill()
+            self._write_status()
+            self._screen.end_live()
+
+    def _demo(self, seconds: float, seed: int | None) -> int:
+        """The demo's traffic, then the balance."""
+        began = self._until(lambda: self._is_ready("pipeline")() and self._is_read())
+        code = 0
+        if began:
+            before, received = read_counted(self._home.store_url), self._received()
+            http = str((read_json(self._home.ingest) or {}).get("http", ""))
+            demo = self._supervisor.start(demo_spec(self._settings, http, seconds, seed))
+            if not self._until(lambda: demo.state is State.ENDED):
+                demo.terminate()
+                self._until_over(lambda: demo.state is State.ENDED, DEMO_END_S)
+            else:
+                self._say("the demo's traffic is over: the pipeline reads the rest")
+        asked = bool(self._signals.count)
+        self._close(self._settings["drain"] if asked else DEMO_READ_S)
+        if not began:
+            return 0
+        now = self._received()
+        meanwhile = None if now is None or received is None else now[1] - received[1]
+        if now is not None and received is not None and now[0] != received[0]:
+            meanwhile = None  # it was started again, and counts from 0
+        counted = read_counted(self._home.store_url)
+        account = balance(read_sent(demo.lines), counted.since(before), meanwhile)
+        self._screen.end_live()
+        self._show_tables()
+        self._say(account.text)
+        if not account.whole:
+            code = 1
+            if waiting_in(self._home.spool).segments:
+                self._say("the spool has more: the next run counts it")
+            for line in demo.lines if demo.code else ():
+                self._say(f"  demo: {line}")
+        return code
+
+    def _close(self, drain_s: float) -> None:
+        """The end in order: nothing more comes in, what is in is read, nothing runs any more."""
+        self._state = "stopping"
+        processes = self._supervisor.processes
+        if self._signals.count:
+            self._say(
+                "stopping: ingest finishes its requests, the pipeline reads the spool for "
+                f"{drain_s:g} s at most; Ctrl-C again stops at once"
+            )
+        processes["ingest"].terminate()
+        self._end("ingest", INGEST_END_S)
+        if processes["pipeline"].state is not State.STARTING:
+            self._until_over(self._is_read, drain_s)
+        processes["pipeline"].terminate()
+        self._end("pipeline", PIPELINE_END_S)
+        left = waiting_in(self._home.spool)
+        if left.segments:
+            self._say(f"{left.segments:,} segments stay in the spool: the next run reads them")
+        self._say("stopped")
+
+    def _end_all(self) -> None:
+        """After a failure: give the others a moment, and no more."""
+        for each in self._supervisor.processes.values():
+            each.terminate()
+        with contextlib.suppress(StopNow, GaveUpError):
+            self._until_over(
+                lambda: all(
+                    each.state in (State.ENDED, State.FAILED)
+                    for each in self._supervisor.processes.values()
+                ),
+                INGEST_END_S,
+            )
+
+    def _end(self, name: str, seconds: float) -> None:
+        process = self._supervisor.processes[name]
+        if not self._until_over(lambda: process.state is State.ENDED, seconds):
+            self._say(f"{name} did not end within {seconds:g} s: killed; nothing is lost by that")
+            process.kill()
+
+    def _until(self, done: Callable[[], bool]) -> bool:
+        """Let things go on until ``done``; False: somebody asked for the end before."""
+        while not self._signals.count:
+            if done():
+                return True
+            self._turn()
+        return False
+
+    def _until_over(self, done: Callable[[], bool], seconds: float) -> bool:
+        """The same on the way out: only a second signal counts, and so does time."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if self._signals.count > 1:
+                raise StopNow
+            if time.monotonic() > deadline:
+                return False
+            self._turn()
+        return True
+
+    def _turn(self) -> None:
+        self._signals.wait()
+        if self._signals.count > 1:
+            raise StopNow
+        self._supervisor.look()
+        now_s = time.monotonic()
+        if now_s >= self._status_due_s:
+            self._status_due_s = now_s + STATUS_S
+            self._write_status()
+        if self._screen.is_due(now_s):
+            self._screen.show(take_picture(self._home, self._processes(), self._reader.tables))
+
+    def _processes(self) -> dict[str, dict[str, Any]]:
+        return {name: each.figures() for name, each in self._supervisor.processes.items()}
+
+    def _write_status(self) -> None:
+        content = {
+            "name": "run",
+            "pid": os.getpid(),
+            "state": self._state,
+            "started": self._started,
+            "written_at": time.time(),
+            "processes": self._processes(),
+        }
+        with contextlib.suppress(OSError):  # a full disk: `status` sees how old the last one is
+            write_json(self._home.supervisor, content)
+
+    def _is_ready(self, name: str) -> Callable[[], bool]:
+        return lambda: self._supervisor.processes[name].state is State.RUNNING
+
+    def _is_read(self) -> bool:
+        return not waiting_in(self._home.spool).segments
+
+    def _received(self) -> tuple[int, int] | None:
+        """Which life of ingest it is, and what that has acknowledged."""
+        found = read_json(self._home.ingest)
+        if found is None:
+            return None
+        return int(found.get("pid", 0)), int(found.get("acknowledged_spans", 0))
+
+    def _introduce(self) -> None:
+        found = read_json(self._home.ingest) or {}
+        ingest = self._supervisor.processes["ingest"]
+        ingest.spec = pinned(ingest.spec, found)
+        scheme = "https" if self._settings["tls_cert"] else "http"
+        self._say(
+            f"OpenTelemetry: {scheme}://{found.get('http')} (HTTP), {found.get('grpc')} (gRPC); "
+            f"everything is kept in {self._home.folder}"
+        )
+
+    def _show_tables(self) -> None:
+        from batchmill.cli._run_view import tables  # takes rich
+
+        with (
+            contextlib.suppress(BatchmillError),
+            open_store(self._home.store_url, create=False) as store,
+        ):
+            self._screen.print(tables(read_tables(store)))
+
+
+def _demo_seconds(text: str) -> float:
+    if text == FOREVER:
+        return math.inf
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= LONGEST_DEMO_S:  # also refuses nan
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: it must be a number above 0, up to {LONGEST_DEMO_S:g}, "
+            f"or {FOREVER}"
+        )
+    return value
+
+
+def _fail(error: BatchmillError, code: int) -> int:
+    print(f"batchmill run: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,181 @@
+"""Spans on their way to a receiver: held until it has acknowledged them, and counted.
+
+The SDK's own batch processor drops spans when its queue is full or an export fails, and says so in
+a log at best. This one makes whoever ends a span wait instead, and tries again until the receiver
+has acknowledged or patience is over; so its figures balance: what was sent was acknowledged, or
+failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+CAPACITY = 20_000
+BATCH = 2_048
+"""Spans in one request: well below the 4 MiB that a gRPC server takes."""
+LINGER_S = 0.2
+PATIENCE_S = 60.0
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_LOGGER = "opentelemetry"
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What became of the spans."""
+
+    sent: int
+    acknowledged: int
+
+    @property
+    def failed(self) -> int:
+        """Not acknowledged. The receiver may have some of them: its answer may have got lost."""
+        return self.sent - self.acknowledged
+
+
+class LastWords(logging.Handler):
+    """While entered, keeps the last thing that the exporter logged, and nobody else hears it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = "the receiver did not acknowledge"
+        self._logger = logging.getLogger(_LOGGER)
+        self._propagate = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.text = record.getMessage()
+
+    def __enter__(self) -> Self:
+        self._propagate, self._logger.propagate = self._logger.propagate, False
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagate
+
+
+class Sender(SpanProcessor):
+    """Exports spans in batches from a thread of its own; holds at most ``capacity`` of them.
+
+    ``rejected`` says how many spans the receiver has refused one by one so far, in requests that
+    it acknowledged. ``trouble`` is told, from the sender's thread, when a batch has to be sent
+    again.
+    """
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        *,
+        rejected: Callable[[], int] = lambda: 0,
+        trouble: Callable[[int], None] = lambda spans: None,
+        capacity: int = CAPACITY,
+        batch: int = BATCH,
+        linger_s: float = LINGER_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._exporter = exporter
+        self._rejected = rejected
+        self._trouble = trouble
+        self._capacity, self._batch = capacity, batch
+        self._linger_s, self._patience_s = linger_s, patience_s
+        self._changed = threading.Condition()
+        self._waiting: deque[ReadableSpan] = deque()
+        self._sent = self._acknowledged = 0
+        self._closing = False
+        self._latest_s = float("inf")
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shop-sender", daemon=True)
+        self._thread.start()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether patience is over: nothing is sent any more, and all the rest has failed."""
+        return self._given_up.is_set()
+
+    def balance(self) -> Balance:
+        """The figures so far; those of a closed sender are final."""
+        with self._changed:
+            return Balance(self._sent, self._acknowledged)
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing to do yet."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a span; waits while too many are held, unless the sender has given up."""
+        with self._changed:
+            self._sent += 1
+            self._changed.wait_for(lambda: len(self._waiting) < self._capacity or self.given_up)
+            if not self.given_up:
+                self._waiting.append(span)
+                self._changed.notify_all()
+
+    def close(self, patience_s: float = PATIENCE_S) -> None:
+        """Send what is still held, trying no longer than that, and end."""
+        with self._changed:
+            self._closing = True
+            self._latest_s = min(self._latest_s, time.monotonic() + patience_s)
+            self._changed.notify_all()
+        self._thread.join()
+        self._exporter.shutdown()
+
+    def abandon(self) -> None:
+        """End at once; what is not acknowledged by now has failed."""
+        self._given_up.set()
+        with self._changed:
+            self._closing = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._exporter.shutdown()
+
+    def _run(self) -> None:
+        while batch := self._next():
+            before = self._rejected()
+            if not self._deliver(batch):
+                self._given_up.set()
+                with self._changed:
+                    self._waiting.clear()
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._acknowledged += len(batch) - (self._rejected() - before)
+
+    def _next(self) -> list[ReadableSpan]:
+        """The next batch, which is full or has lingered; empty when there is nothing to come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            self._changed.wait_for(
+                lambda: len(self._waiting) >= self._batch or self._closing, self._linger_s
+            )
+            taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
+            self._changed.notify_all()
+            return taken
+
+    def _deliver(self, batch: list[ReadableSpan]) -> bool:
+        """Whether the receiver acknowledged before patience was over."""
+        until_s = time.monotonic() + self._patience_s
+        tries = 0
+        while not self._exported(batch):
+            if self.given_up or time.monotonic() >= min(until_s, self._latest_s):
+                return False
+            self._trouble(len(batch))
+            self._given_up.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
+            tries += 1
+        return True
+
+    def _exported(self, batch: list[ReadableSpan]) -> bool:
+        try:
+            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001 - it must not raise, nor end the thread if it does
+            logging.getLogger(_LOGGER).error("the exporter failed: %r", error)
+            return False

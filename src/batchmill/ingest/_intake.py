@@ -1,0 +1,242 @@
+"""A request's body on its way to a durable segment: what HTTP and gRPC have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from batchmill.ingest import _answers
+from batchmill.ingest._answers import Refused
+from batchmill.ingest._decode import Decoded, decode_traces
+from batchmill.ingest._figures import Figures
+from batchmill.ingest._gzip import decompress
+from batchmill.ingest._limits import BadRequest, Limits, TooLarge, Unsupported
+from batchmill.ingest._settings import GRPC_MESSAGE_BYTES, ReceiverSettings
+from batchmill.spool import (
+    SPAN_SOURCE,
+    BadRowsError,
+    Judgement,
+    Level,
+    Overloaded,
+    SpanBatch,
+    SpoolClosedError,
+)
+
+log = logging.getLogger("batchmill.ingest")
+
+
+class SpanSink(Protocol):
+    """What a receiver needs of a spool."""
+
+    def level(self) -> Level:
+        """How much pressure there is: at CRITICAL and above, nothing is taken. Cheap."""
+        ...
+
+    def judge(self) -> Judgement:
+        """The level, and what a sender who is refused hears."""
+        ...
+
+    def submit(self, source: str, batch: SpanBatch) -> Future[Any]:
+        """Take a batch; the future resolves once it is durable."""
+        ...
+
+
+class Intake:
+    """Takes bodies, a bounded number of requests and bytes at a time.
+
+    All methods are called on the event loop; decoding and the hand-over to the spool run on
+    threads of its own, so that a large body does not hold up the others.
+    """
+
+    def __init__(
+        self, spool: SpanSink, limits: Limits, settings: ReceiverSettings, figures: Figures
+    ) -> None:
+        self.limits = limits
+        self.settings = settings
+        self.figures = figures
+        self.draining = False
+        self.requests = 0
+        self.bytes = 0
+        self._spool = spool
+        self._pool = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
+        self._reading: set[asyncio.Timeout] = set()
+        self._grpc_reading = 0
+
+    def level(self) -> str:
+        """The name of the spool's level."""
+        return self._spool.level().name
+
+    @contextmanager
+    def admitted(self) -> Iterator[Hold]:
+        """Let one more request in, before any of its body is read; raises ``Refused``."""
+        if self.draining:
+            raise Refused(_answers.draining())
+        if self._spool.level() >= Level.CRITICAL_PLUS:
+            raise Refused(_refusal(self._spool.judge(), unread=True))
+        if self.requests >= self.settings.max_requests:
+            raise Refused(_answers.busy(f"{self.requests} requests are under way"))
+        self.requests += 1
+        hold = Hold(self)
+        try:
+            yield hold
+        finally:
+            self.requests -= 1
+            hold.let_go()
+
+    @contextmanager
+    def grpc_reading(self) -> Iterator[None]:
+        """One gRPC message is being received: how large it is shows only when it is there."""
+        if (self._grpc_reading + 1) * GRPC_MESSAGE_BYTES > self.settings.max_bytes:
+            raise Refused(_answers.busy(f"{self._grpc_reading} gRPC messages are on their way"))
+        self._grpc_reading += 1
+        try:
+            yield
+        finally:
+            self._grpc_reading -= 1
+
+    @contextmanager
+    def in_time(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """A body is read under ``timeout``; draining makes it shorter."""
+        self._reading.add(timeout)
+        try:
+            yield
+        finally:
+            self._reading.discard(timeout)
+
+    def drain(self) -> None:
+        """Take no more requests; senders that are still sending have a moment left."""
+        self.draining = True
+        soon = asyncio.get_running_loop().time() + self.settings.drain_s / 4
+        for each in self._reading:
+            when = each.when()
+            if not each.expired() and (when is None or when > soon):
+                each.reschedule(soon)
+
+    def out_of_time(self) -> Refused:
+        """What a sender is told whose body did not arrive in time."""
+        if self.draining:
+            return Refused(_answers.draining())
+        return Refused(_answers.too_slow(self.settings.request_s))
+
+    def close(self) -> None:
+        """End the threads; what they do now is finished first."""
+        self._pool.shutdown(wait=True)
+
+    async def take(self, hold: Hold, encoding: str, content_type: str) -> Decoded:
+        """Decode and store; returns once that is durable, or raises ``Refused``."""
+        if self._spool.level() >= Level.CRITICAL:
+            raise Refused(_refusal(self._spool.judge(), unread=False))
+        loop = asyncio.get_running_loop()
+        decoded, stored = await loop.run_in_executor(
+            self._pool, self._decode_and_submit, hold, encoding, content_type
+        )
+        hold.let_go()  # what waits in the spool is counted there
+        if stored is not None:
+            await self._durable(stored)
+        return decoded
+
+    def _decode_and_submit(
+        self, hold: Hold, encoding: str, content_type: str
+    ) -> tuple[Decoded, Future[Any] | None]:
+        try:
+            plain = decompress(hold.body(), encoding, self.limits)
+            decoded = decode_traces(plain, content_type, self.limits)
+        except Unsupported as error:
+            raise Refused(_answers.wrong_encoding(str(error))) from None
+        except BadRequest as error:
+            raise Refused(_answers.malformed(str(error))) from None
+        except TooLarge as error:
+            raise Refused(_answers.too_large(str(error))) from None
+        except MemoryError:
+            raise Refused(_answers.busy("the receiver is out of memory")) from None
+        except Exception as error:  # only these bytes can be the cause
+            log.exception("a body could not be decoded, and the decoder does not say why")
+            what = f"the body could not be decoded ({type(error).__name__})"
+            raise Refused(_answers.malformed(what)) from None
+        spans = len(decoded.batch)
+        self.figures.received(spans, decoded.rejections, decoded.cuts)
+        if not spans:
+            return decoded, None
+        try:
+            stored = self._spool.submit(SPAN_SOURCE, decoded.batch)
+        except Exception as error:  # noqa: BLE001 - each becomes an answer
+            self.figures.settled(spans, False)
+            raise _not_stored(error) from None
+        # Here, so that they are counted even if their sender has left.
+        stored.add_done_callback(
+            lambda each: self.figures.settled(spans, not each.cancelled() and not each.exception())
+        )
+        return decoded, stored
+
+    async def _durable(self, stored: Future[Any]) -> None:
+        # Shielded: whoever leaves early must not cancel what the spool works on.
+        inner = asyncio.wrap_future(stored)
+        inner.add_done_callback(lambda each: each.cancelled() or each.exception())
+        try:
+            async with asyncio.timeout(self.settings.store_s):
+                await asyncio.shield(inner)
+        except TimeoutError:
+            late = f"no segment was written within {self.settings.store_s:g} s"
+            raise Refused(_answers.not_stored(late)) from None
+        except asyncio.CancelledError:
+            if inner.cancelled():  # by the spool, not this task
+                raise Refused(_answers.not_stored("the spool gave up")) from None
+            raise
+        except Exception as error:  # noqa: BLE001 - each becomes an answer
+            raise _not_stored(error) from None
+
+
+class Hold:
+    """The body of one request, as long as it is needed."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, part: bytes) -> None:
+        """One more part; raises ``Refused`` if that is too much for all requests together."""
+        intake, count = self._intake, len(part)
+        if intake.bytes + count > intake.settings.max_bytes:
+            what = f"{intake.bytes >> 20} MiB of requests are in memory"
+            raise Refused(_answers.busy(what))
+        intake.bytes += count
+        self._bytes += count
+        self._parts.append(part)
+
+    def body(self) -> bytes:
+        """All of it, once: the caller has the only reference."""
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def starts_with(self, prefix: bytes) -> bool:
+        """How it begins."""
+        return bool(self._parts) and self._parts[0].startswith(prefix)
+
+    def let_go(self) -> None:
+        """It is not needed any more."""
+        self._parts = []
+        self._intake.bytes -= self._bytes
+        self._bytes = 0
+
+
+def _refusal(judged: Judgement, *, unread: bool) -> _answers.Refusal:
+    # It may have become better since it was asked for the level: then it is a short wait.
+    level = max(judged.level, Level.CRITICAL_PLUS if unread else Level.CRITICAL)
+    why = judged.why or "too much waits already"
+    return _answers.overloaded(level.name, why, judged.retry_after_s or 1.0, unread=unread)
+
+
+def _not_stored(error: Exception) -> Refused:
+    if isinstance(error, Overloaded):
+        return Refused(_answers.overloaded(error.level.name, error.why, error.retry_after_s))
+    if isinstance(error, SpoolClosedError):
+        return Refused(_answers.draining())
+    if isinstance(error, BadRowsError):
+        return Refused(_answers.malformed(str(error)))
+    log.error("spans were not stored, and their sender is told so: %s", error)
+    return Refused(_answers.not_stored(str(error)))

@@ -1,0 +1,104 @@
+"""What is done beside the batches of a stream: read segments removed, progress told, old spans let
+go of while no batch comes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from batchmill.spark._checkpoint import Checkpoint
+from batchmill.spark._engine import StreamWriter
+from batchmill.spark._progress import Lag, Progress, look
+from batchmill.spark._removal import ReadSegments
+from batchmill.store import Store
+
+log = logging.getLogger("batchmill.spark")
+
+_EVERY_S = 10.0
+
+
+class Upkeep:
+    """Looks after one stream that runs. Nothing that fails in here ends the stream."""
+
+    def __init__(
+        self,
+        writer: StreamWriter,
+        checkpoint: Checkpoint,
+        store: Store,
+        *,
+        spool: Path,
+        clock: Callable[[], float],
+        remove_from: Path | None,
+    ) -> None:
+        """``remove_from``: the quarantine, if read segments are to be removed from the spool."""
+        self._writer = writer
+        self._checkpoint = checkpoint
+        self._store = store
+        self._clock = clock
+        self._segments = (
+            None if remove_from is None else ReadSegments(spool, checkpoint, remove_from)
+        )
+        self._lag = Lag(spool, checkpoint)
+        self._told: Progress | None = None
+        self._looking = threading.RLock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, span_wait_s: float) -> None:
+        """Also do it now and then, in a thread, until :meth:`stop`."""
+        every = min(_EVERY_S, max(0.1, span_wait_s / 4))
+        self._thread = threading.Thread(
+            target=self._keep_house, args=(every,), name="batchmill-housekeeper", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, if there is one."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def progress(self) -> Progress:
+        """How far the stream has come by now."""
+        with self._looking:
+            writer = self._writer
+            return look(writer.stream, writer.last, self._store, self._lag, self._clock())
+
+    def tell(self, *, committed: bool = False) -> None:
+        """Write the progress down; the store is asked only after a claim or a commit.
+
+        Then it can be reached: otherwise whoever stops the stream would wait for it.
+        """
+        try:
+            with self._looking:  # also while it writes: what is newer must not be overwritten
+                if committed or self._told is None:
+                    found = self.progress()
+                else:
+                    now = self._clock()
+                    found = self._told.with_lag(self._lag.unread(self._writer.last, now), now)
+                self._told = found
+                found.write(self._checkpoint.folder)
+        except Exception as error:  # noqa: BLE001 - it is for people only
+            log.warning("the progress of %s is not told: %s", self._writer.stream, error)
+
+    def remove(self) -> None:
+        """Remove segments that were read, if that is asked for."""
+        if self._segments is None:
+            return
+        try:
+            self._segments.remove(self._writer.last)
+        except OSError as error:
+            log.warning("read segments are not removed yet; trying again: %s", error)
+
+    def _keep_house(self, every: float) -> None:
+        while not self._stopping.wait(every):
+            settled = None
+            try:
+                settled = self._writer.settle()
+            except Exception:
+                log.exception("spans that waited too long could not be let go of; trying again")
+            self.remove()
+            self.tell(committed=settled is not None)

@@ -1,0 +1,58 @@
+"""The spool: what was taken in, on disk as Parquet, before anybody is told that it was.
+
+Loads without pyarrow, so that it can say which extra is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchmill.spool._batches import SPAN_COLUMNS, SPAN_SOURCE, EventBatch, SpanBatch
+from batchmill.spool._errors import (
+    BadRowsError,
+    MissingSpoolError,
+    Overloaded,
+    SpoolClosedError,
+    SpoolWriteError,
+)
+from batchmill.spool._level import Level
+from batchmill.spool._settings import SpoolSettings
+from batchmill.spool._thresholds import Judgement
+from batchmill.spool._unread import Unread, unread
+
+if TYPE_CHECKING:
+    from batchmill.spool._spool import Spool, SpoolStats
+
+__all__ = [
+    "BadRowsError",
+    "EventBatch",
+    "Judgement",
+    "Level",
+    "MissingSpoolError",
+    "Overloaded",
+    "SPAN_COLUMNS",
+    "SPAN_SOURCE",
+    "SpanBatch",
+    "Spool",
+    "SpoolClosedError",
+    "SpoolSettings",
+    "SpoolStats",
+    "SpoolWriteError",
+    "Unread",
+    "unread",
+]
+
+_NEED_PYARROW = ("Spool", "SpoolStats")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_PYARROW:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(f"{__name__}._spool"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("batchmill"):
+            raise
+        raise MissingSpoolError(f"{error.name} is not installed") from error
