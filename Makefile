@@ -59,6 +59,7 @@ bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure the
 ifneq ($(wildcard benchmarks/pipeline.py),)
 	@$(FIND_JAVA)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.pipeline $(ARGS)
+	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.ingest $(ARGS)
 endif
 
 lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports

@@ -77,8 +77,11 @@ class Ingest:
         """Have so much in the spool that the pipeline has not read."""
         folder = self.home / "spool" / "Span"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (folder / f"000000000000000{mib}-00000000.parquet").open("wb") as out:
+        unfinished = folder / ".unfinished"
+        with unfinished.open("wb") as out:
             out.truncate(mib * MIB)
+        # As every segment: whole, once it has its name.
+        unfinished.rename(folder / f"000000000000000{mib}-00000000.parquet")
 
     def unfill(self) -> None:
         for each in (self.home / "spool" / "Span").glob("0*-00000000.parquet"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import json
 import os
@@ -174,6 +175,7 @@ def until(true: Callable[[], bool]) -> None:
 @pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
 def test_killed_around_commits_it_neither_loses_nor_doubles(tmp_path: Path) -> None:
     """Every span delivered twice, segments removed on the way, the driver killed three times."""
+    faulthandler.cancel_dump_traceback_later()  # it takes minutes on a loaded machine
     spans = random_spans(5, 120, start=START, days=1)
     again = random.Random(1).sample(spans, len(spans))
     deal({"Span": [*spans, *again]}, tmp_path / "spool", 6)
