@@ -28,7 +28,7 @@ class PipelineSettings:
     """How many segments one micro-batch reads at most; if set, it replaces the limit in bytes."""
     small_batch_rows: int = 200_000
     """Up to so many rows planning a batch takes longer than running it: then event types are
-    aggregated together, on one core, and plans do not adapt to what they find."""
+    aggregated together, and plans do not adapt to what they find."""
     max_ahead_s: float = 3600.0
     """How far ahead of the clock an event may start; further ahead it is set aside."""
     late_after_minutes: int = 5

@@ -47,11 +47,6 @@ class Measure:
     """SUM, MAX, MIN; or COUNT, which is of those rows that have the value."""
 
     @property
-    def grouped(self) -> str:
-        """Of many rows."""
-        return f"{self.how}({self.value})"
-
-    @property
     def single(self) -> str:
         """Of one row."""
         return f"IF({self.value} IS NULL, 0L, 1L)" if self.how == "COUNT" else self.value
@@ -201,7 +196,7 @@ class Recipe:
 
     def _measure(self, how: str, value: str) -> str:
         made = Measure(value, how)
-        column = _named("_m", made.grouped)
+        column = _named("_m", f"{how}({value})")
         self.measures[column] = made
         return column
 

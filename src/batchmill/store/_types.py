@@ -80,7 +80,8 @@ class StatementRow:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A file of spans that wait for their partner."""
+    """A file that a stream takes along from batch to batch: of spans that wait for their partner,
+    or of the ids of spans that were counted."""
 
     path: str
     batch: int
