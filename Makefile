@@ -52,7 +52,7 @@ test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
 	@$(SPARK_ARCHIVE)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(ARGS)
 
-bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure the queue, the batcher and the flows against their peers
+bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure every part against its peers
 	@$(BIN)/python -m benchmarks.queue $(ARGS)
 	@$(BIN)/python -m benchmarks.pressure $(ARGS)
 	@$(BIN)/python -m benchmarks.flows $(ARGS)
