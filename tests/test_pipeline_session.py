@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.spark import Pipeline
+from batchmill.spark._session import _collector
 from tests.jvm import jvm_options
 from tests.pipeline_kit import pipeline
 from tests.pipeline_life import ROOT
@@ -22,6 +23,7 @@ TWO_PIPELINES = """
 import sys
 from pathlib import Path
 from batchmill.spark import Pipeline
+from batchmill.spark._session import _collector
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -121,3 +123,11 @@ def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_pa
         (value,) = running.store.values("hours")
         assert value.value == {"{n=19}": 1}
     assert theirs.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"])
+def test_a_garbage_collector_that_somebody_chose_stays(variable: str) -> None:
+    """A JVM that is told of two refuses to start."""
+    assert "-XX:+UseParallelGC" in _collector({})
+    assert "-XX:+UseParallelGC" in _collector({variable: "-Xss4m -XX:+UseStringDeduplication"})
+    assert _collector({variable: "-Xss4m -XX:+UseZGC"}) == []

@@ -37,7 +37,8 @@ ENDPOINT = builtin_catalog().source("Endpoint")
 def condition(text: str) -> str:
     """The SQL of one filter on Endpoint."""
     (metric,) = load(f"x = from(Endpoint.*).filter({text}).count();")
-    return _sql.where(metric.states[0].where)
+    (made,) = metric.states[0].where
+    return f"({_sql.condition(made)})"
 
 
 def plan(script: str) -> SourcePlan:
@@ -109,12 +110,12 @@ def test_equal_states_are_computed_once() -> None:
     )
     recipe = made.recipe
     # One count, one sum, the matches of percent, two of apdex; one list.
-    assert len(recipe.sums) == 5
-    assert len(recipe.lists) == 1
-    assert set(made.cells.values()) == {*recipe.sums, *recipe.lists}
+    assert len(recipe.totals) == 5
+    assert len(recipe.tallies) == len(recipe.listings) == 1
+    assert set(made.cells.values()) == {*recipe.totals, *recipe.tallies}
 
 
-def test_tallies_of_one_value_share_a_key_where_their_buckets_fit() -> None:
+def test_tallies_of_one_value_share_a_list_where_their_buckets_fit() -> None:
     """Buckets of 10 fill those of 100; those of 15 are counted by themselves."""
     made = plan(
         """
@@ -128,18 +129,23 @@ def test_tallies_of_one_value_share_a_key_where_their_buckets_fit() -> None:
         "CAST(`latency` DIV 10 AS INT)",
         "CAST(`latency` DIV 15 AS INT)",
     ]
-    assert len(made.recipe.lists) == 4
+    assert len(made.recipe.tallies) == 4
+    assert len(made.recipe.listings) == 2
 
 
 def test_a_condition_is_computed_once_for_all_its_metrics() -> None:
-    """Two metrics with the same filter share its column."""
+    """Metrics with the same filter share it, alone or with others, in whatever order."""
     made = plan(
         """
         a = from(Endpoint.*).filter(status == true).count();
         b = from(Endpoint.latency).filter(status == true).sum();
+        c = from(Endpoint.*).filter(status == true).filter(latency > 5).count();
+        d = from(Endpoint.*).filter(latency > 5).percent(status == true);
         """
     )
-    assert list(made.recipe.flags.values()) == ["(`status` = true)"]
+    assert sorted(made.recipe.conditions.values()) == ["`latency` > 5L", "`status` = true"]
+    # Of all that are slow, of the successful, of both; and the sum of the successful.
+    assert len(made.recipe.totals) == 4
 
 
 def test_a_plan_reads_only_the_columns_it_needs() -> None:
@@ -215,7 +221,7 @@ def test_extremes_of_doubles_may_be_any_double() -> None:
 
 def endpoint_table(made: SourcePlan, rows: Sequence[tuple[int | None, str, int]]) -> pa.Table:
     """What L1 answers for the plan of one count: minute, roles, rows, sum."""
-    (sum_column,) = made.recipe.sums
+    (sum_column,) = made.recipe.totals
     return pa.table(
         {
             MINUTE: pa.array([minute for minute, _, _ in rows], pa.int64()),

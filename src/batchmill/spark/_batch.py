@@ -275,7 +275,7 @@ class BatchMaker:
     def _slices(self, making: _Making, plan: SourcePlan) -> tuple[DataFrame, ...]:
         """The rows of a source in several frames, each for one task; see :mod:`._l1`."""
         segments = making.segments.get(plan.source.name)
-        if making.small or not segments or not plan.recipe.lists:
+        if making.small or not segments or not plan.recipe.tallies:
             return ()
         frames = []
         for few in cut(segments, self._cores):
@@ -290,7 +290,7 @@ class BatchMaker:
         """
         wanted = self._cores if unknown else min(self._cores, 1 + rows // _ROWS_PER_PARTITION)
         listed = sum(
-            sum(each.rows for each in segments) * len(self._plans[source].recipe.lists)
+            sum(each.rows for each in segments) * len(self._plans[source].recipe.listings)
             for source, segments in making.segments.items()
             if source in self._plans
         )

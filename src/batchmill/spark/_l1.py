@@ -30,7 +30,8 @@ from batchmill.spark import _sql
 from batchmill.spark._plan import MINUTE, ROWS, SourcePlan, minute_sql
 from batchmill.spark._reader import FITS
 from batchmill.spark._schema import spark_type
-from batchmill.spark._states import COUNT, Listed, Measure
+from batchmill.spark._states import COUNT, Listing, Measure, Total, When
+from batchmill.spark._tallies import texts
 
 SOURCE = "_source"
 _BITS = 62
@@ -103,12 +104,13 @@ class Fusion:
 
     def split(self, table: pa.Table) -> list[pa.Table]:
         """Each part's own deltas."""
-        tables = []
+        tables, wanted = [], _wanted(self.parts)
         for number, (plan, _) in enumerate(self.parts):
             own = table if len(self.parts) == 1 else table.filter(pc.equal(table[SOURCE], number))
             columns = {MINUTE: own[MINUTE], ROWS: own[ROWS]}
             columns |= {each: own[f"_r{i}"] for i, each in enumerate(plan.roles)}
-            columns |= {each: own[each] for each in plan.kinds}
+            columns |= {each: own[each] for each in plan.recipe.totals}
+            columns |= texts(own, plan.recipe.tallies, wanted.bits)
             tables.append(pa.table(columns))
         return tables
 
@@ -164,26 +166,68 @@ class _Wanted:
     """What all parts together ask for, each thing once."""
 
     types: dict[str, T.DataType] = field(default_factory=dict)
-    flags: dict[str, str] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)
-    sums: dict[str, str] = field(default_factory=dict)
-    lists: dict[str, Listed] = field(default_factory=dict)
+    totals: dict[str, Total] = field(default_factory=dict)
+    lists: dict[str, Listing] = field(default_factory=dict)
+    whens: dict[str, dict[When, None]] = field(default_factory=dict)
+    """A list to the conditions of its tallies."""
 
     def add(self, plan: SourcePlan) -> None:
+        recipe = plan.recipe
         self.types |= {each: _wider(plan, each, self.types) for each in plan.needed}
-        self.flags |= plan.recipe.flags
-        self.keys |= plan.recipe.keys
-        self.measures |= plan.recipe.measures
-        self.sums |= plan.recipe.sums
-        self.lists |= plan.recipe.lists
+        self.conditions |= recipe.conditions
+        self.keys |= recipe.keys
+        self.measures |= recipe.measures
+        self.totals |= recipe.totals
+        for each in recipe.tallies.values():
+            self.lists[each.listing.name] = each.listing
+            self.whens.setdefault(each.listing.name, {})[each.when] = None
+
+    @property
+    def words(self) -> list[str]:
+        """All conditions of a row, as the bits of a few numbers."""
+        some = [f"IF({each}, {1 << n % _BITS}L, 0L)" for n, each in enumerate(self._ordered)]
+        return [" | ".join(some[at : at + _BITS]) for at in range(0, len(some), _BITS)]
+
+    def met(self, when: When) -> str:
+        """Whether a row with those words meets the conditions; there is one at least."""
+        places = {each: place for place, each in enumerate(self.conditions)}
+        masks: dict[int, int] = {}
+        for each in when:
+            word, bit = divmod(places[each], _BITS)
+            masks[word] = masks.get(word, 0) | 1 << bit
+        return " AND ".join(f"(_b{word} & {mask}L) = {mask}L" for word, mask in masks.items())
+
+    @property
+    def bits(self) -> dict[str, dict[When, tuple[str, int]]]:
+        """A list to where the bit of some conditions of its tallies is: column, place. Nothing for
+        a list all of whose tallies ask for the same."""
+        return {
+            each: {
+                when: (f"{each}_{n // _BITS}", n % _BITS)
+                for n, when in enumerate(each for each in whens if each)
+            }
+            for each, whens in self.whens.items()
+            if len(whens) > 1
+        }
+
+    @property
+    def _ordered(self) -> list[str]:
+        return list(self.conditions.values())
+
+
+def _wanted(parts: Parts) -> _Wanted:
+    wanted = _Wanted()
+    for plan, _ in parts:
+        wanted.add(plan)
+    return wanted
 
 
 def _query(parts: Parts, views: Mapping[int, str], *, alike: bool) -> str:
     """The deltas of the parts; with rows that are ``alike`` added up first, or each by itself."""
-    wanted = _Wanted()
-    for plan, _ in parts:
-        wanted.add(plan)
+    wanted = _wanted(parts)
     width = max(len(plan.roles) for plan, _ in parts)
     selects = [
         _select(number, plan, rows, views[id(rows.frame)], wanted.types, width)
@@ -194,7 +238,16 @@ def _query(parts: Parts, views: Mapping[int, str], *, alike: bool) -> str:
     rows = f"SELECT *, {minute_sql(FITS)} AS {MINUTE} FROM ({' UNION ALL '.join(selects)})"
     group = [MINUTE, *entity]
     query = _alike(rows, group, wanted) if alike else _singly(rows, group, wanted)
-    return _texts(_aggregate(query, group, wanted), entity, wanted)
+    query = _aggregate(query, group, wanted)
+    # What is not UTF-8 could not be told to anybody.
+    valid = [each if each == SOURCE else f"MAKE_VALID_UTF8({each}) AS {each}" for each in entity]
+    columns = [MINUTE, ROWS, *valid, *wanted.totals, *wanted.lists, *_bit_columns(wanted)]
+    return f"SELECT {', '.join(columns)} FROM ({query})"
+
+
+def _asked(wanted: _Wanted) -> dict[str, str]:
+    """Conditions and keys of a row, by their columns."""
+    return {f"_b{number}": each for number, each in enumerate(wanted.words)} | wanted.keys
 
 
 def _singly(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
@@ -202,8 +255,7 @@ def _singly(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
     columns = [
         *group,
         f"1L AS {COUNT}",
-        *(f"COALESCE({each}, false) AS {column}" for column, each in wanted.flags.items()),
-        *(f"{each} AS {column}" for column, each in wanted.keys.items()),
+        *(f"{each} AS {column}" for column, each in _asked(wanted).items()),
         *(f"{each.single} AS {column}" for column, each in wanted.measures.items()),
     ]
     return f"SELECT {', '.join(columns)} FROM ({rows})"
@@ -211,21 +263,11 @@ def _singly(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
 
 def _alike(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
     """Rows in which all conditions and keys are the same become one."""
-    flags = list(wanted.flags.items())
-    packed, bits = [], []
-    for number, start in enumerate(range(0, len(flags), _BITS)):
-        few = enumerate(flags[start : start + _BITS])
-        packed.append(" | ".join(f"IF({each}, {1 << bit}L, 0L)" for bit, (_, each) in few))
-        bits += [
-            f"(_b{number} & {1 << bit}L) <> 0 AS {column}"
-            for bit, (column, _) in enumerate(flags[start : start + _BITS])
-        ]
-    keys = [*(f"_b{number}" for number, _ in enumerate(packed)), *wanted.keys]
+    asked = _asked(wanted)
     values = {each.value: f"_v{n}" for n, each in enumerate(wanted.measures.values())}
-    made = [*packed, *wanted.keys.values()]
     columns = [
         *group,
-        *(f"{each} AS {key}" for key, each in zip(keys, made, strict=True)),
+        *(f"{each} AS {column}" for column, each in asked.items()),
         *(f"{each} AS {column}" for each, column in values.items()),
     ]
     # From here on the slice is one partition. What lies below is compiled as one with the reading.
@@ -234,44 +276,46 @@ def _alike(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
     measures += [
         f"{each.how}({values[each.value]}) AS {column}" for column, each in wanted.measures.items()
     ]
-    grouped = ", ".join([*group, *keys])
-    query = f"SELECT {grouped}, {', '.join(measures)} FROM ({query}) GROUP BY {grouped}"
-    return f"SELECT {', '.join(['*', *bits])} FROM ({query})"
+    grouped = ", ".join([*group, *asked])
+    return f"SELECT {grouped}, {', '.join(measures)} FROM ({query}) GROUP BY {grouped}"
 
 
 def _aggregate(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
     """The states of each group; tallies as lists."""
-    # Spark compiles what is below an aggregation, but not what a list collects. The number of the
-    # partition is not for it to foresee, so it leaves the items where they are.
-    items = [
-        f"IF(SPARK_PARTITION_ID() >= 0, {each.item}, NULL) AS {column}"
-        for column, each in wanted.lists.items()
-    ]
+    items = {}
+    for column, each in wanted.lists.items():
+        there, whens = each.there, wanted.whens[column]
+        if () not in whens:
+            there += f" AND ({' OR '.join(wanted.met(when) for when in whens)})"
+        items[column] = f"IF({there}, {each.item}, NULL)"
+        for bits, found in _bit_columns(wanted, column).items():
+            items[bits] = f"IF({there}, {found}, NULL)"
     if items:
-        rows = f"SELECT *, {', '.join(items)} FROM ({rows})"
+        # Spark compiles what is below an aggregation, but not what a list collects. The number of
+        # the partition is not for it to foresee, so it leaves the items where they are.
+        made = [
+            f"IF(SPARK_PARTITION_ID() >= 0, {item}, NULL) AS {column}"
+            for column, item in items.items()
+        ]
+        rows = f"SELECT *, {', '.join(made)} FROM ({rows})"
     summed = [f"SUM({COUNT}) AS {ROWS}"]
-    summed += [f"{each} AS {column}" for column, each in wanted.sums.items()]
-    summed += [f"COLLECT_LIST({column}) AS {column}" for column in wanted.lists]
+    for column, total in wanted.totals.items():
+        # The sum of nothing is nothing, but there are none of something: 0.
+        other = "0L" if total.what == COUNT else "NULL"
+        value = f"IF({wanted.met(total.when)}, {total.what}, {other})" if total.when else total.what
+        summed.append(f"{total.how}({value}) AS {column}")
+    summed += [f"COLLECT_LIST({column}) AS {column}" for column in items]
     grouped = ", ".join(group)
     return f"SELECT {grouped}, {', '.join(summed)} FROM ({rows}) GROUP BY {grouped}"
 
 
-def _texts(query: str, entity: Sequence[str], wanted: _Wanted) -> str:
-    """Lists become the store's text, in steps, so that nothing is computed twice."""
-    # What is not UTF-8 could not be told to anybody.
-    valid = [each if each == SOURCE else f"MAKE_VALID_UTF8({each}) AS {each}" for each in entity]
-    plain = [MINUTE, ROWS, *wanted.sums]
-    ordered = [f"SORT_ARRAY({each}) AS {each}" for each in wanted.lists]
-    query = f"SELECT {', '.join([*plain, *valid, *ordered])} FROM ({query})"
-    if not ordered:
-        return query
-    begun = [f"{each.starts(column)} AS {column}_at" for column, each in wanted.lists.items()]
-    query = f"SELECT *, {', '.join(begun)} FROM ({query})"
-    pieces = [
-        f"{each.pieces(column, f'{column}_at')} AS {column}"
-        for column, each in wanted.lists.items()
-    ]
-    return f"SELECT {', '.join([*plain, *entity, *pieces])} FROM ({query})"
+def _bit_columns(wanted: _Wanted, of: str | None = None) -> dict[str, str]:
+    """The columns that say which conditions the items of a list meet, or of all lists."""
+    columns: dict[str, list[str]] = {}
+    for name, bits in wanted.bits.items():
+        for when, (column, bit) in bits.items() if of in (None, name) else ():
+            columns.setdefault(column, []).append(f"IF({wanted.met(when)}, {1 << bit}L, 0L)")
+    return {column: " | ".join(each) for column, each in columns.items()}
 
 
 def _type(plan: SourcePlan, column: str) -> T.DataType:

@@ -69,11 +69,12 @@ class Column:
 
     def tolist(self) -> list[Any]:
         """The values as the store takes them."""
-        values: list[Any] = self.values.tolist()
-        if self.valid is None or self.valid.all():
-            return values
-        there = self.valid.tolist()
-        return [each if fits else None for each, fits in zip(values, there, strict=True)]
+        values = self.values
+        if self.valid is not None and not self.valid.all():
+            values = values.astype(object)
+            values[~self.valid] = None
+        made: list[Any] = values.tolist()
+        return made
 
 
 _REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}

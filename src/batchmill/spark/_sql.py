@@ -6,7 +6,7 @@ for every micro-batch. Every expression is native: no Python runs on the way of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from batchmill.oal import ApdexCount, Condition, MapKey, Path
 
@@ -65,11 +65,6 @@ def condition(each: Condition) -> str:
         return found if each.op == "contain" else f"{left} IS NOT NULL AND NOT {found}"
     symbol = {"==": "=", "!=": "<>"}.get(each.op, each.op)
     return f"{left} {symbol} {literal(each.literal)}"
-
-
-def where(conditions: Sequence[Condition]) -> str:
-    """All of the conditions at once."""
-    return " AND ".join(f"({condition(each)})" for each in conditions) or "true"
 
 
 def _like(left: str, pattern: str) -> str:

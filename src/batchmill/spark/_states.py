@@ -2,8 +2,9 @@
 
 First, rows that agree in all that any metric asks about (minute, entity, conditions, keys of
 tallies) become one row with a count and the sums of its values. Then those are added up for each
-state, and the keys of a tally with their counts are collected as a list, which becomes the store's
-text. Without the first step every row stands for itself: the second is the same either way.
+state, and the keys of tallies are collected in lists with their counts, which the driver turns into
+the store's text: see :mod:`._tallies`. Without the first step every row stands for itself: the
+second is the same either way.
 
 Text in, text out; see :mod:`._l1` for who puts it together.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from batchmill.oal import (
     ApdexCount,
     Bucketed,
     Clamped,
+    Condition,
     Count,
     DoubleSum,
     Extreme,
@@ -32,6 +35,9 @@ from batchmill.spark import _sql
 
 COUNT = "_n"
 """The column that says how many rows a row stands for."""
+
+When: TypeAlias = tuple[str, ...]
+"""The conditions that a row must meet, all of them, by their names; none for every row."""
 
 _LOW = "4294967295L"
 """The lower half of a long."""
@@ -53,36 +59,64 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A tally on its way to the store's text: a list of keys, each with what belongs to it."""
+class Total:
+    """One number of a state."""
 
-    item: str
-    """Of one row: null where it has no key."""
+    how: str
+    """SUM, MAX or MIN."""
+    what: str
+    """The column: the count of rows, or a measure."""
+    when: When
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The keys of a group's rows, collected; tallies of one key share it."""
+
     key: str
-    """The key of an item, which is ``{x}``."""
-    amounts: tuple[str, ...]
-    """What is added up of the items ``{x}`` with the same key; the count is the last."""
-    text: str
-    """One key, as the store writes it: ``{key}`` is it, ``{0}``, ``{1}`` … the sums."""
+    """The column of the key; rows without one are left out."""
+    kind: str
+    """``int``, ``long`` or ``text``."""
+    measures: tuple[str, ...] = ()
+    """What is collected beside the key and the count of rows."""
 
-    def starts(self, listed: str) -> str:
-        """The positions in a sorted list at which a new key begins."""
-        here, before = (self.key.format(x=f"{listed}[{each}]") for each in ("i", "i - 1"))
-        return (
-            f"IF(SIZE({listed}) = 0, ARRAY(), FILTER(SEQUENCE(0, SIZE({listed}) - 1), "
-            f"i -> i = 0 OR {here} <> {before}))"
-        )
+    @property
+    def name(self) -> str:
+        """The column that it is collected in: the same for the same listing."""
+        return _named("_l", repr(self))
 
-    def pieces(self, listed: str, starts: str) -> str:
-        """The store's text from the sorted list; null where it is empty."""
-        end = f"COALESCE(GET({starts}, j + 1), SIZE({listed}))"
-        sums = [
-            f"IF({end} - i = 1, {each.format(x=f'{listed}[i]')}, "
-            f"AGGREGATE(SLICE({listed}, i + 1, {end} - i), 0L, (a, x) -> a + {each.format(x='x')}))"
-            for each in self.amounts
-        ]
-        entry = self.text.format(*sums, key=self.key.format(x=f"{listed}[i]"))
-        return f"NULLIF(ARRAY_JOIN(TRANSFORM({starts}, (i, j) -> {entry}), ','), '')"
+    @property
+    def item(self) -> str:
+        """What one row puts into the list."""
+        if self.packed:
+            # Key and count in one long: half the objects.
+            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), 32) + {COUNT}"
+        key = f"MAKE_VALID_UTF8({self.key})" if self.kind == "text" else self.key
+        rest = [f"{each} AS m{number}" for number, each in enumerate(self.measures)]
+        return f"STRUCT({', '.join([f'{key} AS k', f'{COUNT} AS n', *rest])})"
+
+    @property
+    def packed(self) -> bool:
+        """Whether an item is one number: key and count."""
+        return self.kind == "int" and not self.measures
+
+    @property
+    def there(self) -> str:
+        """Whether a row has something to put there."""
+        found = f"{self.key} IS NOT NULL"
+        return f"{found} AND {self.measures[-1]} > 0" if self.measures else found
+
+
+@dataclass(frozen=True)
+class Tallied:
+    """A tally, made of a listing."""
+
+    listing: Listing
+    when: When
+    coarser: int = 1
+    """How many of the listing's buckets make one of this tally."""
+    last: int | None = None
+    """The last bucket, which takes all beyond it, as the first takes all before it."""
 
 
 @dataclass
@@ -91,16 +125,21 @@ class Recipe:
     sources that need the same call it the same."""
 
     thresholds: Mapping[str, int]
-    flags: dict[str, str] = field(default_factory=dict)
-    """Column to condition of a row."""
+    conditions: dict[str, str] = field(default_factory=dict)
+    """Name to condition of a row."""
     keys: dict[str, str] = field(default_factory=dict)
     """Column to key of a row."""
     measures: dict[str, Measure] = field(default_factory=dict)
-    sums: dict[str, str] = field(default_factory=dict)
-    """Column to aggregate."""
-    lists: dict[str, Listed] = field(default_factory=dict)
-    """Column to tally."""
+    totals: dict[str, Total] = field(default_factory=dict)
+    """The delta's column to what is in it."""
+    tallies: dict[str, Tallied] = field(default_factory=dict)
+    """The delta's column to what is in it."""
     _widths: dict[Path, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def listings(self) -> set[str]:
+        """The lists that are collected."""
+        return {each.listing.name for each in self.tallies.values()}
 
     def expect(self, states: Iterable[State]) -> None:
         """Look at all states first: tallies of one value share a key if the finer buckets of one
@@ -118,90 +157,54 @@ class Recipe:
 
     def add(self, state: State) -> tuple[str, ...]:
         """The columns that hold the state: one, or several."""
+        when = self._when(state.where)
         if isinstance(state, ApdexCount):
-            met = f"({_sql.where(state.where)}) AND {_sql.apdex(state, self.thresholds)}"
-            return (self._sum(f"SUM(IF({self._flag(met)}, {COUNT}, 0L))"),)
-        flag = self._flag(_sql.where(state.where))
+            met = _put(self.conditions, "_w", _sql.apdex(state, self.thresholds))
+            return (self._total("SUM", COUNT, (*when, met)),)
         if isinstance(state, Count):
-            return (self._sum(f"SUM(IF({flag}, {COUNT}, 0L))"),)
+            return (self._total("SUM", COUNT, when),)
         if isinstance(state, Tally | LabelSum):
-            if isinstance(state, Tally):
-                listed = self._tally(state, flag)
-            else:
-                listed = self._label_sum(state, flag)
-            column = _named("_t", repr(listed))
-            self.lists[column] = listed
+            tally = self._tally(state, when)
+            column = _named("_t", repr(tally))
+            self.tallies[column] = tally
             return (column,)
         how = state.which.upper() if isinstance(state, Extreme) else "SUM"
-        return tuple(
-            self._sum(f"{how}(IF({flag}, {self._measure(how, each)}, NULL))")
-            for each in _parts(state)
-        )
+        return tuple(self._total(how, self._measure(how, each), when) for each in _parts(state))
 
-    def _tally(self, state: Tally, flag: str) -> Listed:
-        key, number = self._key(state.key)
-        there = f"{flag} AND {key} IS NOT NULL"
-        if number == "int":
-            # Key and count in one long, which is sorted faster than pairs.
-            return Listed(
-                f"IF({there}, SHIFTLEFT(CAST({key} AS BIGINT), 32) + {COUNT}, NULL)",
-                "SHIFTRIGHT({x}, 32)",
-                ("({x} & " + _LOW + ")",),
-                _NUMBER,
-            )
-        text = _NUMBER if number else f"CONCAT({_json('{key}')}, ':', {{0}})"
-        item = f"IF({there}, STRUCT({key} AS k, {COUNT} AS n), NULL)"
-        return Listed(item, "{x}.k", ("{x}.n",), text)
+    def _tally(self, state: Tally | LabelSum, when: When) -> Tallied:
+        if isinstance(state, LabelSum):
+            whole = f"CAST({_sql.path(state.value)} AS BIGINT)"
+            parts = [self._measure("SUM", each) for each in _halves(whole)]
+            parts.append(self._measure("COUNT", whole))
+            return Tallied(Listing(self._label(state.label), "text", tuple(parts)), when)
+        if isinstance(state.key, Label):
+            return Tallied(Listing(self._label(state.key.value), "text"), when)
+        value, width = state.key.value, _width(state.key)
+        kind = "int" if value.type.kind == "int" else "long"
+        finest = next(each for each in self._widths[value] if width % each == 0)
+        # Toward zero, here and later: the same as at once.
+        text = f"{_sql.path(value)} DIV {finest}"
+        key = _put(self.keys, "_k", f"CAST({text} AS {'INT' if kind == 'int' else 'BIGINT'})")
+        last = state.key.steps if isinstance(state.key, Clamped) else None
+        return Tallied(Listing(key, kind), when, width // finest, last)
 
-    def _label_sum(self, state: LabelSum, flag: str) -> Listed:
-        key, _ = self._key(Label(state.label))
-        value = f"CAST({_sql.path(state.value)} AS BIGINT)"
-        high, low = (self._measure("SUM", each) for each in _halves(value))
-        count = self._measure("COUNT", value)
-        item = (
-            f"IF({flag} AND {key} IS NOT NULL AND {count} > 0,"
-            f" STRUCT({key} AS k, {high} AS h, {low} AS l, {count} AS n), NULL)"
-        )
-        total = "CAST({0} AS DECIMAL(19,0)) * 4294967296BD + {1}"
-        text = f"CONCAT({_json('{key}')}, ':[', {total}, ',', {{2}}, ']')"
-        return Listed(item, "{x}.k", ("{x}.h", "{x}.l", "{x}.n"), text)
+    def _label(self, value: Path) -> str:
+        return _put(self.keys, "_k", f"CAST({_sql.path(value)} AS STRING)")
 
-    def _key(self, key: Bucketed | Clamped | Label) -> tuple[str, str]:
-        """The key of a row, and what number it is: int, long, or none."""
-        value = _sql.path(key.value)
-        if isinstance(key, Label):
-            text = f"CAST({value} AS STRING)"
-            return self._named_key(text), ""
-        kind = "int" if key.value.type.kind == "int" else "long"
-        width = _width(key)
-        finest = next(each for each in self._widths[key.value] if width % each == 0)
-        # Toward zero, both times: the same as at once.
-        column = self._named_key(
-            f"CAST({value} DIV {finest} AS {'INT' if kind == 'int' else 'BIGINT'})"
-        )
-        number = column if width == finest else f"({column} DIV {width // finest})"
-        if isinstance(key, Clamped):
-            number = f"GREATEST(0L, LEAST(CAST({number} AS BIGINT), {_sql.literal(key.steps)}))"
-            kind = "int" if key.steps < 2**31 else "long"
-        return number, kind
+    def _when(self, conditions: Iterable[Condition]) -> When:
+        made = (_put(self.conditions, "_w", _sql.condition(each)) for each in conditions)
+        return tuple(sorted(set(made)))
 
-    def _flag(self, condition: str) -> str:
-        return condition if condition == "true" else _put(self.flags, "_w", condition)
-
-    def _named_key(self, text: str) -> str:
-        return _put(self.keys, "_k", text)
-
-    def _sum(self, aggregate: str) -> str:
-        return _put(self.sums, "_s", aggregate)
-
-    def _measure(self, how: str, value: str) -> str:
-        made = Measure(value, how)
-        column = _named("_m", f"{how}({value})")
-        self.measures[column] = made
+    def _total(self, how: str, what: str, when: When) -> str:
+        total = Total(how, what, when)
+        column = _named("_s", repr(total))
+        self.totals[column] = total
         return column
 
-
-_NUMBER = "IF({0} = 1, CAST({key} AS STRING), CONCAT({key}, ':', {0}))"
+    def _measure(self, how: str, value: str) -> str:
+        column = _named("_m", f"{how}({value})")
+        self.measures[column] = Measure(value, how)
+        return column
 
 
 def _parts(state: Sum | DoubleSum | Extreme) -> tuple[str, ...]:
@@ -224,12 +227,6 @@ def _halves(whole: str) -> tuple[str, str]:
 
 def _width(key: Bucketed | Clamped) -> int:
     return key.precision if isinstance(key, Bucketed) else key.step
-
-
-def _json(text: str) -> str:
-    """A string as JSON writes it, quotes included."""
-    whole = f"TO_JSON(ARRAY(MAKE_VALID_UTF8({text})))"
-    return f"SUBSTRING({whole}, 2, LENGTH({whole}) - 2)"
 
 
 def _put(columns: dict[str, str], kind: str, text: str) -> str:

@@ -50,13 +50,16 @@ class SqliteSession:
 
     def upsert(self, statement: Statement, columns: Sequence[Sequence[Any]]) -> None:
         """See :class:`Session`."""
-        marks = ", ".join("?" * len(statement.columns))
+        # A list that fills several columns, as a state does that metrics share, is bound once.
+        bound = {id(column): column for column in columns}
+        numbers = {each: number for number, each in enumerate(bound, 1)}
+        marks = ", ".join(f"?{numbers[id(column)]}" for column in columns)
         names = ", ".join(statement.columns)
         # executemany() compiles the statement once, and zip() makes one tuple at a time.
         self._connection.executemany(
             f"INSERT INTO {quoted(statement.table)} AS kept ({names}) VALUES ({marks}) "
             f"{statement.tail}",
-            zip(*columns, strict=True),
+            zip(*bound.values(), strict=True),
         )
 
     def has_table(self, name: str) -> bool:
