@@ -43,6 +43,9 @@ class Dropped:
         answer.set_result(None)
         return answer
 
+    def hurry(self) -> bool:
+        return False
+
 
 @dataclass
 class Running:

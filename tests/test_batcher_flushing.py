@@ -117,6 +117,30 @@ def test_several_flushes_at_once() -> None:
         assert two.result(WAIT_S)
 
 
+def test_hurry_sends_what_waits_if_it_is_enough() -> None:
+    """And does not wait for it; what is too little goes on lingering."""
+    with batching(Echo(), linger_ms=FOREVER_MS) as batcher:
+        assert not batcher.hurry()
+        futures = batcher.submit_many("ab")
+        assert not batcher.hurry(3)
+        futures.append(batcher.submit("c"))
+        assert batcher.hurry(3)
+        assert all(answer(future).is_success for future in futures)
+        assert _reasons(batcher) == {"flush": 1}
+        later = batcher.submit("d")
+        assert not batcher.hurry(2)
+        assert not later.done()
+
+
+def test_hurry_goes_by_weight_where_items_have_one() -> None:
+    """The same measure that fills a batch."""
+    with batching(Echo(), linger_ms=FOREVER_MS, max_weight=10, weigh=len) as batcher:
+        futures = batcher.submit_many(["aaa", "bbb"])
+        assert not batcher.hurry(7)
+        assert batcher.hurry(6)
+        assert all(answer(future).is_success for future in futures)
+
+
 def test_close_sends_what_waits() -> None:
     """The reason is close."""
     echo = Echo()

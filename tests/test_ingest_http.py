@@ -329,3 +329,12 @@ def test_the_missing_extra_is_named() -> None:
     assert done.returncode == 1
     assert "pip install 'batchmill[otlp]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_nobody_lingers_when_all_senders_wait(tmp_path: Path) -> None:
+    """Two senders with enough for a segment are answered at once; a third would have to wait."""
+    body = request(*range(1, 1001))
+    with ingest(tmp_path, "--linger", "600") as found, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(found.post, [body, body]))
+        assert [each.status for each in answers] == [200, 200]
+    assert len(stored(tmp_path)) == 2000

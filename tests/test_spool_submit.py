@@ -198,3 +198,17 @@ def test_settings_may_come_as_one(tmp_path: Path) -> None:
         assert (spool.settings.linger_s, spool.settings.max_rows) == (5, 7)
     with pytest.raises(TypeError, match="lingers"):
         Spool(tmp_path, lingers=3)
+
+
+def test_what_is_worth_a_segment_need_not_linger(tmp_path: Path) -> None:
+    """When somebody knows that nobody else is coming; less than that waits on."""
+    with Spool(tmp_path, linger_s=600, hurry_rows=3) as spool:
+        assert not spool.hurry()
+        first = spool.submit("Span", spans([1, 2]))
+        assert not spool.hurry()
+        second = spool.submit("Span", spans([3]))
+        assert spool.hurry()
+        assert first.result(BOUND_S) == second.result(BOUND_S)
+        third = spool.submit("Span", spans([4]))
+        assert not spool.hurry()
+        assert not third.done()

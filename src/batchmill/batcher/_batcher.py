@@ -153,6 +153,14 @@ class MicroBatcher(Generic[T]):
         self._refuse_deadlock("aflush()", on_loop=True)
         return await asyncio.to_thread(self._engine.flush, self._until(timeout))
 
+    def hurry(self, least: float = 1) -> bool:
+        """Send what waits now, without waiting for the answers, if that is enough to be worth it:
+        ``least`` items, or with ``max_weight`` that weight. Whether it is.
+
+        For whoever knows that nobody else is about to submit: there is no company to linger for.
+        """
+        return self._engine.hurry(least)
+
     def close(self, timeout: float | None = None) -> bool:
         """Take no more, send what waits, answer everything; True when that was in time.
 

@@ -313,6 +313,17 @@ class Engine:
             with self._lock:
                 self._ledger.waiters.remove(waiter)
 
+    def hurry(self, least: float) -> bool:
+        """Send what waits without lingering if that is enough; whether it is."""
+        with self._lock:
+            weighed = self.config.max_weight is not None
+            waits = self._pending.weight if weighed else float(len(self._pending))
+            if not self._pending or waits < least:
+                return False
+            self._flush_up_to = max(self._flush_up_to, self._pending.last_seq)
+            self.desk.bell.wake()
+            return True
+
     def begin_close(self, unattended: bool = False) -> None:
         """Take no more; send what waits, and give up on what was parked.
 

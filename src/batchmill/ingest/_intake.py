@@ -44,6 +44,10 @@ class SpanSink(Protocol):
         """Take a batch; the future resolves once it is durable."""
         ...
 
+    def hurry(self) -> bool:
+        """All senders wait: write what there is, if it is worth it."""
+        ...
+
 
 class Intake:
     """Takes bodies, a bounded number of requests and bytes at a time.
@@ -60,6 +64,8 @@ class Intake:
         self.figures = figures
         self.draining = False
         self.requests = 0
+        self.waiting = 0
+        """Of the requests, those whose spans wait for a segment."""
         self.bytes = 0
         self._spool = spool
         self._pool = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
@@ -136,7 +142,13 @@ class Intake:
         )
         hold.let_go()  # what waits in the spool is counted there
         if stored is not None:
-            await self._durable(stored)
+            self.waiting += 1
+            try:
+                if self.waiting == self.requests:
+                    self._spool.hurry()
+                await self._durable(stored)
+            finally:
+                self.waiting -= 1
         return decoded
 
     def _decode_and_submit(

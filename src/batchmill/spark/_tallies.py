@@ -60,12 +60,7 @@ class Entries:
 
     def _pieces(self, key: Numbers, amounts: Sequence[Numbers]) -> pa.Array:
         if self.texts is None:
-            (count,) = amounts
-            number = pc.cast(pa.array(key), pa.string())
-            counted = pc.binary_join_element_wise(
-                number, pc.cast(pa.array(count), pa.string()), ":"
-            )
-            return pc.if_else(pa.array(count == 1), number, counted)
+            return _numbered(key, amounts[0])
         label = pa.array([json.dumps(each) for each in self.texts], pa.string()).take(pa.array(key))
         if len(amounts) == 1:
             return pc.binary_join_element_wise(
@@ -93,9 +88,9 @@ def entries(lists: pa.ChunkedArray, met: Mapping[str, pa.ChunkedArray]) -> Entri
             coded = keys.dictionary_encode()
             keys, known = coded.indices.cast(pa.int64()), tuple(coded.dictionary.to_pylist())
         key = keys.to_numpy()
-    narrow = not len(key) or (key.min() >= -(2**31) and key.max() < 2**31)
-    # As one number, which is sorted several times as fast.
-    order = np.argsort((row << 32) + key, kind="stable") if narrow else np.lexsort((key, row))
+    # As one number, where that is possible, they are sorted several times as fast.
+    one = (row << 32) + key if _narrow(key) else None
+    order = np.lexsort((key, row)) if one is None else np.argsort(one, kind="stable")
     return Entries(
         rows=len(whole),
         row=row[order],
@@ -141,6 +136,27 @@ def _added_up(
     starts = np.flatnonzero(new)
     sums = tuple(np.add.reduceat(each, starts) for each in amounts)
     return row[starts], key[starts], sums
+
+
+def _numbered(key: Numbers, count: Numbers) -> pa.Array:
+    """Number and count as the store writes them: the same are written once."""
+    if _narrow(key) and count.max(initial=0) <= _LOW:
+        coded = pa.array((key << 32) + count).dictionary_encode()
+        both = coded.dictionary.to_numpy()
+        if len(both) * 4 < len(key):
+            return _written(both >> 32, both & _LOW).take(coded.indices)
+    return _written(key, count)
+
+
+def _written(key: Numbers, count: Numbers) -> pa.Array:
+    number = pc.cast(pa.array(key), pa.string())
+    counted = pc.binary_join_element_wise(number, pc.cast(pa.array(count), pa.string()), ":")
+    return pc.if_else(pa.array(count == 1), number, counted)
+
+
+def _narrow(key: Numbers) -> bool:
+    """Whether 32 bits hold every key."""
+    return not len(key) or bool(key.min() >= -(2**31) and key.max() < 2**31)
 
 
 def _joined(rows: int, row: Numbers, pieces: pa.Array) -> pa.Array:

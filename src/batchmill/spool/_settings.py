@@ -15,6 +15,9 @@ class SpoolSettings:
 
     linger_s: float = 0.2
     """How long the first batch of a segment may wait for company; 0: not at all."""
+    hurry_rows: int = 2_000
+    """Rows that are worth a segment when it is known that no more are on their way; see
+    :meth:`Spool.hurry`."""
     max_rows: int = 50_000
     """Rows in a segment at most; that many are written without waiting. A larger batch goes
     alone."""
@@ -41,7 +44,7 @@ class SpoolSettings:
 
     def __post_init__(self) -> None:
         whole = ("max_rows", "max_bytes", "capacity_rows", "capacity_bytes", "unread_warning")
-        for name in (*whole, "unread_critical", "unread_critical_plus", "writers"):
+        for name in (*whole, "unread_critical", "unread_critical_plus", "writers", "hurry_rows"):
             _check(name, getattr(self, name), int, 1)
         _check("min_free_bytes", self.min_free_bytes, int, 0)
         for name in ("linger_s", "retry_after_s", "close_timeout_s"):

@@ -178,6 +178,17 @@ class Spool:
         flushed = [each.flush(_left(until)) for each in self._all()]
         return all(flushed)
 
+    def hurry(self, source: str = SPAN_SOURCE) -> bool:
+        """Write what waits of a type without lingering, if it is ``hurry_rows`` at least; whether.
+
+        For a receiver all of whose senders wait for their answers: nothing comes before they have
+        them, so the linger would only keep everybody waiting.
+        """
+        batcher = self._batchers.get(source)
+        return batcher is not None and batcher.hurry(
+            float(self.settings.hurry_rows * self.settings.max_bytes)
+        )
+
     def close(self, timeout: float | None = None) -> bool:
         """Take no more, write what waits, answer everything; True when that was in time.
 
