@@ -28,7 +28,6 @@ from benchmarks.pipeline_data import (
 from benchmarks.pipeline_ours import Run, alternating, jvm_process, run_ours, scratch
 from benchmarks.report import Table, say, spread
 
-
 _WARM_UPS = 2
 
 
