@@ -40,7 +40,6 @@ SPARKS_OWN = {
     "spark.sql.codegen.maxFields": "100",
     "spark.sql.codegen.hugeMethodLimit": "65535",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    "spark.sql.unionOutputPartitioning": "true",
 }
 """Spark's defaults for what the pipeline's session sets otherwise, and speed depends on."""
 

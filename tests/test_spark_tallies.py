@@ -105,6 +105,27 @@ def test_a_tally_takes_only_what_meets_its_conditions() -> None:
     }
 
 
+def test_bits_may_lie_between_key_and_count() -> None:
+    """Where counts are small, a tally's conditions are part of the same number."""
+    items = [(1, 0b01, 1), (1, 0b10, 2), (-2, 0b11, 2**24 - 1)]
+    numbers = [(key << 32) + (bits << 24) + n for key, bits, n in items]
+    table = pa.table({NUMBERS.name: pa.array([numbers, []], pa.list_(pa.int64()))})
+    places: dict[str, dict[When, tuple[str, int]]] = {
+        NUMBERS.name: {("a",): (NUMBERS.name, 24), ("b",): (NUMBERS.name, 25)}
+    }
+    tallies = {
+        "all": Tallied(NUMBERS, ()),
+        "a": Tallied(NUMBERS, ("a",)),
+        "b": Tallied(NUMBERS, ("b",)),
+    }
+    made = {name: each.to_pylist() for name, each in texts(table, tallies, places).items()}
+    assert made == {
+        "all": ["-2:16777215,1:3", None],
+        "a": ["-2:16777215,1", None],
+        "b": ["-2:16777215,1:2", None],
+    }
+
+
 def test_keys_of_64_bits() -> None:
     """Those beyond 32 bits are kept apart."""
     kind = pa.list_(pa.struct({"k": pa.int64(), "n": pa.int64()}))

@@ -180,10 +180,12 @@ class BatchMaker:
         ]
         asked += [(self._plans[source], rows) for source, rows in traced.sources.items()]
         spans = {id(rows) for rows in traced.sources.values()}
-        fusions = fuse(asked, together=making.small)
-        results = _all([each.table for each in fusions] + traced.jobs)
-        for fusion, table in zip(fusions, results, strict=False):
-            for (plan, rows), own in zip(fusion.parts, fusion.split(table), strict=True):
+        arrived = sum(each.rows for few in making.segments.values() for each in few)
+        # Only rows of segments are added up before, and those are counted.
+        fusions = fuse(asked, together=making.small, most=arrived)
+        results = _all([each.tables for each in fusions] + traced.jobs)
+        for fusion, tables in zip(fusions, results, strict=False):
+            for (plan, rows), own in zip(fusion.parts, tables, strict=True):
                 found = to_deltas(own, plan, making.book)
                 self._add(making, plan, found, of_spans=id(rows) in spans)
         self._trace.add(traced, results[len(fusions) :], making.batch, making.book)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -30,7 +31,7 @@ from batchmill.spark import _sql
 from batchmill.spark._plan import MINUTE, ROWS, SourcePlan, minute_sql
 from batchmill.spark._reader import FITS
 from batchmill.spark._schema import spark_type
-from batchmill.spark._states import COUNT, Listing, Measure, Total, When
+from batchmill.spark._states import COUNT, COUNT_BITS, FEW_BITS, Listing, Measure, Total, When
 from batchmill.spark._tallies import texts
 
 SOURCE = "_source"
@@ -69,54 +70,65 @@ class Fusion:
     """Sources whose columns go together, aggregated as one."""
 
     parts: Parts
+    most: int | None = None
+    """How many rows there are at most, if that is known."""
 
-    def table(self) -> pa.Table:
-        """The deltas of all parts: source, minute, roles, number of rows, then the plans' sums.
+    def tables(self) -> list[pa.Table]:
+        """The deltas of each part: minute, roles, number of rows, then what the plan's states need.
 
-        Columns that a source does not have are null. Rows that do not fit come out with the minute
-        null, to be counted. :meth:`split` takes the parts apart again.
+        Rows that do not fit come out with the minute null, to be counted.
         """
-        queries, views = [], []
-        session = self.parts[0][1].frame.sparkSession
-        try:
-            for parts in self._slices():
-                names: dict[int, str] = {}
-                for _, rows in parts:
-                    if id(rows.frame) not in names:
-                        names[id(rows.frame)] = f"batchmill_{uuid.uuid4().hex}"
-                        rows.frame.createOrReplaceTempView(names[id(rows.frame)])
-                        views.append(names[id(rows.frame)])
-                queries.append(_query(parts, names, alike=self._sliced))
-            return session.sql(" UNION ALL ".join(queries)).toArrow()
-        finally:
-            for view in views:
-                session.catalog.dropTempView(view)
-
-    @property
-    def _sliced(self) -> bool:
-        return len(self.parts) == 1 and bool(self.parts[0][1].slices)
+        slices = self._slices()
+        if not slices:
+            return self._tables(self.parts, alike=False)
+        # What comes after Spark is then done for one slice beside the other, too.
+        with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
+            made = list(pool.map(lambda parts: self._tables(parts, alike=True), slices))
+        return [pa.concat_tables(each) for each in zip(*made, strict=True)]
 
     def _slices(self) -> list[Parts]:
-        if not self._sliced:
-            return [self.parts]
+        if len(self.parts) > 1:
+            return []
         ((plan, rows),) = self.parts
         return [((plan, replace(rows, frame=each)),) for each in rows.slices]
 
-    def split(self, table: pa.Table) -> list[pa.Table]:
-        """Each part's own deltas."""
-        tables, wanted = [], _wanted(self.parts)
-        for number, (plan, _) in enumerate(self.parts):
-            own = table if len(self.parts) == 1 else table.filter(pc.equal(table[SOURCE], number))
-            columns = {MINUTE: own[MINUTE], ROWS: own[ROWS]}
-            columns |= {each: own[f"_r{i}"] for i, each in enumerate(plan.roles)}
-            columns |= {each: own[each] for each in plan.recipe.totals}
-            columns |= texts(own, plan.recipe.tallies, wanted.bits)
-            tables.append(pa.table(columns))
-        return tables
+    def _tables(self, parts: Parts, *, alike: bool) -> list[pa.Table]:
+        wanted = _wanted(parts, 1 if not alike else self.most)
+        session = parts[0][1].frame.sparkSession
+        names: dict[int, str] = {}
+        try:
+            for _, rows in parts:
+                if id(rows.frame) not in names:
+                    names[id(rows.frame)] = f"batchmill_{uuid.uuid4().hex}"
+                    rows.frame.createOrReplaceTempView(names[id(rows.frame)])
+            table = session.sql(_query(parts, names, wanted, alike=alike)).toArrow()
+        finally:
+            for name in names.values():
+                session.catalog.dropTempView(name)
+        return [
+            _own(
+                table if len(parts) == 1 else table.filter(pc.equal(table[SOURCE], number)),
+                plan,
+                wanted,
+            )
+            for number, (plan, _) in enumerate(parts)
+        ]
 
 
-def fuse(parts: Sequence[tuple[SourcePlan, Rows]], *, together: bool) -> list[Fusion]:
-    """Who is aggregated with whom: as many as possible ``together``, or each by itself.
+def _own(table: pa.Table, plan: SourcePlan, wanted: _Wanted) -> pa.Table:
+    """One part's deltas."""
+    columns = {MINUTE: table[MINUTE], ROWS: table[ROWS]}
+    columns |= {each: table[f"_r{i}"] for i, each in enumerate(plan.roles)}
+    columns |= {each: table[each] for each in plan.recipe.totals}
+    columns |= texts(table, plan.recipe.tallies, wanted.bits)
+    return pa.table(columns)
+
+
+def fuse(
+    parts: Sequence[tuple[SourcePlan, Rows]], *, together: bool, most: int | None = None
+) -> list[Fusion]:
+    """Who is aggregated with whom: as many as possible ``together``, or each by itself. ``most`` is
+    how many rows there are at most, if that is known.
 
     A column that two sources have with types that exclude each other keeps them apart.
     """
@@ -130,7 +142,7 @@ def fuse(parts: Sequence[tuple[SourcePlan, Rows]], *, together: bool) -> list[Fu
                 break
         else:
             groups.append((kinds, [(plan, rows)]))
-    return [Fusion(tuple(members)) for _, members in groups]
+    return [Fusion(tuple(members), most) for _, members in groups]
 
 
 def _select(
@@ -165,6 +177,8 @@ def _select(
 class _Wanted:
     """What all parts together ask for, each thing once."""
 
+    most: int | None
+    """How many rows a row may stand for."""
     types: dict[str, T.DataType] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -203,31 +217,33 @@ class _Wanted:
     @property
     def bits(self) -> dict[str, dict[When, tuple[str, int]]]:
         """A list to where the bit of some conditions of its tallies is: column, place. Nothing for
-        a list all of whose tallies ask for the same."""
-        return {
-            each: {
-                when: (f"{each}_{n // _BITS}", n % _BITS)
-                for n, when in enumerate(each for each in whens if each)
-            }
-            for each, whens in self.whens.items()
-            if len(whens) > 1
-        }
+        a list all of whose tallies ask for the same. The column may be the list itself."""
+        made = {}
+        for name, whens in self.whens.items():
+            asked = [each for each in whens if each]
+            few = self.most is not None and self.most < 1 << FEW_BITS
+            if few and self.lists[name].packed and len(asked) <= COUNT_BITS - FEW_BITS:
+                places = [(name, FEW_BITS + n) for n, _ in enumerate(asked)]
+            else:
+                places = [(f"{name}_{n // _BITS}", n % _BITS) for n, _ in enumerate(asked)]
+            if len(whens) > 1:
+                made[name] = dict(zip(asked, places, strict=True))
+        return made
 
     @property
     def _ordered(self) -> list[str]:
         return list(self.conditions.values())
 
 
-def _wanted(parts: Parts) -> _Wanted:
-    wanted = _Wanted()
+def _wanted(parts: Parts, most: int | None) -> _Wanted:
+    wanted = _Wanted(most)
     for plan, _ in parts:
         wanted.add(plan)
     return wanted
 
 
-def _query(parts: Parts, views: Mapping[int, str], *, alike: bool) -> str:
+def _query(parts: Parts, views: Mapping[int, str], wanted: _Wanted, *, alike: bool) -> str:
     """The deltas of the parts; with rows that are ``alike`` added up first, or each by itself."""
-    wanted = _wanted(parts)
     width = max(len(plan.roles) for plan, _ in parts)
     selects = [
         _select(number, plan, rows, views[id(rows.frame)], wanted.types, width)
@@ -241,7 +257,8 @@ def _query(parts: Parts, views: Mapping[int, str], *, alike: bool) -> str:
     query = _aggregate(query, group, wanted)
     # What is not UTF-8 could not be told to anybody.
     valid = [each if each == SOURCE else f"MAKE_VALID_UTF8({each}) AS {each}" for each in entity]
-    columns = [MINUTE, ROWS, *valid, *wanted.totals, *wanted.lists, *_bit_columns(wanted)]
+    bits = [each for each in _bit_columns(wanted) if each not in wanted.lists]
+    columns = [MINUTE, ROWS, *valid, *wanted.totals, *wanted.lists, *bits]
     return f"SELECT {', '.join(columns)} FROM ({query})"
 
 
@@ -287,9 +304,11 @@ def _aggregate(rows: str, group: Sequence[str], wanted: _Wanted) -> str:
         there, whens = each.there, wanted.whens[column]
         if () not in whens:
             there += f" AND ({' OR '.join(wanted.met(when) for when in whens)})"
-        items[column] = f"IF({there}, {each.item}, NULL)"
-        for bits, found in _bit_columns(wanted, column).items():
-            items[bits] = f"IF({there}, {found}, NULL)"
+        bits = _bit_columns(wanted, column)
+        inside = f" + ({bits.pop(column)})" if column in bits else ""
+        items[column] = f"IF({there}, {each.item}{inside}, NULL)"
+        for name, found in bits.items():
+            items[name] = f"IF({there}, {found}, NULL)"
     if items:
         # Spark compiles what is below an aggregation, but not what a list collects. The number of
         # the partition is not for it to foresee, so it leaves the items where they are.

@@ -69,11 +69,10 @@ class Column:
 
     def tolist(self) -> list[Any]:
         """The values as the store takes them."""
-        values = self.values
-        if self.valid is not None and not self.valid.all():
-            values = values.astype(object)
-            values[~self.valid] = None
-        made: list[Any] = values.tolist()
+        made: list[Any] = self.values.tolist()
+        if self.valid is not None:
+            for place in np.flatnonzero(~self.valid).tolist():
+                made[place] = None
         return made
 
 

@@ -50,8 +50,6 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.codegen.cache.maxEntries": "10000",
     # The JVM leaves methods beyond 8,000 bytes of code uncompiled; Spark is to split them before.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # Slices that are one partition each are to stay partitions of their own, side by side.
-    "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.driver.maxResultSize": "4g",
     # What the driver remembers of jobs and batches that are over is bounded, and small.

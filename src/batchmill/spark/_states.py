@@ -39,6 +39,11 @@ COUNT = "_n"
 When: TypeAlias = tuple[str, ...]
 """The conditions that a row must meet, all of them, by their names; none for every row."""
 
+COUNT_BITS = 32
+"""How many bits of a packed item are the count; above them is the key."""
+FEW_BITS = 24
+"""How many of them are enough where no row stands for more than that; the others are then free."""
+
 _LOW = "4294967295L"
 """The lower half of a long."""
 
@@ -90,7 +95,7 @@ class Listing:
         """What one row puts into the list."""
         if self.packed:
             # Key and count in one long: half the objects.
-            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), 32) + {COUNT}"
+            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), {COUNT_BITS}) + {COUNT}"
         key = f"MAKE_VALID_UTF8({self.key})" if self.kind == "text" else self.key
         rest = [f"{each} AS m{number}" for number, each in enumerate(self.measures)]
         return f"STRUCT({', '.join([f'{key} AS k', f'{COUNT} AS n', *rest])})"

@@ -8,7 +8,7 @@ interpreted for every entry, which took a quarter of a large batch's time.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.spark._states import Tallied, When
+from batchmill.spark._states import COUNT_BITS, FEW_BITS, Tallied, When
 
 Numbers = npt.NDArray[np.int64]
 
-_LOW = (1 << 32) - 1
+_LOW = (1 << COUNT_BITS) - 1
 _WIDE = 1 << 30
 """Upper halves below this: the whole number fits 64 bits."""
 
@@ -72,15 +72,18 @@ class Entries:
         return pc.binary_join_element_wise(label, ":[", both, "]", "")
 
 
-def entries(lists: pa.ChunkedArray, met: Mapping[str, pa.ChunkedArray]) -> Entries:
-    """What is in a column of lists; ``met`` are lists as long, of the conditions that are met."""
+def entries(table: pa.Table, name: str, met: Collection[str]) -> Entries:
+    """What is in a column of lists; ``met`` are columns of lists as long, of the conditions that
+    are met. It may be the column itself: then the bits are between the key and the count."""
+    lists = table[name]
     whole = lists.combine_chunks()
     items = whole.flatten()
     row = pc.list_parent_indices(whole).to_numpy().astype(np.int64, copy=False)
     known = None
     if pa.types.is_integer(items.type):
         packed = items.to_numpy()
-        key, amounts = packed >> 32, [packed & _LOW]
+        counts = (1 << FEW_BITS) - 1 if name in met else _LOW
+        key, amounts = packed >> COUNT_BITS, [packed & counts]
     else:
         keys, count, *measures = items.flatten()
         amounts = [each.to_numpy() for each in measures or [count]]
@@ -97,8 +100,8 @@ def entries(lists: pa.ChunkedArray, met: Mapping[str, pa.ChunkedArray]) -> Entri
         key=key[order],
         amounts=tuple(each[order] for each in amounts),
         met={
-            column: bits.combine_chunks().flatten().to_numpy()[order]
-            for column, bits in met.items()
+            each: table[each].combine_chunks().flatten().to_numpy()[order]
+            for each in dict.fromkeys(met)
         },
         texts=known,
     )
@@ -117,8 +120,7 @@ def texts(
         name = tally.listing.name
         places = bits.get(name, {})
         if name not in known:
-            columns = dict.fromkeys(column for column, _ in places.values())
-            known[name] = entries(table[name], {each: table[each] for each in columns})
+            known[name] = entries(table, name, [column for column, _ in places.values()])
         made[column] = known[name].text(tally, places.get(tally.when))
     return made
 
