@@ -282,3 +282,25 @@ def test_apdex_takes_the_threshold_of_the_service(spark: SparkSession, tmp_path:
     wanted: dict[Any, Any] = dict(expected_metrics(oal, {"Endpoint": rows}, thresholds))
     assert differences(found, wanted) == []
     assert wanted != expected_of(rows, oal)
+
+
+def test_more_conditions_than_a_number_has_bits(
+    spark: SparkSession, tmp_path: Path, small_batch_rows: int
+) -> None:
+    """Seventy filters, ten of them on tallies of one value, each with its own answer."""
+    rows = endpoint_events(60)
+    limits = range(0, 70 * 40, 40)
+    functions = ["percentile2(10)"] * 10 + ["sum()"] * 60
+    oal = "\n".join(
+        f"m{n} = from(Endpoint.latency).filter(latency > {limit}).{function};"
+        for n, (limit, function) in enumerate(zip(limits, functions, strict=True))
+    )
+    for number in range(2):
+        write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
+    settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
+    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
+        running.run_available()
+        found = stored(running.store)
+    wanted = expected_of(rows, oal)
+    assert len({str(each) for each in wanted.values()}) > 10
+    assert differences(found, wanted) == []
