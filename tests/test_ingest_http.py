@@ -338,3 +338,10 @@ def test_nobody_lingers_when_all_senders_wait(tmp_path: Path) -> None:
         answers = list(pool.map(found.post, [body, body]))
         assert [each.status for each in answers] == [200, 200]
     assert len(stored(tmp_path)) == 2000
+
+
+def test_an_answer_means_that_the_spans_are_on_the_disk(tmp_path: Path) -> None:
+    """They are there when the answer is, though the segment is only written half a second later."""
+    with ingest(tmp_path, "--linger", "0.5") as found:
+        assert found.post(request(1, 2)).status == 200
+        assert {each["span_id"] for each in stored(tmp_path)} == {span_id(1), span_id(2)}
