@@ -332,7 +332,7 @@ def test_the_missing_extra_is_named() -> None:
 
 
 def test_nobody_lingers_when_all_senders_wait(tmp_path: Path) -> None:
-    """Two senders with enough for a segment are answered at once; a third would have to wait."""
+    """Two senders who together have enough for a segment are answered long before the linger."""
     body = request(*range(1, 1001))
     with ingest(tmp_path, "--linger", "600") as found, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(found.post, [body, body]))

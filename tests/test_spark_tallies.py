@@ -22,7 +22,13 @@ LONGS = Listing("_k", "long")
 LABELS = Listing("_k", "text")
 SUMS = Listing("_k", "text", ("_high", "_low", "_count"))
 
-lists_of = st.lists
+THREE = {
+    "all": Tallied(NUMBERS, ()),
+    "a": Tallied(NUMBERS, ("a",)),
+    "b": Tallied(NUMBERS, ("b",)),
+}
+"""A tally of everything, and of what meets one condition or the other."""
+
 pairs = st.tuples(
     st.integers(-(2**31), 2**31 - 1) | st.integers(-30, 30), st.integers(1, 2**32 - 1)
 )
@@ -42,7 +48,7 @@ def packed(lists: list[list[tuple[int, int]]]) -> pa.Array:
     return pa.array(numbers, pa.list_(pa.int64()))
 
 
-@given(lists=lists_of(lists_of(pairs, max_size=6), min_size=1, max_size=6))
+@given(lists=st.lists(st.lists(pairs, max_size=6), min_size=1, max_size=6))
 def test_a_tally_has_each_key_once(lists: list[list[tuple[int, int]]]) -> None:
     """Whatever the keys: what a list holds of one is added up; no entry is no text."""
     made = one(NUMBERS, packed(lists))
@@ -63,7 +69,7 @@ def test_a_single_count_is_left_out_and_keys_are_in_order() -> None:
 
 
 @given(
-    keys=lists_of(st.integers(-500, 500), max_size=8),
+    keys=st.lists(st.integers(-500, 500), max_size=8),
     coarser=st.integers(1, 12),
     last=st.none() | st.integers(0, 40),
 )
@@ -92,12 +98,7 @@ def test_a_tally_takes_only_what_meets_its_conditions() -> None:
     places: dict[str, dict[When, tuple[str, int]]] = {
         NUMBERS.name: {("a",): (column, 0), ("b",): (column, 1)}
     }
-    tallies = {
-        "all": Tallied(NUMBERS, ()),
-        "a": Tallied(NUMBERS, ("a",)),
-        "b": Tallied(NUMBERS, ("b",)),
-    }
-    made = {name: each.to_pylist() for name, each in texts(table, tallies, places).items()}
+    made = {name: each.to_pylist() for name, each in texts(table, THREE, places).items()}
     assert made == {
         "all": ["1:3,2", "3", None],
         "a": ["1,2", None, None],
@@ -113,12 +114,7 @@ def test_bits_may_lie_between_key_and_count() -> None:
     places: dict[str, dict[When, tuple[str, int]]] = {
         NUMBERS.name: {("a",): (NUMBERS.name, 24), ("b",): (NUMBERS.name, 25)}
     }
-    tallies = {
-        "all": Tallied(NUMBERS, ()),
-        "a": Tallied(NUMBERS, ("a",)),
-        "b": Tallied(NUMBERS, ("b",)),
-    }
-    made = {name: each.to_pylist() for name, each in texts(table, tallies, places).items()}
+    made = {name: each.to_pylist() for name, each in texts(table, THREE, places).items()}
     assert made == {
         "all": ["-2:16777215,1:3", None],
         "a": ["-2:16777215,1", None],
@@ -133,6 +129,10 @@ def test_keys_of_64_bits() -> None:
         [[{"k": 2**62, "n": 1}, {"k": 2**62 + 1, "n": 2}, {"k": -(2**63), "n": 1}], []], kind
     )
     assert one(LONGS, lists) == [f"{-(2**63)},{2**62},{2**62 + 1}:2", None]
+    assert one(LONGS, lists, Tallied(LONGS, (), 3)) == [
+        f"{truncated(-(2**63), 3)},{2**62 // 3}:3",
+        None,
+    ]
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.integers(1, 9)), max_size=6))

@@ -202,7 +202,8 @@ class _Wanted:
     @property
     def words(self) -> list[str]:
         """All conditions of a row, as the bits of a few numbers."""
-        some = [f"IF({each}, {1 << n % _BITS}L, 0L)" for n, each in enumerate(self._ordered)]
+        conditions = enumerate(self.conditions.values())
+        some = [f"IF({each}, {1 << n % _BITS}L, 0L)" for n, each in conditions]
         return [" | ".join(some[at : at + _BITS]) for at in range(0, len(some), _BITS)]
 
     def met(self, when: When) -> str:
@@ -229,10 +230,6 @@ class _Wanted:
             if len(whens) > 1:
                 made[name] = dict(zip(asked, places, strict=True))
         return made
-
-    @property
-    def _ordered(self) -> list[str]:
-        return list(self.conditions.values())
 
 
 def _wanted(parts: Parts, most: int | None) -> _Wanted:

@@ -52,7 +52,8 @@ class Entries:
             row, key, amounts = row[kept], key[kept], tuple(each[kept] for each in amounts)
         # Neither of these changes the order.
         if tally.coarser > 1:
-            key = np.where(key < 0, -(-key // tally.coarser), key // tally.coarser)
+            # Toward zero, also for the least of all numbers, which has no opposite.
+            key = key // tally.coarser + ((key < 0) & (key % tally.coarser != 0))
         if tally.last is not None:
             key = np.clip(key, 0, tally.last)
         row, key, amounts = _added_up(row, key, amounts)
