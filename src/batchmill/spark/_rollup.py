@@ -62,7 +62,7 @@ class Column:
             return Column(self.how, values, valid)
         if self.how == "text":
             return Column(self.how, _join(values.tolist(), groups), None)
-        values = _REDUCE[self.how].reduceat(values, groups.starts)
+        values = REDUCE[self.how].reduceat(values, groups.starts)
         if valid is not None:
             valid = np.logical_or.reduceat(valid, groups.starts)
         return Column(self.how, values, valid)
@@ -76,20 +76,22 @@ class Column:
         return made
 
 
-_REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+"""What adds up a column, by how it merges."""
 
 
-def column_of(column: pa.ChunkedArray, how: str) -> Column:
+def column_of(column: pa.ChunkedArray | pa.Array, how: str) -> Column:
     """A column as it came from Spark."""
     if how == "text":
         return Column(how, column.to_numpy(zero_copy_only=False), None)
     if not column.null_count:
         return Column(how, column.to_numpy(), None)
     valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
-    return Column(how, pc.fill_null(column, _filler(column.type, how)).to_numpy(), valid)
+    return Column(how, pc.fill_null(column, filler(column.type, how)).to_numpy(), valid)
 
 
-def _filler(kind: pa.DataType, how: str) -> pa.Scalar:
+def filler(kind: pa.DataType, how: str) -> pa.Scalar:
+    """What changes nothing."""
     if how == "sum":
         return pa.scalar(0, kind)
     floating = pa.types.is_floating(kind)

@@ -1,10 +1,8 @@
-"""How states are made of rows: in two steps, of which the first may be left out.
+"""How states are made of rows: what is asked about a row, what is kept of it, and what is added up.
 
-First, rows that agree in all that any metric asks about (minute, entity, conditions, keys of
-tallies) become one row with a count and the sums of its values. Then those are added up for each
-state, and the keys of tallies are collected in lists with their counts, which the driver turns into
-the store's text: see :mod:`._tallies`. Without the first step every row stands for itself: the
-second is the same either way.
+Totals are numbers: how many rows meet some conditions, or the sum, the greatest or the least of
+what they have. Tallies are made of lists of keys. Who computes it is :mod:`._singly`, of rows as
+they are, or :mod:`._alike`, of rows that stand for many: the same either way.
 
 Text in, text out; see :mod:`._l1` for who puts it together.
 """
@@ -39,10 +37,8 @@ COUNT = "_n"
 When: TypeAlias = tuple[str, ...]
 """The conditions that a row must meet, all of them, by their names; none for every row."""
 
-COUNT_BITS = 32
-"""How many bits of a packed item are the count; above them is the key."""
-FEW_BITS = 24
-"""How many of them are enough where no row stands for more than that; the others are then free."""
+KEY_SHIFT = 32
+"""How many bits of a packed item are below its key: they say which conditions a row meets."""
 
 _LOW = "4294967295L"
 """The lower half of a long."""
@@ -83,7 +79,7 @@ class Listing:
     kind: str
     """``int``, ``long`` or ``text``."""
     measures: tuple[str, ...] = ()
-    """What is collected beside the key and the count of rows."""
+    """What is collected beside the key; none for how many rows there are."""
 
     @property
     def name(self) -> str:
@@ -94,16 +90,17 @@ class Listing:
     def item(self) -> str:
         """What one row puts into the list."""
         if self.packed:
-            # Key and count in one long: half the objects.
-            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), {COUNT_BITS}) + {COUNT}"
+            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), {KEY_SHIFT})"
         key = f"MAKE_VALID_UTF8({self.key})" if self.kind == "text" else self.key
+        if not self.measures:
+            return key
         rest = [f"{each} AS m{number}" for number, each in enumerate(self.measures)]
-        return f"STRUCT({', '.join([f'{key} AS k', f'{COUNT} AS n', *rest])})"
+        return f"STRUCT({', '.join([f'{key} AS k', *rest])})"
 
     @property
     def packed(self) -> bool:
-        """Whether an item is one number: key and count."""
-        return self.kind == "int" and not self.measures
+        """Whether an item has room for bits beside its key."""
+        return self.kind == "int"
 
     @property
     def there(self) -> str:

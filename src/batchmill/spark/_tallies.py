@@ -8,7 +8,7 @@ interpreted for every entry, which took a quarter of a large batch's time.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.spark._states import COUNT_BITS, FEW_BITS, Tallied, When
+from batchmill.spark._states import Listing, Tallied, When
 
 Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
-_LOW = (1 << COUNT_BITS) - 1
+_LOW = (1 << 32) - 1
 _WIDE = 1 << 30
 """Upper halves below this: the whole number fits 64 bits."""
 
@@ -37,18 +38,17 @@ class Entries:
     """Its key; where keys are texts, the number of one."""
     amounts: tuple[Numbers, ...]
     """What is added up: the count of rows, or measures."""
-    met: Mapping[str, Numbers]
-    """Which conditions it meets, one bit for each, in one or several columns."""
+    places: Numbers
+    """Where an entry was before they were ordered, among all items of the lists."""
     texts: tuple[str, ...] | None = None
     """The keys, where they are texts."""
 
-    def text(self, tally: Tallied, bit: tuple[str, int] | None) -> pa.Array:
-        """The tally of each list, as the store writes it; null where it has no entry. Of the
-        entries with that bit only."""
+    def text(self, tally: Tallied, met: Mask | None) -> pa.Array:
+        """The tally of each list, as the store writes it; null where it has no entry. Of those
+        entries only that ``met`` tells, by where they were."""
         row, key, amounts = self.row, self.key, self.amounts
-        if bit is not None:
-            column, place = bit
-            kept = (self.met[column] >> place) & 1 == 1
+        if met is not None:
+            kept = met[self.places]
             row, key, amounts = row[kept], key[kept], tuple(each[kept] for each in amounts)
         # Neither of these changes the order.
         if tally.coarser > 1:
@@ -73,56 +73,47 @@ class Entries:
         return pc.binary_join_element_wise(label, ":[", both, "]", "")
 
 
-def entries(table: pa.Table, name: str, met: Collection[str]) -> Entries:
-    """What is in a column of lists; ``met`` are columns of lists as long, of the conditions that
-    are met. It may be the column itself: then the bits are between the key and the count."""
-    lists = table[name]
-    whole = lists.combine_chunks()
-    items = whole.flatten()
-    row = pc.list_parent_indices(whole).to_numpy().astype(np.int64, copy=False)
+def in_order(
+    row: Numbers,
+    rows: int,
+    keys: pa.Array,
+    amounts: Sequence[Numbers],
+    kept: Mask | None = None,
+) -> Entries:
+    """Entries of lists: the list of each, how many lists there are, keys, and what is added up. If
+    they are not all items of the lists, ``kept`` tells which ones."""
     known = None
-    if pa.types.is_integer(items.type):
-        packed = items.to_numpy()
-        counts = (1 << FEW_BITS) - 1 if name in met else _LOW
-        key, amounts = packed >> COUNT_BITS, [packed & counts]
-    else:
-        keys, count, *measures = items.flatten()
-        amounts = [each.to_numpy() for each in measures or [count]]
-        if not pa.types.is_integer(keys.type):
-            coded = keys.dictionary_encode()
-            keys, known = coded.indices.cast(pa.int64()), tuple(coded.dictionary.to_pylist())
-        key = keys.to_numpy()
+    if not pa.types.is_integer(keys.type):
+        coded = keys.dictionary_encode()
+        keys, known = coded.indices, tuple(coded.dictionary.to_pylist())
+    key = keys.to_numpy().astype(np.int64, copy=False)
     # As one number, where that is possible, they are sorted several times as fast.
     one = (row << 32) + key if _narrow(key) else None
     order = np.lexsort((key, row)) if one is None else np.argsort(one, kind="stable")
     return Entries(
-        rows=len(whole),
+        rows=rows,
         row=row[order],
         key=key[order],
         amounts=tuple(each[order] for each in amounts),
-        met={
-            each: table[each].combine_chunks().flatten().to_numpy()[order]
-            for each in dict.fromkeys(met)
-        },
+        places=order if kept is None else np.flatnonzero(kept)[order],
         texts=known,
     )
 
 
-def texts(
-    table: pa.Table,
+def texts_of(
     tallies: Mapping[str, Tallied],
-    bits: Mapping[str, Mapping[When, tuple[str, int]]],
+    entries: Callable[[Listing], Entries],
+    met: Callable[[Listing, When], Mask | None],
 ) -> dict[str, pa.Array]:
-    """The column of each tally. ``bits`` tells, for each list, the column and the place in it of
-    the bit that stands for some conditions."""
+    """The column of each tally. ``met`` tells which items of a list meet some conditions; None
+    stands for all."""
     made: dict[str, pa.Array] = {}
     known: dict[str, Entries] = {}
     for column, tally in tallies.items():
         name = tally.listing.name
-        places = bits.get(name, {})
         if name not in known:
-            known[name] = entries(table, name, [column for column, _ in places.values()])
-        made[column] = known[name].text(tally, places.get(tally.when))
+            known[name] = entries(tally.listing)
+        made[column] = known[name].text(tally, met(tally.listing, tally.when))
     return made
 
 
