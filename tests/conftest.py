@@ -1,4 +1,4 @@
-"""Every test is checked for threads it leaves behind."""
+"""Every test is checked for threads it leaves behind; none fails because the machine was busy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.postgres import postgres, postgres_server, postgres_url
 from tests.spark_kit import spark
 from tests.store_fixtures import backend
 
 __all__ = ["backend", "no_leaked_threads", "postgres", "postgres_server", "postgres_url", "spark"]
+
+# The first example of a test imports what it needs: how long that takes says nothing about it.
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
 
 # Time for threads that were told to stop, and are on their way out, to get there.
 GRACE_SECONDS = 5.0

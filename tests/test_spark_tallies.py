@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill.oal._numbers import truncated
-from batchmill.spark import _alike
+from batchmill.spark import _listed
 from batchmill.spark._asked import Asked
-from batchmill.spark._singly import Places, texts
 from batchmill.spark._states import COUNT, Listing, Measure, Recipe, Tallied, Total
+from batchmill.spark._summed import Places, texts
 from batchmill.store._tally import decode_label_sums, decode_labels, decode_numbers
 
 NUMBERS = Listing("_k", "int")
@@ -51,7 +51,7 @@ def tallied(
 
 def packed(lists: list[list[int]]) -> pa.Array:
     """Lists of keys as Spark hands them over."""
-    return pa.array([[key << 32 for key in each] for each in lists], pa.list_(pa.int64()))
+    return pa.array([[(key << 32) | 1 for key in each] for each in lists], pa.list_(pa.int64()))
 
 
 @given(lists=st.lists(st.lists(keys, max_size=6), min_size=1, max_size=6))
@@ -72,6 +72,13 @@ def test_a_single_count_is_left_out_and_keys_are_in_order() -> None:
     assert one(NUMBERS, packed([[7, -2, -2, 7, -2, 5], []])) == ["-2:3,5,7:2", None]
 
 
+def test_an_item_may_stand_for_many_rows() -> None:
+    """Up to what the bits below the conditions can hold."""
+    numbers = [(-2 << 32) | 2**24 - 1, (7 << 32) | 2, (-2 << 32) | 1]
+    lists = pa.array([numbers, []], pa.list_(pa.int64()))
+    assert one(NUMBERS, lists) == ["-2:16777216,7:2", None]
+
+
 @given(
     keys=st.lists(st.integers(-500, 500), max_size=8),
     coarser=st.integers(1, 12),
@@ -90,17 +97,17 @@ def test_coarser_buckets_are_made_of_finer_ones(
 
 def test_a_tally_takes_only_what_meets_its_conditions() -> None:
     """Bits say what each entry meets; a tally without conditions takes all. They lie in a list of
-    their own, or below the key."""
+    their own, or between the key and the count."""
     column = f"{NUMBERS.name}_0"
     lists = [[(1, 0b01), (1, 0b10), (1, 0b10), (2, 0b11)], [(3, 0b00)], []]
     own = {
         NUMBERS.name: packed([[key for key, _ in each] for each in lists]),
         column: pa.array([[bits for _, bits in each] for each in lists], pa.list_(pa.int64())),
     }
-    below = [[(key << 32) | bits for key, bits in each] for each in lists]
+    below = [[(key << 32) | bits << 24 | 1 for key, bits in each] for each in lists]
     both = {NUMBERS.name: pa.array(below, pa.list_(pa.int64()))}
-    for columns, place in ((own, column), (both, NUMBERS.name)):
-        places: Places = {NUMBERS.name: {("a",): (place, 0), ("b",): (place, 1)}}
+    for columns, place, first in ((own, column, 0), (both, NUMBERS.name, 24)):
+        places: Places = {NUMBERS.name: {("a",): (place, first), ("b",): (place, first + 1)}}
         assert tallied(pa.table(columns), THREE, places) == {
             "all": ["1:3,2", "3", None],
             "a": ["1,2", None, None],
@@ -207,7 +214,7 @@ def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
             recipe.totals[name] = each
         else:
             recipe.tallies[name] = each
-    made = _alike.states(pa.table({_alike.LISTED: pa.chunked_array(chunks)}), recipe, ASKED)
+    made = _listed.states(pa.table({_listed.LISTED: pa.chunked_array(chunks)}), recipe, ASKED)
     made.pop("_rows")
     return {name: each.to_pylist() for name, each in made.items()}
 

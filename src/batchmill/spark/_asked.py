@@ -1,15 +1,15 @@
-"""What the metrics of one or several sources ask about a row, each thing once."""
+"""What the metrics of one or several sources ask about a row, each thing once, and its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import types as T
 
 from batchmill.spark._plan import SourcePlan
 from batchmill.spark._schema import spark_type
-from batchmill.spark._states import Listing, Measure, Total, When
+from batchmill.spark._states import COUNT, Listing, Measure, Total, When
 
 BITS = 62
 """How many conditions go into one long."""
@@ -67,6 +67,42 @@ class Asked:
         """Whether a row with those words meets the conditions; there is one at least."""
         masks = self.masks(when).items()
         return " AND ".join(f"({word} & {mask}L) = {mask}L" for word, mask in masks)
+
+
+def singly(rows: str, group: Sequence[str], asked: Asked) -> str:
+    """What is asked about each row; every row stands for itself."""
+    columns = [
+        *group,
+        f"1L AS {COUNT}",
+        *(f"{each} AS {column}" for column, each in asked.columns.items()),
+        *(f"{each.single} AS {column}" for column, each in asked.measures.items()),
+    ]
+    return f"SELECT {', '.join(columns)} FROM ({rows})"
+
+
+def alike(rows: str, group: Sequence[str], asked: Asked) -> str:
+    """The same, but rows in which all conditions and keys are the same become one."""
+    columns = asked.columns
+    values = {each.value: f"_v{n}" for n, each in enumerate(asked.measures.values())}
+    made = [
+        *group,
+        *(f"{each} AS {column}" for column, each in columns.items()),
+        *(f"{each} AS {column}" for each, column in values.items()),
+    ]
+    # From here on the slice is one partition. What lies below is compiled as one with the reading.
+    rows = f"SELECT /*+ COALESCE(1) */ {', '.join(made)} FROM ({rows})"
+    measures = [f"COUNT(1) AS {COUNT}"]
+    measures += [
+        f"{each.how}({values[each.value]}) AS {column}" for column, each in asked.measures.items()
+    ]
+    grouped = ", ".join([*group, *columns])
+    return f"SELECT {grouped}, {', '.join(measures)} FROM ({rows}) GROUP BY {grouped}"
+
+
+def barred(item: str) -> str:
+    """An item of a list. Spark compiles what is below an aggregation, but not what a list collects.
+    The number of the partition is not for it to foresee, so it leaves the item where it is."""
+    return f"IF(SPARK_PARTITION_ID() >= 0, {item}, NULL)"
 
 
 def kind_of(plan: SourcePlan, column: str) -> str:

@@ -180,7 +180,8 @@ class BatchMaker:
         ]
         asked += [(self._plans[source], rows) for source, rows in traced.sources.items()]
         spans = {id(rows) for rows in traced.sources.values()}
-        fusions = fuse(asked, together=making.small)
+        arrived = sum(each.rows for few in making.segments.values() for each in few)
+        fusions = fuse(asked, together=making.small, most=arrived)
         results = _all([each.tables for each in fusions] + traced.jobs)
         for fusion, tables in zip(fusions, results, strict=False):
             for (plan, rows), own in zip(fusion.parts, tables, strict=True):

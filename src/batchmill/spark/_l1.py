@@ -5,9 +5,10 @@ computed is told by :mod:`._states`; here it becomes one query.
 
 Where a source has tallies and its segments are many, they are cut into slices, one for each core:
 a slice is one task from its files to its groups, nothing is shuffled, and the few deltas that two
-slices have in common are merged later as any others. Rows that are alike are then added up first
-(:mod:`._alike`); anywhere else every row stands for itself (:mod:`._singly`). Measured on
-10 million events: see the docs.
+slices have in common are merged later as any others. Rows that are alike are added up first: that
+runs as compiled code, which lists of keys do not. States are then made by Spark (:mod:`._summed`),
+or, where there are many, by the driver (:mod:`._listed`). Measured on 10 million events: see the
+docs.
 
 Where a batch is small, planning a query takes longer than running it. So the rows of many small
 sources are put into one aggregation: what one source needs is computed for the rows of the others
@@ -21,6 +22,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -28,8 +30,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from batchmill.spark import _alike, _singly, _sql
-from batchmill.spark._asked import Asked, kind_of
+from batchmill.spark import _listed, _sql, _summed
+from batchmill.spark._asked import Asked, alike, kind_of, singly
 from batchmill.spark._plan import MINUTE, SourcePlan, minute_sql
 from batchmill.spark._reader import FITS
 
@@ -67,6 +69,8 @@ class Fusion:
     """Sources whose columns go together, aggregated as one."""
 
     parts: Parts
+    most: int | None = None
+    """How many rows of segments there are at most, if that is known."""
 
     def tables(self) -> list[pa.Table]:
         """The deltas of each part: minute, roles, number of rows, then what the plan's states need.
@@ -75,10 +79,10 @@ class Fusion:
         """
         slices = self._slices()
         if not slices:
-            return self._tables(self.parts, alike=False)
+            return self._tables(self.parts, sliced=False)
         # What comes after Spark is then done for one slice beside the other, too.
         with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
-            made = list(pool.map(lambda parts: self._tables(parts, alike=True), slices))
+            made = list(pool.map(lambda parts: self._tables(parts, sliced=True), slices))
         return [pa.concat_tables(each) for each in zip(*made, strict=True)]
 
     def _slices(self) -> list[Parts]:
@@ -87,10 +91,11 @@ class Fusion:
         ((plan, rows),) = self.parts
         return [((plan, replace(rows, frame=each)),) for each in rows.slices]
 
-    def _tables(self, parts: Parts, *, alike: bool) -> list[pa.Table]:
+    def _tables(self, parts: Parts, *, sliced: bool) -> list[pa.Table]:
         asked = Asked()
         for plan, _ in parts:
             asked.add(plan)
+        way = _listed if sliced and not _summed.suits(asked, self.most) else _summed
         session = parts[0][1].frame.sparkSession
         names: dict[int, str] = {}
         try:
@@ -98,7 +103,7 @@ class Fusion:
                 if id(rows.frame) not in names:
                     names[id(rows.frame)] = f"batchmill_{uuid.uuid4().hex}"
                     rows.frame.createOrReplaceTempView(names[id(rows.frame)])
-            table = session.sql(_query(parts, names, asked, alike=alike)).toArrow()
+            table = session.sql(_query(parts, names, asked, way, sliced=sliced)).toArrow()
         finally:
             for name in names.values():
                 session.catalog.dropTempView(name)
@@ -107,13 +112,15 @@ class Fusion:
             own = table if len(parts) == 1 else table.filter(pc.equal(table[SOURCE], number))
             columns = {MINUTE: own[MINUTE]}
             columns |= {each: own[f"_r{i}"] for i, each in enumerate(plan.roles)}
-            columns |= (_alike if alike else _singly).states(own, plan.recipe, asked)
-            made.append(pa.table(columns))
+            made.append(pa.table(columns | way.states(own, plan.recipe, asked)))
         return made
 
 
-def fuse(parts: Sequence[tuple[SourcePlan, Rows]], *, together: bool) -> list[Fusion]:
-    """Who is aggregated with whom: as many as possible ``together``, or each by itself.
+def fuse(
+    parts: Sequence[tuple[SourcePlan, Rows]], *, together: bool, most: int | None = None
+) -> list[Fusion]:
+    """Who is aggregated with whom: as many as possible ``together``, or each by itself. ``most`` is
+    how many rows of segments there are at most, if that is known.
 
     A column that two sources have with types that exclude each other keeps them apart.
     """
@@ -127,7 +134,7 @@ def fuse(parts: Sequence[tuple[SourcePlan, Rows]], *, together: bool) -> list[Fu
                 break
         else:
             groups.append((kinds, [(plan, rows)]))
-    return [Fusion(tuple(members)) for _, members in groups]
+    return [Fusion(tuple(members), most) for _, members in groups]
 
 
 def _select(
@@ -158,8 +165,10 @@ def _select(
     return f"SELECT {', '.join(columns)} FROM ({rows.sql(view)})"
 
 
-def _query(parts: Parts, views: Mapping[int, str], asked: Asked, *, alike: bool) -> str:
-    """The deltas of the parts; of rows that are ``alike`` as one, or of each by itself."""
+def _query(
+    parts: Parts, views: Mapping[int, str], asked: Asked, way: ModuleType, *, sliced: bool
+) -> str:
+    """The deltas of the parts, or what the driver makes them of."""
     width = max(len(plan.roles) for plan, _ in parts)
     selects = [
         _select(number, plan, rows, views[id(rows.frame)], asked.types, width)
@@ -169,8 +178,7 @@ def _query(parts: Parts, views: Mapping[int, str], asked: Asked, *, alike: bool)
     entity = [*([] if len(parts) == 1 else [SOURCE]), *(f"_r{i}" for i in range(width))]
     rows = f"SELECT *, {minute_sql(FITS)} AS {MINUTE} FROM ({' UNION ALL '.join(selects)})"
     group = [MINUTE, *entity]
-    query = (_alike if alike else _singly).query(rows, group, asked)
-    made = [_alike.LISTED] if alike else _singly.columns(asked)
+    query = way.query((alike if sliced else singly)(rows, group, asked), group, asked)
     # What is not UTF-8 could not be told to anybody.
     valid = [each if each == SOURCE else f"MAKE_VALID_UTF8({each}) AS {each}" for each in entity]
-    return f"SELECT {', '.join([MINUTE, *valid, *made])} FROM ({query})"
+    return f"SELECT {', '.join([MINUTE, *valid, *way.columns(asked)])} FROM ({query})"

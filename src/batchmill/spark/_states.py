@@ -1,8 +1,8 @@
 """How states are made of rows: what is asked about a row, what is kept of it, and what is added up.
 
 Totals are numbers: how many rows meet some conditions, or the sum, the greatest or the least of
-what they have. Tallies are made of lists of keys. Who computes it is :mod:`._singly`, of rows as
-they are, or :mod:`._alike`, of rows that stand for many: the same either way.
+what they have. Tallies are made of lists of keys. It is computed by :mod:`._summed` or by
+:mod:`._listed`: the same either way.
 
 Text in, text out; see :mod:`._l1` for who puts it together.
 """
@@ -37,8 +37,8 @@ COUNT = "_n"
 When: TypeAlias = tuple[str, ...]
 """The conditions that a row must meet, all of them, by their names; none for every row."""
 
-KEY_SHIFT = 32
-"""How many bits of a packed item are below its key: they say which conditions a row meets."""
+COUNT_BITS, CONDITION_BITS = 24, 8
+"""A packed item is one long: the key, which conditions are met, and how many rows it stands for."""
 
 _LOW = "4294967295L"
 """The lower half of a long."""
@@ -90,7 +90,8 @@ class Listing:
     def item(self) -> str:
         """What one row puts into the list."""
         if self.packed:
-            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), {KEY_SHIFT})"
+            shift = CONDITION_BITS + COUNT_BITS
+            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), {shift}) | {COUNT}"
         key = f"MAKE_VALID_UTF8({self.key})" if self.kind == "text" else self.key
         if not self.measures:
             return key
@@ -99,7 +100,7 @@ class Listing:
 
     @property
     def packed(self) -> bool:
-        """Whether an item has room for bits beside its key."""
+        """Whether an item is one number; any other item stands for one row."""
         return self.kind == "int"
 
     @property

@@ -1,9 +1,9 @@
-"""L1 of a large batch: rows that are alike are added up first, which runs as compiled code.
+"""The states of groups by the driver, from lists of rows that are alike.
 
-Rows are alike that agree in minute, entity, all conditions and all keys that any metric asks about.
-One such row says for how many it stands, and their sums, greatest and least. Spark lists them for
-each group, and the driver makes the states of a group from its list, a column at a time: the same
-sums in Spark, beside lists, are not compiled, and took twice as long as all of this.
+Such a row says for how many rows it stands, and their sums, greatest and least: see
+:func:`._asked.alike`. Spark lists them for each group, and the driver makes the states of a group
+from its list, a column at a time. For many states that is quicker than Spark's own sums, which are
+not compiled beside lists: see :mod:`._summed`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.spark._asked import Asked
+from batchmill.spark._asked import Asked, barred
 from batchmill.spark._plan import ROWS
 from batchmill.spark._rollup import REDUCE, column_of, filler
 from batchmill.spark._states import COUNT, Listing, Recipe, Total, When
@@ -26,33 +26,21 @@ LISTED = "_listed"
 
 
 def query(rows: str, group: Sequence[str], asked: Asked) -> str:
-    """The rows of each group that are left when those that are alike are one, as a list."""
-    columns = asked.columns
-    values = {each.value: f"_v{n}" for n, each in enumerate(asked.measures.values())}
-    made = [
-        *group,
-        *(f"{each} AS {column}" for column, each in columns.items()),
-        *(f"{each} AS {column}" for each, column in values.items()),
-    ]
-    # From here on the slice is one partition. What lies below is compiled as one with the reading.
-    rows = f"SELECT /*+ COALESCE(1) */ {', '.join(made)} FROM ({rows})"
-    measures = [f"COUNT(1) AS {COUNT}"]
-    measures += [
-        f"{each.how}({values[each.value]}) AS {column}" for column, each in asked.measures.items()
-    ]
-    alike = ", ".join([*group, *columns])
-    rows = f"SELECT {alike}, {', '.join(measures)} FROM ({rows}) GROUP BY {alike}"
+    """Rows that are alike, as a list for each group."""
     texts = {each.key for each in asked.lists.values() if each.kind == "text"}
     fields = [
         f"MAKE_VALID_UTF8({each}) AS {each}" if each in texts else each
-        for each in (*columns, COUNT, *asked.measures)
+        for each in (*asked.columns, COUNT, *asked.measures)
     ]
-    # What a list collects is not compiled, what is below it is. The number of the partition is not
-    # for Spark to foresee, so it leaves the item where it is.
-    item = f"IF(SPARK_PARTITION_ID() >= 0, STRUCT({', '.join(fields)}), NULL)"
+    item = barred(f"STRUCT({', '.join(fields)})")
     grouped = ", ".join(group)
     rows = f"SELECT {grouped}, {item} AS {LISTED} FROM ({rows})"
     return f"SELECT {grouped}, COLLECT_LIST({LISTED}) AS {LISTED} FROM ({rows}) GROUP BY {grouped}"
+
+
+def columns(_: Asked) -> list[str]:
+    """What the query makes for each group, beside the group itself."""
+    return [LISTED]
 
 
 def states(table: pa.Table, recipe: Recipe, asked: Asked) -> dict[str, pa.Array]:

@@ -1,4 +1,4 @@
-"""L1 where every row stands for itself: all states of a group in one aggregation.
+"""The states of groups by Spark: everything in one aggregation.
 
 The keys of tallies are collected in lists, and the driver makes the store's text of those.
 """
@@ -11,9 +11,9 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from batchmill.spark._asked import BITS, Asked
+from batchmill.spark._asked import BITS, Asked, barred
 from batchmill.spark._plan import ROWS
-from batchmill.spark._states import COUNT, KEY_SHIFT, Listing, Recipe, When
+from batchmill.spark._states import CONDITION_BITS, COUNT, COUNT_BITS, Listing, Recipe, When
 from batchmill.spark._tallies import Entries, Mask, Numbers, in_order, texts_of
 
 Places: TypeAlias = dict[str, dict[When, tuple[str, int]]]
@@ -21,23 +21,26 @@ Places: TypeAlias = dict[str, dict[When, tuple[str, int]]]
 Nothing for a list all of whose tallies ask for the same. The column may be the list itself."""
 
 
+_MOST_TOTALS = 12
+"""Beside lists each of them costs about as much as the driver takes for several."""
+
+
+def suits(asked: Asked, most: int | None) -> bool:
+    """Whether to do it here for rows that stand for others, for up to ``most``; None: not known."""
+    return (
+        most is not None
+        and most < 1 << COUNT_BITS
+        and len(asked.totals) <= _MOST_TOTALS
+        and all(each.packed for each in asked.lists.values())
+        and all(len(whens) <= CONDITION_BITS for whens in asked.whens.values())
+    )
+
+
 def query(rows: str, group: Sequence[str], asked: Asked) -> str:
     """The states of each group; tallies as lists."""
-    columns = [
-        *group,
-        f"1L AS {COUNT}",
-        *(f"{each} AS {column}" for column, each in asked.columns.items()),
-        *(f"{each.single} AS {column}" for column, each in asked.measures.items()),
-    ]
-    rows = f"SELECT {', '.join(columns)} FROM ({rows})"
     items = _items(asked)
     if items:
-        # Spark compiles what is below an aggregation, but not what a list collects. The number of
-        # the partition is not for it to foresee, so it leaves the items where they are.
-        made = [
-            f"IF(SPARK_PARTITION_ID() >= 0, {item}, NULL) AS {column}"
-            for column, item in items.items()
-        ]
+        made = [f"{barred(item)} AS {column}" for column, item in items.items()]
         rows = f"SELECT *, {', '.join(made)} FROM ({rows})"
     summed = [f"SUM({COUNT}) AS {ROWS}"]
     for column, total in asked.totals.items():
@@ -75,8 +78,8 @@ def places(asked: Asked) -> Places:
     made: Places = {}
     for name, whens in asked.whens.items():
         conditions = [each for each in whens if each]
-        if asked.lists[name].packed and len(conditions) <= KEY_SHIFT:
-            found = [(name, n) for n, _ in enumerate(conditions)]
+        if asked.lists[name].packed and len(conditions) <= CONDITION_BITS:
+            found = [(name, COUNT_BITS + n) for n, _ in enumerate(conditions)]
         else:
             found = [(f"{name}_{n // BITS}", n % BITS) for n, _ in enumerate(conditions)]
         if len(whens) > 1:
@@ -119,6 +122,8 @@ def _entries(table: pa.Table, listing: Listing) -> Entries:
         items, *measures = items.flatten()
         amounts = [each.to_numpy() for each in measures]
     elif listing.packed:
-        items = pa.array(items.to_numpy() >> KEY_SHIFT)
+        packed = items.to_numpy()
+        items = pa.array(packed >> (COUNT_BITS + CONDITION_BITS))
+        amounts = [packed & ((1 << COUNT_BITS) - 1)]
     counts = np.diff(whole.offsets.to_numpy())
     return in_order(np.repeat(np.arange(len(whole)), counts), len(whole), items, amounts)
