@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from batchmill import sources
 from batchmill.oal import core_script, load
 from batchmill.sources import Grain
-from batchmill.spark import Pipeline, PipelineSettings
+from batchmill.spark import Pipeline, PipelineSettings, _summed
+from batchmill.spark._asked import Asked
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans
 from tests.oracle.spans import spans_to_events
@@ -304,3 +305,48 @@ def test_more_conditions_than_a_number_has_bits(
     wanted = expected_of(rows, oal)
     assert len({str(each) for each in wanted.values()}) > 10
     assert differences(found, wanted) == []
+
+
+FEW = """
+    calls = from(Endpoint.*).cpm();
+    sla = from(Endpoint.*).percent(status == true);
+    slowest = from(Endpoint.latency).max();
+    p = from(Endpoint.latency).percentile2(10);
+    ok = from(Endpoint.latency).filter(status == true).percentile2(10);
+    h = from(Endpoint.latency).filter(latency > 50).histogram(100, 20);
+"""
+MANY = FEW + "".join(
+    f"more{n} = from(Endpoint.latency).filter(latency > {n * 20}).sum();" for n in range(15)
+)
+LABELS = FEW + "by_type = from(Endpoint.*).labelCount(type);"
+
+
+@pytest.mark.parametrize(
+    ("oal", "by_spark"), [(FEW, True), (MANY, False), (LABELS, False)], ids=["few", "many", "label"]
+)
+def test_rows_that_stand_for_many(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    oal: str,
+    by_spark: bool,
+) -> None:
+    """A large batch: rows alike are one first. Few states are then made by Spark, many by the
+    driver, and what comes out is the same."""
+    chosen = []
+    decide = _summed.suits
+
+    def suits(asked: Asked, most: int | None) -> bool:
+        chosen.append(decide(asked, most))
+        return chosen[-1]
+
+    monkeypatch.setattr(_summed, "suits", suits)
+    rows = endpoint_events(40) * 3
+    for number in range(2):
+        write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
+    settings = PipelineSettings(ttl_days=365, small_batch_rows=0)
+    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
+        running.run_available()
+        found = stored(running.store)
+    assert set(chosen) == {by_spark}
+    assert differences(found, expected_of(rows, oal)) == []
