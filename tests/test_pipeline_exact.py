@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from batchmill import sources
 from batchmill.oal import core_script, load
 from batchmill.sources import Grain
-from batchmill.spark import Pipeline, PipelineSettings, _summed
-from batchmill.spark._asked import Asked
+from batchmill.spark import Pipeline, PipelineSettings, _l1, _listed
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans
 from tests.oracle.spans import spans_to_events
@@ -322,25 +321,34 @@ LABELS = FEW + "by_type = from(Endpoint.*).labelCount(type);"
 
 
 @pytest.mark.parametrize(
-    ("oal", "by_spark"), [(FEW, True), (MANY, False), (LABELS, False)], ids=["few", "many", "label"]
+    ("oal", "room", "way"),
+    [
+        (FEW, 10**6, "_summed alike"),
+        (MANY, 10**6, "_listed alike"),
+        (LABELS, 10**6, "_listed alike"),
+        (MANY, 10, "_summed singly"),
+    ],
+    ids=["few", "many", "label", "wide"],
 )
 def test_rows_that_stand_for_many(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     oal: str,
-    by_spark: bool,
+    room: int,
+    way: str,
 ) -> None:
     """A large batch: rows alike are one first. Few states are then made by Spark, many by the
-    driver, and what comes out is the same."""
-    chosen = []
-    decide = _summed.suits
+    driver unless it would be too much for its memory, and what comes out is the same."""
+    ways = set()
+    query = _l1._query
 
-    def suits(asked: Asked, most: int | None) -> bool:
-        chosen.append(decide(asked, most))
-        return chosen[-1]
+    def noted(*args: Any) -> str:
+        ways.add(f"{args[3].__name__.rpartition('.')[2]} {args[4].__name__}")
+        return query(*args)
 
-    monkeypatch.setattr(_summed, "suits", suits)
+    monkeypatch.setattr(_l1, "_query", noted)
+    monkeypatch.setattr(_listed, "MOST_NUMBERS", room)
     rows = endpoint_events(40) * 3
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
@@ -348,5 +356,5 @@ def test_rows_that_stand_for_many(
     with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
         found = stored(running.store)
-    assert set(chosen) == {by_spark}
+    assert ways == {way}
     assert differences(found, expected_of(rows, oal)) == []

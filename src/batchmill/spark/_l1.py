@@ -19,7 +19,7 @@ step by step is analysed at every step.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -62,6 +62,8 @@ class Rows:
 
 
 Parts: TypeAlias = tuple[tuple[SourcePlan, Rows], ...]
+Told: TypeAlias = Callable[[str, Sequence[str], Asked], str]
+"""How rows come to what is asked about them: each by itself, or those that are alike as one."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,17 @@ class Fusion:
 
         Rows that do not fit come out with the minute null, to be counted.
         """
-        slices = self._slices()
+        asked = Asked()
+        for plan, _ in self.parts:
+            asked.add(plan)
+        summed = _summed.suits(asked, self.most)
+        slices = self._slices() if summed or _listed.fits(asked, self.most) else []
         if not slices:
-            return self._tables(self.parts, sliced=False)
+            return self._tables(self.parts, asked, _summed, singly)
+        way = _summed if summed else _listed
         # What comes after Spark is then done for one slice beside the other, too.
         with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
-            made = list(pool.map(lambda parts: self._tables(parts, sliced=True), slices))
+            made = list(pool.map(lambda parts: self._tables(parts, asked, way, alike), slices))
         return [pa.concat_tables(each) for each in zip(*made, strict=True)]
 
     def _slices(self) -> list[Parts]:
@@ -91,11 +98,7 @@ class Fusion:
         ((plan, rows),) = self.parts
         return [((plan, replace(rows, frame=each)),) for each in rows.slices]
 
-    def _tables(self, parts: Parts, *, sliced: bool) -> list[pa.Table]:
-        asked = Asked()
-        for plan, _ in parts:
-            asked.add(plan)
-        way = _listed if sliced and not _summed.suits(asked, self.most) else _summed
+    def _tables(self, parts: Parts, asked: Asked, way: ModuleType, told: Told) -> list[pa.Table]:
         session = parts[0][1].frame.sparkSession
         names: dict[int, str] = {}
         try:
@@ -103,7 +106,7 @@ class Fusion:
                 if id(rows.frame) not in names:
                     names[id(rows.frame)] = f"batchmill_{uuid.uuid4().hex}"
                     rows.frame.createOrReplaceTempView(names[id(rows.frame)])
-            table = session.sql(_query(parts, names, asked, way, sliced=sliced)).toArrow()
+            table = session.sql(_query(parts, names, asked, way, told)).toArrow()
         finally:
             for name in names.values():
                 session.catalog.dropTempView(name)
@@ -166,7 +169,7 @@ def _select(
 
 
 def _query(
-    parts: Parts, views: Mapping[int, str], asked: Asked, way: ModuleType, *, sliced: bool
+    parts: Parts, views: Mapping[int, str], asked: Asked, way: ModuleType, told: Told
 ) -> str:
     """The deltas of the parts, or what the driver makes them of."""
     width = max(len(plan.roles) for plan, _ in parts)
@@ -178,7 +181,7 @@ def _query(
     entity = [*([] if len(parts) == 1 else [SOURCE]), *(f"_r{i}" for i in range(width))]
     rows = f"SELECT *, {minute_sql(FITS)} AS {MINUTE} FROM ({' UNION ALL '.join(selects)})"
     group = [MINUTE, *entity]
-    query = way.query((alike if sliced else singly)(rows, group, asked), group, asked)
+    query = way.query(told(rows, group, asked), group, asked)
     # What is not UTF-8 could not be told to anybody.
     valid = [each if each == SOURCE else f"MAKE_VALID_UTF8({each}) AS {each}" for each in entity]
     return f"SELECT {', '.join([MINUTE, *valid, *way.columns(asked)])} FROM ({query})"

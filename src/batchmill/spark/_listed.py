@@ -25,6 +25,16 @@ LISTED = "_listed"
 """The column of a group's list."""
 
 
+MOST_NUMBERS = 150_000_000
+"""How many may be listed at once: they pass through the memory of the driver, and of its JVM."""
+
+
+def fits(asked: Asked, most: int | None) -> bool:
+    """Whether ``most`` rows can be listed, with all that is asked about them."""
+    fields = len(asked.columns) + 1 + len(asked.measures)
+    return most is not None and most * fields <= MOST_NUMBERS
+
+
 def query(rows: str, group: Sequence[str], asked: Asked) -> str:
     """Rows that are alike, as a list for each group."""
     texts = {each.key for each in asked.lists.values() if each.kind == "text"}
