@@ -169,8 +169,8 @@ def _batch(spans: list[Made]) -> SpanBatch:
         values = (
             each.trace_id.hex(), each.span_id.hex(), each.parent.hex() or None, each.name,
             _KINDS[each.kind], now, now + each.took_ns // 1000, "UNSET", each.service,
-            [("service.name", each.service)],
-            [(key, str(value)) for key, value in each.attributes.items()],
+            {"service.name": each.service},
+            {key: str(value) for key, value in each.attributes.items()},
         )  # fmt: skip
         for column, value in zip(batch.columns.values(), values, strict=True):
             column.append(value)

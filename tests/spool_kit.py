@@ -20,7 +20,7 @@ START = 1_763_222_400_000_000
 
 def spans(numbers: Sequence[int], **columns: Sequence[Any]) -> SpanBatch:
     """One span for each number, which is its span id; ``columns`` may say otherwise."""
-    resource = [("service.name", "shop"), ("host.name", "a")]
+    resource = {"service.name": "shop", "host.name": "a"}
     count = len(numbers)
     made: dict[str, list[Any]] = {
         "trace_id": [f"{number:032x}" for number in numbers],
@@ -33,7 +33,7 @@ def spans(numbers: Sequence[int], **columns: Sequence[Any]) -> SpanBatch:
         "status": ["OK"] * count,
         "service": ["shop"] * count,
         "resource": [resource] * count,
-        "attributes": [[("http.status", str(number))] for number in numbers],
+        "attributes": [{"http.status": str(number)} for number in numbers],
     }
     made.update({name: list(values) for name, values in columns.items()})
     return SpanBatch(made, approx_bytes=100 * count)

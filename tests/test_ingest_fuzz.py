@@ -54,7 +54,7 @@ def never_another_error(body: bytes, content_type: str, limits: Limits, encoding
     for row in zip(*(columns[name] for name in ("name", "service")), strict=True):
         "".join(row).encode()
     for pairs in columns["attributes"] + columns["resource"]:
-        "".join(key + text for key, text in pairs).encode()
+        "".join(key + text for key, text in pairs.items()).encode()
     assert all(
         0 < time <= end < 2**63
         for time, end in zip(columns["time"], columns["end_time"], strict=True)

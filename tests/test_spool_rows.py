@@ -21,7 +21,7 @@ from tests.stress import BOUND_S
 
 def test_spans_come_back_as_they_went(tmp_path: Path) -> None:
     """Every column, maps and moments too, across batches that share a segment."""
-    batches = [spans([1, 2]), spans([3], parent_span_id=["00000000000000ff"], attributes=[[]])]
+    batches = [spans([1, 2]), spans([3], parent_span_id=["00000000000000ff"], attributes=[{}])]
     table = span_table(batches)
     rows = pq.read_table(_file(tmp_path, table)).to_pylist()
     assert [row["span_id"] for row in rows] == [f"{n:016x}" for n in (1, 2, 3)]
@@ -37,11 +37,13 @@ def test_spans_come_back_as_they_went(tmp_path: Path) -> None:
 
 
 def test_resources_may_be_shared_or_not() -> None:
-    """Rows that share a list, rows that do not, and rows with none read the same."""
-    one, other = [("service.name", "a")], [("service.name", "b")]
-    lists = [one, other, one, one, [("service.name", "a")], one, one, [], one]
-    table = span_table([spans(range(9), resource=lists)])
-    assert table.column("resource").to_pylist() == lists
+    """Rows that share a dict, rows that do not, and rows with none read the same."""
+    one, other = {"service.name": "a"}, {"service.name": "b", "host.name": "h"}
+    dicts = [one, other, one, one, {"service.name": "a"}, one, one, {}, one]
+    for few in (dicts, dicts[1:3]):
+        table = span_table([spans(range(len(few)), resource=few, attributes=few)])
+        for column in ("resource", "attributes"):
+            assert table.column(column).to_pylist() == [list(each.items()) for each in few]
 
 
 def test_the_pipelines_reader_takes_spans(tmp_path: Path) -> None:
@@ -116,7 +118,11 @@ def test_a_row_that_does_not_fit_fails_alone(wrong: dict[str, Any]) -> None:
 
 def test_spans_that_do_not_fit_fail_alone(tmp_path: Path) -> None:
     """Be it through the whole spool: the others' futures are answered with their segment."""
-    poison = [spans([2], name=["\ud800"]), spans([3], time=["noon"]), spans([4], resource=[5])]
+    poison = [
+        spans([2], name=["\ud800"]),
+        spans([3], time=["noon"]),
+        spans([4], resource=[[("a", "b")]]),
+    ]
     with Spool(tmp_path, linger_s=60) as spool:
         futures = [spool.submit("Span", batch) for batch in (spans([1]), *poison, spans([5]))]
         assert spool.flush(BOUND_S)

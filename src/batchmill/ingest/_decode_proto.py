@@ -102,7 +102,7 @@ def _pairs(found: Any, size: int, rows: Rows) -> Pairs:
         except _NotSimple:
             return _careful_pairs(found, rows)
         if len(pairs) == len(found) and (pairs.keys() <= rows.keys or rows.keys_fit(pairs)):
-            return list(pairs.items())
+            return pairs
     return _careful_pairs(found, rows)
 
 
@@ -112,7 +112,7 @@ def _careful_pairs(found: Any, rows: Rows) -> Pairs:
     pairs: dict[str, str] = {}
     for each in found:
         rows.fit(pairs, each.key, text_of(each.value, _opened, longest, deepest))
-    return list(pairs.items())
+    return pairs
 
 
 _LONGEST_NUMBER = 32

@@ -9,7 +9,7 @@ from typing import Any
 from batchmill.ingest._limits import Limits, TooLarge
 from batchmill.spool import SpanBatch
 
-Pairs = list[tuple[str, str]]
+Pairs = dict[str, str]
 
 UNKNOWN_SERVICE = "unknown_service"
 
@@ -139,7 +139,7 @@ class Rows:
         """What the spans added since the last call belong to."""
         columns = self._batch.columns
         new = len(self._trace_ids) - len(columns["resource"])
-        service = dict(pairs).get("service.name") or UNKNOWN_SERVICE
+        service = pairs.get("service.name") or UNKNOWN_SERVICE
         columns["resource"] += [pairs] * new
         columns["service"] += [service] * new
 

@@ -90,7 +90,7 @@ def _pairs(of: _Object, rows: Rows) -> Pairs:
         else:
             pairs[key] = text
     rows.keys_fit(pairs)
-    return list(pairs.items())
+    return pairs
 
 
 def _loaded(body: bytes, limits: Limits) -> Any:

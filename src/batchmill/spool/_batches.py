@@ -25,7 +25,7 @@ SPAN_COLUMNS = (
 """A span's columns.
 
 Text, but for ``time`` and ``end_time`` (whole microseconds since 1970, UTC) and for ``resource``
-and ``attributes``: lists of pairs ``(key, text)``.
+and ``attributes``: dicts of texts. (A dict of texts costs the garbage collector nothing.)
 """
 
 _ROW_BYTES = 64
@@ -41,7 +41,7 @@ class SpanBatch:
     """Spans, column by column: ``columns[name][i]`` is what span ``i`` has there.
 
     The lists are filled by the decoder and not touched after the batch is submitted. Rows may
-    share one list of pairs (spans of one resource do), and one text.
+    share one dict (spans of one resource do), and one text.
 
     >>> batch = SpanBatch()
     >>> batch.columns["trace_id"].append("0af7651916cd43dd8448eb211c80319c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -70,8 +71,8 @@ def span_table(batches: Sequence[SpanBatch]) -> pa.Table:
     """Spans, in the order of the batches."""
     rows = batches[0] if len(batches) == 1 else SpanBatch.joined(batches)
     columns = [
-        _shared(rows.columns[each.name])
-        if each.name == "resource"
+        _MAPS[each.name](rows.columns[each.name])
+        if each.name in _MAPS
         else pa.array(rows.columns[each.name], each.type)
         for each in SPAN_SCHEMA
     ]
@@ -120,20 +121,31 @@ def converter(source: str, kind: SourceType | None) -> Convert:
     return event_tables(kind)
 
 
-def _shared(lists: list[Any]) -> pa.Array:
-    """Lists of pairs as maps, where many rows share one list: each list is converted once."""
+def _maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
+    """Dicts as maps."""
+    sizes = pa.array([0, *itertools.accumulate(map(len, dicts))], pa.int32())
+    keys = pa.array(list(itertools.chain.from_iterable(dicts)), pa.string())
+    texts = pa.array(list(itertools.chain.from_iterable(map(dict.values, dicts))), pa.string())
+    return pa.MapArray.from_arrays(sizes, keys, texts)
+
+
+def _shared(dicts: Sequence[dict[str, str]]) -> pa.Array:
+    """Dicts as maps, where many rows share one dict: each is converted once."""
     places: dict[int, int] = {}
-    distinct: list[Any] = []
+    distinct: list[dict[str, str]] = []
     indices = []
-    for each in lists:
+    for each in dicts:
         place = places.get(id(each))
         if place is None:
             place = places[id(each)] = len(distinct)
             distinct.append(each)
         indices.append(place)
-    if 2 * len(distinct) > len(lists):
-        return pa.array(lists, _MAP)
-    return pa.array(distinct, _MAP).take(pa.array(indices, pa.int32()))
+    if 2 * len(distinct) > len(dicts):
+        return _maps(dicts)
+    return _maps(distinct).take(pa.array(indices, pa.int32()))
+
+
+_MAPS = {"resource": _shared, "attributes": _maps}
 
 
 def _shaper(kind: FieldType) -> Callable[[Any], Any] | None:
