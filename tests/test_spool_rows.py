@@ -22,7 +22,7 @@ from tests.stress import BOUND_S
 def test_spans_come_back_as_they_went(tmp_path: Path) -> None:
     """Every column, maps and moments too, across batches that share a segment."""
     batches = [spans([1, 2]), spans([3], parent_span_id=["00000000000000ff"], attributes=[{}])]
-    table = span_table(batches)
+    table = pa.concat_tables([span_table(each) for each in batches])
     rows = pq.read_table(_file(tmp_path, table)).to_pylist()
     assert [row["span_id"] for row in rows] == [f"{n:016x}" for n in (1, 2, 3)]
     assert rows[0]["resource"] == [("service.name", "shop"), ("host.name", "a")]
@@ -41,7 +41,7 @@ def test_resources_may_be_shared_or_not() -> None:
     one, other = {"service.name": "a"}, {"service.name": "b", "host.name": "h"}
     dicts = [one, other, one, one, {"service.name": "a"}, one, one, {}, one]
     for few in (dicts, dicts[1:3]):
-        table = span_table([spans(range(len(few)), resource=few, attributes=few)])
+        table = span_table(spans(range(len(few)), resource=few, attributes=few))
         for column in ("resource", "attributes"):
             assert table.column(column).to_pylist() == [list(each.items()) for each in few]
 
@@ -150,7 +150,7 @@ def test_too_little_memory_is_not_the_rows_fault(calls: int) -> None:
         raise coming.pop() if coming else pa.ArrowMemoryError("malloc")
 
     with pytest.raises(MemoryError):
-        table_of("Span", [spans([1])], convert)
+        table_of("Endpoint", [EventBatch([{}])], convert)
 
 
 def test_a_batchs_columns_are_those_of_a_segment() -> None:

@@ -103,8 +103,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
             with intake.grpc_reading():
                 hold.add(await self._message(call))
             encoding = "gzip" if hold.starts_with(_GZIP) else ""
-            decoded = await intake.take(hold, encoding, _answers.PROTOBUF)
-        return _answers.success(decoded.rejected, decoded.reason, _answers.PROTOBUF)
+            rejected = await intake.take(hold, encoding, _answers.PROTOBUF)
+        return _answers.success(*rejected, _answers.PROTOBUF)
 
     async def _message(self, call: Any) -> bytes:
         try:

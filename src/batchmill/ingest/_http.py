@@ -81,9 +81,9 @@ class Pages:
         with intake.admitted() as hold:
             await self._read(request, hold)
             encoding = request.headers.get("content-encoding", "")
-            decoded = await intake.take(hold, encoding, content_type)
+            rejected = await intake.take(hold, encoding, content_type)
         intake.figures.answered("http", "ok")
-        answer = _answers.success(decoded.rejected, decoded.reason, content_type)
+        answer = _answers.success(*rejected, content_type)
         return Response(answer, headers={"content-type": content_type})
 
     async def _read(self, request: Request, hold: Hold) -> None:

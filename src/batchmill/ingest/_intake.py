@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from batchmill.ingest import _answers
 from batchmill.ingest._answers import Refused
-from batchmill.ingest._decode import Decoded, decode_traces
+from batchmill.ingest._decode import decode_traces
 from batchmill.ingest._figures import Figures
 from batchmill.ingest._gzip import decompress
 from batchmill.ingest._limits import BadRequest, Limits, TooLarge, Unsupported
@@ -27,6 +27,12 @@ from batchmill.spool import (
 )
 
 log = logging.getLogger("batchmill.ingest")
+
+Rejected: TypeAlias = tuple[int, str]
+"""How many spans of a request were rejected, and why."""
+
+_LARGE_BYTES = 2**20
+"""A body of more than this, some 30 ms of work, is large."""
 
 
 class SpanSink(Protocol):
@@ -69,6 +75,7 @@ class Intake:
         self.bytes = 0
         self._spool = spool
         self._pool = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
+        self._for_large = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
         self._reading: set[asyncio.Timeout] = set()
         self._grpc_reading = 0
 
@@ -131,14 +138,15 @@ class Intake:
     def close(self) -> None:
         """End the threads; what they do now is finished first."""
         self._pool.shutdown(wait=True)
+        self._for_large.shutdown(wait=True)
 
-    async def take(self, hold: Hold, encoding: str, content_type: str) -> Decoded:
+    async def take(self, hold: Hold, encoding: str, content_type: str) -> Rejected:
         """Decode and store; returns once that is durable, or raises ``Refused``."""
         if self._spool.level() >= Level.CRITICAL:
             raise Refused(_refusal(self._spool.judge(), unread=False))
         loop = asyncio.get_running_loop()
-        decoded, stored = await loop.run_in_executor(
-            self._pool, self._decode_and_submit, hold, encoding, content_type
+        rejected, stored = await loop.run_in_executor(
+            self._thread_for(hold, encoding), self._decode_and_submit, hold, encoding, content_type
         )
         hold.let_go()  # what waits in the spool is counted there
         if stored is not None:
@@ -149,11 +157,16 @@ class Intake:
                 await self._durable(stored)
             finally:
                 self.waiting -= 1
-        return decoded
+        return rejected
+
+    def _thread_for(self, hold: Hold, encoding: str) -> ThreadPoolExecutor:
+        # Whoever sends little does not wait for what others sent much of.
+        size = hold.plain_bytes() if encoding else hold.bytes
+        return self._for_large if size > _LARGE_BYTES else self._pool
 
     def _decode_and_submit(
         self, hold: Hold, encoding: str, content_type: str
-    ) -> tuple[Decoded, Future[Any] | None]:
+    ) -> tuple[Rejected, Future[Any] | None]:
         try:
             plain = decompress(hold.body(), encoding, self.limits)
             decoded = decode_traces(plain, content_type, self.limits)
@@ -171,8 +184,9 @@ class Intake:
             raise Refused(_answers.malformed(what)) from None
         spans = len(decoded.batch)
         self.figures.received(spans, decoded.rejections, decoded.cuts)
+        rejected = decoded.rejected, decoded.reason
         if not spans:
-            return decoded, None
+            return rejected, None
         try:
             stored = self._spool.submit(SPAN_SOURCE, decoded.batch)
         except Exception as error:  # noqa: BLE001 - each becomes an answer
@@ -182,7 +196,8 @@ class Intake:
         stored.add_done_callback(
             lambda each: self.figures.settled(spans, not each.cancelled() and not each.exception())
         )
-        return decoded, stored
+        # Without the batch: the spool has it in another form, and this one can go.
+        return rejected, stored
 
     async def _durable(self, stored: Future[Any]) -> None:
         # Shielded: whoever leaves early must not cancel what the spool works on.
@@ -208,7 +223,7 @@ class Hold:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._parts: list[bytes] = []
-        self._bytes = 0
+        self.bytes = 0
 
     def add(self, part: bytes) -> None:
         """One more part; raises ``Refused`` if that is too much for all requests together."""
@@ -217,13 +232,17 @@ class Hold:
             what = f"{intake.bytes >> 20} MiB of requests are in memory"
             raise Refused(_answers.busy(what))
         intake.bytes += count
-        self._bytes += count
+        self.bytes += count
         self._parts.append(part)
 
     def body(self) -> bytes:
         """All of it, once: the caller has the only reference."""
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def plain_bytes(self) -> int:
+        """What a body in gzip will be without it: it says so in its last bytes, if it is honest."""
+        return max(self.bytes, int.from_bytes(b"".join(self._parts[-4:])[-4:], "little"))
 
     def starts_with(self, prefix: bytes) -> bool:
         """How it begins."""
@@ -232,8 +251,8 @@ class Hold:
     def let_go(self) -> None:
         """It is not needed any more."""
         self._parts = []
-        self._intake.bytes -= self._bytes
-        self._bytes = 0
+        self._intake.bytes -= self.bytes
+        self.bytes = 0
 
 
 def _refusal(judged: Judgement, *, unread: bool) -> _answers.Refusal:

@@ -36,8 +36,8 @@ class ReceiverSettings:
     """A connection without a request is closed after this."""
     store_s: float = 60.0
     """A segment that takes longer than this to write is answered 503."""
-    decoders: int = 2
-    """Threads that decode."""
+    decoders: int = 1
+    """Threads that decode. Python runs one at a time: two take turns, and that costs a fifth."""
     drain_s: float = 10.0
     """How long requests under way may take once the receiver is told to stop."""
 

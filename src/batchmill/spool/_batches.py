@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 SPAN_SOURCE = "Span"
 """The folder of the spool that spans go to."""
@@ -100,6 +100,3 @@ def _weigh(row: Mapping[str, Any]) -> int:
     return _ROW_BYTES * len(row) + sum(
         [len(value) for value in row.values() if isinstance(value, str)]
     )
-
-
-Batch: TypeAlias = SpanBatch | EventBatch

@@ -23,19 +23,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from batchmill import _process
 from batchmill.batcher import BatcherClosedError, BatcherConfig, ItemResult, MicroBatcher
 from batchmill.sources import SourceType, catalog
 from batchmill.spool import _rows, _segment
-from batchmill.spool._batches import SPAN_SOURCE, Batch, EventBatch, SpanBatch
-from batchmill.spool._errors import SpoolClosedError, SpoolWriteError
+from batchmill.spool._batches import SPAN_SOURCE, EventBatch, SpanBatch
+from batchmill.spool._errors import BadRowsError, SpoolClosedError, SpoolWriteError
 from batchmill.spool._gauge import Gauge
 from batchmill.spool._level import Level
+from batchmill.spool._rows import SpanTable
 from batchmill.spool._segment import Disk
 from batchmill.spool._settings import SpoolSettings
 from batchmill.spool._thresholds import Judgement
+
+Waiting: TypeAlias = SpanTable | EventBatch
 
 log = logging.getLogger("batchmill.spool")
 
@@ -102,7 +105,7 @@ class Spool:
         self.folder = Path(folder).absolute()
         self._disk = disk or Disk()
         self._gauge = Gauge(self.folder, self.settings)
-        self._batchers: dict[str, MicroBatcher[Batch]] = {}
+        self._batchers: dict[str, MicroBatcher[Waiting]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._open_folder()
@@ -135,8 +138,14 @@ class Spool:
             return answer
         self._gauge.admit(rows, weight)
         try:
-            taken = batcher.submit(batch)
-        except BaseException:  # no thread to be had
+            waits = SpanTable(batch) if isinstance(batch, SpanBatch) else batch
+            taken = batcher.submit(waits)
+        except BadRowsError as error:
+            log.warning("batchmill spool: a batch of %d rows failed: %s", rows, error)
+            self._gauge.settle(rows, weight, written=False)
+            answer.set_exception(error)
+            return answer
+        except BaseException:  # no memory, or no thread to be had
             self._gauge.settle(rows, weight, written=False)
             raise
         finish = functools.partial(_finish, self._gauge, str(self.folder), answer, rows, weight)
@@ -240,11 +249,11 @@ class Spool:
         except OSError as error:
             raise _write_error(self.folder, error) from error
 
-    def _all(self) -> list[MicroBatcher[Batch]]:
+    def _all(self) -> list[MicroBatcher[Waiting]]:
         with self._lock:
             return list(self._batchers.values())
 
-    def _batcher(self, source: str) -> MicroBatcher[Batch]:
+    def _batcher(self, source: str) -> MicroBatcher[Waiting]:
         # The name becomes a folder's: only one that the catalog has gets through.
         kind = None if source == SPAN_SOURCE else catalog().source(source)
         writer = SegmentWriter(self.folder, source, kind, self._gauge, self._disk)
@@ -279,7 +288,7 @@ class SegmentWriter:
         self._gauge = gauge
         self._disk = disk
 
-    def __call__(self, batches: list[Batch]) -> list[Path | Exception]:
+    def __call__(self, batches: list[Waiting]) -> list[Path | Exception]:
         """For each batch the segment that it is safe in, or why it is in none."""
         table, bad = _rows.table_of(self._source, batches, self._convert)
         if bad:
@@ -300,7 +309,7 @@ class SegmentWriter:
         return [bad.get(number) or written.path for number in range(len(batches))]
 
 
-def _share(max_rows: int, max_bytes: int, batch: Batch) -> int:
+def _share(max_rows: int, max_bytes: int, batch: Waiting) -> int:
     """How much of a segment a batch takes, of ``max_rows * max_bytes``: by rows or by bytes."""
     return max(len(batch) * max_bytes, batch.weight * max_rows)
 
@@ -311,7 +320,7 @@ def _finish(
     answer: Future[Path],
     rows: int,
     weight: int,
-    taken: Future[ItemResult[Batch]],
+    taken: Future[ItemResult[Waiting]],
 ) -> None:
     """Tell the submitter what became of the batch; it is counted before he hears of it."""
     result = taken.result()
