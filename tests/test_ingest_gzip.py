@@ -24,7 +24,12 @@ def raw_deflate(body: bytes) -> bytes:
         ("", b"hello"),
         ("identity", b"hello"),
         ("gzip", gzip.compress(b"hello", mtime=0)),
-        (" GZIP ", gzip.compress(b"hel", mtime=0) + gzip.compress(b"", mtime=0) + gzip.compress(b"lo", mtime=0)),
+        (
+            " GZIP ",
+            gzip.compress(b"hel", mtime=0)
+            + gzip.compress(b"", mtime=0)
+            + gzip.compress(b"lo", mtime=0),
+        ),
         ("gzip", gzip.compress(b"hello", mtime=0) + bytes(70_000)),
         ("deflate", zlib.compress(b"hello")),
         ("deflate", raw_deflate(b"hello")),
