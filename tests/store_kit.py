@@ -166,11 +166,12 @@ class Writer:
     script: str = SCRIPT
     retire: bool = True
     number: int = 0
+    committed: int | None = None
 
     def __post_init__(self) -> None:
         self.metrics = metrics(self.script)
         self.claim: Claim = self.store.claim(
-            self.stream, self.checkpoint, fresh=True, committed=None
+            self.stream, self.checkpoint, fresh=True, committed=self.committed
         )
         self.layout = self.store.register(self.metrics, retire=self.retire, stream=self.stream)
 

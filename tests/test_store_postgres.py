@@ -21,7 +21,8 @@ from batchmill.store import (
     open_store,
 )
 from batchmill.store._postgres import PostgresStore
-from batchmill.store._postgres_session import POSTGRES, TEXT, copy_blocks
+from batchmill.store._postgres_copy import TEXT, copy_blocks
+from batchmill.store._postgres_session import POSTGRES
 from batchmill.store._schema import check_source_name
 from tests.postgres import Postgres
 from tests.store_kit import WAIT_S, Backend, Measurement, Writer, all_states, expected_states

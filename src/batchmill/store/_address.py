@@ -57,6 +57,22 @@ def is_misread(address: str) -> bool:
     return _is_misread(_cut(address.partition("://")[2])[1])
 
 
+def taken_out(address: str, name: str) -> tuple[str, str | None]:
+    """The address without a parameter that is ours, and the parameter's value if it was there.
+
+    >>> taken_out("postgresql://u@host/db?writers=2&sslmode=require", "writers")
+    ('postgresql://u@host/db?sslmode=require', '2')
+    """
+    query = _cut(address.partition("://")[2])[2]
+    given = [each.partition("=") for each in query.split("&")]
+    values = [value for each, _, value in given if each == name]
+    if not values:
+        return address, None
+    kept = "&".join("".join(each) for each in given if each[0] != name)
+    before = address[: len(address) - len(query) - 1]
+    return (f"{before}?{kept}" if kept else before), values[-1]
+
+
 def _cut(rest: str) -> tuple[str | None, str, str]:
     """The login (None: there is none), hosts with the database, and the parameters."""
     login: str | None = None

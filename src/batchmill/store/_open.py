@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchmill._errors import ConfigError
-from batchmill.store._address import ENCODED, is_misread, without_password
+from batchmill.store._address import ENCODED, is_misread, taken_out, without_password
 from batchmill.store._protocol import Store
 from batchmill.store._retry import RetryPolicy
 
@@ -23,7 +23,8 @@ def open_store(
 
     ``ttl_days``: whole days that are kept before the newest one, by event time. ``top_n``: how many
     of the slowest calls are kept for each entity and bucket. With ``create=False`` a store that is
-    not there is a :class:`StoreMissingError`.
+    not there is a :class:`StoreMissingError`. ``postgresql://…?writers=4`` tells over how many
+    connections the rows of large batches come; with 1 there is none but the one that commits.
 
     >>> open_store("mysql://somewhere")
     Traceback (most recent call last):
@@ -42,9 +43,19 @@ sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
         return SqliteStore(rest[1:], policy, ttl_days=ttl_days, top_n=top_n, create=create)
     if scheme in POSTGRES and rest:
         from batchmill.store._postgres import PostgresStore
+        from batchmill.store._writer_settings import writer_settings
 
         shown = without_password(url)
         if is_misread(url):  # what libpq said of it might quote a part of the password
             raise ConfigError("url", shown, ENCODED)
-        return PostgresStore(url, shown, policy, ttl_days=ttl_days, top_n=top_n, create=create)
+        address, writers = taken_out(url, "writers")
+        return PostgresStore(
+            address,
+            shown,
+            policy,
+            ttl_days=ttl_days,
+            top_n=top_n,
+            create=create,
+            writers=writer_settings(writers),
+        )
     raise ConfigError("url", without_password(url), ALLOWED)

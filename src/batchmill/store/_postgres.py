@@ -1,13 +1,14 @@
 """The store in a PostgreSQL database.
 
-Three kinds of connection: one to write, one to read, and one for each claimed stream that does
-nothing but hold its lock, which the server lets go of when the process is gone. A connection that
-breaks is made anew at the next try.
+Four kinds of connection: one to write, one to read, one for each claimed stream that does nothing
+but hold its lock, which the server lets go of when the process is gone, and those of the writers,
+which bring the rows of large batches. A connection that breaks is made anew at the next try.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import threading
 from collections.abc import Callable
@@ -16,12 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from batchmill._errors import ConfigError
 from batchmill.store._address import ENCODED
 from batchmill.store._errors import StoreMissingError
+from batchmill.store._postgres_copy import marked
 from batchmill.store._postgres_faults import translated
-from batchmill.store._postgres_session import PostgresSession, marked
+from batchmill.store._postgres_session import PostgresSession
 from batchmill.store._retry import RetryPolicy
 from batchmill.store._schema import MIGRATIONS, Found, inspect, migrate
-from batchmill.store._session import Row, Session
+from batchmill.store._session import Owner, Row, Session
+from batchmill.store._staging import clear_staged
 from batchmill.store._store import SqlStore
+from batchmill.store._writer_settings import WriterSettings
+from batchmill.store._writers import Writers
 
 if TYPE_CHECKING:
     import psycopg
@@ -61,9 +66,14 @@ class PostgresStore(SqlStore):
         ttl_days: int,
         top_n: int,
         create: bool,
+        writers: WriterSettings | None = None,
     ) -> None:
         super().__init__(shown, policy, ttl_days=ttl_days, top_n=top_n)
-        self._conninfo = conninfo
+        self._connect = functools.partial(connected, conninfo, shown)
+        # A staged table that a crash takes away is written again, so nobody waits for the disk.
+        hurried = functools.partial(connected, conninfo, shown, "SET synchronous_commit = off")
+        self.writers = Writers(writers or WriterSettings(), hurried, shown)
+        """Bring the rows of large batches."""
         self._open: dict[str, psycopg.Connection[Row]] = {}
         self._locks: dict[str, psycopg.Connection[Row]] = {}
         self._reading = threading.Lock()
@@ -86,32 +96,29 @@ class PostgresStore(SqlStore):
 
         return self._in_transaction("writer", "BEGIN", work)
 
-    def _connect(self) -> psycopg.Connection[Row]:
-        with translated(self.url):
-            import psycopg
-            from psycopg.conninfo import conninfo_to_dict
-
-            try:
-                given = conninfo_to_dict(self._conninfo)
-            except psycopg.ProgrammingError:  # not shown: it quotes what it could not read
-                raise ConfigError("url", self.url, ENCODED) from None
-            wanted: dict[str, Any] = {**CONNECTING, **given}
-            connection = psycopg.connect(**wanted, autocommit=True)
-            try:
-                for setting in SETTINGS:
-                    connection.execute(marked(setting))
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-
     def _write_once(self, work: Callable[[Session], T]) -> T:
         def locked(session: Session) -> T:
             # One writer at a time: what this transaction reads stays true until it is through.
             session.rows("SELECT value FROM meta WHERE key = 'newest_minute' FOR UPDATE")
             return work(session)
 
-        return self._in_transaction("writer", "BEGIN", locked)
+        try:
+            answer = self._in_transaction("writer", "BEGIN", locked)
+        except BaseException:
+            self._tidy_up(self.writers.left)
+            raise
+        self.writers.settled()
+        self._tidy_up(self.writers.left)
+        return answer
+
+    def _tidy_up(self, owner: Owner | None) -> None:
+        """Remove staged tables, if the connection works; else the next commit or claim does."""
+        connection = self._open.get("writer")
+        if owner is None or connection is None:
+            return
+        with contextlib.suppress(Exception):
+            clear_staged(connection, owner)
+            self.writers.left = None
 
     def _read_once(self, work: Callable[[Session], T]) -> T:
         with self._reading:
@@ -126,7 +133,7 @@ class PostgresStore(SqlStore):
         with translated(self.url):
             try:
                 connection.execute(marked(begin))
-                answer = work(PostgresSession(connection))
+                answer = work(PostgresSession(connection, self.writers))
                 connection.execute("COMMIT")
             except BaseException:
                 self._roll_back(name, connection)
@@ -199,6 +206,28 @@ class PostgresStore(SqlStore):
         return list(self._locks)
 
     def _disconnect(self) -> None:
+        self.writers.close()
         for connection in (*self._open.values(), *self._locks.values()):
             with contextlib.suppress(Exception):
                 connection.close()
+
+
+def connected(conninfo: str, url: str, *more: str) -> psycopg.Connection[Row]:
+    """A connection with the store's settings, and ``more`` of them."""
+    with translated(url):
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            given = conninfo_to_dict(conninfo)
+        except psycopg.ProgrammingError:  # not shown: it quotes what it could not read
+            raise ConfigError("url", url, ENCODED) from None
+        wanted: dict[str, Any] = {**CONNECTING, **given}
+        connection = psycopg.connect(**wanted, autocommit=True)
+        try:
+            for setting in (*SETTINGS, *more):
+                connection.execute(marked(setting))
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from batchmill.store._session import Dialect, Params, Row, Statement
+from batchmill.store._postgres_copy import TEXT, columns_of, copy_rows, marked
+from batchmill.store._retry import TransientError
+from batchmill.store._session import Dialect, Owner, Params, Part, Row, Statement
 from batchmill.store._sql import quoted
+from batchmill.store._staging import Piece, merging
+from batchmill.store._writers import FAILED, LOST, PieceError, Writers
 
 if TYPE_CHECKING:
     import psycopg
-
-TEXT = 'TEXT COLLATE "C"'
-"""Compared byte by byte, whatever the database's locale: the order is the same everywhere."""
-BLOCK_ROWS = 20_000
-"""How many rows go into one message of a copy."""
 
 POSTGRES = Dialect(
     name="postgresql",
@@ -79,8 +77,9 @@ class PostgresSession:
 
     dialect = POSTGRES
 
-    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+    def __init__(self, connection: psycopg.Connection[Row], writers: Writers | None = None) -> None:
         self._connection = connection
+        self._writers = writers
         self._staged: set[str] = set()
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
@@ -100,17 +99,38 @@ class PostgresSession:
     def upsert(self, statement: Statement, columns: Sequence[Sequence[Any]]) -> None:
         """Copy the rows into a table of this session's own, and merge that in one statement."""
         staging = self._stage(statement)
-        names = ", ".join(statement.columns)
-        copied = f"COPY {staging} ({names}) FROM STDIN (NULL 'None')"
-        with self._connection.cursor() as cursor, cursor.copy(marked(copied)) as copy:
-            for block in copy_blocks(statement.types, columns):
-                copy.write(block)
-        # In key order, a row's neighbours in the index come one after the other.
-        order = f"ORDER BY {', '.join(statement.key)}" if statement.key else ""
-        self.run(
-            f"INSERT INTO {quoted(statement.table)} AS kept ({names}) "
-            f"SELECT {names} FROM {staging} {order} {statement.tail}"
-        )
+        copy_rows(self._connection, staging, statement, columns)
+        self.run(merging(statement, staging))
+
+    def upsert_all(self, parts: Sequence[Part], owner: Owner) -> None:
+        """See :class:`Session`. Large ones are copied by the writers, and merged as they come."""
+        writers = self._writers
+        large, small = writers.split(parts) if writers is not None else ([], parts)
+        if writers is None or not large:
+            self._upsert_each(small)
+            return
+        try:
+            with writers.staging(large, owner) as staging:
+                self._upsert_each(small)
+                for piece, table in staging:
+                    self._merge_piece(piece, table, writers)
+        except PieceError as error:
+            cause = error.__cause__ or error
+            raise writers.give_up(FAILED, cause) from cause
+
+    def _upsert_each(self, parts: Sequence[Part]) -> None:
+        for statement, columns in parts:
+            self.upsert(statement, columns)
+
+    def _merge_piece(self, piece: Piece, table: str, writers: Writers) -> None:
+        import psycopg
+
+        try:
+            merged = self.run(merging(piece.statement, table))
+        except psycopg.errors.UndefinedTable as error:
+            raise writers.give_up(LOST, error) from error
+        if merged != piece.rows:  # a server that crashed has emptied it
+            raise writers.give_up(LOST, TransientError(f"{merged} of {piece.rows} rows"))
 
     def _stage(self, statement: Statement) -> str:
         described = repr((statement.table, statement.columns, statement.types))
@@ -119,10 +139,7 @@ class PostgresSession:
             self.run(f"TRUNCATE {name}")
             return name
         self._staged.add(name)
-        columns = ", ".join(
-            f"{column} {kind}"
-            for column, kind in zip(statement.columns, statement.types, strict=True)
-        )
+        columns = columns_of(statement)
         self.run(f"CREATE TEMP TABLE IF NOT EXISTS {name} ({columns}) ON COMMIT DELETE ROWS")
         return name
 
@@ -134,36 +151,3 @@ class PostgresSession:
         """Make the functions that compact tallies."""
         for function in FUNCTIONS:
             self.run(function)
-
-
-def marked(sql: str) -> bytes:
-    """The text with psycopg's marks for parameters."""
-    # As bytes, which psycopg takes from anybody: a str would have to be a literal to its types.
-    return sql.replace("?", "%s").encode()
-
-
-def copy_blocks(types: Sequence[str], columns: Sequence[Sequence[Any]]) -> Iterable[bytes]:
-    """Rows in the text format of COPY, in blocks; None is written ``None``.
-
-    Column by column, because a number needs no look at: ``str()`` makes what COPY reads.
-    """
-    shown = [
-        map(_escaped, column) if kind == TEXT else map(str, column)
-        for kind, column in zip(types, columns, strict=True)
-    ]
-    lines = map("\t".join, zip(*shown, strict=True))
-    while block := list(islice(lines, BLOCK_ROWS)):
-        block.append("")
-        yield "\n".join(block).encode()
-
-
-def _escaped(value: str | None) -> str:
-    if value is None:
-        return "None"
-    if value == "None":  # the text, not the nothing: COPY looks for that before it unescapes
-        return "Non\\e"
-    if "\\" in value:
-        value = value.replace("\\", "\\\\")
-    if value.isprintable():
-        return value
-    return value.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

@@ -54,6 +54,12 @@ class Statement:
     """``ON CONFLICT …``, or nothing."""
 
 
+Part: TypeAlias = tuple[Statement, Sequence[Sequence[Any]]]
+"""A statement, and the rows for it, column by column."""
+Owner: TypeAlias = tuple[str, int]
+"""Whose rows they are: stream and epoch."""
+
+
 class Session(Protocol):
     """An open transaction. Parameters are marked by ``?``, and no text holds another ``?``."""
 
@@ -73,6 +79,10 @@ class Session(Protocol):
 
     def upsert(self, statement: Statement, columns: Sequence[Sequence[Any]]) -> None:
         """Insert or merge many rows, given column by column; each key once."""
+        ...
+
+    def upsert_all(self, parts: Sequence[Part], owner: Owner) -> None:
+        """The same for several tables; where rows are many, they may come by several ways."""
         ...
 
     def has_table(self, name: str) -> bool:

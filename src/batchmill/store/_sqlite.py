@@ -18,7 +18,7 @@ from typing import TypeVar
 from batchmill.store._errors import StoreMissingError
 from batchmill.store._retry import RetryPolicy
 from batchmill.store._schema import MIGRATIONS, inspect, migrate
-from batchmill.store._session import Session
+from batchmill.store._session import Owner, Session
 from batchmill.store._sqlite_faults import translated
 from batchmill.store._sqlite_lock import WriterLock
 from batchmill.store._sqlite_session import SqliteSession
@@ -123,6 +123,9 @@ class SqliteStore(SqlStore):
 
     def _alive(self, session: Session, stream: str) -> bool:
         return stream in self._locks or WriterLock.is_held(self.path, stream)
+
+    def _tidy_up(self, owner: Owner | None) -> None:
+        """Nothing: rows are brought and merged at once."""
 
     def _before_commit(self, stream: str) -> None:
         """Nothing: the lock cannot get lost while the process lives."""

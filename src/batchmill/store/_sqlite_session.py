@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from batchmill.store._session import Dialect, Params, Row, Statement
+from batchmill.store._session import Dialect, Owner, Params, Part, Row, Statement
 from batchmill.store._sql import quoted
 
 SQLITE = Dialect(
@@ -61,6 +61,11 @@ class SqliteSession:
             f"{statement.tail}",
             zip(*bound.values(), strict=True),
         )
+
+    def upsert_all(self, parts: Sequence[Part], owner: Owner) -> None:
+        """See :class:`Session`."""
+        for statement, columns in parts:
+            self.upsert(statement, columns)
 
     def has_table(self, name: str) -> bool:
         """See :class:`Session`."""
