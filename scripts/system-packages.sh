@@ -3,6 +3,8 @@
 #
 #   scripts/system-packages.sh java       a folder whose bin/java is Java 17 or newer
 #   scripts/system-packages.sh postgres   a folder whose bin/initdb makes PostgreSQL databases
+#   scripts/system-packages.sh prometheus a folder whose bin/prometheus is a Prometheus server
+#   scripts/system-packages.sh maven      a folder whose bin/mvn fetches jars
 #
 # What is found is left as it is. What is not is installed where that takes no question: as root, with
 # apt-get. Everywhere else: what to install goes to standard error, and the exit code is 1.
@@ -51,6 +53,18 @@ find_postgres() {
 	dirname "$(dirname "$newest")"
 }
 
+find_prometheus() {
+	program=$(command -v prometheus) || return 1
+	[ "$(basename "$(dirname "$program")")" = bin ] || return 1
+	dirname "$(dirname "$program")"
+}
+
+find_maven() {
+	program=$(command -v mvn) || return 1
+	program=$(readlink -f "$program" 2>/dev/null || echo "$program")
+	dirname "$(dirname "$program")"
+}
+
 # install WHY PACKAGE...: the first of the packages that this Debian or Ubuntu has.
 install() {
 	why=$1
@@ -91,8 +105,25 @@ postgres)
 	say "  Fedora:          sudo dnf install postgresql-server"
 	say "  macOS:           brew install postgresql@17"
 	;;
+prometheus)
+	find_prometheus && exit
+	install "the tests of the Prometheus exporters start a server of their own" prometheus &&
+		find_prometheus && exit
+	say "Prometheus was not found: no folder bin on the PATH has it."
+	say "  Debian, Ubuntu:  sudo apt-get install --no-install-recommends prometheus"
+	say "  Fedora:          sudo dnf install golang-github-prometheus"
+	say "  macOS:           brew install prometheus"
+	;;
+maven)
+	find_maven && exit
+	install "the tests with a Kafka broker get its jars with Maven" maven && find_maven && exit
+	say "Maven's mvn was not found on the PATH."
+	say "  Debian, Ubuntu:  sudo apt-get install maven"
+	say "  Fedora:          sudo dnf install maven"
+	say "  macOS:           brew install maven"
+	;;
 *)
-	say "usage: $0 java|postgres"
+	say "usage: $0 java|postgres|prometheus|maven"
 	exit 2
 	;;
 esac
