@@ -39,10 +39,10 @@ def measure(
     *, seconds: float, warm_up_s: float, step_s: float, steps: int, rate: float | None
 ) -> Road:
     """Find a rate that is sustained, unless one is given, and sustain it."""
-    with scratch() as home, _pipeline(home) as pipeline, _ingest(home) as ingest:
+    with scratch() as home, pipeline_of(home) as pipeline, ingest_of(home) as ingest:
         senders = Senders()
         try:
-            drive = _Drive(home, senders, ingest, pipeline)
+            drive = Drive(home, senders, ingest, pipeline)
             # The first micro-batches are those of a JVM that has just started.
             drive.step(rate or FIRST_RATE / 2, warm_up_s, "warm-up")
             found, tried = rate, []
@@ -60,7 +60,7 @@ def measure(
     return Road(whole, tried, acknowledged, counted, TRIGGER_S, *memory)
 
 
-def _climb(drive: _Drive, step_s: float, steps: int) -> Iterator[Step]:
+def _climb(drive: Drive, step_s: float, steps: int) -> Iterator[Step]:
     rate = FIRST_RATE
     for _ in range(steps):
         step = drive.step(rate, step_s, "how much is sustained")
@@ -70,7 +70,7 @@ def _climb(drive: _Drive, step_s: float, steps: int) -> Iterator[Step]:
         rate *= FACTOR
 
 
-class _Drive:
+class Drive:
     """Sends at a rate for some time, and watches."""
 
     def __init__(
@@ -133,6 +133,19 @@ class _Drive:
             self._alive()
             time.sleep(0.2)
 
+    def flood(self, seconds: float) -> tuple[int, float]:
+        """Send as much as is taken; how many spans, and after how long the store had them all."""
+        say(f"road: as much as is taken, for {seconds:g} s")
+        load = Load(
+            protocol=HTTP, address=self._ingest.http, spans=SPANS, connections=CONNECTIONS,
+            seconds=seconds, distinct=8,
+        )  # fmt: skip
+        began = time.monotonic()
+        sent = checked(self._senders.run(load))
+        self.acknowledged += sent.spans()
+        self.await_read()
+        return sent.spans(), time.monotonic() - began
+
     def _mark(self, marks: list[Mark], end: float) -> None:
         """A marker each second."""
         rng = random_of(time.time_ns())
@@ -186,21 +199,23 @@ class _Store:
 
 
 @contextlib.contextmanager
-def _ingest(home: Path) -> Iterator[Running]:
-    command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(home)]
+def ingest_of(home: Path, *options: str) -> Iterator[Running]:
+    """``batchmill ingest``, on free ports."""
+    command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(home), *options]
     with running([*command, "--http-port", "0", "--grpc-port", "0"], home) as found:
         yield found
 
 
 @contextlib.contextmanager
-def _pipeline(home: Path) -> Iterator[subprocess.Popen[str]]:
+def pipeline_of(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """``batchmill pipeline``, ready; it reads the spool unless ``options`` say otherwise."""
     command = [
         *(sys.executable, "-m", "batchmill", "pipeline"),
         *("--spool", str(home / "spool"), "--store", f"sqlite:///{home / 'metrics.db'}"),
         *("--checkpoint", str(home / "checkpoint"), "--trigger", str(TRIGGER_S)),
-        *("--dedup", "10m", "--remove-read"),
+        *("--dedup", "10m", "--remove-read", *options),
     ]
-    (home / "spool").mkdir()
+    (home / "spool").mkdir(exist_ok=True)
     log = home / "pipeline.log"
     with (
         log.open("w") as out,

@@ -58,13 +58,17 @@ def main(given: dict[str, Any]) -> None:
         pipeline = stack.enter_context(
             Pipeline(
                 oal=given["oal"],
-                spool=folder / "spool",
+                spool=None if given.get("source") else folder / "spool",
+                source=given.get("source"),
                 store=given["store"],
                 checkpoint=folder / "checkpoint",
                 # It finds the session that is there.
                 master="local[2]",
                 settings=PipelineSettings(
-                    ttl_days=365, span_wait_s=SPAN_WAIT_S, max_batch_files=given["batch_files"]
+                    ttl_days=365,
+                    span_wait_s=SPAN_WAIT_S,
+                    max_batch_files=given["batch_files"],
+                    max_batch_messages=given.get("batch_messages", 200_000),
                 ),
                 clock=lambda: NOW,
                 on_batch=_tell,

@@ -91,6 +91,7 @@ def test_bad_segments_are_in_the_quarantine_with_their_reason(
 ) -> None:
     """Beside the spool, each as it was, and named."""
     running, _ = spoiled
+    assert running.spool is not None
     assert running.quarantine == running.spool.with_name("spool-quarantine")
     assert quarantined(running.quarantine) == {
         "garbage.parquet": "corrupt",

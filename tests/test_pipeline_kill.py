@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,9 +139,11 @@ class Run:
     seen nothing of spool, checkpoint and store, until the other is dead.
     """
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, **given: Any) -> None:
+        """``given`` is what the driver is told besides."""
         self._folder = folder
         self._url = url
+        self._given = given
         self._born = 0
         self.made_again: set[str] = set()
         self.replayed: set[str] = set()
@@ -194,6 +197,7 @@ class Run:
             # The transaction is still open then when the signal comes.
             "linger_at": shot.after if shot else "",
             "conf": QUICK_SPARK,
+            **self._given,
         }
         life = Life(
             [sys.executable, "-m", "tests.pipeline_driver", json.dumps(given)],

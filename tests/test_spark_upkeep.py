@@ -15,8 +15,10 @@ pytest.importorskip("pyspark")
 
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._dedup import expired, is_seen, to_merge
-from batchmill.spark._progress import Lag, Progress, Unread, progress_of
+from batchmill.spark._inputs import Unread
+from batchmill.spark._progress import Progress, progress_of
 from batchmill.spark._removal import ReadSegments, write_json
+from batchmill.spark._spool_input import Lag
 from batchmill.store import Carry, StreamInfo
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchmill._errors import BatchmillError
 
 if TYPE_CHECKING:
+    from batchmill.export import KafkaForwarder
     from batchmill.ingest import Receiver, ReceiverSettings
+    from batchmill.kafka import KafkaSink
+    from batchmill.spool import Spool
 
 TOKEN_VARIABLE = "BATCHMILL_TOKEN"
 _MANY_FILES = 65_536
@@ -25,14 +30,32 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     ingest = commands.add_parser(
         "ingest",
-        help="receive spans from OpenTelemetry clients into a spool",
+        help="receive spans from OpenTelemetry clients into a spool, or a topic of Kafka",
         description="Receive OTLP traces over HTTP (protobuf or JSON) and gRPC. A sender is "
-        "answered once its spans are durable in the spool. Ctrl-C or SIGTERM ends it after the "
-        "requests under way, a second Ctrl-C at once.",
+        "answered once its spans are durable in the spool, or acknowledged by Kafka. Ctrl-C or "
+        "SIGTERM ends it after the requests under way, a second Ctrl-C at once.",
     )
     whole, seconds = _number(int), _number(float)
     add = ingest.add_argument
     add("--home", default="batchmill-data", metavar="DIR", help="where spool and status live")
+    add(
+        "--to",
+        metavar="ADDRESS",
+        help="kafka://host:port[,host:port]/topic, instead of the spool in --home",
+    )
+    add(
+        "--kafka-config",
+        type=Path,
+        metavar="FILE",
+        help="settings of librdkafka for --to, NAME=VALUE a line: TLS, user and password",
+    )
+    for each in ("traces", "logs"):
+        stored = "once they are stored" if each == "traces" else "and nowhere else"
+        add(
+            f"--export-{each}",
+            metavar="TARGET",
+            help=f"kafka://host:port/topic: hand {each} on there, {stored}; never waits",
+        )
     add("--bind", default="127.0.0.1", metavar="HOST", help="listen here (default: %(default)s)")
     add("--http-port", type=int, default=4318, metavar="P", help="default: %(default)s")
     add("--grpc-port", type=int, default=4317, metavar="P", help="default: %(default)s")
@@ -50,7 +73,9 @@ def add_parser(commands: Any) -> None:
     add("--max-body-mb", type=whole, metavar="MB", help="the largest body taken")
     add("--max-connections", type=whole, metavar="N", help="for each of HTTP and gRPC")
     add("--request-timeout", type=seconds, metavar="S", help="for a whole request to arrive")
-    add("--linger", type=seconds, metavar="S", help="how long a segment waits for more spans")
+    add(
+        "--linger", type=seconds, metavar="S", help="how long a segment, or message, waits for more"
+    )
     add("--segment-rows", type=whole, metavar="N", help="spans in a segment at most")
     for level in ("warning", "critical", "critical-plus"):
         add(
@@ -68,25 +93,72 @@ def run(given: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
     try:
         from batchmill.ingest import Limits, Receiver
-        from batchmill.spool import Spool
 
         home = Path(given.home)
         settings = _settings(given)
         limits = Limits(**_given(max_body_bytes=_mib(given.max_body_mb)))
         _raise_file_limit()
-        with Spool(home / "spool", **_spool_settings(given)) as spool:
+        with _onward(given) as onward, _sink(given) as sink:
             receiver = Receiver(
-                spool, settings, limits=limits, status_path=home / "run" / "ingest.json"
+                sink,
+                settings,
+                limits=limits,
+                status_path=home / "run" / "ingest.json",
+                onward=onward,
             )
-            asyncio.run(_serve(receiver, home))
+            asyncio.run(_serve(receiver, given.to or str(home / "spool")))
     except (BatchmillError, OSError) as error:
         print(f"batchmill ingest: {error}", file=sys.stderr)
         return 1
-    print("ended: everything acknowledged is in the spool", flush=True)
+    where = "topic" if given.to else "spool"
+    print(f"ended: everything acknowledged is in the {where}", flush=True)
     return 0
 
 
-async def _serve(receiver: Receiver, home: Path) -> None:
+@contextlib.contextmanager
+def _onward(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]]:
+    """Who gets traces and logs beside the sink; closed after that, when the last are durable."""
+    targets = {"traces": given.export_traces, "logs": given.export_logs}
+    made: dict[str, KafkaForwarder] = {}
+    with contextlib.ExitStack() as stack:
+        for signal_name, target in targets.items():
+            if target is not None:
+                from batchmill.export import KafkaForwarder, Target
+
+                forwarder = KafkaForwarder(Target.parse(target))
+                made[signal_name] = stack.enter_context(contextlib.closing(forwarder))
+        yield made
+    for signal_name, each in made.items():
+        told = each.figures()
+        line = f"{signal_name} handed on to {told['to']}: {told['sent']:,} of {told['offered']:,}"
+        lost = "".join(f"; dropped {n:,}: {reason}" for reason, n in told["dropped"].items())
+        print(line + lost, flush=True)
+
+
+def _sink(given: argparse.Namespace) -> Spool | KafkaSink:
+    """Where spans go."""
+    if given.to is None:
+        from batchmill.spool import Spool
+
+        return Spool(Path(given.home) / "spool", **_spool_settings(given))
+    from batchmill.kafka import KafkaAddress, KafkaSettings, read_options
+
+    address = KafkaAddress.parse(given.to)
+    options = {} if given.kafka_config is None else read_options(given.kafka_config)
+    settings = KafkaSettings(**_given(options=options, linger_s=given.linger))
+
+    from batchmill.kafka import KafkaSink
+
+    sink = KafkaSink(address, settings)
+    try:
+        sink.check()
+    except BaseException:
+        sink.close(timeout=0)
+        raise
+    return sink
+
+
+async def _serve(receiver: Receiver, where: str) -> None:
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 
@@ -104,7 +176,7 @@ async def _serve(receiver: Receiver, home: Path) -> None:
         scheme = "https" if receiver.settings.access.tls else "http"
         print(
             f"receiving OTLP traces at {scheme}://{receiver.http_address} (HTTP) and "
-            f"{receiver.grpc_address} (gRPC) into {home / 'spool'}; Ctrl-C ends it",
+            f"{receiver.grpc_address} (gRPC) into {where}; Ctrl-C ends it",
             flush=True,
         )
 

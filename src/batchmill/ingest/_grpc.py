@@ -10,7 +10,9 @@ ours has one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -19,7 +21,7 @@ import grpc.aio
 from batchmill._errors import ConfigError
 from batchmill.ingest import _answers
 from batchmill.ingest._answers import Refusal, Refused
-from batchmill.ingest._intake import Intake
+from batchmill.ingest._intake import LOGS, Hold, Intake
 from batchmill.ingest._settings import GRPC_MESSAGE_BYTES, ReceiverSettings
 
 log = logging.getLogger("batchmill.ingest")
@@ -80,31 +82,45 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, handler_call_details: Any) -> Any:
         method = handler_call_details.method
         if method == TRACES:
-            return grpc.stream_unary_rpc_method_handler(self._export)
+            return grpc.stream_unary_rpc_method_handler(self._answering(self._exported))
+        if OTHERS.get(method) == LOGS and LOGS in self._intake.onward:
+            return grpc.stream_unary_rpc_method_handler(self._answering(self._handed_on))
         if method in OTHERS:
             return grpc.stream_unary_rpc_method_handler(self._unsupported(OTHERS[method]))
         return None  # gRPC answers UNIMPLEMENTED
 
-    async def _export(self, messages: Any, call: Any) -> bytes:
-        try:
-            answer = await self._exported(call)
-        except Refused as refused:
-            await self._refuse(call, refused.refusal)
-        except Exception:  # whatever it is, the sender gets an answer, and the next one too
-            log.exception("a request failed")
-            await self._refuse(call, _answers.failed())
-        self._intake.figures.answered("grpc", "ok")
-        return answer
+    def _answering(self, work: Callable[[Any], Awaitable[bytes]]) -> Any:
+        async def export(messages: Any, call: Any) -> bytes:
+            try:
+                answer = await work(call)
+            except Refused as refused:
+                await self._refuse(call, refused.refusal)
+            except Exception:  # whatever it is, the sender gets an answer, and the next one too
+                log.exception("a request failed")
+                await self._refuse(call, _answers.failed())
+            self._intake.figures.answered("grpc", "ok")
+            return answer
+
+        return export
 
     async def _exported(self, call: Any) -> bytes:
+        async with self._received(call) as (hold, encoding):
+            rejected = await self._intake.take(hold, encoding, _answers.PROTOBUF)
+        return _answers.success(*rejected, _answers.PROTOBUF)
+
+    async def _handed_on(self, call: Any) -> bytes:
+        async with self._received(call) as (hold, encoding):
+            await self._intake.hand_on_logs(hold, encoding)
+        return b""
+
+    @contextlib.asynccontextmanager
+    async def _received(self, call: Any) -> AsyncIterator[tuple[Hold, str]]:
         intake = self._intake
         self._check_token(call)
         with intake.admitted() as hold:
             with intake.grpc_reading():
                 hold.add(await self._message(call))
-            encoding = "gzip" if hold.starts_with(_GZIP) else ""
-            rejected = await intake.take(hold, encoding, _answers.PROTOBUF)
-        return _answers.success(*rejected, _answers.PROTOBUF)
+            yield hold, "gzip" if hold.starts_with(_GZIP) else ""
 
     async def _message(self, call: Any) -> bytes:
         try:

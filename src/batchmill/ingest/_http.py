@@ -14,7 +14,7 @@ from batchmill.ingest import _answers
 from batchmill.ingest._answers import Refusal, Refused
 from batchmill.ingest._auth import Access
 from batchmill.ingest._figures import prometheus
-from batchmill.ingest._intake import Hold, Intake
+from batchmill.ingest._intake import LOGS, Hold, Intake
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -34,6 +34,8 @@ class Pages:
             "/readyz": ("GET", self._readyz),
             "/metrics": ("GET", self._metrics),
         }
+        if LOGS in intake.onward:
+            self._pages["/v1/logs"] = ("POST", self._logs)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -59,7 +61,7 @@ class Pages:
 
     async def _answer(self, request: Request) -> Response:
         path = request.scope["path"]
-        if path in _answers.SIGNALS:
+        if path in _answers.SIGNALS and path not in self._pages:
             if not self._access.allows(request.headers.get("authorization")):
                 raise Refused(_answers.unauthenticated())
             raise Refused(_answers.unsupported_signal(_answers.SIGNALS[path]))
@@ -85,6 +87,20 @@ class Pages:
         intake.figures.answered("http", "ok")
         answer = _answers.success(*rejected, content_type)
         return Response(answer, headers={"content-type": content_type})
+
+    async def _logs(self, request: Request) -> Response:
+        """Handed on as they came; they are stored nowhere."""
+        intake = self._intake
+        if not self._access.allows(request.headers.get("authorization")):
+            raise Refused(_answers.unauthenticated())
+        given = request.headers.get("content-type", "")
+        if _answers.content_type_of(given) != _answers.PROTOBUF:
+            raise Refused(_answers.only_protobuf(given))
+        with intake.admitted() as hold:
+            await self._read(request, hold)
+            await intake.hand_on_logs(hold, request.headers.get("content-encoding", ""))
+        intake.figures.answered("http", "ok")
+        return Response(b"", headers={"content-type": _answers.PROTOBUF})
 
     async def _read(self, request: Request, hold: Hold) -> None:
         intake = self._intake

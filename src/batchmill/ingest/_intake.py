@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +17,7 @@ from batchmill.ingest._figures import Figures
 from batchmill.ingest._gzip import decompress
 from batchmill.ingest._limits import BadRequest, Limits, TooLarge, Unsupported
 from batchmill.ingest._settings import GRPC_MESSAGE_BYTES, ReceiverSettings
+from batchmill.kafka import MessageTooLargeError
 from batchmill.spool import (
     SPAN_SOURCE,
     BadRowsError,
@@ -28,6 +30,7 @@ from batchmill.spool import (
 
 log = logging.getLogger("batchmill.ingest")
 
+TRACES, LOGS = "traces", "logs"
 Rejected: TypeAlias = tuple[int, str]
 """How many spans of a request were rejected, and why."""
 
@@ -35,8 +38,22 @@ _LARGE_BYTES = 2**20
 """A body of more than this, some 30 ms of work, is large."""
 
 
+class SinkStats(Protocol):
+    """What a receiver's status tells of a spool; the rest it tells if it is there."""
+
+    @property
+    def level(self) -> Level:
+        """How much pressure there is."""
+        ...
+
+    @property
+    def queue_rows(self) -> int:
+        """Spans taken and not durable yet."""
+        ...
+
+
 class SpanSink(Protocol):
-    """What a receiver needs of a spool."""
+    """What a receiver needs of a spool, or of what is in its place."""
 
     def level(self) -> Level:
         """How much pressure there is: at CRITICAL and above, nothing is taken. Cheap."""
@@ -54,6 +71,22 @@ class SpanSink(Protocol):
         """All senders wait: write what there is, if it is worth it."""
         ...
 
+    def stats(self) -> SinkStats:
+        """The spool at this moment."""
+        ...
+
+
+class Onward(Protocol):
+    """Who gets requests as they came, beside the spool."""
+
+    def offer(self, body: bytes, content_type: str, items: int) -> None:
+        """Take a body, uncompressed, or drop it; never waits. Called by any thread."""
+        ...
+
+    def figures(self) -> Mapping[str, Any]:
+        """What became of it, for the status."""
+        ...
+
 
 class Intake:
     """Takes bodies, a bounded number of requests and bytes at a time.
@@ -63,8 +96,15 @@ class Intake:
     """
 
     def __init__(
-        self, spool: SpanSink, limits: Limits, settings: ReceiverSettings, figures: Figures
+        self,
+        spool: SpanSink,
+        limits: Limits,
+        settings: ReceiverSettings,
+        figures: Figures,
+        onward: Mapping[str, Onward] | None = None,
     ) -> None:
+        self.onward = onward or {}
+        """Who gets requests, by signal: traces once they are durable, logs at once."""
         self.limits = limits
         self.settings = settings
         self.figures = figures
@@ -193,11 +233,40 @@ class Intake:
             self.figures.settled(spans, False)
             raise _not_stored(error) from None
         # Here, so that they are counted even if their sender has left.
-        stored.add_done_callback(
-            lambda each: self.figures.settled(spans, not each.cancelled() and not each.exception())
-        )
+        kept = plain if TRACES in self.onward else b""
+        stored.add_done_callback(functools.partial(self._settled, spans, kept, content_type))
         # Without the batch: the spool has it in another form, and this one can go.
         return rejected, stored
+
+    def _settled(self, spans: int, plain: bytes, content_type: str, stored: Future[Any]) -> None:
+        durable = not stored.cancelled() and not stored.exception()
+        self.figures.settled(spans, durable)
+        if durable and TRACES in self.onward:
+            self.onward[TRACES].offer(plain, content_type, spans)
+
+    async def hand_on_logs(self, hold: Hold, encoding: str) -> None:
+        """Hand on the body of a request with logs, in protobuf; what is none is ``Refused``."""
+        loop = asyncio.get_running_loop()
+        thread = self._thread_for(hold, encoding)
+        await loop.run_in_executor(thread, self._hand_on_logs, hold, encoding)
+
+    def _hand_on_logs(self, hold: Hold, encoding: str) -> None:
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+        try:
+            plain = decompress(hold.body(), encoding, self.limits)
+            found = ExportLogsServiceRequest.FromString(plain)
+        except Unsupported as error:
+            raise Refused(_answers.wrong_encoding(str(error))) from None
+        except (BadRequest, DecodeError) as error:
+            raise Refused(_answers.malformed(str(error))) from None
+        except TooLarge as error:
+            raise Refused(_answers.too_large(str(error))) from None
+        records = sum(
+            len(scope.log_records) for each in found.resource_logs for scope in each.scope_logs
+        )
+        self.onward[LOGS].offer(plain, _answers.PROTOBUF, records)
 
     async def _durable(self, stored: Future[Any]) -> None:
         # Shielded: whoever leaves early must not cancel what the spool works on.
@@ -207,7 +276,7 @@ class Intake:
             async with asyncio.timeout(self.settings.store_s):
                 await asyncio.shield(inner)
         except TimeoutError:
-            late = f"no segment was written within {self.settings.store_s:g} s"
+            late = f"they were not durable within {self.settings.store_s:g} s"
             raise Refused(_answers.not_stored(late)) from None
         except asyncio.CancelledError:
             if inner.cancelled():  # by the spool, not this task
@@ -269,5 +338,7 @@ def _not_stored(error: Exception) -> Refused:
         return Refused(_answers.draining())
     if isinstance(error, BadRowsError):
         return Refused(_answers.malformed(str(error)))
+    if isinstance(error, MessageTooLargeError):
+        return Refused(_answers.too_large(str(error)))
     log.error("spans were not stored, and their sender is told so: %s", error)
     return Refused(_answers.not_stored(str(error)))

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,20 @@ from batchmill.ingest._connection import Connection, Door
 from batchmill.ingest._figures import Figures
 from batchmill.ingest._grpc import build_server
 from batchmill.ingest._http import Pages
-from batchmill.ingest._intake import Intake
+from batchmill.ingest._intake import Intake, Onward, SpanSink
 from batchmill.ingest._limits import Limits
 from batchmill.ingest._settings import ReceiverSettings
-from batchmill.spool import Spool
 
 log = logging.getLogger("batchmill.ingest")
 
 _BACKLOG = 512
 _STATUS_S = 1.0
+_OF_A_SPOOL = ("unread_bytes", "unread_segments")
+"""What is known where the pipeline removes what it has read; not of a topic."""
 
 
 class Receiver:
-    """Takes spans over HTTP and gRPC into a spool, until told to stop.
+    """Takes spans over HTTP and gRPC into a spool, or a topic, until told to stop.
 
     ``serve()`` runs on the caller's event loop and returns after draining; the spool is the
     caller's, and is closed by them after that. ``stop()`` may be called from any thread.
@@ -45,12 +46,17 @@ class Receiver:
 
     def __init__(
         self,
-        spool: Spool,
+        spool: SpanSink,
         settings: ReceiverSettings | None = None,
         *,
         limits: Limits | None = None,
         status_path: Path | None = None,
+        onward: Mapping[str, Onward] | None = None,
     ) -> None:
+        """``onward``: who gets ``traces`` once they are durable, and ``logs``, which nobody stores.
+
+        They are closed by the caller, after the spool.
+        """
         self.settings = settings or ReceiverSettings()
         self.figures = Figures()
         self.http_address = ""
@@ -58,6 +64,7 @@ class Receiver:
         self._spool = spool
         self._limits = limits or Limits()
         self._status_path = status_path
+        self._onward = onward or {}
         self._started = time.time()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = asyncio.Event()
@@ -79,7 +86,9 @@ class Receiver:
         tls = settings.access.ssl_context()
         if settings.access.token is not None and tls is None and not is_loopback(settings.bind):
             log.warning("the token travels in the clear: set tls_cert and tls_key as well")
-        intake = self._intake = Intake(self._spool, self._limits, settings, self.figures)
+        intake = self._intake = Intake(
+            self._spool, self._limits, settings, self.figures, self._onward
+        )
         with contextlib.closing(intake), _listen(settings) as listening:
             grpc_server, grpc_port = build_server(intake, settings)
             self.http_address = _address(settings.bind, listening.getsockname()[1])
@@ -130,9 +139,9 @@ class Receiver:
             "requests_under_way": 0 if intake is None else intake.requests,
             "bytes_under_way": 0 if intake is None else intake.bytes,
             "queue_rows": spool.queue_rows,
-            "unread_bytes": spool.unread_bytes,
-            "unread_segments": spool.unread_segments,
+            **{name: getattr(spool, name) for name in _OF_A_SPOOL if hasattr(spool, name)},
             "level": spool.level.name,
+            "forwarded": {name: dict(each.figures()) for name, each in self._onward.items()},
         }
 
     def _web(self, intake: Intake) -> uvicorn.Server:

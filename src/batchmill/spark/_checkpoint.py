@@ -4,7 +4,9 @@
     <checkpoint>/spark/            Spark's own: offsets, commits, the files seen
     <checkpoint>/carry/            spans that wait for their partner
     <checkpoint>/seen/             ids of spans that were counted
+    <checkpoint>/kafka/            the messages of the batch that runs, decoded
     <checkpoint>/removed.json      how far the segments that were read are removed
+    <checkpoint>/outbox/           what each commit changed, for exporters
     <checkpoint>/progress.json     how far the stream has come, for people
 
 Spark's part is only looked at: the names of its files are the numbers of its batches.
@@ -75,6 +77,15 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return None
         return [_decoded(each) for each in found]
+
+    def kafka_offsets(self, number: int, topic: str) -> dict[int, int] | None:
+        """By partition, where the batch after that one begins; None if that is not known."""
+        try:
+            text = (self.spark / "offsets" / str(number)).read_text("utf-8")
+            found = json.loads(text.splitlines()[-1])[topic]
+            return {int(partition): int(offset) for partition, offset in found.items()}
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return None
 
     @property
     def committed(self) -> int | None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.oal import MetricSet
+from batchmill.outbox import Outbox
 from batchmill.spark._batch import BatchMaker, BatchStats, Work
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._dedup import SeenIds, is_seen
+from batchmill.spark._faults import telling_full_disks
 from batchmill.spark._plan import SourcePlan, plan_source
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._session import copy_of, rebind
@@ -31,6 +33,9 @@ from batchmill.store import (
 
 log = logging.getLogger("batchmill.spark")
 
+_ALL = 2**31
+"""More files than an outbox can hold."""
+
 
 @dataclass(frozen=True)
 class BatchReport:
@@ -46,6 +51,8 @@ class BatchReport:
     """From the first look at its segments until its deltas were in the driver's memory."""
     store_s: float
     """The commit."""
+    outbox_s: float = 0.0
+    """Putting its changes down for exporters, before the commit."""
     given: int = 0
     """How many segments it was made of, those that were set aside included."""
 
@@ -83,8 +90,13 @@ class StreamWriter:
         clock: Callable[[], float],
         expire: bool = True,
         dedup_s: float | None = None,
+        outbox: Outbox | None = None,
+        layout: Layout | None = None,
     ) -> None:
+        """``layout`` says whose columns those of the ``outbox``'s files are."""
         self.stream = stream
+        self._outbox = outbox
+        self._layout = layout or Layout({})
         self._store = store
         self._claim = claim
         self._stale = False
@@ -138,6 +150,9 @@ class StreamWriter:
         self._epoch = claim.epoch
         self._carry: tuple[Carry, ...] = claim.carry
         self._trace.tidy(self._carry)
+        if self._outbox is not None:
+            files = self._store.outbox(self._outbox.place, limit=_ALL)
+            self._outbox.tidy(self.stream, {each.path for each in files})
 
     def _waiting(self, expire_all: bool = False) -> Waiting:
         files = tuple(each for each in self._carry if not is_seen(each))
@@ -178,8 +193,14 @@ class StreamWriter:
         started = time.perf_counter()
         batch, stats = self._maker.make(work)
         made = time.perf_counter()
+        if self._outbox is not None:
+            with telling_full_disks(self._outbox.folder):
+                batch.outgoing = self._outbox.write(batch, self._layout)
+        put = time.perf_counter()
         result = self._commit(batch)
         done = time.perf_counter()
+        if self._outbox is not None:
+            self._outbox.remove(result.outbox_dropped)
         if not work.settle:
             self.last = work.number
         gone = set(batch.drop_carry)
@@ -196,6 +217,7 @@ class StreamWriter:
             stats,
             result,
             made - started,
-            done - made,
+            done - put,
+            put - made,
             len(work.paths),
         )

@@ -17,24 +17,28 @@ from pyspark.sql import DataFrame, SparkSession
 
 from batchmill._errors import ConfigError
 from batchmill.oal import MetricSet, load
+from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import Catalog
 from batchmill.spark._checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark._engine import BatchReport, StreamWriter, plans_for
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._faults import telling_full_disks
-from batchmill.spark._places import apart, checked, folder_stream
-from batchmill.spark._progress import Lag, Progress, look
+from batchmill.spark._inputs import Input
+from batchmill.spark._places import apart, checked, folder_stream, kafka_topic
+from batchmill.spark._progress import Progress, look
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._running import Run, processing_time
 from batchmill.spark._schema import SPAN
-from batchmill.spark._segments import spark_path
 from batchmill.spark._session import lease
 from batchmill.spark._settings import PipelineSettings, dedup_window
+from batchmill.spark._spool_input import SpoolInput
 from batchmill.spark._upkeep import Upkeep
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
 
 log = logging.getLogger("batchmill.spark")
 
+_JARS = ("spark.jars", "spark.jars.packages")
+"""Whoever sets one of these brings what Spark needs beyond itself."""
 _REPORTS = 1000
 """How many reports of a run are kept."""
 
@@ -43,13 +47,17 @@ class Pipeline:
     """Turns the events in a spool into metrics in a store, each event exactly once.
 
     ``oal`` are scripts: files, folders, texts. ``spool`` is a folder with one sub-folder for each
-    event type and Parquet segments in them. ``store`` is ``sqlite:///file`` or ``postgresql://…``.
+    event type and Parquet segments in them; in its place ``source`` may name a topic of spans,
+    ``kafka://host:port/topic``. ``store`` is ``sqlite:///file`` or ``postgresql://…``.
     ``checkpoint`` is a folder that remembers how far the stream has come; it belongs to that store
-    from then on. What does not fit goes to ``quarantine``, by default a folder beside the spool.
+    from then on. What does not fit goes to ``quarantine``, by default a folder beside the spool, or
+    beside the checkpoint.
 
     With ``dedup_s`` a span that is delivered again (same trace and span id) within so many seconds
     counts once. With ``remove_read`` the spool's segments are removed once they are in the store:
-    not for a spool that another pipeline reads, too.
+    not for a spool that another pipeline reads, too. With ``outbox`` the changes of each commit,
+    backfills' included, are put down beside the checkpoint for exporters; see
+    :mod:`batchmill.outbox` and ``batchmill export``.
 
     Start it and leave it running, or call :meth:`run_available` from time to time. One thread at a
     time may use a pipeline, but for :meth:`backfill`, which may run beside the stream.
@@ -63,7 +71,8 @@ class Pipeline:
         self,
         *,
         oal: str | Path | Iterable[str | Path] | MetricSet,
-        spool: str | Path,
+        spool: str | Path | None = None,
+        source: str | None = None,
         store: str | Store,
         checkpoint: str | Path,
         quarantine: str | Path | None = None,
@@ -76,6 +85,7 @@ class Pipeline:
         retry: RetryPolicy | None = None,
         dedup_s: float | None = None,
         remove_read: bool = False,
+        outbox: bool | OutboxSettings = False,
         on_batch: Callable[[BatchReport], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -86,16 +96,23 @@ class Pipeline:
         self.settings = settings or PipelineSettings()
         self.dedup_s = dedup_window(dedup_s)
         self.remove_read = remove_read
+        self.outbox = OutboxSettings() if outbox is True else outbox or None
+        """The bound of the outbox; None: there is none."""
         self.name = checked(name)
-        self.spool = Path(spool).resolve()
+        if (spool is None) is (source is None):
+            raise ConfigError("spool", spool, "given, or else a source, but not both")
+        self._topic = None if source is None else kafka_topic(source)
+        self.spool = None if spool is None else Path(spool).resolve()
         self.checkpoint = Path(checkpoint).resolve()
+        beside = self.spool or self.checkpoint
         self.quarantine = (
             Path(quarantine).resolve()
             if quarantine
-            else self.spool.with_name(f"{self.spool.name}-quarantine")
+            else beside.with_name(f"{beside.name}-quarantine")
         )
-        apart(self.spool, self.checkpoint, self.quarantine)
-        self.spool.mkdir(parents=True, exist_ok=True)
+        apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
+        if self.spool is not None:
+            self.spool.mkdir(parents=True, exist_ok=True)
         self._own_store = isinstance(store, str)
         self.store: Store = (
             open_store(
@@ -121,7 +138,7 @@ class Pipeline:
         self._changed = threading.Condition()
         self._upkeep: Upkeep | None = None
         try:
-            self._lease = lease(master, spark=spark, conf=spark_conf)
+            self._lease = lease(master, spark=spark, conf=self._spark_conf(spark_conf))
             self.spark = self._lease.session
         except BaseException:
             self._close_store()
@@ -178,7 +195,7 @@ class Pipeline:
             return upkeep.progress()
         last = {each.name: each.last_batch for each in self.store.streams()}.get(self.name)
         checkpoint = Checkpoint(self.checkpoint, "", "")
-        return look(self.name, last, self.store, Lag(self.spool, checkpoint), self._clock())
+        return look(self.name, last, self.store, self._input(checkpoint), self._clock())
 
     def backfill(
         self,
@@ -266,19 +283,13 @@ class Pipeline:
             raise PipelineError("the pipeline runs already: stop() it first")
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
-        upkeep = Upkeep(
-            writer,
-            checkpoint,
-            self.store,
-            spool=self.spool,
-            clock=self._clock,
-            remove_from=self.quarantine if self.remove_read else None,
-        )
-        run = Run(writer, checkpoint, self._note, lambda: self._asked, upkeep.remove)
+        source = self._input(checkpoint)
+        upkeep = Upkeep(writer, checkpoint, self.store, source, self._clock)
+        run = Run(writer, checkpoint, source, self._note, lambda: self._asked, upkeep.remove)
         self._upkeep = upkeep
         upkeep.tell(committed=True)
         try:
-            run.start(self.spark, spark_path(self.spool, glob=True), self.settings, trigger)
+            run.start(self.spark, self.settings, trigger)
         except BaseException:
             self._upkeep = None
             stack.close()
@@ -302,6 +313,27 @@ class Pipeline:
                 self._run = self._writer = self._upkeep = None
                 self._release.close()
 
+    @property
+    def reads(self) -> str:
+        """Where its events come from, for people."""
+        return str(self._topic or self.spool)
+
+    def _spark_conf(self, conf: Mapping[str, str] | None) -> dict[str, str]:
+        given = dict(conf or {})
+        if self._topic is None or not given.keys().isdisjoint(_JARS):
+            return given
+        from batchmill.spark._kafka_input import packages
+
+        return packages() | given
+
+    def _input(self, checkpoint: Checkpoint) -> Input:
+        if self._topic is not None:
+            from batchmill.spark._kafka_input import KafkaInput
+
+            return KafkaInput(self._topic, checkpoint)
+        assert self.spool is not None
+        return SpoolInput(self.spool, checkpoint, self.quarantine if self.remove_read else None)
+
     def _check_open(self) -> None:
         if self._asked:
             raise PipelineError("the pipeline is stopped: make a new one")
@@ -316,6 +348,8 @@ class Pipeline:
         """
         with telling_full_disks(folder):
             checkpoint = open_checkpoint(folder, stream, self.store.id)
+            # One for all streams: exporters know it by the pipeline's checkpoint.
+            outbox = None if self.outbox is None else Outbox.open(self.checkpoint, self.outbox)
 
         def claim() -> Claim:
             return self.store.claim(
@@ -344,6 +378,8 @@ class Pipeline:
                 # A backfill is whole: how long it takes must not decide who finds a partner.
                 expire=retire,
                 dedup_s=self.dedup_s,
+                outbox=outbox,
+                layout=layout,
             )
             yield writer, checkpoint
         finally:
@@ -365,9 +401,9 @@ class Pipeline:
             self._backfilling(),
             self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, checkpoint),
         ):
-            run = Run(writer, checkpoint, note, lambda: self._asked)
-            pattern = spark_path(folder, glob=True)
-            run.start(self.spark, pattern, self.settings, {"availableNow": True})
+            source = SpoolInput(folder, checkpoint)
+            run = Run(writer, checkpoint, source, note, lambda: self._asked)
+            run.start(self.spark, self.settings, {"availableNow": True})
             try:
                 run.wait()
             finally:

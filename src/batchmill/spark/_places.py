@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from batchmill._errors import ConfigError
+
+if TYPE_CHECKING:
+    from batchmill.kafka import KafkaAddress
 
 
 def folder_stream(folder: Path, name: str | None) -> str:
@@ -26,3 +30,10 @@ def apart(*folders: Path) -> None:
         for other in folders:
             if one is not other and (one == other or other in one.parents):
                 raise ConfigError("folder", str(one), f"outside {other}")
+
+
+def kafka_topic(address: str) -> KafkaAddress:
+    """The topic that an address names; an error that says what to install if that is missing."""
+    from batchmill.kafka import KafkaAddress
+
+    return KafkaAddress.parse(address)

@@ -7,6 +7,7 @@ no batch begins any more, the one that runs is let finish, and then the query is
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -21,12 +22,10 @@ from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._engine import BatchReport, StreamWriter
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._faults import no_room, telling_full_disks
+from batchmill.spark._inputs import Input
 from batchmill.spark._segments import spark_path
 from batchmill.spark._settings import TRIGGER, PipelineSettings, every
 
-_FILES = "path string, modificationTime timestamp, length bigint, content binary"
-_MAX_FILE_AGE = "36500d"
-"""Spark forgets files that are older than the newest by more than this, and then ignores them."""
 _LOOK_S = 0.5
 """How often a wait looks whether it was asked to end."""
 _SETTLE_S = 10.0
@@ -60,9 +59,9 @@ class StopAsked(Exception):
 
 
 class Run:
-    """A query whose rows are the names of new segments; what is in them is read per batch.
+    """A query whose batches become segments, in one way or another; they are read per batch.
 
-    Spark keeps the books on which file belongs to which batch. Each source is read with its own
+    Spark keeps the books on what belongs to which batch. Each event type is read with its own
     schema, and a file that cannot be read does not stop the stream.
 
     ``asked`` tells whether it is to end; it may be a plain flag, so that a signal handler can set
@@ -73,6 +72,7 @@ class Run:
         self,
         writer: StreamWriter,
         checkpoint: Checkpoint,
+        source: Input,
         on_batch: Callable[[BatchReport], None],
         asked: Callable[[], bool],
         before_batch: Callable[[], None] = lambda: None,
@@ -81,6 +81,7 @@ class Run:
         """Whether it was ended before it was through."""
         self._writer = writer
         self._checkpoint = checkpoint
+        self._source = source
         self._on_batch = on_batch
         self._asked = asked
         self._before_batch = before_batch
@@ -94,30 +95,16 @@ class Run:
     def start(
         self,
         spark: SparkSession,
-        folder: str,
         settings: PipelineSettings,
         trigger: Mapping[str, str | bool],
     ) -> None:
-        """Begin to read ``folder``."""
-        files, size = settings.max_batch_files, settings.max_batch_bytes
-        limit = {"maxBytesPerTrigger": size} if files is None else {"maxFilesPerTrigger": files}
-        names = (
-            spark.readStream.format("binaryFile")
-            .schema(_FILES)
-            .options(
-                pathGlobFilter="*.parquet",
-                recursiveFileLookup="true",
-                maxFileAge=_MAX_FILE_AGE,
-                **limit,
-            )
-            .load(folder)
-            .select("path")
-        )
+        """Begin to read."""
+        events = self._source.stream(spark, settings)
         # A second time changes nothing.
         logging.getLogger("py4j.clientserver").addFilter(_not_ours)
         self._endless = "processingTime" in trigger
         query = (
-            names.writeStream.foreachBatch(self._write)
+            events.writeStream.foreachBatch(self._write)
             .queryName(f"batchmill-{self._writer.stream}")
             .option("checkpointLocation", spark_path(self._checkpoint.spark))
             .trigger(**trigger)  # type: ignore[arg-type]
@@ -174,9 +161,11 @@ class Run:
         if failed is not None and not isinstance(self._failure, StopAsked):
             self._told = True
             if self._failure is not None:
+                if (why := self._source.explain(self._failure)) is not None:
+                    raise PipelineError(why) from self._failure
                 raise self._failure from failed
             raise no_room(failed, [self._checkpoint.folder]) or PipelineError(
-                f"Spark ended the stream: {failed}"
+                self._source.explain(failed) or f"Spark ended the stream: {failed}"
             ) from failed
         return ended
 
@@ -192,11 +181,8 @@ class Run:
                     raise StopAsked
                 # By now Spark has noted the batch before it as done.
                 self._before_batch()
-                self._on_batch(self._writer.write(number, paths=lambda: self._paths(batch, number)))
+                paths = functools.partial(self._source.segments, batch, number)
+                self._on_batch(self._writer.write(number, paths=paths))
             except BaseException as error:
                 self._failure = error
                 raise
-
-    def _paths(self, batch: DataFrame, number: int) -> list[str]:
-        known = self._checkpoint.files_of(number)
-        return [row.path for row in batch.collect()] if known is None else known

@@ -22,6 +22,8 @@ LARGEST_DOUBLE = 2.0**62
 
 
 END_COLUMN = "end_time"
+FOREIGN = "_value"
+"""In segments made of messages: a message that is none of ours, in a row of its own."""
 
 _STRING, _MAP = FieldType("string"), FieldType("map", item=FieldType("string"))
 SPAN = SourceType(
@@ -80,6 +82,11 @@ def reading(
         asked.append(T.StructField(TIME_COLUMN, kind))
     columns.append(f"{time} AS `time`")
     misfits.append((f"{time} IS NULL", "no time"))
+    if source is SPAN and physical.get_field_index(FOREIGN) >= 0:
+        asked.append(T.StructField(FOREIGN, T.BinaryType()))
+        misfits.insert(0, (f"{FOREIGN} IS NOT NULL", "not a message of spans"))
+        if whole:
+            columns.append(FOREIGN)
     if source is SPAN:
         kind, end = _moment(physical, END_COLUMN)
         if kind is not None:

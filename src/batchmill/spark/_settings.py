@@ -26,6 +26,11 @@ class PipelineSettings:
     larger segment is a batch of its own."""
     max_batch_files: int | None = None
     """How many segments one micro-batch reads at most; if set, it replaces the limit in bytes."""
+    max_batch_messages: int = 200_000
+    """How many messages of a Kafka topic one micro-batch reads at most; each holds the spans of one
+    trace that came in one request."""
+    skip_lost: bool = False
+    """Go on when a Kafka topic no longer has messages that were not read yet."""
     small_batch_rows: int = 200_000
     """Up to so many rows planning a batch takes longer than running it: then event types are
     aggregated together, and plans do not adapt to what they find."""
@@ -48,6 +53,7 @@ class PipelineSettings:
         _whole("max_batch_bytes", self.max_batch_bytes, 1)
         if self.max_batch_files is not None:
             _whole("max_batch_files", self.max_batch_files, 1)
+        _whole("max_batch_messages", self.max_batch_messages, 1)
         _whole("small_batch_rows", self.small_batch_rows, 0)
         _at_least("max_ahead_s", self.max_ahead_s, 0)
         _whole("late_after_minutes", self.late_after_minutes, 0)

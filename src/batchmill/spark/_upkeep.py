@@ -6,12 +6,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._engine import StreamWriter
-from batchmill.spark._progress import Lag, Progress, look
-from batchmill.spark._removal import ReadSegments
+from batchmill.spark._inputs import Input
+from batchmill.spark._progress import Progress, look
 from batchmill.store import Store
 
 log = logging.getLogger("batchmill.spark")
@@ -27,20 +26,14 @@ class Upkeep:
         writer: StreamWriter,
         checkpoint: Checkpoint,
         store: Store,
-        *,
-        spool: Path,
+        source: Input,
         clock: Callable[[], float],
-        remove_from: Path | None,
     ) -> None:
-        """``remove_from``: the quarantine, if read segments are to be removed from the spool."""
         self._writer = writer
         self._checkpoint = checkpoint
         self._store = store
         self._clock = clock
-        self._segments = (
-            None if remove_from is None else ReadSegments(spool, checkpoint, remove_from)
-        )
-        self._lag = Lag(spool, checkpoint)
+        self._source = source
         self._told: Progress | None = None
         self._looking = threading.RLock()
         self._stopping = threading.Event()
@@ -65,7 +58,7 @@ class Upkeep:
         """How far the stream has come by now."""
         with self._looking:
             writer = self._writer
-            return look(writer.stream, writer.last, self._store, self._lag, self._clock())
+            return look(writer.stream, writer.last, self._store, self._source, self._clock())
 
     def tell(self, *, committed: bool = False) -> None:
         """Write the progress down; the store is asked only after a claim or a commit.
@@ -78,18 +71,16 @@ class Upkeep:
                     found = self.progress()
                 else:
                     now = self._clock()
-                    found = self._told.with_lag(self._lag.unread(self._writer.last, now), now)
+                    found = self._told.with_lag(self._source.unread(self._writer.last, now), now)
                 self._told = found
                 found.write(self._checkpoint.folder)
         except Exception as error:  # noqa: BLE001 - it is for people only
             log.warning("the progress of %s is not told: %s", self._writer.stream, error)
 
     def remove(self) -> None:
-        """Remove segments that were read, if that is asked for."""
-        if self._segments is None:
-            return
+        """Let the source remove what is not needed any more."""
         try:
-            self._segments.remove(self._writer.last)
+            self._source.forget(self._writer.last)
         except OSError as error:
             log.warning("read segments are not removed yet; trying again: %s", error)
 

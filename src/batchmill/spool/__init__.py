@@ -21,6 +21,7 @@ from batchmill.spool._thresholds import Judgement
 from batchmill.spool._unread import Unread, unread
 
 if TYPE_CHECKING:
+    from batchmill.spool._rows import span_table
     from batchmill.spool._spool import Spool, SpoolStats
 
 __all__ = [
@@ -39,10 +40,11 @@ __all__ = [
     "SpoolStats",
     "SpoolWriteError",
     "Unread",
+    "span_table",
     "unread",
 ]
 
-_NEED_PYARROW = ("Spool", "SpoolStats")
+_NEED_PYARROW = {"Spool": "_spool", "SpoolStats": "_spool", "span_table": "_rows"}
 
 
 def __getattr__(name: str) -> Any:
@@ -51,7 +53,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     try:
-        return getattr(importlib.import_module(f"{__name__}._spool"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_NEED_PYARROW[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("batchmill"):
             raise
