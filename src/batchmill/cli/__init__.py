@@ -12,7 +12,16 @@ import sys
 from typing import Any
 
 from batchmill import __version__
-from batchmill.cli import _config, _demo, _ingest, _query, _run, _status, _stream
+from batchmill.cli import (
+    _config,
+    _demo,
+    _export,
+    _ingest,
+    _query,
+    _run,
+    _status,
+    _stream,
+)
 from batchmill.cli._sources import add_sources_option
 
 LONGEST_QUEUES_S = 3600.0
@@ -41,6 +50,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return _demo.run(arguments)
     if arguments.command == "ingest":  # needs no terminal
         return _ingest.run(arguments)
+    if arguments.command == "export":  # needs none either
+        return _export.run(arguments)
     if arguments.command == "config":
         return _config.run(arguments)
     if arguments.command == "status":
@@ -89,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     _ingest.add_parser(commands)
     _stream.add_parsers(commands)
     _query.add_parser(commands)
+    _export.add_parser(commands)
     return parser
 
 

@@ -12,12 +12,13 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchmill._errors import BatchmillError, ConfigError
+from batchmill.cli import _prometheus
 
 FILE = "batchmill.toml"
 PREFIX = "BATCHMILL_"
@@ -104,7 +105,7 @@ class Chosen:
 
     def shown(self) -> Any:
         """The value as it may be shown."""
-        return HIDDEN if self.setting.secret and self.value is not None else self.value
+        return HIDDEN if self.setting.secret and self.value not in (None, ()) else self.value
 
 
 def _text(given: Any) -> str:
@@ -157,11 +158,48 @@ def _duration(given: Any) -> str:
     return text
 
 
+def _targets(given: Any) -> tuple[str, ...]:
+    """Addresses of exporters' peers; in a text there is a space between two."""
+    from batchmill.export import Target
+
+    found = given.split() if isinstance(given, str) else given
+    if not isinstance(found, list | tuple):
+        raise ValueError
+    return tuple(
+        _prometheus.check(_without_login(_text(each)))
+        if _prometheus.takes(_text(each))
+        else str(Target.parse(_text(each)))
+        for each in found
+    )
+
+
+def _without_login(to: str) -> str:
+    # It would stand on the command line of the exporter, which everybody on this machine can see.
+    if "@" in to:
+        raise ValueError
+    return to
+
+
+def _topic(given: Any) -> str:
+    (target,) = _targets([given])
+    if not target.startswith("kafka://"):
+        raise ValueError
+    return target
+
+
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH", path=True)
 PATHS = Kind(_list, "paths", "PATH", many=True, path=True)
 NAMES = Kind(_list, "names", "NAME", many=True)
 PAIRS = Kind(_list, "NAME=VALUE, or a list of them", "NAME=VALUE", many=True)
+TARGETS = Kind(
+    _targets,
+    "otlp+grpc://host:port, otlp+http://host:port, kafka://host:port/topic, "
+    f"{_prometheus.ALLOWED}, without a login, or a list of them",
+    "TARGET",
+    many=True,
+)
+TARGET = Kind(_topic, "kafka://host:port/topic", "TARGET")
 SWITCH = Kind(_switch, "true or false", switch=True)
 SECONDS = Kind(_seconds, f"a number of seconds from 0 to {_DAY_S:g}", "S")
 DURATION = Kind(_duration, "a number with s, m or h, such as 10m, or off", "10m")
@@ -197,6 +235,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("ttl_days", COUNT, 7, "how long metrics are kept"),
     Setting("top_n", COUNT, 50, "how many of the slowest statements are kept"),
     Setting("drain", SECONDS, 15.0, "how long the end waits for the spool to be read"),
+    Setting("export_to", TARGETS, (), "where exporters send what each commit changed"),
+    Setting("export_traces", TARGET, None, "a Kafka topic that gets the traces, too"),
+    Setting("export_logs", TARGET, None, "a Kafka topic that gets logs, which nobody else does"),
+    Setting("export_headers", PAIRS, (), "what goes with each of their requests", secret=True),
+    Setting("export_token", TEXT, None, "scrapers show it; remote write does, too", secret=True),
+    Setting("export_outbox_mb", COUNT, 1024, "how much may wait for them before the oldest go"),
     Setting("log_mb", COUNT, 10, "how large a log may get before a new one is begun"),
     Setting("log_files", _whole(1, 100), 3, "how many logs of a process are kept"),
 )
@@ -227,7 +271,7 @@ def resolve(
 ) -> Settings:
     """All settings, from what was found; ``folder`` is the file's, from which its paths go."""
     chosen = {each.name: Chosen(each, each.default, "default") for each in SETTINGS}
-    for name, given in (file or {}).items():
+    for name, given in _flat(file or {}):
         setting = _known(name, BY_NAME, file_name)
         value = _value(setting, given, f"{file_name}: {name}")
         chosen[name] = Chosen(setting, _from_folder(setting, value, folder), file_name)
@@ -242,6 +286,15 @@ def resolve(
             value = _value(setting, given, setting.flag)
             chosen[name] = Chosen(setting, value, setting.flag)
     return Settings(chosen)
+
+
+def _flat(file: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings in a file; ``to`` in the table ``[export]`` is ``export_to``."""
+    for name, given in file.items():
+        if isinstance(given, dict) and name not in BY_NAME:
+            yield from ((f"{name}_{each}", value) for each, value in given.items())
+        else:
+            yield name, given
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

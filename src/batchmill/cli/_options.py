@@ -23,6 +23,16 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     add_sources_option(parts)
     parts.add_argument("--spool", default="spool", metavar="DIR", help="default: %(default)s")
     parts.add_argument(
+        "--source",
+        metavar="URL",
+        help="read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC, and from no spool",
+    )
+    parts.add_argument(
+        "--skip-lost",
+        action="store_true",
+        help="go on when the topic no longer has messages that were not read",
+    )
+    parts.add_argument(
         "--store",
         default="sqlite:///metrics.db",
         metavar="URL",
@@ -56,6 +66,17 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     spark.add_argument(
         "--batch-files", type=_whole(1), metavar="N", help="read at most that many segments in one"
     )
+    parts.add_argument(
+        "--outbox",
+        action="store_true",
+        help="put what each commit changes down for exporters: batchmill export",
+    )
+    parts.add_argument(
+        "--outbox-mb",
+        type=_whole(1),
+        metavar="N",
+        help="beyond so many MiB the oldest of it go (default: 1024)",
+    )
     meaning = parser.add_argument_group("what counts")
     meaning.add_argument(
         "--apdex",
@@ -83,6 +104,7 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
 def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
     """What :class:`batchmill.spark.Pipeline` is to be made with; imports the event types."""
     from batchmill.oal import core_script
+    from batchmill.outbox import OutboxSettings
     from batchmill.spark import PipelineSettings
 
     import_sources(given.sources)
@@ -94,11 +116,13 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         "span_wait_s": given.span_wait,
         "slow_database_ms": given.slow_database,
         "slow_cache_ms": given.slow_cache,
+        "skip_lost": given.skip_lost,
     }
     apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
     return {
         "oal": given.oal or core_script(),
-        "spool": given.spool,
+        "spool": None if given.source else given.spool,
+        "source": given.source,
         "store": given.store,
         "checkpoint": given.checkpoint,
         "quarantine": given.quarantine,
@@ -106,6 +130,8 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         "master": given.master,
         "spark_conf": dict(given.conf),
         "dedup_s": given.dedup,
+        "outbox": given.outbox
+        and OutboxSettings(**({"max_bytes": given.outbox_mb * 2**20} if given.outbox_mb else {})),
         "remove_read": getattr(given, "remove_read", False),
         "settings": PipelineSettings(
             apdex_ms=apdex, **{key: each for key, each in settings.items() if each is not None}

@@ -9,13 +9,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from batchmill._errors import BatchmillError, ConfigError
+from batchmill.cli import _export, _prometheus
 from batchmill.cli._config import ConfigFileError, Settings, UnknownSettingError, add_options, load
 from batchmill.cli._run_balance import balance, read_sent
 from batchmill.cli._run_figures import (
@@ -37,6 +38,13 @@ INGEST_END_S = 15.0
 """Its own limit for requests under way is 10."""
 PIPELINE_END_S = 20.0
 """For the running batch. It can be killed at any moment: the next run does that batch again."""
+EXPORT_READ_S = 5.0
+"""How long the end waits for exporters to send the rest; what is left waits for the next run."""
+EXPORT_END_S = 15.0
+"""Their own limit for what is in hand is 5."""
+EXPORT = "export"
+RUN_EXPORTER = "run "
+"""What the names of a run's exporters begin with, in the store."""
 DEMO_END_S = 15.0
 DEMO_READ_S = 120.0
 """How long the demo's end waits for all of its spans to be counted."""
@@ -88,6 +96,9 @@ def check(settings: Settings, *, demo: bool) -> None:
     find_java()
     if demo and settings["tls_cert"]:
         raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
+    for each in (*settings["export_to"], settings["export_traces"], settings["export_logs"]):
+        if each is not None:
+            _export.check_extra(each)
     if settings["token"] and settings["token_file"]:
         raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
 
@@ -104,6 +115,9 @@ def ingest_spec(settings: Settings, home: Home) -> Spec:
             arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
     if settings["insecure"]:
         arguments.append("--insecure")
+    for name in ("export_traces", "export_logs"):
+        if settings[name]:
+            arguments += [f"--{name.replace('_', '-')}", settings[name]]
     # Not on the command line, which everybody on this machine can see.
     environment = {"BATCHMILL_TOKEN": settings["token"]} if settings["token"] else {}
     return Spec(name="ingest", arguments=arguments, environment=environment, ready_file=home.ingest)
@@ -131,7 +145,29 @@ def pipeline_spec(settings: Settings, home: Home) -> Spec:
             arguments += [f"--{name}", each]
     if settings["dedup"] != "off":
         arguments += ["--dedup", settings["dedup"]]
+    if not all(map(_prometheus.takes, settings["export_to"])):
+        arguments += ["--outbox", "--outbox-mb", str(settings["export_outbox_mb"])]
     return Spec(name="pipeline", arguments=arguments, ready_line=READY)
+
+
+def export_names(targets: Sequence[str]) -> list[str]:
+    """What the processes that export are called: ``export``, ``export-2`` and so on."""
+    return [f"{EXPORT}-{number}" if number > 1 else EXPORT for number in range(1, len(targets) + 1)]
+
+
+def export_spec(settings: Settings, home: Home, name: str, target: str) -> Spec:
+    """How an exporter is started."""
+    arguments = ["export", "--to", target, "--name", f"{RUN_EXPORTER}{target}"]
+    arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
+    arguments += ["--status", str(home.export(name))]
+    headers = settings["export_headers"]
+    # Not on the command line, which everybody on this machine can see.
+    environment = {"BATCHMILL_EXPORT_HEADERS": ",".join(headers)} if headers else {}
+    if settings["export_token"]:
+        environment[_prometheus.TOKEN_VARIABLE] = settings["export_token"]
+    return Spec(
+        name=name, arguments=arguments, environment=environment, ready_file=home.export(name)
+    )
 
 
 def demo_spec(settings: Settings, http: str, seconds: float, seed: int | None) -> Spec:
@@ -208,7 +244,9 @@ class Run:
         """Run until somebody asks for the end, or the demo is over; the exit code."""
         try:
             self._supervisor.start(ingest_spec(self._settings, self._home))
+            self._forget_exporters()
             self._supervisor.start(pipeline_spec(self._settings, self._home))
+            self._start_exporters()
             if self._until(self._is_ready("ingest")):
                 self._introduce()
             if demo is not None:
@@ -229,6 +267,20 @@ class Run:
                 each.kill()
             self._write_status()
             self._screen.end_live()
+
+    def _forget_exporters(self) -> None:
+        """Those that an earlier run had, and this one has not: nothing is to wait for them."""
+        wanted = [f"{RUN_EXPORTER}{each}" for each in self._settings["export_to"]]
+        try:
+            for each in _export.forget_others(self._home, RUN_EXPORTER, wanted):
+                self._say(f"nothing waits any more for {each.removeprefix(RUN_EXPORTER)}")
+        except BatchmillError as error:  # the pipeline will say more of it
+            self._say(f"former exporters are not forgotten: {error}")
+
+    def _start_exporters(self) -> None:
+        targets = self._settings["export_to"]
+        for name, target in zip(export_names(targets), targets, strict=True):
+            self._supervisor.start(export_spec(self._settings, self._home, name, target))
 
     def _demo(self, seconds: float, seed: int | None) -> int:
         """The demo's traffic, then the balance."""
@@ -279,10 +331,31 @@ class Run:
             self._until_over(self._is_read, drain_s)
         processes["pipeline"].terminate()
         self._end("pipeline", PIPELINE_END_S)
+        self._end_exporters()
         left = waiting_in(self._home.spool)
         if left.segments:
             self._say(f"{left.segments:,} segments stay in the spool: the next run reads them")
         self._say("stopped")
+
+    def _end_exporters(self) -> None:
+        names = export_names(self._settings["export_to"])
+        if not names:
+            return
+        since = time.time()
+        self._until_over(
+            lambda: all(self._is_exported(each, since) for each in names), EXPORT_READ_S
+        )
+        for each in names:
+            self._supervisor.processes[each].terminate()
+        for each in names:
+            self._end(each, EXPORT_END_S)
+
+    def _is_exported(self, name: str, since: float) -> bool:
+        """Whether an exporter has told, after that time, that nothing waits for it."""
+        told = read_json(self._home.export(name)) or {}
+        # Where the pipeline has not made an outbox yet, the exporter knows of none.
+        files = told.get("waiting", {"files": 0})["files"]
+        return bool(told.get("written_at", 0.0) > since and not files)
 
     def _end_all(self) -> None:
         """After a failure: give the others a moment, and no more."""

@@ -85,6 +85,8 @@ class Picture:
     """What the pipeline tells of itself; empty: nothing yet."""
     waiting: Waiting = Waiting()
     tables: Tables = Tables()
+    exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What each exporter tells of itself, by its name as a process."""
 
 
 def waiting_in(spool: Path) -> Waiting:
@@ -104,7 +106,28 @@ def take_picture(home: Home, processes: Mapping[str, Mapping[str, Any]], tables:
         read_json(home.progress) or {},
         waiting_in(home.spool),
         tables,
+        {
+            name: read_json(home.export(name)) or {}
+            for name in processes
+            if name.startswith("export")
+        },
     )
+
+
+def exported(now: float, told: Mapping[str, Any] | None) -> str:
+    """What an exporter tells of itself, in one line; nothing, if it is none."""
+    if not told:
+        return ""
+    waiting = told.get("waiting") or {}
+    if "scrapes" in told:
+        return f"{told['scrapes']:,} scrapes of {told.get('target')}"
+    text = f"{told.get('sent_values', 0):,} values sent to {told.get('target')}"
+    if files := waiting.get("files"):
+        oldest_ms = waiting.get("oldest_ms") or now * 1000
+        text += f"; {files:,} files wait, the oldest {max(0.0, now - oldest_ms / 1000):.0f} s"
+    dropped = sum((told.get("dropped") or {}).values())
+    text += f"; {dropped:,} dropped" if dropped else ""
+    return text + (f"; failing: {told['failing']}" if told.get("failing") else "")
 
 
 def read_counted(url: str) -> Counted:

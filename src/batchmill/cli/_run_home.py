@@ -103,6 +103,10 @@ class Home:
         """What ingest tells of itself."""
         return self.run / "ingest.json"
 
+    def export(self, name: str) -> Path:
+        """What an exporter tells of itself, by its name as a process."""
+        return self.run / f"{name}.json"
+
     def prepare(self) -> None:
         """Make the folders that are not there; nobody else may look into them."""
         try:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from batchmill.cli._run_figures import Picture, Tables
+from batchmill.cli._run_figures import Picture, Tables, exported
 
 DRAW_S = 0.5
 PLAIN_S = 5.0
@@ -160,7 +160,7 @@ def road(picture: Picture, rates: Rates) -> Table:
     add("pipeline", _state(picture, "pipeline"), _committed(picture.now, progress))
     for name in picture.processes:
         if name not in ("ingest", "pipeline"):
-            add(name, _state(picture, name), "")
+            add(name, _state(picture, name), exported(picture.now, picture.exports.get(name)))
     return table
 
 

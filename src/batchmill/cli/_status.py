@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from batchmill._errors import BatchmillError
-from batchmill.cli import _config
-from batchmill.cli._run_figures import Picture, Tables, take_picture
+from batchmill.cli import _config, _prometheus
+from batchmill.cli._run_figures import Picture, Tables, exported, take_picture
 from batchmill.cli._run_home import Home, read_json
 
 HEALTHY, DEGRADED, DOWN = 0, 1, 2
@@ -79,6 +79,16 @@ def health(seen: Seen, lag_s: float = LAG_S) -> Health:
             f"the oldest segment has waited for {picture.waiting.oldest_s:.0f} s: the pipeline "
             "does not keep up, or does not run"
         )
+    for name, told in picture.exports.items():
+        silent_s = picture.now - float(told.get("written_at", picture.now))
+        if silent_s > STALE_S:
+            weak.append(f"{name} has said nothing for {silent_s:.0f} s")
+        if float(told.get("failing_s", 0.0)) > lag_s:
+            weak.append(
+                f"{name}: {told.get('target')} has taken nothing for {told['failing_s']:.0f} s "
+                f"({told.get('failing')}); what is to be sent waits in the "
+                f"{'store' if _prometheus.takes(str(told.get('target'))) else 'outbox'}"
+            )
     if down:
         return Health(DOWN, (*down, *weak))
     return Health(DEGRADED, tuple(weak)) if weak else Health(HEALTHY)
@@ -90,6 +100,13 @@ def drops(picture: Picture) -> dict[str, dict[str, int]]:
     for what, key in (("rejected spans", "rejected"), ("refused requests", "refused_requests")):
         if reasons := {str(k): int(n) for k, n in picture.ingest.get(key, {}).items() if n}:
             found[what] = reasons
+    for signal, told in picture.ingest.get("forwarded", {}).items():
+        if reasons := {str(k): int(n) for k, n in told.get("dropped", {}).items() if n}:
+            found[f"{signal} not handed on"] = reasons
+    for told in picture.exports.values():
+        for reason, n in told.get("dropped", {}).items():
+            kept = found.setdefault("exported values", {})
+            kept[str(reason)] = kept.get(str(reason), 0) + int(n)
     for what, reasons in picture.progress.get("left_out", {}).items():
         if kept := {str(k): int(n) for k, n in reasons.items() if n}:
             found[str(what)] = kept
@@ -164,6 +181,7 @@ def as_json(home: Home, seen: Seen, verdict: Health) -> dict[str, Any]:
         "last_batch": picture.progress.get("last_batch"),
         "committed_at": picture.progress.get("committed_at"),
         "drops": drops(picture),
+        "exports": {name: dict(told) for name, told in picture.exports.items()},
         "ingest": dict(picture.ingest),
         "pipeline": dict(picture.progress),
     }
@@ -202,6 +220,8 @@ def lines(home: Home, seen: Seen, verdict: Health) -> list[str]:
             f"committed  batch {progress['last_batch']:,}{ago}; "
             f"{progress.get('spans', 0):,} spans counted"
         )
+    for name, each in picture.exports.items():
+        told.append(f"{name:<10} {exported(now, each) or 'has said nothing yet'}")
     for what, reasons in drops(picture).items():
         told += [f"dropped    {n:,} {what}: {reason}" for reason, n in reasons.items()]
     return told

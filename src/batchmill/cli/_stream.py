@@ -103,7 +103,7 @@ def _pipeline(pipeline: Pipeline, given: argparse.Namespace, asked: _Asked) -> i
         if pipeline.cut_short:
             return _cut_short(asked)
         if not reports:
-            print("nothing new in the spool")
+            print("nothing new to read")
         return 0
     pipeline.start(given.trigger)
     print("waiting for segments; Ctrl-C ends it", flush=True)
@@ -150,7 +150,7 @@ def _introduce(pipeline: Pipeline, seconds: float) -> None:
     sources = pipeline.metrics.by_source()
     print(
         f"{len(pipeline.metrics)} metrics of {len(sources)} event types: "
-        f"{pipeline.spool} -> {pipeline.store.url} "
+        f"{pipeline.reads} -> {pipeline.store.url} "
         f"(Spark {pipeline.spark.version}, {pipeline.spark.sparkContext.master}, "
         f"started in {seconds:.1f} s)",
         flush=True,

@@ -12,13 +12,13 @@ from itertools import compress
 from typing import Any
 
 from batchmill.sources import Grain, UnknownNameError
-from batchmill.store import _streams, _topn
+from batchmill.store import _outbox, _streams, _topn
 from batchmill.store._allot import Column
 from batchmill.store._checkpoint import is_replay
 from batchmill.store._entities import EntityCache, EntityId, Known, store_entities
 from batchmill.store._errors import LayoutChangedError, StaleCarryError
 from batchmill.store._register import all_columns
-from batchmill.store._session import Session
+from batchmill.store._session import Dialect, Part, Session
 from batchmill.store._sql import COMPACT_EVERY, added, merge_cells, quoted, table_name
 from batchmill.store._ttl import cutoff_day, day_of, first_of, newer
 from batchmill.store._types import EXPIRED, TOO_OLD, Batch, CommitResult, CounterKey, Deltas, Layout
@@ -68,14 +68,17 @@ class Commit:
         for source, rows in expired.items():
             _count(counters, (EXPIRED, source, TOO_OLD), rows)
         turn = (known.last_batch or 0 if known and batch.settle else batch.number) % COMPACT_EVERY
-        merged = merge_deltas(session, batch.deltas, self._layout, keys, cutoff, turn)
+        merged = merge_deltas(session, batch, self._layout, keys, cutoff, turn)
         self._slow_calls(session, keys, cutoff, counters)
         self._carry(session)
         if newest != before:
             session.run("UPDATE meta SET value = ? WHERE key = 'newest_minute'", (str(newest),))
+        dropped: tuple[str, ...] = ()
+        if batch.outgoing is not None:
+            dropped = _outbox.put(session, batch.stream, batch.outgoing, counters)
         add_counters(session, counters)
         _streams.record(session, batch.stream, number, self._token)
-        self._result = CommitResult(True, merged, sum(expired.values()), removed, counters)
+        self._result = CommitResult(True, merged, sum(expired.values()), removed, counters, dropped)
         return self._result
 
     def _slow_calls(
@@ -139,27 +142,30 @@ def last_days(batch: Batch, newest: int | None) -> list[int]:
 
 def merge_deltas(
     session: Session,
-    deltas: Sequence[Deltas],
+    batch: Batch,
     layout: Layout | None,
     keys: Sequence[int],
     cutoff: int,
     turn: int,
 ) -> int:
     """Merge what is not too old; how many rows that was."""
-    if not deltas:
+    if not batch.deltas:
         return 0
     kinds = {
         source: {each.name: each for each in columns}
         for source, columns in all_columns(session).items()
     }
-    merged = 0
-    for each in sorted(deltas, key=lambda delta: (delta.source, delta.grain.minutes)):
+    parts: list[Part] = []
+    for each in sorted(batch.deltas, key=lambda delta: (delta.source, delta.grain.minutes)):
         known = kinds.get(each.source)
         if known is None:
             raise UnknownNameError("registered source", each.source, tuple(kinds))
         _check_columns(each, known, layout)
-        merged += _merge(session, each, known, keys, cutoff, turn)
-    return merged
+        part = _part(session.dialect, each, known, keys, cutoff, turn)
+        if part[1][0]:
+            parts.append(part)
+    session.upsert_all(parts, (batch.stream, batch.epoch))
+    return sum(len(columns[0]) for _, columns in parts)
 
 
 def _check_columns(deltas: Deltas, known: Mapping[str, Column], layout: Layout | None) -> None:
@@ -174,14 +180,15 @@ def _check_columns(deltas: Deltas, known: Mapping[str, Column], layout: Layout |
                 raise LayoutChangedError(deltas.source, name, column.metric)
 
 
-def _merge(
-    session: Session,
+def _part(
+    dialect: Dialect,
     deltas: Deltas,
     known: Mapping[str, Column],
     keys: Sequence[int],
     cutoff: int,
     turn: int,
-) -> int:
+) -> Part:
+    """The rows that are not too old, and the statement that merges them."""
     names = tuple(deltas.cells)
     entities = [keys[index] for index in deltas.entities]
     columns: list[Sequence[Any]] = [deltas.buckets, entities, *deltas.cells.values()]
@@ -189,11 +196,9 @@ def _merge(
     if deltas.buckets and min(deltas.buckets) < first:
         kept = [bucket >= first for bucket in deltas.buckets]
         columns = [list(compress(column, kept)) for column in columns]
-    if columns[0]:
-        table = table_name(deltas.grain, deltas.source)
-        cells = tuple(known[name].cell for name in names)
-        session.upsert(merge_cells(session.dialect, table, names, cells, turn), columns)
-    return len(columns[0])
+    table = table_name(deltas.grain, deltas.source)
+    cells = tuple(known[name].cell for name in names)
+    return merge_cells(dialect, table, names, cells, turn), columns
 
 
 def _remove_expired(session: Session, cutoff: int) -> tuple[int, int]:

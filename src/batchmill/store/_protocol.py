@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from batchmill.oal import Metric
+from batchmill.oal import Value as Final
 from batchmill.sources import Grain
 from batchmill.store._checkpoint import Exempt
 from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
 from batchmill.store._views import (
+    BucketValues,
+    ExportPosition,
+    OutboxDepth,
+    OutboxFile,
     StateRow,
     StoredEntity,
     StoredMetric,
@@ -151,6 +156,15 @@ class Store(Protocol):
         """The merged states, else like :meth:`values`."""
         ...
 
+    def bucket_values(
+        self, bucket: int, *, grain: Grain = Grain.MINUTE, most: int | None = None
+    ) -> BucketValues:
+        """Every metric of every entity in one bucket, all of one moment; one query a source.
+
+        With ``most``, so many entities of each source at most: the busiest.
+        """
+        ...
+
     def entities(
         self, kind: str | None = None, name_like: str | None = None, layer: str | None = None
     ) -> list[StoredEntity]:
@@ -179,6 +193,52 @@ class Store(Protocol):
 
     def streams(self) -> list[StreamInfo]:
         """How far each stream has come."""
+        ...
+
+    def outbox(self, place: str, *, after: int = 0, limit: int = 1000) -> list[OutboxFile]:
+        """The files of an outbox behind a position, oldest first."""
+        ...
+
+    def outbox_depth(self, place: str, *, after: int = 0) -> OutboxDepth:
+        """How much of an outbox waits behind a position."""
+        ...
+
+    def exporters(self, place: str | None = None) -> list[ExportPosition]:
+        """How far each exporter has come; of one outbox, or of all."""
+        ...
+
+    def join_outbox(self, exporter: str, place: str) -> int:
+        """Have an outbox's files wait for an exporter from now on; its position, 0 at first."""
+        ...
+
+    def pass_outbox(
+        self,
+        exporter: str,
+        place: str,
+        sent: Sequence[tuple[int, int]],
+        counters: Mapping[CounterKey, int] | None = None,
+    ) -> list[str]:
+        """Note that an exporter is through with files, given as (seq, rows), all up to the last.
+
+        Adds ``counters`` in the same transaction, and answers which files nobody waits for any
+        more: they are named no longer, and to be removed by the caller. A file that had to go
+        while it was being sent is not dropped after all, and not counted as such.
+        """
+        ...
+
+    def leave_outbox(self, exporter: str, place: str) -> list[str]:
+        """Forget an exporter; what it has not sent is counted, files to be removed are answered."""
+        ...
+
+    def totals(
+        self, metrics: Sequence[StoredMetric], wanted: Mapping[int, Collection[str]]
+    ) -> dict[tuple[int, str], list[Final]]:
+        """Values of several metrics of one source, read at one moment.
+
+        ``wanted`` are entity ids by minute. The answer has a list, as long as ``metrics``, for each
+        (minute, entity id) that has a row; None in it where a metric has no value, or is not kept
+        any more. Rows are looked up by their keys, many at a time.
+        """
         ...
 
     def close(self) -> None:

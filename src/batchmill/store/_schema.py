@@ -90,7 +90,22 @@ def _second(session: Session) -> None:
     session.install()
 
 
-MIGRATIONS: list[Step] = [_first, _second]
+def _third(session: Session) -> None:
+    """The outbox: files of changes that wait for exporters, and how far those have come."""
+    text, whole = session.dialect.text, session.dialect.whole
+    session.run(
+        f"CREATE TABLE outbox (seq {whole} PRIMARY KEY, place {text} NOT NULL, "
+        f"stream {text} NOT NULL, path {text} NOT NULL, n_rows {whole} NOT NULL, "
+        f"bytes {whole} NOT NULL, committed_ms {whole} NOT NULL)"
+    )
+    session.run(
+        f"CREATE TABLE export_position (exporter {text} NOT NULL, place {text} NOT NULL, "
+        f"seq {whole} NOT NULL, PRIMARY KEY (exporter, place))"
+    )
+    session.run("INSERT INTO meta VALUES ('outbox_seq', '0')")
+
+
+MIGRATIONS: list[Step] = [_first, _second, _third]
 """What leads from each version of the schema to the next; the first makes an empty store.
 
 A step that a release has shipped is never changed again: a new one is added behind it.

@@ -5,23 +5,29 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from batchmill._errors import ConfigError
 from batchmill.oal import Metric
+from batchmill.oal import Value as Final
 from batchmill.sources import Grain
-from batchmill.store import _reading, _register, _streams
+from batchmill.store import _bucket, _outbox, _reading, _register, _streams
 from batchmill.store._checkpoint import Exempt
-from batchmill.store._commit import Commit
+from batchmill.store._commit import Commit, add_counters
 from batchmill.store._entities import EntityCache
 from batchmill.store._errors import StoreError, StoreInUseError
 from batchmill.store._protocol import Moment
 from batchmill.store._reading import Place, Selection
 from batchmill.store._retry import Retrier, RetryPolicy
-from batchmill.store._session import Session
+from batchmill.store._session import Owner, Session
 from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
 from batchmill.store._views import (
+    BucketValues,
+    ExportPosition,
+    OutboxDepth,
+    OutboxFile,
     StateRow,
     StoredEntity,
     StoredMetric,
@@ -83,6 +89,10 @@ class SqlStore(ABC):
         """Let go of the database."""
 
     @abstractmethod
+    def _tidy_up(self, owner: Owner | None) -> None:
+        """Remove what this writer of a stream, or one before it, has brought and never merged."""
+
+    @abstractmethod
     def _before_commit(self, stream: str) -> None:
         """Look after the stream's lock before a try at a commit."""
 
@@ -124,7 +134,7 @@ class SqlStore(ABC):
                 holder = self._read(lambda session: _streams.holder(session, stream))
                 raise StoreInUseError(self.url, stream, holder)
             try:
-                return self._write(
+                claim = self._write(
                     lambda session: _streams.claim(
                         session,
                         stream,
@@ -138,6 +148,8 @@ class SqlStore(ABC):
                 if not ours:
                     self._unlock(stream)
                 raise
+            self._tidy_up((stream, claim.epoch))
+            return claim
 
     def release(self, stream: str) -> None:
         """See :meth:`Store.release`."""
@@ -254,6 +266,14 @@ class SqlStore(ABC):
 
         return self._read(work)
 
+    def bucket_values(
+        self, bucket: int, *, grain: Grain = Grain.MINUTE, most: int | None = None
+    ) -> BucketValues:
+        """See :meth:`Store.bucket_values`."""
+        if most is not None and most < 0:
+            raise ConfigError("most", most, "a whole number of at least 0, or None for all")
+        return self._read(lambda session: _bucket.read_bucket(session, grain, bucket, most))
+
     def entities(
         self, kind: str | None = None, name_like: str | None = None, layer: str | None = None
     ) -> list[StoredEntity]:
@@ -293,6 +313,60 @@ class SqlStore(ABC):
     def streams(self) -> list[StreamInfo]:
         """See :meth:`Store.streams`."""
         return self._read(_streams.all_streams)
+
+    # The outbox.
+
+    def outbox(self, place: str, *, after: int = 0, limit: int = 1000) -> list[OutboxFile]:
+        """See :meth:`Store.outbox`."""
+        return self._read(lambda session: _outbox.files_after(session, place, after, limit))
+
+    def outbox_depth(self, place: str, *, after: int = 0) -> OutboxDepth:
+        """See :meth:`Store.outbox_depth`."""
+        return self._read(lambda session: _outbox.depth_after(session, place, after))
+
+    def exporters(self, place: str | None = None) -> list[ExportPosition]:
+        """See :meth:`Store.exporters`."""
+        return self._read(lambda session: _outbox.positions(session, place))
+
+    def join_outbox(self, exporter: str, place: str) -> int:
+        """See :meth:`Store.join_outbox`."""
+        return self._write(lambda session: _outbox.join(session, exporter, place))
+
+    def pass_outbox(
+        self,
+        exporter: str,
+        place: str,
+        sent: Sequence[tuple[int, int]],
+        counters: Mapping[CounterKey, int] | None = None,
+    ) -> list[str]:
+        """See :meth:`Store.pass_outbox`."""
+
+        def work(session: Session) -> list[str]:
+            counted = dict(counters or {})
+            free = _outbox.advance(session, exporter, place, sent, counted)
+            add_counters(session, counted)
+            return free
+
+        return self._write(work)
+
+    def leave_outbox(self, exporter: str, place: str) -> list[str]:
+        """See :meth:`Store.leave_outbox`."""
+
+        def work(session: Session) -> list[str]:
+            counted: dict[CounterKey, int] = {}
+            free = _outbox.leave(session, exporter, place, counted)
+            add_counters(session, counted)
+            return free
+
+        return self._write(work)
+
+    def totals(
+        self, metrics: Sequence[StoredMetric], wanted: Mapping[int, Collection[str]]
+    ) -> dict[tuple[int, str], list[Final]]:
+        """See :meth:`Store.totals`."""
+        if not metrics or not wanted:
+            return {}
+        return self._read(lambda session: _outbox.totals(session, metrics, wanted))
 
     # Its life.
 

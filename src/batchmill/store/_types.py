@@ -90,6 +90,22 @@ class Carry:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A file with what a batch changes, for exporters; it is durable before the commit."""
+
+    place: str
+    """The id of the folder that it lies in."""
+    path: str
+    """Its name in that folder."""
+    rows: int
+    bytes: int
+    max_files: int
+    """With it, so many files wait at most: else the oldest go."""
+    max_bytes: int
+    """Likewise; the newest file stays, however large."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Everything that one micro-batch changes; it goes in as a whole or not at all."""
@@ -113,6 +129,8 @@ class Batch:
     add_carry: list[Carry] = field(default_factory=list)
     drop_carry: list[str] = field(default_factory=list)
     """Paths of files that wait no longer."""
+    outgoing: Outgoing | None = None
+    """The file with its changes, if exporters are to have them."""
     settle: bool = False
     """Not a numbered batch: ``number`` is ignored, and the stream's last number stays."""
 
@@ -131,6 +149,8 @@ class CommitResult:
     """Rows of the store that this batch's time made expire."""
     counters: Mapping[CounterKey, int] = field(default_factory=dict)
     """What was added to the store's counters, the expired rows included."""
+    outbox_dropped: tuple[str, ...] = ()
+    """Paths of files that had to leave the outbox for this batch's one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,35 @@ class StateRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EntityValues:
+    """All values of one entity in one bucket, of the metrics of one source."""
+
+    source: str
+    kind: str
+    id: str
+    name: str
+    layers: frozenset[str]
+    busy: int
+    """How many rows it had, about: the mean of all that its metrics count; 0 if none counts."""
+    values: Mapping[str, int | float | dict[str, int]]
+    """By metric; one in which nothing matched is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketValues:
+    """All values of one bucket, as they were at one moment."""
+
+    grain: Grain
+    bucket: int
+    metrics: tuple[StoredMetric, ...]
+    """The metrics that are computed, by name."""
+    entities: list[EntityValues]
+    """By source, the busiest first."""
+    left_out: Mapping[str, int]
+    """By metric, how many entities have a value and are not among ``entities``: over the limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredEntity:
     """Something that metrics are about."""
 
@@ -103,3 +132,39 @@ class StreamInfo:
     last_batch: int | None
     committed_at: int | None
     """When it last committed, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxFile:
+    """A file in the outbox, with what one commit changed."""
+
+    seq: int
+    """Commits in order; a number is never used again."""
+    stream: str
+    path: str
+    """Its name in the outbox's folder."""
+    rows: int
+    bytes: int
+    committed_ms: int
+    """When, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxDepth:
+    """How much waits in an outbox."""
+
+    files: int
+    rows: int
+    bytes: int
+    oldest_ms: int | None
+    """When the oldest was committed, in milliseconds since 1970; None: nothing waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPosition:
+    """How far an exporter has come in an outbox."""
+
+    exporter: str
+    place: str
+    seq: int
+    """The last file that it is through with; 0: none."""

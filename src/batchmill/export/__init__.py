@@ -1,0 +1,82 @@
+"""Exporters: what each commit changed, sent to others.
+
+An exporter tails the outbox of a pipeline (see :mod:`batchmill.outbox`), in a process of its own:
+a peer that is slow or dead holds up nobody but the exporter.
+
+Loads without its extra, so that it can say which one is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchmill.export._errors import ExporterInUseError, MissingExportError, SendError
+from batchmill.export._settings import ExporterSettings
+from batchmill.export._target import Sender, Target, open_sender
+from batchmill.export._values import ExportedValue
+
+if TYPE_CHECKING:
+    from batchmill.export._exporter import Exporter
+    from batchmill.export._figures import ExporterStats
+    from batchmill.export._forward import KafkaForwarder
+    from batchmill.export._otlp import to_otlp
+    from batchmill.export._prometheus_page import PageSettings, StoreUnreadableError
+    from batchmill.export._prometheus_server import PrometheusServer, PrometheusSettings
+    from batchmill.export._remote_write import RemoteWriter
+    from batchmill.export._remote_write_http import remote_address
+    from batchmill.export._remote_write_stats import RemoteWriteSettings, RemoteWriteStats
+    from batchmill.export._series import SeriesLimits
+
+__all__ = [
+    "ExportedValue",
+    "Exporter",
+    "ExporterInUseError",
+    "ExporterSettings",
+    "ExporterStats",
+    "KafkaForwarder",
+    "MissingExportError",
+    "PageSettings",
+    "PrometheusServer",
+    "PrometheusSettings",
+    "RemoteWriteSettings",
+    "RemoteWriteStats",
+    "RemoteWriter",
+    "SendError",
+    "Sender",
+    "SeriesLimits",
+    "StoreUnreadableError",
+    "Target",
+    "open_sender",
+    "remote_address",
+    "to_otlp",
+]
+
+_MODULES = {
+    "Exporter": "_exporter",
+    "ExporterStats": "_figures",
+    "KafkaForwarder": "_forward",
+    "PageSettings": "_prometheus_page",
+    "PrometheusServer": "_prometheus_server",
+    "PrometheusSettings": "_prometheus_server",
+    "RemoteWriteSettings": "_remote_write_stats",
+    "RemoteWriteStats": "_remote_write_stats",
+    "RemoteWriter": "_remote_write",
+    "SeriesLimits": "_series",
+    "StoreUnreadableError": "_prometheus_page",
+    "remote_address": "_remote_write_http",
+    "to_otlp": "_otlp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("batchmill"):
+            raise
+        raise MissingExportError(f"{error.name} is not installed") from error
