@@ -2,8 +2,8 @@
 #
 # All of them need Python 3.11 or newer, make, and a package registry that pip can reach. What they
 # install goes into .venv, from requirements/*.lock: exact versions, each checked against its hash.
-# Spark needs Java 17 or newer besides, and some tests PostgreSQL: scripts/system-packages.sh finds
-# them or, as root where there is apt-get, installs them.
+# Spark needs Java 17 or newer besides, and some tests PostgreSQL, Prometheus, or Maven for Kafka's jars:
+# scripts/system-packages.sh finds them or, as root where there is apt-get, installs them.
 
 # The first Python that is new enough. To name another one: make test PYTHON=/path/to/python3
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -20,6 +20,8 @@ INSTALL_LOCKED := $(INSTALL) --no-build-isolation --require-hashes -r
 CHECKED := $(wildcard src tests benchmarks examples)
 SOURCES := $(shell find src -type f ! -name '*.py[cod]')
 ARGS ?=
+# Two processes run the tests, file by file; `make test WORKERS=` for one, as a debugger needs it.
+WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 # A developer's environment runs the source tree; CI runs what users get, the built wheel.
 ifdef CI
@@ -49,8 +51,10 @@ queues: $(VENV)/.run-installed $(PACKAGE) ## watch four queues at work, in the t
 test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
 	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
 	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
+	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start one are skipped" >&2
+	@$(KAFKA_JARS) || echo "==> without its jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
 	@$(SPARK_ARCHIVE)
-	@$(WITH_SYSTEM) $(BIN)/pytest $(ARGS)
+	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) $(ARGS)
 
 bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure every part against its peers
 	@$(BIN)/python -m benchmarks.queue $(ARGS)
@@ -60,6 +64,7 @@ ifneq ($(wildcard benchmarks/pipeline.py),)
 	@$(FIND_JAVA)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.pipeline $(ARGS)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.ingest $(ARGS)
+	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.export $(ARGS)
 endif
 
 lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports
@@ -149,8 +154,15 @@ find = [ -s $(VENV)/.$(1)-home ] && [ -x "$$(cat $(VENV)/.$(1)-home)/bin/$(2)" ]
 FIND_JAVA = [ "$${JAVA_HOME:-}" = "$$(cat $(VENV)/.java-home 2>/dev/null)" ] || [ -z "$${JAVA_HOME:-}" ] \
 	|| rm -f $(VENV)/.java-home; $(call find,java,java)
 FIND_POSTGRES = $(call find,postgres,initdb)
+FIND_PROMETHEUS = $(call find,prometheus,prometheus)
+FIND_MAVEN = $(call find,maven,mvn)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
-	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin"
+	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin"
+
+# Kafka's jars lie in a cache outside of the repository (see tests/kafka_jars.py): Maven is needed once.
+KAFKA_JARS = [ ! -f tests/kafka_jars.py ] || $(BIN)/python -m tests.kafka_jars --there || { \
+	{ $(FIND_MAVEN); } && echo "==> getting Kafka's jars from Maven Central" && \
+	$(WITH_SYSTEM) $(BIN)/python -m tests.kafka_jars; }
 
 # Spark starts in half the time from an archive of its classes (see tests/jvm.py).
 ARCHIVE := $(VENV)/spark.jsa

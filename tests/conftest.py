@@ -11,15 +11,39 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.kafka_kit import kafka, kafka_server
 from tests.postgres import postgres, postgres_server, postgres_url
 from tests.spark_kit import spark
 from tests.store_fixtures import backend
 
-__all__ = ["backend", "no_leaked_threads", "postgres", "postgres_server", "postgres_url", "spark"]
+__all__ = [
+    "backend",
+    "kafka",
+    "kafka_server",
+    "no_leaked_threads",
+    "postgres",
+    "postgres_server",
+    "postgres_url",
+    "spark",
+]
 
 # The first example of a test imports what it needs: how long that takes says nothing about it.
 settings.register_profile("untimed", settings.default, deadline=None)
 settings.load_profile("untimed")
+
+SLOW_FIRST = (
+    *("test_pipeline_kill", "test_pipeline_kafka", "test_pipeline_remove", "test_road_kill"),
+    *("test_pipeline_dedup", "test_pipeline_cluster", "test_pipeline_any_split"),
+    *("test_road_full_spool", "test_pipeline_exact"),
+)
+"""Files that take a minute or more: begun last, they would keep one process busy alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow files first, the others as they come."""
+    place = {name: number for number, name in enumerate(SLOW_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 # Time for threads that were told to stop, and are on their way out, to get there.
 GRACE_SECONDS = 5.0

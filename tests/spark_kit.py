@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.jvm import java_missing, jvm_options
+from tests.kafka_jars import spark_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.ansi.enabled", "false")
             # The JVM does not compile larger methods than that; Spark then splits them up.
             .config("spark.sql.codegen.hugeMethodLimit", "8000")
+            .config("spark.jars", spark_jars())
             .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
             .getOrCreate()
         )

@@ -61,6 +61,16 @@ import batchmill.ingest
 for name in batchmill.ingest.__all__:
     getattr(batchmill.ingest, name)
 """,
+    "kafka": """
+import batchmill.kafka
+for name in batchmill.kafka.__all__:
+    getattr(batchmill.kafka, name)
+""",
+    "export": """
+import batchmill.export
+for name in batchmill.export.__all__:
+    getattr(batchmill.export, name)
+""",
     "spark": """
 import batchmill.spark
 for name in batchmill.spark.__all__:

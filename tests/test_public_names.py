@@ -8,8 +8,11 @@ import pytest
 
 import batchmill
 import batchmill.batcher
+import batchmill.export
 import batchmill.flows
+import batchmill.kafka
 import batchmill.oal
+import batchmill.outbox
 import batchmill.pressure
 import batchmill.queue
 import batchmill.sources
@@ -164,6 +167,31 @@ OAL = {
     "load",
     "parse",
 }
+KAFKA = {
+    "Behind",
+    "KafkaReadError",
+    "behind",
+    "check_readable",
+    "DESCRIPTOR_SET",
+    "FOREIGN",
+    "KafkaAddress",
+    "KafkaAddressError",
+    "KafkaSettings",
+    "KafkaSink",
+    "KafkaStats",
+    "KafkaTopicError",
+    "KafkaWriteError",
+    "MESSAGE_NAME",
+    "Message",
+    "MessageTooLargeError",
+    "MissingKafkaError",
+    "Span",
+    "Spans",
+    "decode",
+    "encode",
+    "read_options",
+    "span_rows",
+}
 SPOOL = {
     "BadRowsError",
     "EventBatch",
@@ -180,11 +208,13 @@ SPOOL = {
     "SpoolStats",
     "SpoolWriteError",
     "Unread",
+    "span_table",
     "unread",
 }
 STORE = {
     "Batch",
     "BatchGapError",
+    "BucketValues",
     "Carry",
     "Cell",
     "CheckpointMismatchError",
@@ -193,7 +223,9 @@ STORE = {
     "Deltas",
     "EXPIRED",
     "EntityRow",
+    "EntityValues",
     "Exempt",
+    "ExportPosition",
     "FencedError",
     "Layout",
     "LayoutChangedError",
@@ -201,6 +233,9 @@ STORE = {
     "MissingDriverError",
     "NamesClashError",
     "NotAStoreError",
+    "OutboxDepth",
+    "OutboxFile",
+    "Outgoing",
     "RetryPolicy",
     "StaleCarryError",
     "StateRow",
@@ -230,6 +265,38 @@ STORE = {
     "encode_numbers",
     "open_store",
 }
+OUTBOX = {
+    "Changes",
+    "LayoutEntry",
+    "MissingOutboxError",
+    "NoOutboxError",
+    "Outbox",
+    "OutboxFileError",
+    "OutboxSettings",
+}
+EXPORT = {
+    "ExportedValue",
+    "Exporter",
+    "ExporterInUseError",
+    "ExporterSettings",
+    "ExporterStats",
+    "KafkaForwarder",
+    "MissingExportError",
+    "PageSettings",
+    "PrometheusServer",
+    "PrometheusSettings",
+    "RemoteWriteSettings",
+    "RemoteWriteStats",
+    "RemoteWriter",
+    "SendError",
+    "Sender",
+    "SeriesLimits",
+    "StoreUnreadableError",
+    "Target",
+    "open_sender",
+    "remote_address",
+    "to_otlp",
+}
 TESTING = {
     "ManualClock",
 }
@@ -241,8 +308,11 @@ PROMISED = [
     pytest.param(batchmill.flows, FLOWS, id="batchmill.flows"),
     pytest.param(batchmill.sources, SOURCES, id="batchmill.sources"),
     pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
+    pytest.param(batchmill.kafka, KAFKA, id="batchmill.kafka"),
     pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
+    pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
+    pytest.param(batchmill.export, EXPORT, id="batchmill.export"),
     pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]
 
