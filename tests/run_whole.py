@@ -12,6 +12,7 @@ from unittest import mock
 from batchmill.cli import _run, main
 from batchmill.cli._config import Settings
 from batchmill.cli._run_home import Home
+from batchmill.cli._run_specs import READY
 from batchmill.cli._supervise import Spec
 
 
@@ -23,7 +24,7 @@ def run(*words: str) -> int:
             name="pipeline",
             target=str(Path(__file__).with_name("run_stand_in.py")),
             arguments=[str(home.folder), *words],
-            ready_line=_run.READY,
+            ready_line=READY,
         )
 
     with mock.patch.object(_run, "pipeline_spec", stand_in), mock.patch.object(_run, "check"):

@@ -16,8 +16,8 @@ import pytest
 
 from batchmill import ConfigError
 from batchmill.cli._config import resolve
-from batchmill.cli._run import export_spec, pipeline_spec
 from batchmill.cli._run_home import Home
+from batchmill.cli._run_specs import export_spec, pipeline_spec
 from batchmill.store import open_store
 from tests.prometheus import WAIT_S, until
 from tests.prometheus_kit import after, expected, last_minutes, metrics_of, parsed, receiving

@@ -21,9 +21,9 @@ from batchmill._errors import ConfigError
 from batchmill.cli import _parser
 from batchmill.cli._config import UnknownSettingError, resolve
 from batchmill.cli._export import forget_others
-from batchmill.cli._run import export_names, export_spec, pipeline_spec
 from batchmill.cli._run_figures import Picture, exported
 from batchmill.cli._run_home import Home, read_json
+from batchmill.cli._run_specs import export_names, export_spec, pipeline_spec
 from batchmill.cli._status import DEGRADED, HEALTHY, Seen, drops, health
 from tests.export_kit import Mill, last_totals, measurements, mill, stored
 from tests.otlp_metrics_receiver import GrpcReceiver, Verdict

@@ -9,14 +9,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from batchmill._errors import BatchmillError, ConfigError
-from batchmill.cli import _export, _prometheus
+from batchmill.cli import _export
 from batchmill.cli._config import ConfigFileError, Settings, UnknownSettingError, add_options, load
 from batchmill.cli._run_balance import balance, read_sent
 from batchmill.cli._run_figures import (
@@ -28,7 +26,16 @@ from batchmill.cli._run_figures import (
 )
 from batchmill.cli._run_home import Home, read_json, write_json
 from batchmill.cli._run_log import RotatingLog
-from batchmill.cli._supervise import GaveUpError, Signals, Spec, State, Supervisor
+from batchmill.cli._run_specs import (
+    RUN_EXPORTER,
+    demo_spec,
+    export_names,
+    export_spec,
+    ingest_spec,
+    pinned,
+    pipeline_spec,
+)
+from batchmill.cli._supervise import GaveUpError, Signals, State, Supervisor
 from batchmill.store import open_store
 
 FOREVER = "forever"
@@ -42,14 +49,9 @@ EXPORT_READ_S = 5.0
 """How long the end waits for exporters to send the rest; what is left waits for the next run."""
 EXPORT_END_S = 15.0
 """Their own limit for what is in hand is 5."""
-EXPORT = "export"
-RUN_EXPORTER = "run "
-"""What the names of a run's exporters begin with, in the store."""
 DEMO_END_S = 15.0
 DEMO_READ_S = 120.0
 """How long the demo's end waits for all of its spans to be counted."""
-READY = "waiting for segments"
-"""What the pipeline says once it runs."""
 
 
 def add_parser(commands: Any) -> None:
@@ -101,91 +103,6 @@ def check(settings: Settings, *, demo: bool) -> None:
             _export.check_extra(each)
     if settings["token"] and settings["token_file"]:
         raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
-
-
-def ingest_spec(settings: Settings, home: Home) -> Spec:
-    """How ingest is started."""
-    arguments = ["ingest", "--home", str(home.folder)]
-    for name in (
-        *("bind", "http_port", "grpc_port", "token_file", "tls_cert", "tls_key", "tls_client_ca"),
-        *("max_body_mb", "max_connections", "request_timeout", "linger", "segment_rows"),
-        *("unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb"),
-    ):
-        if settings[name] is not None:
-            arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
-    if settings["insecure"]:
-        arguments.append("--insecure")
-    for name in ("export_traces", "export_logs"):
-        if settings[name]:
-            arguments += [f"--{name.replace('_', '-')}", settings[name]]
-    # Not on the command line, which everybody on this machine can see.
-    environment = {"BATCHMILL_TOKEN": settings["token"]} if settings["token"] else {}
-    return Spec(name="ingest", arguments=arguments, environment=environment, ready_file=home.ingest)
-
-
-def pinned(spec: Spec, found: Mapping[str, Any]) -> Spec:
-    """The same with the ports that ingest was given, so that its next life has them, too."""
-    arguments = list(spec.arguments)
-    for name in ("http", "grpc"):
-        port = str(found.get(name, "")).rpartition(":")[2]
-        if port.isdecimal():
-            arguments[arguments.index(f"--{name}-port") + 1] = port
-    return replace(spec, arguments=arguments)
-
-
-def pipeline_spec(settings: Settings, home: Home) -> Spec:
-    """How the pipeline is started."""
-    arguments = ["pipeline", "--remove-read", "--store", home.store_url]
-    for name in ("spool", "checkpoint", "quarantine"):
-        arguments += [f"--{name}", str(getattr(home, name))]
-    for name in ("master", "trigger", "ttl_days", "top_n"):
-        arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
-    for name in ("oal", "sources", "conf", "apdex"):
-        for each in settings[name]:
-            arguments += [f"--{name}", each]
-    if settings["dedup"] != "off":
-        arguments += ["--dedup", settings["dedup"]]
-    if not all(map(_prometheus.takes, settings["export_to"])):
-        arguments += ["--outbox", "--outbox-mb", str(settings["export_outbox_mb"])]
-    return Spec(name="pipeline", arguments=arguments, ready_line=READY)
-
-
-def export_names(targets: Sequence[str]) -> list[str]:
-    """What the processes that export are called: ``export``, ``export-2`` and so on."""
-    return [f"{EXPORT}-{number}" if number > 1 else EXPORT for number in range(1, len(targets) + 1)]
-
-
-def export_spec(settings: Settings, home: Home, name: str, target: str) -> Spec:
-    """How an exporter is started."""
-    arguments = ["export", "--to", target, "--name", f"{RUN_EXPORTER}{target}"]
-    arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
-    arguments += ["--status", str(home.export(name))]
-    headers = settings["export_headers"]
-    # Not on the command line, which everybody on this machine can see.
-    environment = {"BATCHMILL_EXPORT_HEADERS": ",".join(headers)} if headers else {}
-    if settings["export_token"]:
-        environment[_prometheus.TOKEN_VARIABLE] = settings["export_token"]
-    return Spec(
-        name=name, arguments=arguments, environment=environment, ready_file=home.export(name)
-    )
-
-
-def demo_spec(settings: Settings, http: str, seconds: float, seed: int | None) -> Spec:
-    """How the demo's traffic is started, against the address that ingest has told."""
-    host, _, port = http.rpartition(":")
-    if host in ("0.0.0.0", "[::]", "::", ""):
-        host = "127.0.0.1"
-    arguments = ["demo", "--endpoint", f"http://{host}:{port}"]
-    arguments += ["--forever"] if math.isinf(seconds) else ["--seconds", f"{seconds:g}"]
-    if seed is not None:
-        arguments += ["--seed", str(seed)]
-    token = settings["token"]
-    if token is None and settings["token_file"]:
-        token = Path(settings["token_file"]).read_text("utf-8").strip()
-    environment = {}
-    if token:
-        environment["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={quote(f'Bearer {token}')}"
-    return Spec(name="demo", arguments=arguments, environment=environment, keep=False)
 
 
 class StopNow(Exception):

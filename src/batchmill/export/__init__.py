@@ -8,8 +8,9 @@ Loads without its extra, so that it can say which one is missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from batchmill._lazy import lazy_names
 from batchmill.export._errors import ExporterInUseError, MissingExportError, SendError
 from batchmill.export._settings import ExporterSettings
 from batchmill.export._target import Sender, Target, open_sender
@@ -67,16 +68,4 @@ _MODULES = {
     "to_otlp": "_otlp",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("batchmill"):
-            raise
-        raise MissingExportError(f"{error.name} is not installed") from error
+__getattr__ = lazy_names(__name__, _MODULES, MissingExportError)

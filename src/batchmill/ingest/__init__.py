@@ -5,9 +5,10 @@ Loads without its extra, so that it can say which one is missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchmill._errors import BatchmillError
+from batchmill._lazy import lazy_names
 
 if TYPE_CHECKING:
     from batchmill.ingest._auth import Access
@@ -57,15 +58,4 @@ class MissingIngestError(BatchmillError, ImportError):
         )
 
 
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("batchmill"):
-            raise
-        raise MissingIngestError(f"{error.name} is not installed") from error
+__getattr__ = lazy_names(__name__, _MODULES, MissingIngestError)

@@ -5,9 +5,11 @@ Loads without its extra, so that it can say which one is missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from batchmill._lazy import lazy_names
 from batchmill.kafka._address import KafkaAddress
+from batchmill.kafka._columns import FOREIGN
 from batchmill.kafka._errors import (
     KafkaAddressError,
     KafkaReadError,
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from batchmill.kafka._encode import Message, decode, encode
     from batchmill.kafka._schema import DESCRIPTOR_SET, MESSAGE_NAME, Span, Spans
     from batchmill.kafka._sink import KafkaSink, KafkaStats
-    from batchmill.kafka._table import FOREIGN, span_rows
+    from batchmill.kafka._table import span_rows
     from batchmill.kafka._topic import Behind, behind, check_readable
 
 __all__ = [
@@ -54,7 +56,6 @@ __all__ = [
 _MODULES = {
     "Behind": "_topic",
     "DESCRIPTOR_SET": "_schema",
-    "FOREIGN": "_table",
     "KafkaSink": "_sink",
     "KafkaStats": "_sink",
     "MESSAGE_NAME": "_schema",
@@ -68,16 +69,4 @@ _MODULES = {
     "span_rows": "_table",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("batchmill"):
-            raise
-        raise MissingKafkaError(f"{error.name} is not installed") from error
+__getattr__ = lazy_names(__name__, _MODULES, MissingKafkaError)

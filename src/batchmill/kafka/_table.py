@@ -11,11 +11,9 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from batchmill.kafka._columns import FOREIGN
 from batchmill.kafka._schema import Spans
 from batchmill.spool import SpanBatch, span_table
-
-FOREIGN = "_value"
-"""The column that has, in a row of its own, a message that is none of ours."""
 
 
 def span_rows(values: Iterable[bytes | None]) -> pa.Table:

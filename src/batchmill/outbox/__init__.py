@@ -8,8 +8,9 @@ Loads without pyarrow, so that it can say which extra is missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from batchmill._lazy import lazy_names
 from batchmill.outbox._errors import MissingOutboxError, NoOutboxError, OutboxFileError
 from batchmill.outbox._settings import OutboxSettings
 
@@ -29,16 +30,4 @@ __all__ = [
 
 _MODULES = {"Changes": "_file", "LayoutEntry": "_file", "Outbox": "_folder"}
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("batchmill"):
-            raise
-        raise MissingOutboxError(f"{error.name} is not installed") from error
+__getattr__ = lazy_names(__name__, _MODULES, MissingOutboxError)

@@ -5,8 +5,9 @@ Loads without pyspark, so that it can say which extra is missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from batchmill._lazy import lazy_names
 from batchmill.spark._errors import MissingSparkError, PipelineError
 
 if TYPE_CHECKING:
@@ -37,16 +38,4 @@ _MODULES = {
     "find_java": "_java",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("batchmill"):
-            raise
-        raise MissingSparkError(f"{error.name} is not installed") from error
+__getattr__ = lazy_names(__name__, _MODULES, MissingSparkError)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from batchmill.kafka import FOREIGN
 from batchmill.sources import TIME_COLUMN, Entity, Field, FieldType, SourceType
 from batchmill.spark import _sql
 
@@ -22,8 +23,6 @@ LARGEST_DOUBLE = 2.0**62
 
 
 END_COLUMN = "end_time"
-FOREIGN = "_value"
-"""In segments made of messages: a message that is none of ours, in a row of its own."""
 
 _STRING, _MAP = FieldType("string"), FieldType("map", item=FieldType("string"))
 SPAN = SourceType(

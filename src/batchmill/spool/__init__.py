@@ -5,8 +5,9 @@ Loads without pyarrow, so that it can say which extra is missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from batchmill._lazy import lazy_names
 from batchmill.spool._batches import SPAN_COLUMNS, SPAN_SOURCE, EventBatch, SpanBatch
 from batchmill.spool._errors import (
     BadRowsError,
@@ -46,15 +47,4 @@ __all__ = [
 
 _NEED_PYARROW = {"Spool": "_spool", "SpoolStats": "_spool", "span_table": "_rows"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_PYARROW:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{_NEED_PYARROW[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("batchmill"):
-            raise
-        raise MissingSpoolError(f"{error.name} is not installed") from error
+__getattr__ = lazy_names(__name__, _NEED_PYARROW, MissingSpoolError)
