@@ -175,6 +175,15 @@ def test_closing_ends_a_commit_that_waits(place: Backend, postgres: Postgres) ->
     assert [type(each).__name__ for each in raised] == ["StoreClosedError"]
 
 
+def test_a_server_that_vanishes_while_rows_are_under_way_is_noticed(place: Backend) -> None:
+    """Keepalives are not sent while data waits for an answer: that has a bound of its own."""
+    store = place.open()
+    assert isinstance(store, PostgresStore)
+    for connection in (*store._open.values(), store.writers._copier._connect()):
+        with connection:
+            assert connection.info.get_parameters()["tcp_user_timeout"] == "60000"
+
+
 def test_a_database_that_is_not_there_is_told_at_once(postgres: Postgres) -> None:
     """What will be the same the next time is not tried again."""
     url = postgres.new_database().rpartition("/")[0] + "/nowhere"

@@ -20,6 +20,7 @@ from batchmill.oal._numbers import (
 
 SCALE = 10_000
 """Shares are whole numbers out of this many: two digits behind the percent's point."""
+_RANK_LABELS = tuple(f"{{p={rank}}}" for rank in RANKS)
 LABELS = 50
 """How many labels are kept unless a metric says otherwise."""
 
@@ -106,8 +107,7 @@ def percentile2(args: Sequence[Any], states: Sequence[Any], minutes: int) -> dic
     """The value at each rank, labelled ``{p=50}`` and so on."""
     if not states[0]:
         return None
-    values = percentiles(states[0], args[0])
-    return {f"{{p={rank}}}": value for rank, value in zip(RANKS, values, strict=True)}
+    return dict(zip(_RANK_LABELS, percentiles(states[0], args[0]), strict=True))
 
 
 def percentile(args: Sequence[Any], states: Sequence[Any], minutes: int) -> dict[str, int] | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 RANKS = (50, 75, 90, 95, 99)
@@ -67,16 +70,14 @@ def percentiles(tally: Mapping[Any, int], precision: int) -> tuple[int, ...]:
     A rank's roof is its share of the rows, rounded half up in whole numbers: the rank lies in the
     first bucket, going up, with which the running count reaches it.
     """
-    buckets = sorted((int(bucket), count) for bucket, count in tally.items())
-    total = sum(count for _, count in buckets)
-    roofs = [(total * rank + 50) // 100 for rank in RANKS]
-    values: list[int] = []
-    running = 0
-    for bucket, count in buckets:
-        running += count
-        while len(values) < len(roofs) and running >= roofs[len(values)]:
-            values.append(bucket * precision)
-    return tuple(values)
+    if not tally:
+        return ()
+    # JSON has no numbers for keys.
+    numbered = tally if isinstance(next(iter(tally)), int) else {int(k): tally[k] for k in tally}
+    buckets = sorted(numbered.items())
+    running = list(accumulate(map(itemgetter(1), buckets)))
+    roofs = [(running[-1] * rank + 50) // 100 for rank in RANKS]
+    return tuple(buckets[bisect_left(running, roof)][0] * precision for roof in roofs)
 
 
 def most_frequent(counts: Mapping[str, int], cap: int) -> list[str]:

@@ -29,6 +29,8 @@ from batchmill.store._errors import (
 from batchmill.store._open import open_store
 from batchmill.store._protocol import Store
 from batchmill.store._retry import RetryPolicy
+from batchmill.store._snapshot import CellRows, Named, Snapshot
+from batchmill.store._snapshot_sql import Buckets
 from batchmill.store._tally import encode_label_sums, encode_labels, encode_numbers
 from batchmill.store._types import (
     EXPIRED,
@@ -62,8 +64,10 @@ __all__ = [
     "Batch",
     "BatchGapError",
     "BucketValues",
+    "Buckets",
     "Carry",
     "Cell",
+    "CellRows",
     "CheckpointMismatchError",
     "Claim",
     "CommitResult",
@@ -78,12 +82,14 @@ __all__ = [
     "LayoutChangedError",
     "MetricConflictError",
     "MissingDriverError",
+    "Named",
     "NamesClashError",
     "NotAStoreError",
     "OutboxDepth",
     "OutboxFile",
     "Outgoing",
     "RetryPolicy",
+    "Snapshot",
     "StaleCarryError",
     "StateRow",
     "StatementRow",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from batchmill.oal import (
@@ -40,6 +40,27 @@ class Cell(enum.Enum):
     """Sum and count by label."""
 
 
+def merged(cell: Cell, values: Iterable[Any]) -> Any:
+    """The value of a cell over several rows, whatever their order.
+
+    >>> merged(Cell.SUM, [1, None, 2]), merged(Cell.NUMBERS, ["12:3", "12"])
+    (3, '12:3,12')
+    """
+    there = [each for each in values if each is not None]
+    return _MERGING[cell](there) if there else None
+
+
+_MERGING: Mapping[Cell, Callable[[list[Any]], Any]] = {
+    Cell.SUM: sum,
+    Cell.MAX_INT: max,
+    Cell.MIN_INT: min,
+    Cell.MAX_FLOAT: max,
+    Cell.MIN_FLOAT: min,
+    # A tally's text is merged by a comma between two.
+    **dict.fromkeys((Cell.NUMBERS, Cell.LABELS, Cell.LABEL_SUMS), ",".join),
+}
+
+
 class Shape(enum.Enum):
     """What the store has to know of a state to read it back."""
 
@@ -69,7 +90,7 @@ class Shape(enum.Enum):
 
     def decode(self, values: Sequence[Any]) -> Any:
         """The merged state, from the values of its cells."""
-        if len(self.cells) > 1:
+        if len(values) > 1:
             if all(each is None for each in values):
                 return None
             filled = tuple(each or 0 for each in values)
@@ -80,17 +101,16 @@ class Shape(enum.Enum):
         (value,) = values
         if self is Shape.COUNT:
             return value or 0
-        if value is None:
-            return None
-        if self is Shape.NUMBERS:
-            return decode_numbers(value)
-        if self is Shape.LABELS:
-            return decode_labels(value)
-        if self is Shape.LABEL_SUMS:
-            return decode_label_sums(value)
-        return value
+        if value is None or self not in _TEXTS:
+            return value
+        return _TEXTS[self](value)
 
 
+_TEXTS: Mapping[Shape, Callable[[str], Any]] = {
+    Shape.NUMBERS: decode_numbers,
+    Shape.LABELS: decode_labels,
+    Shape.LABEL_SUMS: decode_label_sums,
+}
 _SUMS = {
     Shape.COUNT: 1,
     Shape.SUM: 1,

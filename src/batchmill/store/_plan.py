@@ -7,12 +7,13 @@ the function, its numbers and the shapes of its states, and not the paths and co
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 from batchmill.oal import FUNCTIONS, Metric, Value
-from batchmill.store._cells import Cell, Shape, shape
+from batchmill.store._cells import Cell, Shape, merged, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,16 @@ class Plan:
     args: tuple[int | None, ...]
     """The function's arguments that are numbers; None for the others."""
     shapes: tuple[Shape, ...]
+    _places: tuple[tuple[Shape, slice], ...] = field(init=False, repr=False, compare=False)
+    """Where the cells of each state stand."""
+
+    def __post_init__(self) -> None:
+        ends = list(accumulate((len(each.cells) for each in self.shapes), initial=0))
+        places = tuple(
+            (shape, slice(*ends_of))
+            for shape, ends_of in zip(self.shapes, pairwise(ends), strict=True)
+        )
+        object.__setattr__(self, "_places", places)
 
     @classmethod
     def of(cls, metric: Metric) -> Plan:
@@ -48,13 +59,18 @@ class Plan:
 
     def states(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The merged states, from the values of all cells."""
-        found = []
-        start = 0
-        for each in self.shapes:
-            end = start + len(each.cells)
-            found.append(each.decode(values[start:end]))
-            start = end
-        return tuple(found)
+        return tuple([shape.decode(values[place]) for shape, place in self._places])
+
+    def merged(self, columns: Iterable[Iterable[Any]]) -> list[Any]:
+        """The value of each cell over several rows, merged as the database would have done it.
+
+        ``columns`` has the values of the first cell in all rows, then those of the second.
+        """
+        return [merged(cell, column) for cell, column in zip(self.cells, columns, strict=True)]
+
+    def finished(self, values: Sequence[Any], minutes: int) -> Value:
+        """The final value, from the values of all cells; None: no row matched."""
+        return self.value(self.states(values), minutes)
 
     def value(self, states: Sequence[Any], minutes: int) -> Value:
         """The final value; None: no row matched."""

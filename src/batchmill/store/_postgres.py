@@ -39,10 +39,12 @@ SCHEMA_LOCK = 0x62_61_74_63_68_6D_69_6C
 """Held while the schema is made or migrated, so that two processes do not do it at once."""
 CONNECTING: dict[str, Any] = {
     "connect_timeout": 10,
-    # A server that vanished without a word is noticed within a minute.
+    # A server that vanished without a word is noticed within a minute: while nothing is under way,
+    # and while rows are, of which keepalives know nothing.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
     "application_name": "batchmill",
 }
 SETTINGS = (

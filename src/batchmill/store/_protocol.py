@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
 from batchmill.store._checkpoint import Exempt
+from batchmill.store._snapshot import Snapshot
 from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
 from batchmill.store._views import (
     BucketValues,
@@ -24,6 +25,8 @@ from batchmill.store._views import (
     TopRecord,
     Value,
 )
+
+T = TypeVar("T")
 
 Moment: TypeAlias = int | datetime
 """A bucket of any grain, or a moment."""
@@ -84,6 +87,13 @@ class Store(Protocol):
 
     def commit(self, batch: Batch) -> CommitResult:
         """Merge a batch, in one transaction; a batch that is in already changes nothing."""
+        ...
+
+    def read(self, work: Callable[[Snapshot], T]) -> T:
+        """What ``work`` makes of a snapshot: everything that it reads is of one moment.
+
+        It is called again where the database fails in between, and must not keep the snapshot.
+        """
         ...
 
     def newest_minute(self) -> int | None:
@@ -222,7 +232,8 @@ class Store(Protocol):
 
         Adds ``counters`` in the same transaction, and answers which files nobody waits for any
         more: they are named no longer, and to be removed by the caller. A file that had to go
-        while it was being sent is not dropped after all, and not counted as such.
+        while it was being sent is not dropped after all, and not counted as such; one that had gone
+        before is given with no rows, and stays counted.
         """
         ...
 

@@ -28,6 +28,8 @@ PAGE = 10_000
 MOST_ROWS = 2**63 - 1
 """The greatest limit that a database takes."""
 PLACE = ("t.bucket", "e.id", "t.entity")
+ENTITY = "key, kind, id, name, roles"
+"""What is read of an entity."""
 _CALENDAR = "a moment that the calendar has in UTC: between the years 1 and 9999"
 
 
@@ -232,10 +234,10 @@ def read_entities(
         params.append(fitted(layer))
     where = " AND ".join(conditions)
     if name_like:
-        keys = _named_like(session, where, params, name_like)
-        rows = list(_entities_of(session, keys))
+        keys = named_like(session, where, params, name_like)
+        rows = list(entities_of(session, keys))
     else:
-        rows = session.rows(f"SELECT {_ENTITY} FROM entity WHERE {where}", params)
+        rows = session.rows(f"SELECT {ENTITY} FROM entity WHERE {where}", params)
     rows.sort(key=lambda row: (row[1].encode(), row[2].encode()))  # as the databases would
     layers = read_layers(session, (row[0] for row in rows))
     return [
@@ -244,10 +246,7 @@ def read_entities(
     ]
 
 
-_ENTITY = "key, kind, id, name, roles"
-
-
-def _named_like(session: Session, where: str, params: list[Any], name_like: str) -> list[int]:
+def named_like(session: Session, where: str, params: list[Any], name_like: str) -> list[int]:
     """The keys of entities by part of their name, in any case.
 
     Compared here: the databases know capitals of ASCII only. All names are looked at anyway, as
@@ -268,11 +267,12 @@ def _named_like(session: Session, where: str, params: list[Any], name_like: str)
         last = page[-1][0]
 
 
-def _entities_of(session: Session, keys: list[int]) -> Iterator[Row]:
+def entities_of(session: Session, keys: list[int]) -> Iterator[Row]:
+    """What :data:`ENTITY` names of the entities with those keys."""
     for start in range(0, len(keys), CHUNK):
         chunk = keys[start : start + CHUNK]
         marks = ", ".join("?" * len(chunk))
-        yield from session.rows(f"SELECT {_ENTITY} FROM entity WHERE key IN ({marks})", chunk)
+        yield from session.rows(f"SELECT {ENTITY} FROM entity WHERE key IN ({marks})", chunk)
 
 
 def read_top(session: Session, stream: str, selection: Selection, n: int | None) -> list[TopRecord]:

@@ -22,6 +22,7 @@ from batchmill.store._protocol import Moment
 from batchmill.store._reading import Place, Selection
 from batchmill.store._retry import Retrier, RetryPolicy
 from batchmill.store._session import Owner, Session
+from batchmill.store._snapshot import Snapshot
 from batchmill.store._types import Batch, Claim, CommitResult, CounterKey, Layout
 from batchmill.store._views import (
     BucketValues,
@@ -173,6 +174,10 @@ class SqlStore(ABC):
         return result
 
     # Reading.
+
+    def read(self, work: Callable[[Snapshot], T]) -> T:
+        """See :meth:`Store.read`."""
+        return self._read(lambda session: work(Snapshot(session)))
 
     def newest_minute(self) -> int | None:
         """See :meth:`Store.newest_minute`."""

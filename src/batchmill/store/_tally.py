@@ -28,12 +28,28 @@ def decode_numbers(text: str) -> dict[int, int]:
     >>> decode_numbers("12:3,14,12")
     {12: 4, 14: 1}
     """
-    tally: dict[int, int] = {}
-    for piece in text.split(","):
-        key, _, count = piece.partition(":")
-        number = int(key)
-        tally[number] = tally.get(number, 0) + (int(count) if count else 1)
+    if len(_PIECES) > _MOST_PIECES:
+        _PIECES.clear()
+    pieces = list(map(_PIECES.__getitem__, text.split(",")))
+    tally = dict(pieces)
+    if len(tally) < len(pieces):  # some numbers are there more than once
+        tally = dict.fromkeys(tally, 0)
+        for number, count in pieces:
+            tally[number] += count
     return tally
+
+
+class _Pieces(dict[str, tuple[int, int]]):
+    """What a piece of a tally stands for; remembered, as most of them come again and again."""
+
+    def __missing__(self, piece: str) -> tuple[int, int]:
+        key, _, count = piece.partition(":")
+        read = self[piece] = (int(key), int(count) if count else 1)
+        return read
+
+
+_PIECES = _Pieces()
+_MOST_PIECES = 100_000
 
 
 def compact_numbers(text: str) -> str | None:
