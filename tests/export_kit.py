@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from batchmill.export import Exporter, ExporterSettings, Target, open_sender
 from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import bucket_end
 from batchmill.store import Batch, CommitResult, Store
-from tests.otlp_metrics_receiver import Point
+from tests.otlp_metrics_receiver import GrpcReceiver, Point
 from tests.store_kit import MINUTE, Backend, Measurement, Writer
 
 WAIT_S = 30.0
+PATIENCE_S = 60.0
 QUICK = ExporterSettings(initial_ms=5, max_ms=20, poll_s=0.02, timeout_s=5, drain_s=3)
 NAME = "test"
 Key = tuple[str, int, str, str | None]
@@ -69,13 +73,7 @@ class Mill:
         name: str = NAME,
         store: Store | None = None,
     ) -> Exporter:
-        return Exporter(
-            store=store or self.store,
-            outbox=self.outbox,
-            sender=open_sender(Target.parse(target), settings),
-            name=name,
-            settings=settings,
-        )
+        return exporter_of(store or self.store, self.outbox, target, settings, name)
 
     def counted(self, what: str) -> dict[str, int]:
         """The store's counters of the exporter, by reason."""
@@ -84,6 +82,14 @@ class Mill:
             for (kind, source, reason), n in self.store.counters().items()
             if (kind, source) == (what, NAME)
         }
+
+
+def exporter_of(
+    store: Store, outbox: Outbox, target: str, settings: ExporterSettings = QUICK, name: str = NAME
+) -> Exporter:
+    """An exporter of an outbox."""
+    sender = open_sender(Target.parse(target), settings)
+    return Exporter(store=store, outbox=outbox, sender=sender, name=name, settings=settings)
 
 
 def mill(folder: Path, **more: Any) -> Mill:
@@ -151,11 +157,48 @@ def last_totals(points: Sequence[Point]) -> dict[Key, int | float]:
     }
 
 
+def check_all_arrived(one: Mill, points: Sequence[Point]) -> None:
+    """Everything arrived at least once: totals, increments and the counters of drops say so."""
+    wanted = stored(one.store)
+    assert last_totals(points) == wanted
+    for name in ("calls", "statuses"):
+        total = {key: n for key, n in wanted.items() if key[0] == f"batchmill.{name}"}
+        assert total
+        assert added_up(points, name) == total
+    assert one.counted("export values dropped") == one.counted("export dropped") == {}
+    assert one.named() == one.files() == []
+
+
 def added_up(points: Sequence[Point], metric: str) -> dict[Key, int | float]:
-    """The increments of a metric, added up; under the name of its total."""
+    """The increments of a metric, each commit's once, added up; under the name of its total."""
     found: dict[Key, int | float] = {}
-    for each in points:
+    # Whatever comes again is the same to the last bit.
+    for each in dict.fromkeys(points):
         if each.metric == f"batchmill.{metric}.increment":
+            assert each.commit
             key = (f"batchmill.{metric}", each.end_ns, each.entity, each.label)
             found[key] = found.get(key, 0) + each.value
+    return found
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Mill]:
+    """A mill on SQLite."""
+    made = mill(tmp_path)
+    with made.store:
+        yield made
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with GrpcReceiver() as receiver:
+        return receiver.port
+
+
+def wait_until(done: Callable[[], Any]) -> Any:
+    """Nobody tells of what an exporter counts: it is asked for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := done()):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
     return found

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import grpc
@@ -20,6 +18,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     MetricsServiceServicer,
     add_MetricsServiceServicer_to_server,
 )
+
+from tests import otlp_http
 
 PATIENCE_S = 60.0
 
@@ -35,8 +35,8 @@ class Verdict:
     """Points of it that are refused."""
     hold: threading.Event | None = None
     """The answer waits for this."""
-    taken: bool = True
-    """Whether it is kept though it is held or answered with an error."""
+    taken: bool | None = None
+    """Whether it is kept; None: if it is answered well."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Point:
     """``gauge``, ``delta``, or ``monotonic delta``."""
     label: str | None = None
     about: tuple[tuple[str, str], ...] = ()
+    commit: str = ""
+    """Of an increment: the commit whose it is."""
 
 
 class Keeper:
@@ -70,8 +72,8 @@ class Keeper:
         with self._changed:
             self.seen += 1
             verdict = self.judge(self.seen)
-            fine = verdict.code is None and verdict.status == 200
-            if fine and verdict.taken:
+            fine = verdict.code is None and 200 <= verdict.status < 300
+            if fine if verdict.taken is None else verdict.taken:
                 self.requests.append(request)
             self.headers.append(headers)
             self._changed.notify_all()
@@ -137,52 +139,28 @@ class GrpcReceiver(Keeper):
         self._pool.shutdown()
 
 
-class HttpReceiver(Keeper):
+class HttpReceiver(Keeper, otlp_http.HttpReceiver):
     """Listens while entered."""
 
-    def __init__(self, judge: Callable[[int], Verdict] = lambda number: Verdict()) -> None:
-        super().__init__(judge)
-        outer = self
+    def __init__(
+        self,
+        judge: Callable[[int], Verdict] = lambda number: Verdict(),
+        idle_s: float | None = None,
+    ) -> None:
+        Keeper.__init__(self, judge)
+        otlp_http.HttpReceiver.__init__(self, idle_s)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers["content-encoding"] == "gzip":
-                    body = gzip.decompress(body)
-                request = ExportMetricsServiceRequest.FromString(body)
-                headers = {key.lower(): value for key, value in self.headers.items()}
-                verdict = outer.take(request, headers | {"path": self.path})
-                answer = ExportMetricsServiceResponse()
-                answer.partial_success.rejected_data_points = verdict.rejected
-                written = answer.SerializeToString()
-                self.send_response(verdict.status)
-                self.send_header("content-length", str(len(written)))
-                self.send_header("retry-after", "0")
-                self.end_headers()
-                self.wfile.write(written)
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = False
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        request = ExportMetricsServiceRequest.FromString(body)
+        verdict = self.take(request, headers | {"path": path})
+        answer = ExportMetricsServiceResponse()
+        answer.partial_success.rejected_data_points = verdict.rejected
+        return verdict.status, b"" if verdict.status == 204 else answer.SerializeToString()
 
     @property
     def target(self) -> str:
         """Where it listens."""
-        return f"otlp+http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        return f"otlp+http://127.0.0.1:{self.port}"
 
 
 def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
@@ -196,6 +174,7 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
                 if kind == "sum":
                     assert data.aggregation_temporality == 1  # delta
                     kind = "monotonic delta" if data.is_monotonic else "delta"
+                told = {each.key: each.value.string_value for each in metric.metadata}
                 for point in data.data_points:
                     about = {each.key: each.value.string_value for each in point.attributes}
                     found.append(
@@ -208,6 +187,7 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
                             kind,
                             about.get("batchmill.label"),
                             tuple(sorted(about.items())),
+                            told.get("batchmill.commit", ""),
                         )
                     )
     return found

@@ -68,9 +68,12 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running_prometheus(
-    folder: Path, scrape: str = "", port: int | None = None
+    folder: Path, scrape: str = "", port: int | None = None, out_of_order: str = ""
 ) -> Iterator[Prometheus]:
     """A Prometheus that takes remote writes, and scrapes ``scrape`` (host:port) if it is given.
+
+    ``out_of_order`` is how far back it takes samples that are older than what it has (``30m``); by
+    default it takes none.
 
     It is killed at the end, as kill -9 does. In the same folder, it goes on with what it had.
     """
@@ -84,6 +87,8 @@ def running_prometheus(
         config["scrape_configs"] = [
             {"job_name": "batchmill", "static_configs": [{"targets": [scrape]}]}
         ]
+    if out_of_order:
+        config["storage"] = {"tsdb": {"out_of_order_time_window": out_of_order}}
     folder.mkdir(exist_ok=True)
     (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
     server = Prometheus(port or _free_port())

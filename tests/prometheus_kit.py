@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +21,9 @@ from batchmill.sources import bucket_end, minute_bucket
 from batchmill.store import Store
 
 Key = tuple[str, frozenset[tuple[str, str]]]
+Samples = list[tuple[dict[str, str], float, int]]
+Judge = Callable[[Samples], tuple[int, str]]
+"""The status and the text that a request with such samples is answered with."""
 
 
 def last_minutes(count: int) -> list[int]:
@@ -86,12 +89,13 @@ class Receiver:
 
     def __init__(self) -> None:
         self.script: list[tuple[int, dict[str, str]]] = []
-        """Status and headers of the next answers; afterwards it takes everything."""
+        """Status and headers of the next answers; afterwards it takes what ``judge`` lets it."""
+        self.judge: Judge = lambda samples: (204, "")
         self.requests: list[tuple[int, dict[str, str], bytes]] = []
         """What came: the status it was answered with, its headers, its body."""
         self.url = ""
 
-    def samples(self, status: int = 204) -> list[tuple[dict[str, str], float, int]]:
+    def samples(self, status: int = 204) -> Samples:
         """The samples that were answered so."""
         return [
             sample
@@ -112,12 +116,18 @@ def receiving(script: Sequence[tuple[int, dict[str, str]]] = ()) -> Iterator[Rec
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, headers = receiver.script.pop(0) if receiver.script else (204, {})
+            said = ""
+            if receiver.script:
+                status, headers = receiver.script.pop(0)
+            else:
+                status, said = receiver.judge(decode(body))
+                headers = {}
             receiver.requests.append((status, dict(self.headers.items()), body))
             self.send_response(status)
-            for name, value in ({"Content-Length": "0"} | headers).items():
+            for name, value in ({"Content-Length": str(len(said))} | headers).items():
                 self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(said.encode())
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,14 @@ from batchmill.cli._run_figures import Picture, exported
 from batchmill.cli._run_home import Home, read_json
 from batchmill.cli._run_specs import export_names, export_spec, pipeline_spec
 from batchmill.cli._status import DEGRADED, HEALTHY, Seen, drops, health
-from tests.export_kit import Mill, last_totals, measurements, mill, stored
+from batchmill.export import ExporterInUseError, forget_exporter
+from tests.export_kit import Mill, last_totals, measurements, mill, one, running, stored, wait_until
 from tests.otlp_metrics_receiver import GrpcReceiver, Verdict
 from tests.pipeline_life import Life
 
+__all__ = ["one"]
+
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[Mill]:
-    """A mill on SQLite."""
-    made = mill(tmp_path)
-    with made.store:
-        yield made
 
 
 def command(one: Mill, target: str, *more: str) -> list[str]:
@@ -56,15 +50,6 @@ def life(given: list[str], folder: Path) -> Iterator[Life]:
         yield made
     finally:
         made.kill()
-
-
-def wait_until(done: Callable[[], Any]) -> Any:
-    """Nobody tells of what happens in other processes: it is asked for."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (found := done()):
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.02)
-    return found
 
 
 def test_killed_before_the_answer_it_sends_again(one: Mill, tmp_path: Path) -> None:
@@ -139,11 +124,28 @@ def test_it_can_be_forgotten(one: Mill, tmp_path: Path) -> None:
     assert one.store.exporters() == []
 
 
+def test_one_that_runs_is_not_forgotten(one: Mill, tmp_path: Path) -> None:
+    """It is told to be stopped first, and goes on; a run leaves it for the next time."""
+    with GrpcReceiver() as receiver, running(one.exporter(receiver.target, name="run a")):
+        wait_until(one.store.exporters)
+        with pytest.raises(ExporterInUseError, match="stop that one first"):
+            forget_exporter(one.store, one.outbox, "run a")
+        home = Home(tmp_path / "home")
+        home.checkpoint.parent.mkdir(parents=True)
+        home.checkpoint.symlink_to(one.checkpoint)
+        Path(home.store_url.removeprefix("sqlite:///")).symlink_to(tmp_path / "store.db")
+        assert forget_others(home, "run ", []) == []
+        one.commit(*measurements(0))
+        receiver.wait_for(lambda: not one.named())
+        assert last_totals(receiver.points()) == stored(one.store)
+    assert one.counted("export dropped") == {}
+
+
 def test_a_run_starts_and_ends_its_exporter(tmp_path: Path) -> None:
     """And its status tells of it; here the pipeline is a stand-in, which makes no outbox."""
     home = Home(tmp_path / "home")
     target = "otlp+grpc://127.0.0.1:1"
-    given = [sys.executable, "-m", "tests.run_whole", f"--home={home.folder}"]
+    given = [sys.executable, "-m", "tests.run_whole", "--no-web", f"--home={home.folder}"]
     with life([*given, f"--export-to={target}"], tmp_path) as process:
         wait_until(lambda: (read_json(home.export("export")) or {}).get("pid"))
         processes = wait_until(lambda: (read_json(home.supervisor) or {}).get("processes"))

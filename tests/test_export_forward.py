@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import threading
 from pathlib import Path
 
@@ -19,16 +20,23 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from batchmill._errors import ConfigError
 from batchmill.export import KafkaForwarder, Target
+from batchmill.export._by_trace import by_trace
 from tests.ingest_kit import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id, until
 from tests.kafka_kit import Broker
 
+FOUR = {"stringValue": "four"}
 NOBODY = Target.parse("kafka://127.0.0.1:1/topic")
 
 
 def messages(broker: Broker, topic: str) -> list[bytes]:
     """What is in a topic of one partition."""
+    return [value for _, value in records(broker, topic)]
+
+
+def records(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes]]:
+    """The same with their keys."""
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "nobody"}
-    found: list[bytes] = []
+    found: list[tuple[bytes | None, bytes]] = []
     with contextlib.closing(Consumer({**settings, "enable.auto.commit": False})) as consumer:
         place = TopicPartition(topic, 0, 0)
         offsets = consumer.get_watermark_offsets(place, timeout=60)
@@ -38,7 +46,7 @@ def messages(broker: Broker, topic: str) -> list[bytes]:
             message = consumer.poll(60)
             assert message is not None
             assert message.error() is None
-            found.append(message.value() or b"")
+            found.append((message.key(), message.value() or b""))
     return found
 
 
@@ -67,7 +75,7 @@ def logs(*bodies: str) -> bytes:
 
 
 def test_logs_are_handed_on(kafka: Broker, tmp_path: Path) -> None:
-    """Over HTTP and gRPC; what is none is refused, and so is JSON."""
+    """Over HTTP, as protobuf or JSON, and over gRPC; without a key, and what is none is refused."""
     topic = kafka.new_topic()
     target = f"kafka://{kafka.bootstrap}/{topic}"
     with ingest(tmp_path / "home", *QUICK, "--export-logs", target) as running:
@@ -77,11 +85,16 @@ def test_logs_are_handed_on(kafka: Broker, tmp_path: Path) -> None:
             LogsServiceStub(channel).Export(  # type: ignore[no-untyped-call]
                 ExportLogsServiceRequest.FromString(logs("three")), timeout=60
             )
+        text = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": FOUR}]}]}]})
+        answer = running.post(text.encode(), JSON, path="/v1/logs")
+        assert (answer.status, answer.json()) == (200, {})
         assert running.post(b"nonsense", path="/v1/logs").status == 400
-        assert running.post(b"{}", JSON, path="/v1/logs").status == 415
-        until(lambda: running.status()["forwarded"]["logs"]["sent"] == 3)
+        assert running.post(b"nonsense", JSON, path="/v1/logs").status == 400
+        assert running.post(b"x", "text/plain", path="/v1/logs").status == 415
+        until(lambda: running.status()["forwarded"]["logs"]["sent"] == 4)
         assert running.status()["forwarded"]["logs"]["dropped"] == {}
-    assert messages(kafka, topic) == [logs("one", "two"), logs("three")]
+    expected = [logs("one", "two"), logs("three"), logs("four")]
+    assert records(kafka, topic) == [(None, each) for each in expected]
 
 
 def test_what_is_stored_is_handed_on(kafka: Broker, tmp_path: Path) -> None:
@@ -95,7 +108,31 @@ def test_what_is_stored_is_handed_on(kafka: Broker, tmp_path: Path) -> None:
         until(lambda: running.status()["forwarded"]["traces"]["sent"] == 5)
         found = running.status()["forwarded"]["traces"]
     assert (found["offered"], found["dropped"]) == (5, {})
-    assert sorted(ids_in(kafka, topic)) == [span_id(number) for number in range(1, 6)]
+    assert sorted(messages(kafka, topic)) == [request(number) for number in range(1, 6)]
+
+
+def test_each_trace_is_a_message_with_its_key(kafka: Broker, tmp_path: Path) -> None:
+    """As ingest's own messages have it: a trace is in one partition; so is one that came in JSON.
+
+    A span that ingest rejects is handed on with the others, and counts as nothing.
+    """
+    topic = kafka.new_topic()
+    mixed = ExportTraceServiceRequest.FromString(request(1, 2, 0))
+    for number in (3, 4):
+        mixed.MergeFromString(request(number, trace=number))
+    with ingest(
+        tmp_path / "home", *QUICK, "--export-traces", f"kafka://{kafka.bootstrap}/{topic}"
+    ) as running:
+        assert running.post(mixed.SerializeToString()).status == 200
+        assert running.post(request_json(5), JSON).status == 200
+        until(lambda: running.status()["forwarded"]["traces"]["sent"] == 5)
+        assert running.status()["forwarded"]["traces"]["offered"] == 5
+    found: dict[int, list[str]] = {}
+    for key, body in records(kafka, topic):
+        assert key is not None
+        found.setdefault(int.from_bytes(key, "big"), []).extend(ids_of(body))
+    ids = [span_id(number) for number in range(6)]
+    assert found == {1: [ids[1], ids[2], ids[0], ids[5]], 3: [ids[3]], 4: [ids[4]]}
 
 
 def test_a_broker_that_is_away_holds_up_no_sender(tmp_path: Path) -> None:
@@ -104,9 +141,8 @@ def test_a_broker_that_is_away_holds_up_no_sender(tmp_path: Path) -> None:
         for number in range(1, 6):
             assert running.post(request(number)).status == 200
         assert running.post(request_json(6), JSON).status == 200
-        until(lambda: running.status()["forwarded"]["traces"]["in_hand"] == 5)
-        # JSON is stored, and not handed on.
-        assert running.status()["forwarded"]["traces"]["dropped"] == {"not protobuf": 1}
+        until(lambda: running.status()["forwarded"]["traces"]["in_hand"] == 6)
+        assert running.status()["forwarded"]["traces"]["dropped"] == {}
         assert len(running.spans()) == 6
 
 
@@ -115,14 +151,49 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     forwarder = KafkaForwarder(NOBODY, max_bytes=1000, timeout_s=1)
     for _ in range(12):
         forwarder.offer(b"x" * 100, PROTOBUF, 2)
-    forwarder.offer(b"{}", JSON, 5)
+    forwarder.offer(b"{}", "text/plain", 5)
     found = forwarder.figures()
-    assert found["dropped"] == {"too many bytes in hand": 4, "not protobuf": 5}
+    assert found["dropped"] == {"too many bytes in hand": 4, "neither protobuf nor JSON": 5}
     assert found["in_hand_bytes"] == 1000
     forwarder.close(0.1)
     found = forwarder.figures()
     assert found["offered"] == 29 == sum(found["dropped"].values())
     assert (found["sent"], found["in_hand"], found["in_hand_bytes"]) == (0, 0, 0)
+
+
+def test_what_traces_share_counts_once_for_each() -> None:
+    """Cut by trace a request may get larger than it was: it keeps to the bound, and is counted."""
+    message = ExportTraceServiceRequest.FromString(request(1))
+    for number in range(2, 11):
+        extra = ExportTraceServiceRequest.FromString(request(number, trace=number))
+        message.resource_spans[0].scope_spans.extend(extra.resource_spans[0].scope_spans)
+    message.resource_spans[0].resource.attributes.add(key="text").value.string_value = "x" * 1000
+    forwarder = KafkaForwarder(NOBODY, max_bytes=5000, timeout_s=1)
+    forwarder.offer(message.SerializeToString(), PROTOBUF, 10)
+    until(lambda: forwarder.figures()["dropped"] == {"too many bytes in hand": 6})
+    found = forwarder.figures()
+    assert (found["offered"], found["in_hand"]) == (10, 4)
+    assert 4000 < found["in_hand_bytes"] <= 5000
+    forwarder.close(0.1)
+
+
+def test_json_that_is_no_otlp_is_dropped_and_counted() -> None:
+    """Ingest refuses it; who hands it over otherwise has it counted."""
+    forwarder = KafkaForwarder(NOBODY, timeout_s=1)
+    for body in (b"[]", b"nonsense", b'{"resourceSpans": 7}'):
+        forwarder.offer(body, JSON, 2)
+    until(lambda: forwarder.figures()["dropped"] == {"JSON that is not OTLP": 6})
+    assert forwarder.figures()["in_hand_bytes"] == 0
+    forwarder.close(0.1)
+
+
+def test_a_body_that_ends_early_is_no_request() -> None:
+    """It is told, and never read past its end; whole, it is one."""
+    body = request(1) + request(2, trace=2)
+    assert [part.key for part in by_trace(body)] == [trace.to_bytes(16, "big") for trace in (1, 2)]
+    for end in range(1, len(body)):
+        with contextlib.suppress(ValueError):
+            assert sum(part.spans for part in by_trace(body[:end])) < 2
 
 
 def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,19 +12,23 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
-from tests.export_kit import QUICK, Mill, last_totals, measurements, mill, running, stored
+from tests.export_kit import (
+    QUICK,
+    Mill,
+    check_all_arrived,
+    last_totals,
+    measurements,
+    one,
+    running,
+    stored,
+    wait_until,
+)
 from tests.kafka_kit import Broker
 from tests.otlp_metrics_receiver import Point, points_of
 
+__all__ = ["one"]
+
 SETTINGS = dataclasses.replace(QUICK, timeout_s=2.0, drain_s=10.0)
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[Mill]:
-    """A mill on SQLite."""
-    made = mill(tmp_path)
-    with made.store:
-        yield made
 
 
 def target(broker: Broker, topic: str) -> str:
@@ -47,14 +46,6 @@ def points(broker: Broker, topic: str) -> list[Point]:
     return found
 
 
-def wait_until(done: Callable[[], Any]) -> None:
-    """Nobody tells of what an exporter counts: it is asked for."""
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
-
-
 def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:
     """Over several partitions, the last total of each value is the store's."""
     topic = kafka.new_topic(partitions=3)
@@ -63,9 +54,8 @@ def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:
         for number in range(6):
             one.commit(*measurements(number, 12, [f"e{each}" for each in range(6)]))
             wait_until(lambda: exporter.stats().waiting.files == 0)
-    assert last_totals(points(kafka, topic)) == stored(one.store)
+    check_all_arrived(one, points(kafka, topic))
     assert len({record.partition for record in kafka.read(topic)}) > 1
-    assert one.files() == []
 
 
 def test_a_broker_that_was_stopped_gets_everything(one: Mill, kafka: Broker) -> None:
@@ -82,7 +72,7 @@ def test_a_broker_that_was_stopped_gets_everything(one: Mill, kafka: Broker) -> 
         assert len(one.files()) == 3
         kafka.start()
         wait_until(lambda: exporter.stats().waiting.files == 0)
-    assert last_totals(points(kafka, topic)) == stored(one.store)
+    check_all_arrived(one, points(kafka, topic))
     assert sum(one.counted("export retries").values()) > 0
 
 
@@ -101,7 +91,7 @@ def test_a_broker_that_stands_still_holds_up_nobody(one: Mill, kafka: Broker) ->
         finally:
             kafka.resume()
         wait_until(lambda: exporter.stats().waiting.files == 0)
-    assert last_totals(points(kafka, topic)) == stored(one.store)
+    check_all_arrived(one, points(kafka, topic))
 
 
 def test_a_topic_that_is_not_there_is_told(one: Mill, kafka: Broker) -> None:

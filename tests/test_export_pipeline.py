@@ -10,10 +10,9 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
-from batchmill.export import Exporter, Target, open_sender
 from batchmill.outbox import Outbox
 from batchmill.store import Store, StoreUnavailableError, open_store
-from tests.export_kit import QUICK, added_up, last_totals, stored
+from tests.export_kit import added_up, exporter_of, last_totals, stored
 from tests.otlp_metrics_receiver import GrpcReceiver
 from tests.pipeline_kit import EVERY_FUNCTION, pipeline
 from tests.pipeline_runs import (
@@ -31,13 +30,7 @@ SOME = "\n".join(line for line in EVERY_FUNCTION.splitlines() if line.split(" ")
 
 def export(store: Store, checkpoint: Path, receiver: GrpcReceiver) -> None:
     """Send all that is there."""
-    Exporter(
-        store=store,
-        outbox=Outbox.of(checkpoint),
-        sender=open_sender(Target.parse(receiver.target), QUICK),
-        name="test",
-        settings=QUICK,
-    ).run(once=True)
+    exporter_of(store, Outbox.of(checkpoint), receiver.target).run(once=True)
 
 
 def test_what_a_stream_and_a_backfill_commit_is_exported(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,108 +12,18 @@ from typing import Any
 import pytest
 
 from batchmill import ConfigError
-from batchmill.export import RemoteWriter, RemoteWriteSettings, SeriesLimits
+from batchmill.export import SeriesLimits
 from batchmill.export._minutes import minutes_before
-from batchmill.export._remote_write_http import Target, judged
+from batchmill.export._remote_write_http import Target
 from batchmill.export._remote_write_position import Position
-from batchmill.export._remote_write_proto import STALE, decode, encode
-from batchmill.store import EntityRow, Store, open_store
-from tests.prometheus import running_prometheus, until
-from tests.prometheus_kit import Key, Receiver, after, expected, last_minutes, receiving
+from batchmill.export._remote_write_proto import decode
+from batchmill.store import Store
+from tests.prometheus import until
+from tests.prometheus_kit import Judge, Samples, after, expected, last_minutes, receiving
+from tests.remote_write_kit import not_empty, position, reached, sent, store, writing
 from tests.store_kit import Measurement, Writer
 
-QUICK: dict[str, Any] = {
-    "poll_s": 0.01,
-    "initial_ms": 5,
-    "max_ms": 20,
-    "late_every_s": 0,
-    "close_timeout_s": 0.2,
-}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with open_store(f"sqlite:///{tmp_path}/store.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def position(tmp_path: Path) -> Path:
-    """Where a writer notes how far it has come."""
-    return tmp_path / "position.json"
-
-
-def writing(store: Store, to: str, position: Path, **settings: Any) -> RemoteWriter:
-    """A writer that does everything at once."""
-    return RemoteWriter(store, to, position, RemoteWriteSettings(**(QUICK | settings)))
-
-
-def reached(writer: RemoteWriter, minute: int) -> bool:
-    """Whether a minute is the last one that a writer is done with."""
-    return writer.stats().minute == minute
-
-
-def sent(receiver: Receiver, minute: int) -> dict[Key, float]:
-    """What a receiver took of a minute, stale markers left out; the last value of each series."""
-    found: dict[Key, float] = {}
-    for labels, value, at_ms in receiver.samples():
-        if at_ms == after(minute) * 1000 and value == value:
-            name = labels.pop("__name__")
-            found[name, frozenset(labels.items())] = value
-    return found
-
-
-def not_empty(values: dict[Key, float]) -> dict[Key, float]:
-    """The same with labels as remote write has them: none that is empty."""
-    return {
-        (name, frozenset(each for each in labels if each[1])): value
-        for (name, labels), value in values.items()
-    }
-
-
-def test_a_request_is_what_the_specification_wants(store: Store, position: Path) -> None:
-    """Headers, and labels in order with the name among them and none empty, at the minute's end."""
-    first, second = last_minutes(2)
-    nowhere = EntityRow("endpoint", "id-one", "one")
-    Writer(store).write(
-        Measurement(10, minute=first), Measurement(10, minute=second), entities=[nowhere]
-    )
-    with receiving() as receiver, writing(store, receiver.url, position) as writer:
-        until(lambda: writer.stats().minutes == 1)
-        ((_, headers, body),) = receiver.requests
-    assert {
-        name: headers[name]
-        for name in ("Content-Encoding", "Content-Type", "X-Prometheus-Remote-Write-Version")
-    } == {
-        "Content-Encoding": "snappy",
-        "Content-Type": "application/x-protobuf",
-        "X-Prometheus-Remote-Write-Version": "0.1.0",
-    }
-    for labels, _, at_ms in decode(body):
-        assert list(labels) == sorted(labels)
-        assert labels["__name__"].startswith("batchmill_")
-        assert all(labels.values())
-        assert at_ms == after(first) * 1000
-
-
-def test_samples_survive_the_coding() -> None:
-    """What is packed comes back: any text, any number, and the one not-a-number bit for bit."""
-    labels = (("__name__", "m"), ("name", 'say "hi"\\\n名前\U0001f41f'))
-    body = encode([(labels, 0.1, 1), (labels, -5, -2), (labels, STALE, 2**60)])
-    found = decode(body)
-    assert [(each[0], each[2]) for each in found] == [(dict(labels), n) for n in (1, -2, 2**60)]
-    assert [each[1] for each in found[:2]] == [0.1, -5]
-    assert struct.pack(">d", found[2][1]).hex() == "7ff0000000000002"
-
-
-def test_the_packing_is_the_raw_block_format() -> None:
-    """A body is snappy's block: its length unpacked, then literals; and no stream of frames."""
-    # Short, and without repetition: one literal, whose length less one stands in front of it.
-    plain = bytes.fromhex("0a1a0a0d0a085f5f6e616d655f5f12016d120909000000000000f03f")
-    body = encode([((("__name__", "m"),), 1.0, 0)])
-    assert body.startswith(bytes([len(plain)]))
-    assert b"sNaPpY" not in body
+__all__ = ["position", "store"]
 
 
 def test_every_complete_minute_is_sent(store: Store, position: Path) -> None:
@@ -186,49 +93,97 @@ def test_a_receiver_that_recovers_gets_everything(
     assert stats.waiting == 0
 
 
-def test_retry_after_is_kept_to() -> None:
-    """A receiver's pause is kept to, if it is longer than our own, and not longer than allowed."""
-    settings = RemoteWriteSettings(initial_ms=100, max_ms=1000, max_retry_after_s=60)
-    now_s = 1_700_000_000.0
-    seconds = judged(503, "", "7", now_s).retry_after_s
-    date = judged(429, "", "Tue, 14 Nov 2023 22:13:50 GMT", now_s).retry_after_s
-    assert (seconds, date) == (7, 30)
-    assert settings.pause_s(1, seconds, 0) == 7
-    assert settings.pause_s(1, 3600, 0) == 60
-    assert settings.pause_s(1, 0, 0) == 0.1
-    assert [settings.pause_s(n, None, 0) for n in (1, 2, 3, 4, 5, 99)] == [0.1, 0.2, 0.4, 0.8, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("status", "outcome"),
-    [
-        *[(each, "sent") for each in (200, 204)],
-        *[(each, "refused") for each in (301, 400, 401, 404, 413, 422)],
-        *[(each, "failed") for each in (429, 500, 502, 503, 504)],
-    ],
-)
-def test_what_an_answer_means(status: int, outcome: str) -> None:
-    """2xx is sent, 5xx and 429 are tried again, everything else is not."""
-    assert judged(status, "", None, 0.0).outcome == outcome
-
-
 def test_what_is_refused_is_counted_and_not_sent_again(store: Store, position: Path) -> None:
-    """After a 400 the next minute goes out, and what was refused is counted."""
+    """After a refusal the next minute goes out; what was refused is counted under its answer."""
     minutes = last_minutes(3)
     rows = Writer(store)
     rows.write(*(Measurement(10, minute=each) for each in minutes[:2]))
     with (
-        receiving([(400, {})]) as receiver,
+        receiving([(401, {})]) as receiver,
         writing(store, receiver.url, position) as writer,
     ):
         until(lambda: writer.stats().minute == minutes[0])
         rows.write(Measurement(10, minute=minutes[2]))
         until(lambda: writer.stats().minute == minutes[1])
         stats = writer.stats()
-        assert [status for status, _, _ in receiver.requests] == [400, 204]
+        assert [status for status, _, _ in receiver.requests] == [401, 204]
         assert sent(receiver, minutes[1]) == not_empty(expected(store, minutes[1]))
-    assert stats.refused == len(expected(store, minutes[0]))
+    assert stats.refused_for == {"HTTP 401": len(expected(store, minutes[0]))}
     assert stats.taken == stats.sent + stats.refused
+
+
+def refusing(entity: str, status: int, said: str) -> Judge:
+    """A receiver that takes no request in which there is something of an entity."""
+
+    def judge(samples: Samples) -> tuple[int, str]:
+        bad = any(labels["entity"] == entity for labels, _, _ in samples)
+        return (status, said) if bad else (204, "")
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "reason"),
+    [
+        (400, "out of order sample", "out of order"),
+        (400, "duplicate sample for timestamp", "another value is there"),
+        (400, "out of bounds", "too old"),
+        (500, "too old sample", "too old"),
+        (422, "", "HTTP 422"),
+    ],
+)
+def test_one_bad_sample_takes_no_others_with_it(
+    store: Store, position: Path, status: int, said: str, reason: str
+) -> None:
+    """A request that is refused is cut, down to what is wrong with it; that alone is counted."""
+    first, second = last_minutes(2)
+    Writer(store, script="calls = from(Endpoint.*).count();").write(
+        *(Measurement(1, "x", first, f"e{n}") for n in range(200)), Measurement(1, minute=second)
+    )
+    with receiving() as receiver:
+        receiver.judge = refusing("id-e77", status, said)
+        with writing(store, receiver.url, position) as writer:
+            until(lambda: writer.stats().minute == first)
+            stats = writer.stats()
+        arrived = {labels["entity"] for labels, _, _ in receiver.samples()}
+    assert arrived == {f"id-e{n}" for n in range(200)} - {"id-e77"}
+    assert (stats.sent, stats.refused_for, stats.retries) == (199, {reason: 1}, 0)
+
+
+def test_a_receiver_that_refuses_everything_is_not_asked_sample_by_sample(
+    store: Store, position: Path
+) -> None:
+    """Cutting ends when nothing of it is taken, and all of it is counted."""
+    first, second = last_minutes(2)
+    Writer(store, script="calls = from(Endpoint.*).count();").write(
+        *(Measurement(1, "x", first, f"e{n}") for n in range(500)), Measurement(1, minute=second)
+    )
+    with receiving() as receiver:
+        receiver.judge = lambda samples: (400, "too many series")
+        with writing(store, receiver.url, position) as writer:
+            until(lambda: writer.stats().minute == first)
+            stats = writer.stats()
+        assert len(receiver.requests) < 40
+    assert (stats.sent, stats.refused_for) == (0, {"HTTP 400": 500})
+
+
+def test_an_error_of_its_own_loses_nothing(
+    store: Store, position: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not even be tried counts as not sent: the position stays in front of it."""
+    first, second = last_minutes(2)
+    Writer(store).write(Measurement(10, minute=first), Measurement(10, minute=second))
+    with receiving() as receiver:
+        with monkeypatch.context() as patch:
+            patch.setattr("batchmill.export._remote_write_sender.encode", lambda samples: 1 / 0)
+            with writing(store, receiver.url, position) as writer:
+                until(lambda: writer.stats().unsent)
+            assert writer.stats().faults == {"sending failed": 1}
+            assert writer.stats().unsent == writer.stats().taken
+            assert not position.exists()
+        with writing(store, receiver.url, position) as writer:
+            until(lambda: writer.stats().minute == first)
+        assert sent(receiver, first) == not_empty(expected(store, first))
 
 
 def test_a_dead_receiver_holds_nobody_up(store: Store, position: Path) -> None:
@@ -350,42 +305,6 @@ def test_a_position_of_another_store_is_refused(store: Store, position: Path) ->
         writing(store, "remote+http://127.0.0.1:1/write", position)
 
 
-def test_late_rows_are_sent_again(store: Store, position: Path) -> None:
-    """What late rows change of the last minutes goes out again: the changed series alone."""
-    minutes = last_minutes(3)
-    rows = Writer(store)
-    rows.write(*(Measurement(10, "x", each, name) for each in minutes for name in "ab"))
-    with receiving() as receiver, writing(store, receiver.url, position) as writer:
-        until(lambda: writer.stats().minute == minutes[1])
-        receiver.requests.clear()
-        rows.write(Measurement(990, "x", minutes[1], "b"))
-        until(lambda: receiver.requests and writer.stats().waiting == 0)
-        entities = {labels["entity"] for labels, _, _ in receiver.samples()}
-        stats = writer.stats()
-        changed = sent(receiver, minutes[1])
-        assert changed.items() <= not_empty(expected(store, minutes[1])).items()
-    assert entities == {"id-b"}
-    assert stats.late == len(changed) > 0
-
-
-def test_a_receiver_that_refuses_late_rows_is_left_alone(store: Store, position: Path) -> None:
-    """After the first refusal of a change no more are sent; new minutes are."""
-    minutes = last_minutes(4)
-    rows = Writer(store)
-    rows.write(*(Measurement(10, "x", each) for each in minutes[:3]))
-    with (
-        receiving([(204, {}), (400, {})]) as receiver,
-        writing(store, receiver.url, position) as writer,
-    ):
-        until(lambda: writer.stats().minute == minutes[1])
-        rows.write(Measurement(990, "x", minutes[1]))
-        until(lambda: writer.stats().late_refused)
-        rows.write(Measurement(980, "x", minutes[1]))
-        rows.write(Measurement(10, "x", minutes[3]))
-        until(lambda: writer.stats().minute == minutes[2])
-        assert [status for status, _, _ in receiver.requests] == [204, 400, 204]
-
-
 def test_a_series_that_ends_is_marked(store: Store, position: Path) -> None:
     """An entity that a minute has no more gets a stale marker there, also after a restart."""
     minutes = last_minutes(4)
@@ -408,33 +327,6 @@ def test_a_series_that_ends_is_marked(store: Store, position: Path) -> None:
     assert ended == {("id-c", after(minutes[1]) * 1000), ("id-b", after(minutes[2]) * 1000)}
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("remote+http://h/w", ("h", 80, "/w", False)),
-        ("remote+https://h", ("h", 443, "/api/v1/write", True)),
-        ("remote+http://[::1]:9090/a?b=c", ("::1", 9090, "/a?b=c", False)),
-    ],
-)
-def test_addresses_are_read(url: str, place: tuple[str, int, str, bool]) -> None:
-    """Host, port, path and whether it is encrypted."""
-    target = Target.parse(url)
-    assert (target.host, target.port, target.path, target.tls) == place
-
-
-def test_a_login_is_sent_and_not_shown() -> None:
-    """A password in the address goes to the receiver, and into no log; a token likewise."""
-    target = Target.parse("remote+http://me:s%40crt@h:1/w")
-    assert target.headers == {"Authorization": "Basic bWU6c0BjcnQ="}
-    assert "bWU6c0BjcnQ=" not in repr(target)
-    assert target.url == "remote+http://h:1/w"
-    more = Target.parse("remote+http://h", "t0ken", {"X-Scope-OrgID": "shop"})
-    assert more.headers == {"Authorization": "Bearer t0ken", "X-Scope-OrgID": "shop"}
-    with pytest.raises(ConfigError) as caught:
-        Target.parse("http://me:s3cret@h:1/w")
-    assert "s3cret" not in str(caught.value)
-
-
 def test_a_store_that_fails_is_read_again(
     store: Store, position: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,91 +344,3 @@ def test_a_store_that_fails_is_read_again(
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == first)
         assert writer.stats().faults == {"store not read": 3}
-
-
-def test_a_real_prometheus_takes_it(store: Store, position: Path, tmp_path: Path) -> None:
-    """A Prometheus answers for every series of every minute with the store's value."""
-    minutes = last_minutes(4)
-    rows = Writer(store)
-    rows.write(Measurement(5, minute=minutes[0]))
-    with (
-        running_prometheus(tmp_path / "prom") as prometheus,
-        writing(store, prometheus.remote_write, position) as writer,
-    ):
-        for number in range(1, 4):
-            rows.write(
-                Measurement(number, "GET", minutes[number]),
-                Measurement(99, 'odd "\\\n', minutes[number], f'e{number} "\\\n名前'),
-            )
-            until(partial(reached, writer, minutes[number - 1]))
-        stats = writer.stats()
-        for minute in minutes[:3]:
-            found = {}
-            for labels, value in prometheus.query('{__name__=~"batchmill_.+"}', after(minute)):
-                name = labels.pop("__name__")
-                found[name, frozenset(labels.items())] = value
-            # Nothing else: what the minute before had and this one has not was marked as ended.
-            assert found == not_empty(expected(store, minute))
-    assert stats.requests == {"HTTP 204": 3}
-    assert stats.ended > 0
-
-
-def test_a_real_prometheus_keeps_what_it_has(store: Store, position: Path, tmp_path: Path) -> None:
-    """A Prometheus refuses what late rows have changed; it is counted, and new minutes go on."""
-    minutes = last_minutes(4)
-    rows = Writer(store, script="calls = from(Endpoint.*).count();")
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:3]))
-    with (
-        running_prometheus(tmp_path / "prom") as prometheus,
-        writing(store, prometheus.remote_write, position) as writer,
-    ):
-        until(lambda: writer.stats().minute == minutes[1])
-        rows.write(Measurement(2, minute=minutes[1]))
-        until(lambda: writer.stats().late_refused)
-        rows.write(Measurement(3, minute=minutes[3]))
-        until(lambda: writer.stats().minute == minutes[2])
-        values = [
-            [value for _, value in prometheus.query("batchmill_calls", after(each))]
-            for each in minutes[1:3]
-        ]
-        stats = writer.stats()
-    assert values == [[1.0], [1.0]]
-    assert (stats.refused, stats.sent, stats.taken) == (1, 2, 3)
-
-
-def test_a_real_prometheus_that_was_away_gets_everything(
-    store: Store, position: Path, tmp_path: Path
-) -> None:
-    """While Prometheus is down minutes go on; when it is back it has every one of them."""
-    minutes = last_minutes(5)
-    rows = Writer(store)
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:2]))
-    with contextlib.ExitStack() as stack:
-        with running_prometheus(tmp_path / "prom") as prometheus:
-            writer = stack.enter_context(writing(store, prometheus.remote_write, position))
-            until(lambda: writer.stats().minute == minutes[0])
-        for number in (2, 3, 4):
-            rows.write(*(Measurement(number, minute=minutes[number]) for _ in range(number)))
-        until(lambda: writer.stats().retries > 3)
-        with running_prometheus(tmp_path / "prom", port=prometheus.port):
-            until(lambda: writer.stats().minute == minutes[3])
-            calls = [prometheus.query("batchmill_calls", after(each)) for each in minutes[:4]]
-        stats = writer.stats()
-    assert [[value for _, value in each] for each in calls] == [[1], [1], [2], [3]]
-    assert (stats.sent, stats.refused) == (stats.taken, 0)
-
-
-def test_a_real_prometheus_takes_a_minute_twice(
-    store: Store, position: Path, tmp_path: Path
-) -> None:
-    """A writer that was killed sends its last minute again, which Prometheus takes for the same."""
-    minutes = last_minutes(3)
-    Writer(store).write(*(Measurement(1, minute=each) for each in minutes))
-    with running_prometheus(tmp_path / "prom") as prometheus:
-        for _ in range(2):
-            with writing(store, prometheus.remote_write, position) as writer:
-                until(lambda: writer.stats().minute == minutes[1])
-            assert writer.stats().requests == {"HTTP 204": 1}
-            saved = json.loads(position.read_text())
-            # As if it had been killed between the answer and the note of it.
-            position.write_text(json.dumps(saved | {"minute": minutes[0]}))

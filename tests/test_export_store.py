@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from batchmill.export import Exporter, Target, open_sender
+import pytest
+
 from batchmill.outbox import Outbox
 from batchmill.store import RetryPolicy, Store, open_store
+from batchmill.store import _postgres_session as session_module
+from batchmill.store._staging import merging
 from tests.export_kit import (
-    QUICK,
     Mill,
     added_up,
+    check_all_arrived,
+    exporter_of,
     last_totals,
     measurements,
     mill,
     running,
     stored,
+    wait_until,
 )
 from tests.otlp_metrics_receiver import GrpcReceiver
 from tests.postgres import Postgres
 from tests.store_kit import PATIENT, Measurement, end, in_another_process, line_of
+from tests.writers_kit import before, open_writers
 
 HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)
-
-
-def wait_until(done: Callable[[], Any]) -> None:
-    """Nobody tells of what an exporter counts: it is asked for."""
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
 
 
 def test_a_database_that_was_restarted_loses_no_export(
@@ -52,8 +46,36 @@ def test_a_database_that_was_restarted_loses_no_export(
             postgres.start()
             one.commit(*measurements(1))
             wait_until(lambda: not one.store.outbox(one.outbox.place))
-        assert last_totals(receiver.points()) == stored(one.store)
+        check_all_arrived(one, receiver.points())
         assert one.counted("export retries")["store unavailable"] > 0
+
+
+@pytest.mark.parametrize("mode", ["immediate", "fast"])
+def test_a_database_restarted_inside_a_merge_exports_each_commit_once(
+    postgres: Postgres,
+    postgres_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    """The commit is tried again, in pieces or not, and names its file once; then all arrives."""
+    one = Mill(open_writers(postgres_url), tmp_path / "checkpoint")
+    restarts: list[str] = []
+
+    def restart(calls: int) -> None:
+        if calls == 2 and not restarts:
+            restarts.append(mode)
+            postgres.stop(mode)
+            postgres.start()
+
+    with one.store, GrpcReceiver() as receiver:
+        one.commit(*measurements(0, 12, [f"e{each}" for each in range(6)]))
+        monkeypatch.setattr(session_module, "merging", before(merging, restart))
+        one.commit(*measurements(1, 12, [f"e{each}" for each in range(6)]))
+        assert restarts == [mode]
+        assert [each.seq for each in one.store.outbox(one.outbox.place)] == [1, 2]
+        one.exporter(receiver.target).run(once=True)
+        check_all_arrived(one, receiver.points())
 
 
 COMMIT_FOR_EVER = """
@@ -77,10 +99,7 @@ def test_killed_while_it_commits_a_writer_loses_no_export(tmp_path: Path) -> Non
         (info,) = store.streams()
         assert info.last_batch is not None
         assert len(store.outbox(outbox.place)) == info.last_batch + 1 >= 8
-        sender = open_sender(Target.parse(receiver.target), QUICK)
-        Exporter(store=store, outbox=outbox, sender=sender, name="test", settings=QUICK).run(
-            once=True
-        )
+        exporter_of(store, outbox, receiver.target).run(once=True)
         calls = {key: n for key, n in stored(store).items() if key[0] == "batchmill.calls"}
         assert added_up(receiver.points(), "calls") == calls
         assert last_totals(receiver.points()) == stored(store)

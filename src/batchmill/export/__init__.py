@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from batchmill._lazy import lazy_names
 from batchmill.export._errors import ExporterInUseError, MissingExportError, SendError
+from batchmill.export._forget import forget_exporter
 from batchmill.export._settings import ExporterSettings
 from batchmill.export._target import Sender, Target, open_sender
 from batchmill.export._values import ExportedValue
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
     from batchmill.export._exporter import Exporter
     from batchmill.export._figures import ExporterStats
     from batchmill.export._forward import KafkaForwarder
+    from batchmill.export._minutes import complete_minute
     from batchmill.export._otlp import to_otlp
     from batchmill.export._prometheus_page import PageSettings, StoreUnreadableError
     from batchmill.export._prometheus_server import PrometheusServer, PrometheusSettings
     from batchmill.export._remote_write import RemoteWriter
     from batchmill.export._remote_write_http import remote_address
     from batchmill.export._remote_write_stats import RemoteWriteSettings, RemoteWriteStats
-    from batchmill.export._series import SeriesLimits
+    from batchmill.export._series import (
+        SeriesLimits,
+        by_label,
+        entity_labels,
+        help_text,
+        series_names,
+    )
 
 __all__ = [
     "ExportedValue",
@@ -47,8 +55,14 @@ __all__ = [
     "SeriesLimits",
     "StoreUnreadableError",
     "Target",
+    "by_label",
+    "complete_minute",
+    "entity_labels",
+    "help_text",
+    "forget_exporter",
     "open_sender",
     "remote_address",
+    "series_names",
     "to_otlp",
 ]
 
@@ -64,7 +78,12 @@ _MODULES = {
     "RemoteWriter": "_remote_write",
     "SeriesLimits": "_series",
     "StoreUnreadableError": "_prometheus_page",
+    "by_label": "_series",
+    "complete_minute": "_minutes",
+    "entity_labels": "_series",
+    "help_text": "_series",
     "remote_address": "_remote_write_http",
+    "series_names": "_series",
     "to_otlp": "_otlp",
 }
 

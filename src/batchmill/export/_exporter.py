@@ -17,11 +17,12 @@ Two threads: the one that calls :meth:`Exporter.run`, and the queue's, which sen
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from batchmill import presets
 from batchmill._backoff import back_off_ms
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from batchmill.outbox import Outbox
 
 T = TypeVar("T")
+Through: TypeAlias = tuple[int, int]
+"""A file that was dealt with: its number, and how many of its rows were there to be sent."""
 
 log = logging.getLogger("batchmill.export")
 
@@ -86,6 +89,8 @@ class Exporter:
         self._stopping = threading.Event()
         self._give_up = threading.Event()
         self._lost = False
+        self._own_errors = 0
+        """How many errors of its own there were in a row."""
         self._at_most = self.settings.max_batch
         """How many values are sent at a time, as far as is known what the peer takes."""
         self._queue: BatchQueue[ExportedValue] | None = None
@@ -93,9 +98,10 @@ class Exporter:
     def run(self, *, once: bool = False) -> None:
         """Export until :meth:`stop`; with ``once``, until nothing is left.
 
-        Raises :class:`ExporterInUseError` if another process does the same.
+        Its sender is closed in the end, so it runs once. Raises :class:`ExporterInUseError` if
+        another process does the same.
         """
-        with only_one(self._outbox.folder, self.name):
+        with contextlib.closing(self._sender), only_one(self._outbox.folder, self.name):
             if not self._stopping.is_set():
                 self._give_up.clear()
             self._patiently(self._join)
@@ -106,7 +112,6 @@ class Exporter:
                 # All is sent by now, or else something went wrong, and nothing more is to be sent.
                 self._give_up.set()
                 queue.shutdown()
-                self._sender.close()
 
     def stop(self) -> None:
         """Ask it to end: what is in hand is sent within ``drain_s``, and nothing else is begun.
@@ -152,15 +157,16 @@ class Exporter:
             if not found:
                 self._stopping.wait(self.settings.poll_s)
 
-    def _groups(self, files: Sequence[OutboxFile]) -> Iterator[list[OutboxFile]]:
+    def _groups(self, files: Sequence[OutboxFile]) -> Iterator[list[Through]]:
         """Files that were sent, as many together as one queue holds of their values."""
-        group: list[OutboxFile] = []
+        group: list[Through] = []
         values = 0
         for each in files:
             if self._stopping.is_set():
                 break
-            values += self._export(each)
-            group.append(each)
+            made, rows = self._export(each)
+            values += made
+            group.append((each.seq, rows))
             if values >= self.settings.buffer_size:
                 if not self._flush():
                     return
@@ -169,8 +175,9 @@ class Exporter:
         if group and self._flush():
             yield group
 
-    def _export(self, file: OutboxFile) -> int:
-        """Put the values of a file on the queue; how many."""
+    def _export(self, file: OutboxFile) -> tuple[int, int]:
+        """Put the values of a file on the queue; how many, and of how many rows."""
+        rows = file.rows
         left_out: Counter[str] = Counter()
         made, gone = 0, False
         try:
@@ -188,12 +195,18 @@ class Exporter:
             self._lost = True
             self._store_failed(error)
             self._ends_within(self._delay_s(1))
-        # One that had to go is not named any more, and was counted by whoever let it go.
-        if gone and self._patiently(lambda: self._is_named(file)):
-            self._skip(file, GONE, "somebody removed it")
+        if gone:
+            named = self._patiently(lambda: self._is_named(file))
+            if named:
+                self._skip(file, GONE, "somebody removed it")
+            elif named is None:
+                self._lost = True
+            else:
+                # It had to go, and was counted as dropped by whoever let it go: so it stays.
+                rows = 0
         for reason, n in left_out.items():
             self._figures.add(VALUES_DROPPED, reason, n)
-        return made
+        return made, rows
 
     def _produce(self, values: list[ExportedValue]) -> None:
         assert self._queue is not None
@@ -210,20 +223,21 @@ class Exporter:
         assert self._queue is not None
         self._queue.flush()
         lost, self._lost = self._lost, False
+        if lost:
+            self._figures.take_back_drops()  # they come again, and may well be sent then
         return not lost
 
-    def _pass(self, files: Sequence[OutboxFile]) -> None:
+    def _pass(self, files: Sequence[Through]) -> None:
         """Store the position behind some files, and remove those that nobody waits for."""
         taken = self._figures.take()
         counters = {(what, self.name, reason): n for (what, reason), n in taken.items()}
-        sent = [(each.seq, each.rows) for each in files]
         free = self._patiently(
-            lambda: self._store.pass_outbox(self.name, self._outbox.place, sent, counters)
+            lambda: self._store.pass_outbox(self.name, self._outbox.place, files, counters)
         )
         if free is None:
             self._figures.put_back(taken)
             return
-        self._position = files[-1].seq
+        self._position = files[-1][0]
         self._outbox.remove(free)
 
     def _is_named(self, file: OutboxFile) -> bool:
@@ -298,10 +312,11 @@ class Exporter:
                 if attempt == 1:
                     log.warning("%s: %s; trying again", self.name, error)
                 self._figures.failed(error.reason, str(error))
-                delay_s = self._delay_s(attempt) if error.after_s is None else error.after_s
-                if self._ends_within(delay_s):
+                # A peer that asks for no pause at all is not asked all the time.
+                if self._ends_within(max(self._delay_s(attempt), error.after_s or 0.0)):
                     raise GivenUpError from error
             else:
+                self._own_errors = 0
                 self._figures.sent(len(values), refused)
                 return None
 
@@ -309,9 +324,11 @@ class Exporter:
         """Nothing of this, nor of what follows, may be passed: it is sent again."""
         self._lost = True
         if not isinstance(error, GivenUpError):
-            log.error("%s: an error of its own", self.name, exc_info=error)
+            self._own_errors += 1
+            if self._own_errors == 1:
+                log.error("%s: an error of its own; trying again", self.name, exc_info=error)
             self._figures.failed("error of its own", repr(error))
-            self._ends_within(self._delay_s(1))
+            self._ends_within(self._delay_s(self._own_errors))
 
     def _delay_s(self, attempt: int) -> float:
         return back_off_ms(self.settings.initial_ms, self.settings.max_ms, 2.0, attempt) / 1000

@@ -16,6 +16,7 @@ VALUES_DROPPED = "export values dropped"
 POINTS_REFUSED = "export points refused"
 ROWS_DROPPED = "export dropped"
 """The store's counters, each with the exporter as its source and a reason."""
+_DROPS = (VALUES_DROPPED, ROWS_DROPPED, POINTS_REFUSED)
 
 NOT_TOLD = ""
 """The reason of what needs none."""
@@ -91,6 +92,14 @@ class Figures:
         """What was counted, by reason."""
         with self._lock:
             return {reason: n for (kind, reason), n in self._all.items() if kind == what}
+
+    def take_back_drops(self) -> None:
+        """What was dropped since :meth:`take` is tried once more, and counted then."""
+        with self._lock:
+            for key in [key for key in self._new if key[0] in _DROPS]:
+                self._all[key] -= self._new.pop(key)
+                if not self._all[key]:
+                    del self._all[key]
 
     def take(self) -> Counter[tuple[str, str]]:
         """What is new; it is the caller's to store, or to :meth:`put_back`."""

@@ -39,10 +39,9 @@ class GrpcSender:
 
     def send(self, values: Sequence[ExportedValue]) -> int:
         """See :class:`Sender`."""
+        request = to_otlp(values)
         try:
-            answer = self._stub.Export(
-                to_otlp(values), timeout=self._timeout_s, metadata=self._headers
-            )
+            answer = self._stub.Export(request, timeout=self._timeout_s, metadata=self._headers)
         except grpc.RpcError as error:
             raise _told(error) from error
         except ValueError as error:  # what gRPC says of a channel that was closed

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import http.client
 import socket
+import time
 from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from batchmill.export._errors import SendError
 from batchmill.export._otlp import to_otlp
+from batchmill.export._retry_after import retry_after_s
 from batchmill.export._settings import ExporterSettings
 from batchmill.export._target import Target
 from batchmill.export._values import ExportedValue
@@ -33,6 +35,7 @@ class HttpSender:
         (peer,) = target.peers
         kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
         self._connection = kind(peer, timeout=settings.timeout_s)
+        self._interrupted = False
         self._path = target.path or PATH
         self._headers = {
             **settings.headers,
@@ -44,8 +47,7 @@ class HttpSender:
         """See :class:`Sender`."""
         body = gzip.compress(to_otlp(values).SerializeToString(), 1)
         try:
-            self._connection.request("POST", self._path, body, self._headers)
-            answer = self._connection.getresponse()
+            answer = self._post(body)
             read = answer.read(_LONGEST)
             if answer.read(1):  # more than anybody has to say: the connection is of no more use
                 self._connection.close()
@@ -53,21 +55,36 @@ class HttpSender:
             self._connection.close()
             reason = "timeout" if isinstance(error, TimeoutError) else "unreachable"
             raise SendError(reason, f"{type(error).__name__}: {error}") from error
-        if answer.status != 200:
+        if not 200 <= answer.status < 300:
+            after_s = retry_after_s(answer.getheader("retry-after"), time.time())
             raise SendError(
                 f"HTTP {answer.status}",
                 read[:200].decode("utf-8", "replace"),
                 retry=answer.status not in (*_WRONG, 413),
                 too_large=answer.status == 413,
-                after_s=_seconds(answer.getheader("retry-after")),
+                after_s=None if after_s is None else min(after_s, _LONGEST_WAIT_S),
             )
         with contextlib.suppress(DecodeError):  # it was taken all the same
             said = ExportMetricsServiceResponse.FromString(read)
             return int(said.partial_success.rejected_data_points)
         return 0
 
+    def _post(self, body: bytes) -> http.client.HTTPResponse:
+        used = self._connection.sock is not None
+        try:
+            self._connection.request("POST", self._path, body, self._headers)
+            return self._connection.getresponse()
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            self._connection.close()
+            if not used or self._interrupted:
+                raise
+        # The peer closed it while nothing was to be sent, as it may: that is no failure.
+        self._connection.request("POST", self._path, body, self._headers)
+        return self._connection.getresponse()
+
     def interrupt(self) -> None:
         """See :class:`Sender`."""
+        self._interrupted = True
         sock = self._connection.sock
         if sock is not None:
             with contextlib.suppress(OSError):  # it is closed already
@@ -76,9 +93,3 @@ class HttpSender:
     def close(self) -> None:
         """See :class:`Sender`."""
         self._connection.close()
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None or not text.isascii() or not text.isdecimal():
-        return None
-    return min(float(text), _LONGEST_WAIT_S)

@@ -11,11 +11,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from batchmill._errors import ConfigError
 from batchmill.export._errors import SendError
 from batchmill.export._otlp import to_otlp
 from batchmill.export._settings import ExporterSettings
 from batchmill.export._target import Target
 from batchmill.export._values import ExportedValue
+from batchmill.kafka import Trouble, hide_secrets
 
 _GRACE_S = 1.0
 """The producer itself gives up after the timeout; this much later it has said so."""
@@ -28,9 +30,12 @@ class KafkaSender:
         self._topic = target.path
         self._timeout_s = settings.timeout_s
         timeout_ms = int(settings.timeout_s * 1000)
+        self._trouble = Trouble()
+        self._given = settings.kafka_options
         self._options: dict[str, Any] = {
-            "bootstrap.servers": ",".join(target.peers),
             "client.id": "batchmill-export",
+            **self._given,
+            "bootstrap.servers": ",".join(target.peers),
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 5,
@@ -42,9 +47,10 @@ class KafkaSender:
             # A topic that is not there is told as such, before the message's own time is up.
             "topic.metadata.propagation.max.ms": timeout_ms // 2,
             "log_level": 0,
-            "error_cb": lambda error: None,  # what it comes to is told by each message's report
+            "error_cb": self._trouble,
         }
-        self._producer: Producer | None = None
+        # At once: settings that librdkafka does not take are told before anything is sent.
+        self._producer: Producer | None = self._make()
 
     def send(self, values: Sequence[ExportedValue]) -> int:
         """See :class:`Sender`."""
@@ -66,7 +72,7 @@ class KafkaSender:
                     producer.poll(0.1)
         except KafkaException as error:
             self._abandon(producer)
-            raise _told(error.args[0]) from error
+            raise self._told(error.args[0]) from error
         left = producer.flush(self._timeout_s + _GRACE_S)
         if left:
             self._abandon(producer)
@@ -74,7 +80,8 @@ class KafkaSender:
         if failed:
             if any(each.fatal() for each in failed):
                 self._abandon(producer)
-            raise _told(failed[0])
+            raise self._told(failed[0])
+        self._trouble.forget()
         return 0
 
     def interrupt(self) -> None:
@@ -97,8 +104,15 @@ class KafkaSender:
 
     def _open(self) -> Producer:
         if self._producer is None:
-            self._producer = Producer(self._options)
+            self._producer = self._make()
         return self._producer
+
+    def _make(self) -> Producer:
+        try:
+            return Producer(self._options)
+        except KafkaException as error:
+            said = hide_secrets(str(error.args[0].str()), self._given)
+            raise ConfigError("kafka_options", "…", f"what librdkafka takes: {said}") from None
 
     def _abandon(self, producer: Producer) -> None:
         """What it still holds is sent again by the next one, or was given up."""
@@ -106,8 +120,9 @@ class KafkaSender:
         producer.flush(_GRACE_S)
         self._producer = None
 
-
-def _told(error: KafkaError) -> SendError:
-    too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
-    reason = error.name().lstrip("_")
-    return SendError(reason, error.str(), retry=not too_large, too_large=too_large)
+    def _told(self, error: KafkaError) -> SendError:
+        if self._trouble.refused:  # it shows in each message as time that was up
+            return SendError(self._trouble.name.lstrip("_"), self._trouble.text)
+        too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+        reason = error.name().lstrip("_")
+        return SendError(reason, error.str(), retry=not too_large, too_large=too_large)

@@ -6,6 +6,10 @@ sums), and else a gauge: an average of averages is nobody's average. A point spa
 its start to its end; a value with labels has one point for each. What a point is about is told by
 its attributes: ``batchmill.entity.kind``, ``.id``, ``.name``, ``batchmill.layer`` and
 ``batchmill.label``.
+
+The increments of each commit are a metric of their own within a request, whose metadata (not its
+attributes, which would make a series of each) have ``batchmill.commit``: what came twice can be
+told by it.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from batchmill.sources import bucket_end, bucket_start
 
 PREFIX = "batchmill."
 INCREMENT = ".increment"
+COMMIT = "batchmill.commit"
 COUNTS = frozenset({"count", "cpm", "labelCount", "histogram"})
 """Functions whose increments add up, and never fall."""
 SUMS = frozenset({"sum", "sumDouble"})
@@ -42,26 +47,38 @@ def to_otlp(values: Iterable[ExportedValue]) -> ExportMetricsServiceRequest:
     resource.resource.attributes.append(_text("service.name", "batchmill"))
     scope = resource.scope_metrics.add()
     scope.scope.name = "batchmill"
-    known: dict[str, tuple[Metric, Metric]] = {}
+    totals: dict[str, Metric] = {}
+    increments: dict[tuple[str, str], Metric] = {}
     for each in values:
-        pair = known.get(each.metric)
-        if pair is None:
-            total, increment = scope.metrics.add(), scope.metrics.add()
-            pair = known[each.metric] = total, increment
-            total.name, increment.name = names(each.metric)
-            total.description = f"{each.function}, by minute"
-            increment.description = f"{each.function}, of what one commit added to a minute"
-            if each.function in COUNTS | SUMS:
-                increment.sum.aggregation_temporality = (
-                    AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
-                )
-                increment.sum.is_monotonic = each.function in COUNTS
+        total = totals.get(each.metric)
+        if total is None:
+            total = totals[each.metric] = scope.metrics.add()
+            _describe_total(total, each)
+        increment = increments.get((each.metric, each.commit))
+        if increment is None:
+            increment = increments[each.metric, each.commit] = scope.metrics.add()
+            _describe_increment(increment, each)
         attributes = _about(each)
-        _add(pair[0].gauge.data_points, each, each.total, attributes)
-        summed = pair[1].HasField("sum")
-        points = pair[1].sum.data_points if summed else pair[1].gauge.data_points
-        _add(points, each, each.increment, attributes)
+        _add(total.gauge.data_points, each, each.total, attributes)
+        data = increment.sum if increment.HasField("sum") else increment.gauge
+        _add(data.data_points, each, each.increment, attributes)
     return request
+
+
+def _describe_total(metric: Metric, value: ExportedValue) -> None:
+    metric.name, _ = names(value.metric)
+    metric.description = f"{value.function}, by minute"
+
+
+def _describe_increment(metric: Metric, value: ExportedValue) -> None:
+    _, metric.name = names(value.metric)
+    metric.description = f"{value.function}, of what one commit added to a minute"
+    if value.commit:
+        metric.metadata.append(_text(COMMIT, value.commit))
+    if value.function in COUNTS | SUMS:
+        delta = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
+        metric.sum.aggregation_temporality = delta
+        metric.sum.is_monotonic = value.function in COUNTS
 
 
 def names(metric: str) -> tuple[str, str]:

@@ -16,9 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from batchmill._closing import Closing
 from batchmill._errors import ConfigError
 from batchmill.export._prometheus_handler import Handler
 from batchmill.export._prometheus_page import MetricsPage, PageSettings
@@ -66,7 +66,7 @@ class PrometheusSettings:
         self.access.check_bind(self.bind, self.insecure)
 
 
-class PrometheusServer:
+class PrometheusServer(Closing):
     """Serves the newest complete minute of a store, on threads of its own, until it is closed.
 
     ``open_store`` is called when the first page is asked for, and again after the store could not
@@ -115,17 +115,6 @@ class PrometheusServer:
             self._thread.join()
         self._server.end()
         self._page.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def count(self, outcome: str) -> None:
         """A connection has its answer."""

@@ -7,8 +7,9 @@
   position it begins with the newest complete minute, or at the start of a store that was empty.
 * Bounded: the queue holds so many samples, and while it is full no further minute is read; the
   store keeps them meanwhile. After a pause, minutes that are too far back are skipped and counted.
-* Late rows: the last minutes are looked at again, and changed values are sent again, in requests
-  of their own. Prometheus keeps the value it has and refuses them; then no more are sent.
+* Late rows: the last minutes but the newest are looked at again, and what they have changed or
+  brought is sent, in requests of their own. A stock Prometheus refuses what is older than what it
+  has of a series, and no more of it is sent then; with an ``out_of_order_time_window`` it takes it.
 
 Nothing of this is on the way of a commit: the store is only read.
 """
@@ -20,10 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from batchmill import presets
+from batchmill._closing import Closing
 from batchmill._errors import BatchmillError
 from batchmill.export._minutes import complete_minute, end_s, minutes_after, minutes_before
 from batchmill.export._remote_write_http import Connection, Target
@@ -38,7 +38,7 @@ from batchmill.store import Store
 log = logging.getLogger("batchmill.export")
 
 
-class RemoteWriter:
+class RemoteWriter(Closing):
     """Follows a store and writes its minutes to a receiver, on threads of its own, until closed.
 
     The store is the caller's, and is closed by them after the writer. ``position`` is a file of
@@ -105,17 +105,6 @@ class RemoteWriter:
         self._thread.join()
         stats = self.stats()
         return not stats.unsent and not stats.waiting
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _follow(self) -> None:
         primed = False
@@ -188,21 +177,33 @@ class RemoteWriter:
         return True
 
     def _send_late(self) -> None:
-        """Put into the queue what has changed of the last minutes since it was read."""
+        """Put into the queue what has changed of the last minutes since it was read.
+
+        The newest one waits: Prometheus takes no other value for the newest time that it has of a
+        series, whatever its settings.
+        """
+        before: set[Labels] = set()
         for minute, sent in sorted(self._values.items()):
             if self._tally.late_refused:
                 self._values.clear()
                 return
-            found = _samples(self._chosen(minute))
+            newest = minute == self._reached
+            found = {} if newest else _samples(self._chosen(minute))
             at_ms = round(end_s(minute) * 1000)
             changed = [
                 Item(minute, at_ms, labels, value, late=True)
                 for labels, value in found.items()
                 if sent.get(hash(labels)) != value
             ]
+            # Series that came late to the minute before, and that this one has not, end here.
+            there = self._live if newest else found.keys()
+            ended = sorted(each for each in before - there if hash(each) not in sent)
+            changed += [Item(minute, at_ms, labels, STALE, late=True) for labels in ended]
             if not self._put(changed):
                 return
-            self._values[minute] = _hashed(found)
+            before = {each for each in found if hash(each) not in sent}
+            if not newest:
+                self._values[minute] = _hashed(found)
 
     def _chosen(self, minute: int) -> Chosen:
         limits = self.settings.limits
@@ -214,7 +215,7 @@ class RemoteWriter:
         self._live = set(found)
         if self.settings.late_minutes and not self._tally.late_refused:
             self._values[minute] = _hashed(found)
-            while len(self._values) > self.settings.late_minutes:
+            while len(self._values) > self.settings.late_minutes + 1:
                 del self._values[min(self._values)]
 
     def _put(self, items: list[Item]) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import email.utils
 import http.client
+import re
 import socket
 import ssl
 import time
@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from batchmill import __version__
 from batchmill._errors import ConfigError
+from batchmill.export._headers import check_headers
+from batchmill.export._retry_after import retry_after_s
 
 SCHEMES = {"remote+http": False, "remote+https": True}
 HEADERS = {
@@ -26,6 +28,18 @@ HEADERS = {
 _ALLOWED = "remote+http://host:port/path or remote+https://host:port/path"
 _MOST_SAID = 300
 """How much of an answer is kept for the log."""
+
+OUT_OF_ORDER = "out of order"
+ANOTHER_VALUE = "another value is there"
+TOO_OLD = "too old"
+_ABOUT_SAMPLES = {
+    re.compile("out.of.order"): OUT_OF_ORDER,
+    re.compile("duplicate"): ANOTHER_VALUE,
+    re.compile("out.of.bounds|too.old"): TOO_OLD,
+}
+"""How Prometheus, and those who are like it, say that it is the samples that they do not want."""
+_OF_SOME = (400, 409, 413, 422)
+"""Answers to a whole request because of some of its samples; 409 is Thanos's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +74,7 @@ class Target:
         elif cut.username is not None:
             login = f"{unquote(cut.username)}:{unquote(cut.password or '')}"
             more["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+        check_headers(more)
         tls = SCHEMES[cut.scheme]
         path = (cut.path or "/api/v1/write") + (f"?{cut.query}" if cut.query else "")
         return cls(shown, cut.hostname, port or (443 if tls else 80), path, tls, more)
@@ -75,6 +90,10 @@ class Answer:
     """``HTTP 400``, ``unreachable`` and the like: what it is counted as."""
     said: str = ""
     retry_after_s: float | None = None
+    reason: str = ""
+    """What refused samples are counted under."""
+    of_some: bool = False
+    """Whether it may be some of the samples that are refused, and the others would be taken."""
 
 
 def remote_address(to: str) -> str:
@@ -134,23 +153,16 @@ class Connection:
 
 
 def judged(status: int, said: str, retry_after: str | None, now_s: float) -> Answer:
-    """What an answer means, as the specification has it: 5xx and 429 are tried again."""
+    """What an answer means, as the specification has it: 5xx and 429 are tried again.
+
+    But for one: a Prometheus that takes samples out of order answers 500 to those that are too old
+    even for that (2.42 does), and would do so for ever.
+    """
     why = f"HTTP {status}"
     if 200 <= status < 300:
         return Answer("sent", why)
-    if status == 429 or status >= 500:
-        return Answer("failed", why, said, _seconds(retry_after, now_s))
-    return Answer("refused", why, said)
-
-
-def _seconds(retry_after: str | None, now_s: float) -> float | None:
-    """The header ``Retry-After``, which is seconds or a date."""
-    if retry_after is None:
-        return None
-    if retry_after.strip().isdecimal():
-        return float(retry_after)
-    try:
-        moment = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, moment.timestamp() - now_s)
+    about = next((what for text, what in _ABOUT_SAMPLES.items() if text.search(said)), "")
+    too_old = status == 500 and about == TOO_OLD
+    if (status == 429 or status >= 500) and not too_old:
+        return Answer("failed", why, said, retry_after_s(retry_after, now_s))
+    return Answer("refused", why, said, reason=about or why, of_some=too_old or status in _OF_SOME)

@@ -8,13 +8,22 @@ import random
 import threading
 from dataclasses import dataclass
 
-from batchmill.export._remote_write_http import Answer, Connection
+from batchmill.export._remote_write_http import ANOTHER_VALUE, Answer, Connection
 from batchmill.export._remote_write_position import Position
 from batchmill.export._remote_write_proto import encode
 from batchmill.export._remote_write_stats import RemoteWriteSettings, Tally
 from batchmill.export._series import Labels
 
 log = logging.getLogger("batchmill.export")
+
+_MOST_REQUESTS = 64
+"""That one request which was refused is cut into: enough to find a few samples among thousands."""
+_IN_VAIN = 16
+"""After so many refusals and nothing taken it is not some samples, it is all of them."""
+_TAKES_LATE = (
+    "Prometheus takes such samples if storage.tsdb.out_of_order_time_window is set in its "
+    "configuration"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +93,46 @@ class Sender:
             self._position.minute = minute
 
     def _deliver(self, minute: int, run: list[Item], late: bool) -> None:
-        count = len(run)
+        """Send samples; where some are refused, the others all the same.
+
+        A receiver refuses a whole request because of one sample, so that is cut in halves.
+        """
+        waiting = [run]
+        requests = taken = 0
+        refused: list[tuple[int, Answer]] = []
+        while waiting:
+            some = waiting.pop()
+            try:
+                answer = self._answered(minute, some)
+            except Exception:  # whatever it is, the samples are not sent, and are not forgotten
+                answer = None
+                if self._tally.fault("sending failed") == 1:
+                    log.exception("remote write cannot send samples of %d", minute)
+            if answer is None:
+                left = len(some) + sum(len(each) for each in waiting)
+                self._left_some |= not late
+                self._tally.add(unsent=left)
+                break
+            requests += 1
+            if answer.outcome == "sent":
+                taken += len(some)
+                continue
+            worth = taken or requests < _IN_VAIN
+            if answer.of_some and len(some) > 1 and requests < _MOST_REQUESTS and worth:
+                half = len(some) // 2
+                waiting += [some[half:], some[:half]]  # the last one comes first: in order
+                continue
+            self._tally.refuse(answer.reason, len(some))
+            refused.append((len(some), answer))
+        if refused:
+            self._tell(minute, refused, late, taken)
+
+    def _answered(self, minute: int, run: list[Item]) -> Answer | None:
+        """Send samples until they are taken, or refused for good; None: no time is left."""
         body = encode((each.labels or (), each.value, each.at_ms) for each in run)
         for attempt in itertools.count(1):
             if self._giving_up.is_set():
-                self._left_some |= not late
-                self._tally.add(unsent=count)
-                return
+                return None
             answer = self._connection.post(body)
             self._tally.request(answer.why)
             self._tally.is_failing(answer.why if answer.outcome == "failed" else "")
@@ -105,23 +147,23 @@ class Sender:
                 )
             self._giving_up.wait(pause_s)
         if answer.outcome == "sent":
-            self._tally.add(sent=count, bytes_sent=len(body))
+            self._tally.add(sent=len(run), bytes_sent=len(body))
             if attempt > 1:
                 log.warning("%s takes samples again, after %d tries", self._url, attempt)
-        else:
-            self._refused(minute, count, late, answer)
+        return answer
 
-    def _refused(self, minute: int, count: int, late: bool, answer: Answer) -> None:
-        self._tally.add(refused=count)
-        if late:
+    def _tell(self, minute: int, refused: list[tuple[int, Answer]], late: bool, taken: int) -> None:
+        count = sum(each for each, _ in refused)
+        answer = refused[0][1]
+        log.warning(
+            "%s refused %d samples of %d for good, and took %d (%s %s): they are not sent again",
+            *(self._url, count, minute, taken, answer.why, answer.said),
+        )
+        # Who has another value for that very time may still take others.
+        none = not taken and any(each.reason != ANOTHER_VALUE for _, each in refused)
+        if late and none and not self._tally.late_refused:
             self._tally.late_refused = True
             log.warning(
-                "%s refused %d values that late rows have changed (%s %s): no more of them are "
-                "sent, and it keeps what it had of those minutes",
-                *(self._url, count, answer.why, answer.said),
-            )
-        else:
-            log.warning(
-                "%s refused %d samples of %d for good (%s %s): they are not sent again",
-                *(self._url, count, minute, answer.why, answer.said),
+                "%s takes nothing of what comes late: no more of it is sent. %s",
+                *(self._url, _TAKES_LATE),
             )

@@ -24,8 +24,8 @@ class RemoteWriteSettings:
     """After a pause, minutes that lie further back than this are skipped, and counted. Prometheus
     itself takes nothing older than an hour."""
     late_minutes: int = 3
-    """So many minutes are looked at again, and what late rows have changed is sent again; until a
-    receiver refuses it. 0: none."""
+    """So many minutes before the newest that was sent are looked at again, and what late rows have
+    changed is sent; until a receiver refuses it. 0: none."""
     late_every_s: float = 15.0
     """How often that is done at most."""
     max_samples: int = 2_000
@@ -78,6 +78,9 @@ class RemoteWriteStats:
     sent: int
     refused: int
     """The receiver does not want them; they are not sent again."""
+    refused_for: Mapping[str, int]
+    """The same by reason: ``out of order``, ``too old``, ``another value is there``; or by answer,
+    ``HTTP 400`` and the like, where it did not say."""
     unsent: int
     """Given up at the end of this process. The next one sends their minute again, as it is then;
     of a minute that was whole already, changes by late rows that were given up stay unsent."""
@@ -86,7 +89,7 @@ class RemoteWriteStats:
     ended: int
     """Of those taken: they say that a series has no value any more."""
     late_refused: bool
-    """Whether the receiver takes no changes: then none is looked for any more."""
+    """Whether the receiver takes nothing late: then nothing is looked for any more."""
     dropped: int
     """Series of minutes left out, over the limit."""
     requests: Mapping[str, int]
@@ -113,6 +116,7 @@ class Tally:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
         self._failing: tuple[str, float] = ("", 0.0)
         self.late_refused = False
@@ -126,6 +130,11 @@ class Tally:
         """A request was answered, or not."""
         with self._lock:
             self._requests[answer] += 1
+
+    def refuse(self, reason: str, samples: int) -> None:
+        """The receiver does not want samples."""
+        with self._lock:
+            self._refused[reason] += samples
 
     def is_failing(self, why: str) -> None:
         """The receiver does not answer, or not well; with nothing said: it does so again."""
@@ -150,7 +159,8 @@ class Tally:
                 minutes_skipped=n["minutes_skipped"],
                 taken=n["taken"],
                 sent=n["sent"],
-                refused=n["refused"],
+                refused=self._refused.total(),
+                refused_for=dict(self._refused),
                 unsent=n["unsent"],
                 late=n["late"],
                 ended=n["ended"],

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from batchmill._errors import ConfigError
-from batchmill.store import BucketValues, EntityValues, StoredMetric
+from batchmill.store import BucketValues, StoredMetric
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 Place: TypeAlias = tuple[str, str, str]
@@ -45,6 +45,30 @@ class SeriesLimits:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(name, value, "a whole number of at least 1")
+
+
+class LabelledEntity(Protocol):
+    """What the labels of an entity are made of."""
+
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Its layers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +120,7 @@ def choose(values: BucketValues, limits: SeriesLimits) -> Chosen:
         labels = entity_labels(entity)
         for name in sorted(entity.values):
             into = taken[name]
-            for label, value in _by_label(known[name], entity.values[name]):
+            for label, value in by_label(known[name], entity.values[name]):
                 if room and len(into) < limits.max_series_per_metric:
                     more = (("label", label),) if known[name].labelled else ()
                     place = (entity.kind, entity.id, label)
@@ -139,7 +163,7 @@ def help_text(metric: StoredMetric) -> str:
     return f"{metric.definition}, of one minute"
 
 
-def entity_labels(entity: EntityValues) -> Labels:
+def entity_labels(entity: LabelledEntity) -> Labels:
     """The labels that every series of an entity has."""
     return (
         ("entity", entity.id),
@@ -149,9 +173,7 @@ def entity_labels(entity: EntityValues) -> Labels:
     )
 
 
-def _by_label(
-    metric: StoredMetric, value: float | Mapping[str, int]
-) -> Iterator[tuple[str, float]]:
+def by_label(metric: StoredMetric, value: float | Mapping[str, int]) -> Iterator[tuple[str, float]]:
     """Each number with its label; a percentile's is ``p99``."""
     if not isinstance(value, Mapping):
         yield "", value

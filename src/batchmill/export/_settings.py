@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batchmill._errors import ConfigError
+from batchmill.export._headers import check_headers
+from batchmill.kafka import check_options
 from batchmill.queue import BufferStrategy
 
 
@@ -13,8 +16,10 @@ from batchmill.queue import BufferStrategy
 class ExporterSettings:
     """The settings of an exporter beyond where it sends. They check themselves."""
 
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What goes with every request, such as a token; not for Kafka."""
+    kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Settings of librdkafka by their names there, such as TLS and a login; only for Kafka."""
     timeout_s: float = 10.0
     """How long a peer may take to answer."""
     initial_ms: float = 100.0
@@ -35,8 +40,8 @@ class ExporterSettings:
     def __post_init__(self) -> None:
         for name in ("timeout_s", "initial_ms", "max_ms", "drain_s", "poll_s"):
             value = getattr(self, name)
-            # `not >` also refuses nan.
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and value > 0 and math.isfinite(value)):
                 raise ConfigError(name, value, "a number above 0")
         for name in ("buffer_size", "max_batch"):
             value = getattr(self, name)
@@ -44,3 +49,5 @@ class ExporterSettings:
                 raise ConfigError(name, value, "a whole number, 1 or more")
         if not isinstance(self.strategy, BufferStrategy):
             raise ConfigError("strategy", self.strategy, "a BufferStrategy")
+        check_headers(self.headers)
+        check_options(self.kafka_options)

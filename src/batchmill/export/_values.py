@@ -40,6 +40,9 @@ class ExportedValue:
     """The value of what this commit added, taken alone."""
     total: Number
     """The store's value, this commit and maybe later ones included."""
+    commit: str = ""
+    """Which commit it was. A value that is sent again is of the same one: by this a peer tells two
+    equal increments from one that came twice."""
 
 
 class ValueReader:
@@ -52,12 +55,15 @@ class ValueReader:
 
     def read(self, file: OutboxFile, left_out: Counter[str]) -> Iterator[list[ExportedValue]]:
         """The values of a file, some at a time; what has none by now goes to ``left_out``."""
+        commit = f"{self._outbox.place}/{file.seq}"
         for changes in self._outbox.read(file.path):
-            values = self._values(changes, left_out)
+            values = self._values(changes, commit, left_out)
             while some := list(islice(values, _PIECE)):
                 yield some
 
-    def _values(self, changes: Changes, left_out: Counter[str]) -> Iterator[ExportedValue]:
+    def _values(
+        self, changes: Changes, commit: str, left_out: Counter[str]
+    ) -> Iterator[ExportedValue]:
         metrics, cells = self._known(changes, left_out)
         wanted: dict[int, set[str]] = {}
         for bucket, entity in zip(changes.buckets, changes.entities, strict=True):
@@ -78,7 +84,7 @@ class ValueReader:
                     continue
                 yield ExportedValue(
                     *(metric.name, metric.function, entity.kind, entity.id, entity.name),
-                    *(entity.layers, bucket, increment, total),
+                    *(entity.layers, bucket, increment, total, commit),
                 )
 
     def _known(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 import uuid
@@ -19,6 +20,8 @@ from batchmill.outbox._errors import NoOutboxError
 from batchmill.outbox._file import Changes
 from batchmill.outbox._settings import OutboxSettings
 from batchmill.store import Batch, Layout, Outgoing
+
+log = logging.getLogger("batchmill.outbox")
 
 FOLDER = "outbox"
 _NAME = "outbox.json"
@@ -85,7 +88,10 @@ class Outbox:
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files that no row of the store names any more."""
         for each in paths:
-            (self.folder / each).unlink(missing_ok=True)
+            try:
+                (self.folder / each).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s stays until its stream is next claimed: %s", each, error)
 
     def tidy(self, stream: str, named: Collection[str]) -> None:
         """Remove the files of a stream that the store does not name: their commit failed.
