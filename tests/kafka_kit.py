@@ -40,9 +40,11 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},LOGIN://127.0.0.1:{login}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,LOGIN:{protocol}
+sasl.enabled.mechanisms=PLAIN
+listener.name.login.plain.sasl.jaas.config={module} required user_{user}="{password}";
 log.dirs={folder}/data
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
@@ -59,6 +61,12 @@ background.threads=1
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 """
+_TLS = """
+listener.name.login.ssl.keystore.type=PEM
+listener.name.login.ssl.keystore.location={folder}/broker.pem
+"""
+USER, PASSWORD = "mill", "s3cret, with = and quotes '"
+"""Who may log in where a broker asks for it."""
 
 
 def broker_missing() -> str | None:
@@ -77,24 +85,60 @@ class Record(NamedTuple):
 class Broker:
     """A broker that can be stopped and started, killed, paused and resumed.
 
-    It keeps its port and its log through all of that.
+    It keeps its ports and its log through all of that. Who comes to :attr:`login` has to show a
+    user and a password; with ``tls`` in a connection that is encrypted, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="batchmill-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._client: AdminClient | None = None
-        self._port, self._controller = free_ports()
+        self._port, self._controller, self._login = free_ports(3)
+        self._protocol = "SASL_SSL" if tls else "SASL_PLAINTEXT"
         self._properties = self._folder / "server.properties"
         self._properties.write_text(
-            _PROPERTIES.format(port=self._port, controller=self._controller, folder=self._folder)
+            (_PROPERTIES + _TLS * tls).format(
+                port=self._port,
+                controller=self._controller,
+                login=self._login,
+                protocol=self._protocol,
+                module="org.apache.kafka.common.security.plain.PlainLoginModule",
+                user=USER,
+                password=PASSWORD,
+                folder=self._folder,
+            )
         )
+        if tls:
+            self._certify()
         self._format()
 
     @property
     def bootstrap(self) -> str:
         """Its address, as clients take it."""
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def login(self) -> str:
+        """The address at which it asks who comes."""
+        return f"127.0.0.1:{self._login}"
+
+    def login_options(self, password: str = PASSWORD) -> dict[str, str]:
+        """What a client of :attr:`login` has to be told, in librdkafka's names."""
+        tls = {"ssl.ca.location": str(self._ca)} if self._ca.exists() else {}
+        return {
+            "security.protocol": self._protocol,
+            "sasl.mechanisms": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": password,
+            **tls,
+        }
+
+    def login_file(self, folder: Path, password: str = PASSWORD) -> Path:
+        """The same in a file, as ``--kafka-config`` takes it."""
+        file = folder / "kafka.properties"
+        lines = [f"{name}={value}\n" for name, value in self.login_options(password).items()]
+        file.write_text("".join(lines))
+        return file
 
     @property
     def running(self) -> bool:
@@ -216,6 +260,24 @@ class Broker:
     def _log(self) -> Path:
         return self._folder / "log"
 
+    @property
+    def _ca(self) -> Path:
+        return self._folder / "ca.pem"
+
+    def _certify(self) -> None:
+        """A certificate of its own, signed by itself."""
+        key = self._folder / "key.pem"
+        name = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name),
+                *("-days", "2", "-keyout", str(key), "-out", str(self._ca)),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        (self._folder / "broker.pem").write_text(key.read_text() + self._ca.read_text())
+
     def _format(self) -> None:
         done = subprocess.run(
             [
@@ -285,9 +347,9 @@ class Broker:
 
 
 @contextlib.contextmanager
-def private_broker() -> Iterator[Broker]:
+def private_broker(*, tls: bool = False) -> Iterator[Broker]:
     """A broker that nobody else uses, running."""
-    broker = _make_broker()
+    broker = _make_broker(tls=tls)
     try:
         yield broker
     finally:
@@ -309,13 +371,13 @@ def kafka(kafka_server: Broker) -> Broker:
     return kafka_server
 
 
-def _make_broker() -> Broker:
+def _make_broker(*, tls: bool = False) -> Broker:
     """A broker that runs; skips the test where there can be none, and fails it in CI."""
     pytest.importorskip("confluent_kafka", reason="install it: pip install 'batchmill[kafka]'")
     missing = broker_missing()
     if missing is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-    broker = Broker()
+    broker = Broker(tls=tls)
     try:
         broker.start()
     except BaseException:
@@ -350,12 +412,12 @@ def _java() -> list[str]:
     ]
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody listens on, and that stay free."""
+def free_ports(count: int = 2) -> tuple[int, ...]:
+    """So many ports that nobody listens on, and that stay free."""
     found: list[int] = []
-    while len(found) < 2:
+    while len(found) < count:
         port = random.choice(_BELOW_EPHEMERAL)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found += [port] * (port not in found)
-    return found[0], found[1]
+    return tuple(found)

@@ -170,6 +170,26 @@ def test_pages_about_itself(shared: Ingest) -> None:
     assert (shared.home / "run" / "ingest.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_status_has_what_the_pipeline_page_draws(shared: Ingest) -> None:
+    """What waits for the spool, in spans, with its threads; and the level with what makes it."""
+    assert shared.post(request(32)).status == 200
+    until(lambda: shared.status()["queues"][0]["accepted"] == shared.status()["received_spans"] > 0)
+    status = shared.status()
+    (queue,) = status["queues"]
+    assert (queue["name"], queue["kind"], queue["unit"]) == ("spool", "batcher", "spans")
+    assert queue["partitions"] == [{"depth": queue["depth"], "capacity": 200_000}]
+    assert [each["name"] for each in queue["threads"]] == ["batchmill-spool-Span-0"]
+    assert all(0 <= each["load"] <= 1 for each in queue["threads"])
+    levels = status["thresholds"]
+    assert (levels["level"], levels["why"]) == ("NORMAL", "")
+    assert [each["name"] for each in levels["measures"]] == [
+        "queue rows",
+        "queue bytes",
+        "unread bytes",
+    ]
+    assert levels["free_bytes"] > 0
+
+
 def test_critical_and_critical_plus(tmp_path: Path) -> None:
     """503 with Retry-After; at CRITICAL_PLUS before the body is read, and the connection ends."""
     with ingest(tmp_path / "home", *QUICK, *SMALL) as running:
@@ -183,6 +203,8 @@ def test_critical_and_critical_plus(tmp_path: Path) -> None:
         assert status.details[0].Unpack(told)
         assert told.retry_delay.ToTimedelta().total_seconds() > 0
         assert "not read yet" in status.message
+        until(lambda: running.status()["thresholds"]["level"] == "CRITICAL")
+        assert "not read yet" in running.status()["thresholds"]["why"]
         running.fill(2)
         running.await_level("CRITICAL_PLUS")
         with running.connect() as link:

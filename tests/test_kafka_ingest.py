@@ -88,6 +88,24 @@ def test_a_topic_that_is_not_there_ends_the_command(kafka: Broker, tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+def test_a_broker_that_comes_later_is_waited_for(kafka: Broker, tmp_path: Path) -> None:
+    """Ingest starts without it, says so, and answers 503; then all goes well by itself."""
+    topic = kafka.new_topic()
+    kafka.stop()
+    with ingest(tmp_path, f"--to=kafka://{kafka.bootstrap}/{topic}") as running:
+        refused = running.post(request(1))
+        assert refused.status == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "is not there yet" in running.stderr()
+        assert "senders are told to wait" in running.stderr()
+        until(lambda: running.status()["level"] == "CRITICAL")
+        kafka.start()
+        until(lambda: running.post(request(2)).status == 200)
+        until(lambda: running.status()["level"] == "NORMAL")
+        assert "takes messages again" in running.stderr()
+    assert 2 in found(kafka, topic)
+
+
 def test_a_span_too_large_for_the_topic_is_answered(kafka: Broker, tmp_path: Path) -> None:
     """413: the sender does not send it again."""
     topic = kafka.new_topic(max_message_bytes="20000")
@@ -126,41 +144,39 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged(kafka: Broker, tmp_pa
 
 def test_a_broker_killed_and_started_again_loses_nothing(kafka: Broker) -> None:
     """Senders hear 503 meanwhile; then it goes on by itself."""
-    topic = kafka.new_topic(partitions=3)
-    with receiving(kafka, topic, delivery_timeout_s=2.0, retry_after_s=0.1) as (_, port):
-        traffic = Brisk(port, BODIES, 2, seed=4)
-        with traffic.going():
-            traffic.release()
-            until(lambda: len(traffic.acknowledged) > 5)
-            kafka.kill()
-            traffic.release()
-            until(lambda: traffic.faults > 20)
-            kafka.start()
-            traffic.finish()
-            until(traffic.is_done)
-    assert traffic.odd == []
-    assert found(kafka, topic) == EVERY_SPAN
+    with nothing_lost(kafka, delivery_timeout_s=2.0) as (traffic, _, _):
+        kafka.kill()
+        traffic.release()
+        until(lambda: traffic.faults > 20)
+        kafka.start()
 
 
 def test_a_paused_broker_is_answered_with_503(kafka: Broker) -> None:
     """As soon as the bound is reached, with Retry-After; then all is taken, and nothing lost."""
+    with nothing_lost(kafka, capacity_rows=50) as (_, sink, port):
+        kafka.pause()
+        held = [threading.Thread(target=post, args=(port, body)) for body in BODIES[:12]]
+        for each in held:
+            each.start()
+        until(lambda: sink.level() >= Level.CRITICAL)
+        refused = post(port, BODIES[0])
+        assert refused.status == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        kafka.resume()
+        for each in held:
+            each.join()
+
+
+@contextlib.contextmanager
+def nothing_lost(kafka: Broker, **settings: Any) -> Iterator[tuple[Brisk, KafkaSink, int]]:
+    """Senders at work while something is done to the broker; in the end it has every span."""
     topic = kafka.new_topic(partitions=3)
-    with receiving(kafka, topic, capacity_rows=50, retry_after_s=0.1) as (sink, port):
-        traffic = Brisk(port, BODIES, 2, seed=5)
+    with receiving(kafka, topic, retry_after_s=0.1, **settings) as (sink, port):
+        traffic = Brisk(port, BODIES, 2, seed=4)
         with traffic.going():
             traffic.release()
             until(lambda: len(traffic.acknowledged) > 5)
-            kafka.pause()
-            held = [threading.Thread(target=post, args=(port, body)) for body in BODIES[:12]]
-            for each in held:
-                each.start()
-            until(lambda: sink.level() >= Level.CRITICAL)
-            refused = post(port, BODIES[0])
-            assert refused.status == 503
-            assert int(refused.headers["retry-after"]) >= 1
-            kafka.resume()
-            for each in held:
-                each.join()
+            yield traffic, sink, port
             traffic.finish()
             until(traffic.is_done)
     assert traffic.odd == []

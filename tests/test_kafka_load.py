@@ -43,6 +43,14 @@ def test_the_level_is_that_of_rows_or_bytes(load: Load, rows: int, size: int, le
     assert load.level() is Level.NORMAL
 
 
+def test_measures_tell_what_waits_and_where_levels_begin(load: Load) -> None:
+    """In spans, and in bytes of their messages."""
+    load.admit(7, 90)
+    rows, size = load.measures()
+    assert (rows.name, rows.value, rows.warning, rows.critical) == ("queue rows", 7, 50, 100)
+    assert (size.name, size.value, size.critical_plus) == ("queue bytes", 90, 15_000)
+
+
 def test_after_a_failure_one_is_let_in_at_a_time(load: Load, clock: ManualClock) -> None:
     """Nobody for a while, then one, then nobody again, until something is acknowledged."""
     load.admit(1, 10)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +16,27 @@ pytest.importorskip("confluent_kafka")
 from pyspark.sql import SparkSession
 
 from batchmill._errors import ConfigError
-from batchmill.kafka import KafkaTopicError
+from batchmill.kafka import KafkaLoginError, KafkaSink, KafkaTopicError
 from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
+from batchmill.spool import SPAN_SOURCE
 from tests.jvm import java_missing
 from tests.kafka_jars import spark_jars
 from tests.kafka_kit import Broker, private_broker
-from tests.kafka_topics import send
+from tests.kafka_topics import send, span_batch
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
-from tests.pipeline_kit import START, differences, expected, pipeline, stored
-from tests.pipeline_runs import counted, quarantined_rows, top_expected, top_of
+from tests.pipeline_kit import NOW, START, differences, expected, pipeline, stored
+from tests.pipeline_runs import contents, counted, quarantined_rows, top_expected, top_of
 from tests.pipeline_spool import OAL, QUICK_SPARK
 from tests.pipeline_whole import difference, expected_whole, whole
-from tests.stress import BOUND_S
 from tests.test_pipeline_any_split import OF_SPANS
 from tests.test_pipeline_kill import Run, shots
 
 pytestmark = pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
 
+BOUND_S = 120.0
+AHEAD = datetime.fromtimestamp(NOW, UTC) + timedelta(days=1)
 SPANS = random_spans(5, 90, start=START, days=1)
 
 
@@ -41,7 +45,7 @@ def reading(
 ) -> Pipeline:
     """A pipeline that reads a topic, a few messages at a time."""
     few = PipelineSettings(ttl_days=365, max_batch_messages=given.pop("messages", 4))
-    source = f"kafka://{broker.bootstrap}/{topic}"
+    source = given.pop("source", f"kafka://{broker.bootstrap}/{topic}")
     given.setdefault("oal", OF_SPANS)
     return pipeline(spark, folder, spool=None, source=source, settings=few, **given)
 
@@ -74,6 +78,24 @@ def test_spans_of_a_topic_give_the_store_of_the_oracle(
         check(running)
         # What a batch was decoded into is gone.
         assert list((tmp_path / "checkpoint" / "kafka").glob("*")) == []
+
+
+def test_any_split_of_the_messages_makes_the_same_store(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """In one batch or many, of one partition or several, in another order: states and values."""
+    made = []
+    for number, (partitions, messages, step) in enumerate(((1, 1000, 1), (3, 13, -1))):
+        topic = kafka.new_topic(partitions=partitions)
+        for at in range(0, len(SPANS), 30)[::step]:
+            send(kafka, topic, SPANS[at : at + 30])
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with reading(spark, folder, kafka, topic, messages=messages) as running:
+            assert (len(running.run_available()) > 1) is (messages < 1000)
+            check(running)
+            made.append((contents(running.store), top_of(running.store)))
+    assert made[0] == made[1]
 
 
 def test_a_batch_that_comes_again_changes_nothing(
@@ -125,6 +147,21 @@ def test_what_is_no_message_of_ours_is_set_aside(
     assert sorted(bytes(row["_value"]) for row in rows) == sorted(odd)
 
 
+def test_spans_that_do_not_fit_are_set_aside(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """One that lies too far ahead, among others of its trace: the rest of them counts."""
+    topic = kafka.new_topic()
+    ahead = {**SPANS[0], "span_id": f"{1:016x}", "time": AHEAD, "end_time": AHEAD}
+    send(kafka, topic, [*SPANS, ahead])
+    with reading(spark, tmp_path, kafka, topic, messages=1000) as running:
+        running.run_available()
+        check(running)
+        assert sum(counted(running.store, "quarantined").values()) == 1
+        (row,) = quarantined_rows(running.quarantine)
+    assert row["span_id"] == ahead["span_id"]
+
+
 def test_a_broker_that_goes_and_comes_back(spark: SparkSession, tmp_path: Path) -> None:
     """While a stream runs: it waits, and goes on by itself; nothing is lost or counted twice."""
     with private_broker() as broker:
@@ -169,6 +206,28 @@ def test_no_broker_and_no_topic_are_told(
         pipeline(spark, tmp_path, source="kafka://localhost:9092/spans")
 
 
+def test_a_topic_behind_tls_and_a_login(spark: SparkSession, tmp_path: Path) -> None:
+    """Who writes and who reads is told alike, in librdkafka's names; a wrong password is told."""
+    with private_broker(tls=shutil.which("openssl") is not None) as broker:
+        topic = broker.new_topic(partitions=2)
+        source = f"kafka://{broker.login}/{topic}"
+        with KafkaSink(source, options=broker.login_options()) as sink:
+            sink.submit(SPAN_SOURCE, span_batch(SPANS)).result(BOUND_S)
+        wrong = broker.login_options("wrong")
+        with (
+            reading(spark, tmp_path, broker, topic, source=source, kafka_options=wrong) as running,
+            pytest.raises(KafkaLoginError, match="put the user, the password"),
+        ):
+            running.run_available()
+        right = broker.login_options()
+        with reading(
+            spark, tmp_path, broker, topic, source=source, kafka_options=right, messages=1000
+        ) as running:
+            assert len(running.run_available()) == 1
+            assert running.progress().unread_segments == 0
+            check(running)
+
+
 def test_messages_that_the_topic_has_lost_are_told(
     spark: SparkSession, tmp_path: Path, kafka: Broker
 ) -> None:
@@ -193,7 +252,7 @@ def test_a_driver_killed_at_random_moments(tmp_path: Path, kafka: Broker) -> Non
     """Before, inside and after commits: the store is the oracle's."""
     topic = kafka.new_topic(partitions=2)
     rng = random.Random(11)
-    spans = random_spans(3, 150, start=START)
+    spans = random_spans(3, 80, start=START)
     for number in range(0, len(spans), 25):
         send(kafka, topic, spans[number : number + 25])
     url = f"sqlite:///{tmp_path / 'metrics.db'}"

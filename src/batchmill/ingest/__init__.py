@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from batchmill.ingest._decode import Decoded, decode_traces
     from batchmill.ingest._gzip import decompress
     from batchmill.ingest._limits import BadRequest, Limits, TooLarge
+    from batchmill.ingest._otlp_from_json import otlp_from_json
     from batchmill.ingest._server import Receiver
     from batchmill.ingest._settings import ReceiverSettings
 
@@ -29,6 +30,7 @@ __all__ = [
     "TooLarge",
     "decode_traces",
     "decompress",
+    "otlp_from_json",
 ]
 
 _MODULES = {
@@ -41,6 +43,7 @@ _MODULES = {
     "TooLarge": "_limits",
     "decode_traces": "_decode",
     "decompress": "_gzip",
+    "otlp_from_json": "_otlp_from_json",
 }
 
 

@@ -143,12 +143,6 @@ def wrong_content_type(found: str) -> Refusal:
     return Refusal("wrong_content_type", 415, INVALID_ARGUMENT, message, close=True)
 
 
-def only_protobuf(found: str) -> Refusal:
-    """Logs are handed on as they came, and in one format."""
-    message = f"content type {found!r} is not taken for logs: send {PROTOBUF}"
-    return Refusal("wrong_content_type", 415, INVALID_ARGUMENT, message, close=True)
-
-
 def wrong_encoding(message: str) -> Refusal:
     """The body is packed in a way that is not taken."""
     headers = (("accept-encoding", "gzip, deflate, identity"),)

@@ -110,7 +110,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _handed_on(self, call: Any) -> bytes:
         async with self._received(call) as (hold, encoding):
-            await self._intake.hand_on_logs(hold, encoding)
+            await self._intake.hand_on_logs(hold, encoding, _answers.PROTOBUF)
         return b""
 
     @contextlib.asynccontextmanager

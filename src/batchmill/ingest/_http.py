@@ -94,13 +94,16 @@ class Pages:
         if not self._access.allows(request.headers.get("authorization")):
             raise Refused(_answers.unauthenticated())
         given = request.headers.get("content-type", "")
-        if _answers.content_type_of(given) != _answers.PROTOBUF:
-            raise Refused(_answers.only_protobuf(given))
+        content_type = _answers.content_type_of(given)
+        if content_type is None:
+            raise Refused(_answers.wrong_content_type(given))
         with intake.admitted() as hold:
             await self._read(request, hold)
-            await intake.hand_on_logs(hold, request.headers.get("content-encoding", ""))
+            encoding = request.headers.get("content-encoding", "")
+            await intake.hand_on_logs(hold, encoding, content_type)
         intake.figures.answered("http", "ok")
-        return Response(b"", headers={"content-type": _answers.PROTOBUF})
+        answer = _answers.success(0, "", content_type)
+        return Response(answer, headers={"content-type": content_type})
 
     async def _read(self, request: Request, hold: Hold) -> None:
         intake = self._intake

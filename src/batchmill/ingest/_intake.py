@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -23,6 +23,7 @@ from batchmill.spool import (
     BadRowsError,
     Judgement,
     Level,
+    Measure,
     Overloaded,
     SpanBatch,
     SpoolClosedError,
@@ -51,6 +52,21 @@ class SinkStats(Protocol):
         """Spans taken and not durable yet."""
         ...
 
+    @property
+    def submitted_rows(self) -> int:
+        """Spans taken since the start."""
+        ...
+
+    @property
+    def failed_rows(self) -> int:
+        """Of those, spans that did not become durable."""
+        ...
+
+    @property
+    def refused_rows(self) -> int:
+        """Spans that were not taken."""
+        ...
+
 
 class SpanSink(Protocol):
     """What a receiver needs of a spool, or of what is in its place."""
@@ -69,6 +85,10 @@ class SpanSink(Protocol):
 
     def hurry(self) -> bool:
         """All senders wait: write what there is, if it is worth it."""
+        ...
+
+    def measures(self) -> Sequence[Measure]:
+        """What makes the level: depths, and where their levels begin."""
         ...
 
     def stats(self) -> SinkStats:
@@ -244,18 +264,22 @@ class Intake:
         if durable and TRACES in self.onward:
             self.onward[TRACES].offer(plain, content_type, spans)
 
-    async def hand_on_logs(self, hold: Hold, encoding: str) -> None:
-        """Hand on the body of a request with logs, in protobuf; what is none is ``Refused``."""
+    async def hand_on_logs(self, hold: Hold, encoding: str, content_type: str) -> None:
+        """Hand on the body of a request with logs; what is none is ``Refused``."""
         loop = asyncio.get_running_loop()
         thread = self._thread_for(hold, encoding)
-        await loop.run_in_executor(thread, self._hand_on_logs, hold, encoding)
+        await loop.run_in_executor(thread, self._hand_on_logs, hold, encoding, content_type)
 
-    def _hand_on_logs(self, hold: Hold, encoding: str) -> None:
+    def _hand_on_logs(self, hold: Hold, encoding: str, content_type: str) -> None:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+        from batchmill.ingest._otlp_from_json import otlp_from_json
+
         try:
             plain = decompress(hold.body(), encoding, self.limits)
+            if content_type == _answers.JSON:
+                plain = otlp_from_json(plain, LOGS, self.limits)
             found = ExportLogsServiceRequest.FromString(plain)
         except Unsupported as error:
             raise Refused(_answers.wrong_encoding(str(error))) from None

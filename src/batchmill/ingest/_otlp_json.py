@@ -43,7 +43,7 @@ _Object = dict[str, Any]
 
 def read_json(body: bytes, rows: Rows) -> None:
     """Fill ``rows`` with the spans of ``body``."""
-    request = _loaded(body, rows.limits)
+    request = load_json(body, rows.limits)
     if not isinstance(request, dict):
         raise BadRequest("the body is JSON, but not an object with resourceSpans")
     for group in _objects(request, "resourceSpans"):
@@ -93,7 +93,8 @@ def _pairs(of: _Object, rows: Rows) -> Pairs:
     return pairs
 
 
-def _loaded(body: bytes, limits: Limits) -> Any:
+def load_json(body: bytes, limits: Limits) -> Any:
+    """What a body of JSON says, within the limits; raises `BadRequest` or `TooLarge`."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:

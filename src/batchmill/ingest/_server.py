@@ -19,6 +19,7 @@ from typing import Any
 
 import uvicorn
 
+from batchmill._census import Census
 from batchmill._errors import ConfigError
 from batchmill.ingest._auth import is_loopback
 from batchmill.ingest._connection import Connection, Door
@@ -28,6 +29,7 @@ from batchmill.ingest._http import Pages
 from batchmill.ingest._intake import Intake, Onward, SpanSink
 from batchmill.ingest._limits import Limits
 from batchmill.ingest._settings import ReceiverSettings
+from batchmill.ingest._sink_figures import sink_queues, thresholds
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -70,6 +72,7 @@ class Receiver:
         self._asked = asyncio.Event()
         self._intake: Intake | None = None
         self._status_failed = False
+        self._census = Census()
 
     def stop(self) -> None:
         """Ask for the end; ``serve()`` returns after draining."""
@@ -142,7 +145,13 @@ class Receiver:
             **{name: getattr(spool, name) for name in _OF_A_SPOOL if hasattr(spool, name)},
             "level": spool.level.name,
             "forwarded": {name: dict(each.figures()) for name, each in self._onward.items()},
+            "thresholds": thresholds(self._spool.judge(), self._spool.measures(), spool),
         }
+
+    def _told(self) -> dict[str, Any]:
+        """The status with all queues of this process: for the file, which one thread writes."""
+        status, stats = self.status(), self._spool.stats()
+        return status | {"queues": sink_queues(self._census.take(), self._spool.measures(), stats)}
 
     def _web(self, intake: Intake) -> uvicorn.Server:
         config = uvicorn.Config(
@@ -184,7 +193,7 @@ class Receiver:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.touch(mode=0o600)
-            new.write_text(json.dumps(self.status()))
+            new.write_text(json.dumps(self._told()))
             new.replace(path)
             self._status_failed = False
         except OSError as error:  # a full disk must not end the receiver

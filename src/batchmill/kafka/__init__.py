@@ -12,13 +12,16 @@ from batchmill.kafka._address import KafkaAddress
 from batchmill.kafka._columns import FOREIGN
 from batchmill.kafka._errors import (
     KafkaAddressError,
+    KafkaLoginError,
     KafkaReadError,
     KafkaTopicError,
     KafkaWriteError,
     MessageTooLargeError,
     MissingKafkaError,
 )
-from batchmill.kafka._settings import KafkaSettings, read_options
+from batchmill.kafka._java import JavaOptions, java_options
+from batchmill.kafka._options import check_options, hide_secrets, read_options
+from batchmill.kafka._settings import KafkaSettings
 
 if TYPE_CHECKING:
     from batchmill.kafka._encode import Message, decode, encode
@@ -26,13 +29,16 @@ if TYPE_CHECKING:
     from batchmill.kafka._sink import KafkaSink, KafkaStats
     from batchmill.kafka._table import span_rows
     from batchmill.kafka._topic import Behind, behind, check_readable
+    from batchmill.kafka._trouble import Trouble
 
 __all__ = [
     "Behind",
     "DESCRIPTOR_SET",
     "FOREIGN",
+    "JavaOptions",
     "KafkaAddress",
     "KafkaAddressError",
+    "KafkaLoginError",
     "KafkaReadError",
     "KafkaSettings",
     "KafkaSink",
@@ -45,10 +51,14 @@ __all__ = [
     "MissingKafkaError",
     "Span",
     "Spans",
+    "Trouble",
     "behind",
+    "check_options",
     "check_readable",
     "decode",
     "encode",
+    "hide_secrets",
+    "java_options",
     "read_options",
     "span_rows",
 ]
@@ -62,6 +72,7 @@ _MODULES = {
     "Message": "_encode",
     "Span": "_schema",
     "Spans": "_schema",
+    "Trouble": "_trouble",
     "behind": "_topic",
     "check_readable": "_topic",
     "decode": "_encode",

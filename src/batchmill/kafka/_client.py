@@ -16,12 +16,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from batchmill._errors import ConfigError
 from batchmill.kafka._address import KafkaAddress
-from batchmill.kafka._errors import KafkaTopicError
+from batchmill.kafka._errors import KafkaLoginError, KafkaTopicError
+from batchmill.kafka._options import hide_secrets
 from batchmill.kafka._settings import KafkaSettings
+from batchmill.kafka._trouble import Trouble
 
 log = logging.getLogger("batchmill.kafka")
 
 _LOOK_S = 0.2
+_REFUSE_S = 1.5
+"""Within this a broker has refused a login that it does not take."""
 _APPEAR_S = 2.0
 """How long a topic that the broker makes by itself may take."""
 
@@ -54,20 +58,31 @@ def make_producer(
     try:
         return Producer(config, logger=_ClientLog())
     except KafkaException as error:
-        raise ConfigError("options", "…", f"what librdkafka takes: {_said(error)}") from error
+        said = hide_secrets(_said(error), settings.options)
+        raise ConfigError("options", "…", f"what librdkafka takes: {said}") from None
 
 
-def check_topic(producer: Producer, address: KafkaAddress, timeout_s: float) -> str:
+def check_topic(
+    producer: Producer, address: KafkaAddress, timeout_s: float, trouble: Trouble
+) -> str:
     """Ask for the topic: empty if it is there, else why that could not be found out.
 
-    Raises KafkaTopicError if there is none.
+    Raises KafkaTopicError if there is none, KafkaLoginError if the broker refuses the login;
+    ``trouble`` is what the producer hears meanwhile.
     """
     until = time.monotonic() + min(timeout_s, _APPEAR_S)
+    end = time.monotonic() + timeout_s
     while True:
+        left = end - time.monotonic()
         try:
-            found = producer.list_topics(address.topic, timeout=timeout_s)
+            # A login that is refused shows within a moment, and not in the answer.
+            found = producer.list_topics(address.topic, timeout=max(0.1, min(left, _REFUSE_S)))
         except KafkaException as error:
-            return _said(error)
+            if trouble.refused:
+                raise KafkaLoginError(str(address), trouble.text) from None
+            if left > _REFUSE_S:
+                continue
+            return trouble.text or _said(error)
         fault = found.topics[address.topic].error
         if fault is None:
             return ""

@@ -6,12 +6,14 @@ from batchmill._errors import BatchmillError
 
 _LOOK = "look after the broker"
 _ADVICE = {
-    "_ALL_BROKERS_DOWN": "start the broker, or put its address right",
+    "_ALL_BROKERS_DOWN": "start the broker, or put its address right; where it asks for TLS or a "
+    "login, say so in --kafka-config",
     "_AUTHENTICATION": "put the user and the password of --kafka-config right",
     "_MSG_TIMED_OUT": "see that the broker runs, can be reached and keeps up",
     "_RESOLVE": "put the broker's address right",
     "_SSL": "put the certificates of --kafka-config right",
-    "_TRANSPORT": "see that the broker runs and can be reached",
+    "_TRANSPORT": "see that the broker runs and can be reached; where it asks for TLS or a login, "
+    "say so in --kafka-config",
     "_UNKNOWN_TOPIC": "make the topic",
     "CLUSTER_AUTHORIZATION_FAILED": "let this user write (IdempotentWrite on the cluster)",
     "MSG_SIZE_TOO_LARGE": "wait until the topic's max.message.bytes is known and kept to",
@@ -66,7 +68,22 @@ class KafkaReadError(BatchmillError, OSError):
     def __str__(self) -> str:
         return (
             f"{self.address} does not answer ({self.detail}): see that the broker runs and can be "
-            "reached"
+            "reached; where it asks for TLS or a login, say so in --kafka-config"
+        )
+
+
+class KafkaLoginError(BatchmillError, PermissionError):
+    """The broker does not let this client in; carries ``address`` and ``detail``."""
+
+    def __init__(self, address: str, detail: str) -> None:
+        super().__init__(address, detail)
+        self.address = address
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"{self.address} does not let batchmill in ({self.detail}): put the user, the password "
+            "and the certificates of --kafka-config right"
         )
 
 

@@ -24,7 +24,7 @@ from batchmill.pressure import (
     QueueThresholdEvent,
     QueueThresholdManager,
 )
-from batchmill.spool import Judgement, Level, Overloaded, SpoolClosedError
+from batchmill.spool import Judgement, Level, Measure, Overloaded, SpoolClosedError
 
 log = logging.getLogger("batchmill.kafka")
 
@@ -148,11 +148,25 @@ class Load:
             return not self._rows
 
     def snapshot(self) -> tuple[Level, Counts, int, int]:
-        """The level, the counters, and the rows and bytes that wait."""
+        """The level, the counters, and the rows and bytes that wait.
+
+        As long as the broker takes nothing that is CRITICAL, also at the moments when one batch is
+        let in to try.
+        """
         with self._lock:
+            level = max(self._level(), Level.CRITICAL) if self._fault else self._level()
             counts = Counts(**vars(self._counts))
             counts.refused, counts.failures = dict(counts.refused), dict(counts.failures)
-            return self._level(), counts, self._rows, self._bytes
+            return level, counts, self._rows, self._bytes
+
+    def measures(self) -> tuple[Measure, ...]:
+        """What makes the level, beside a broker that is away."""
+        with self._lock:
+            rows, size = self._rows, self._bytes
+        return (
+            Measure.of_capacity("queue rows", rows, self._settings.capacity_rows),
+            Measure.of_capacity("queue bytes", size, self._settings.capacity_bytes),
+        )
 
     def _fill(self) -> int:
         by_rows = self._rows * _FULL // self._settings.capacity_rows

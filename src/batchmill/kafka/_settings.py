@@ -4,37 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 
 from batchmill._errors import ConfigError
+from batchmill.kafka._options import check_options
 
 MIB = 1 << 20
 COMPRESSIONS = ("zstd", "lz4", "snappy", "gzip", "none")
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
-
-_OURS = frozenset(
-    {
-        "acks",
-        "batch.size",
-        "bootstrap.servers",
-        "compression.codec",
-        "compression.type",
-        "delivery.timeout.ms",
-        "enable.idempotence",
-        "linger.ms",
-        "message.max.bytes",
-        "message.timeout.ms",
-        "metadata.broker.list",
-        "partitioner",
-        "queue.buffering.max.kbytes",
-        "queue.buffering.max.messages",
-        "queue.buffering.max.ms",
-        "request.required.acks",
-        "transactional.id",
-    }
-)
-"""What the guarantees rest on, or has a name of its own here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +36,7 @@ class KafkaSettings:
     """What a refused sender is told to wait."""
     close_timeout_s: float = 30.0
     """How long ``close()`` waits for the rest."""
-    options: Mapping[str, str] = field(default_factory=lambda: _NO_OPTIONS)
+    options: Mapping[str, str] = field(default_factory=lambda: _NO_OPTIONS, repr=False)
     """Settings of librdkafka by their names there: TLS, SASL and the like."""
 
     def __post_init__(self) -> None:
@@ -74,24 +51,7 @@ class KafkaSettings:
             raise ConfigError("linger_s", self.linger_s, allowed)
         if self.compression not in COMPRESSIONS:
             raise ConfigError("compression", self.compression, f"one of {', '.join(COMPRESSIONS)}")
-        for name in self.options:
-            if name in _OURS:
-                raise ConfigError(f"options[{name!r}]", "…", "left out: batchmill sets it itself")
-
-
-def read_options(path: Path) -> dict[str, str]:
-    """Settings of librdkafka from a file: ``name=value`` a line, ``#`` before a remark."""
-    options: dict[str, str] = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            # Without the line itself: it may be a secret.
-            raise ConfigError(f"{path}, line {number}", "…", "name=value, or a remark after #")
-        options[name.strip()] = value.strip()
-    return options
+        check_options(self.options)
 
 
 def _check(name: str, value: object, kind: type, least: float) -> None:

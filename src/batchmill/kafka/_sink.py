@@ -34,10 +34,12 @@ from batchmill.kafka._encode import Message, encode
 from batchmill.kafka._errors import KafkaWriteError
 from batchmill.kafka._load import Load
 from batchmill.kafka._settings import KafkaSettings
+from batchmill.kafka._trouble import Trouble
 from batchmill.spool import (
     SPAN_SOURCE,
     Judgement,
     Level,
+    Measure,
     Overloaded,
     SpanBatch,
     SpoolClosedError,
@@ -110,7 +112,7 @@ class KafkaSink:
         self._lock = threading.Lock()
         self._limit = self.settings.max_message_bytes
         self._limit_asked = False
-        self._heard = ""
+        self._trouble = Trouble()
         self._deadline = float("inf")
         self._cut_short = False
         self._next_link = 0.0
@@ -124,11 +126,12 @@ class KafkaSink:
     def check(self, timeout: float = _ASK_S) -> None:
         """Look whether the topic is there; raises KafkaTopicError if it is known not to be.
 
-        A broker that does not answer may be on its way: that is no error, and is only logged.
+        Raises KafkaLoginError if the broker refuses the login. A broker that does not answer may be
+        on its way: that is no error; senders are told to wait until it is there.
         """
-        why = _client.check_topic(self._link.producer, self.address, timeout)
+        why = _client.check_topic(self._link.producer, self.address, timeout, self._trouble)
         if why:
-            log.warning("%s is not there yet (%s): senders are told to wait", self._name, why)
+            self._load.failed(f"{self._name} is not there yet ({why})")
         else:
             self._fit(_client.topic_limit(self.address, self.settings, timeout))
 
@@ -168,6 +171,10 @@ class KafkaSink:
     def hurry(self) -> bool:
         """Nothing to hurry: a message lingers for milliseconds."""
         return False
+
+    def measures(self) -> tuple[Measure, ...]:
+        """What makes the level of this moment: each depth, and where its levels begin."""
+        return self._load.measures()
 
     def stats(self) -> KafkaStats:
         """Level and counters of this moment."""
@@ -291,7 +298,7 @@ class KafkaSink:
             self._relink()
 
     def _told(self, link: Link, error: KafkaError) -> None:
-        self._heard = str(error.str())
+        self._trouble(error)
         link.broken = link.broken or _is_fatal(error)
 
     def finished(self, sending: _Sending) -> None:
@@ -306,7 +313,7 @@ class KafkaSink:
             sending.link.open -= 1
         # Counted before the submitter hears of it.
         if answer is None:
-            self._heard = ""
+            self._trouble.forget()
             sending.answer.set_result(None)
         else:
             sending.answer.set_exception(answer)
@@ -322,9 +329,11 @@ class KafkaSink:
         if code == KafkaError.MSG_SIZE_TOO_LARGE and link is self._link:
             self._limit_asked = True  # by one that keeps to the limit of now
         link.broken = link.broken or _is_fatal(error)
-        said = str(error.str())
-        heard = f"{said}; {self._heard}" if self._heard and self._heard != said else said
-        answer = KafkaWriteError(self._name, str(error.name()), heard)
+        said, heard = str(error.str()), self._trouble.text
+        detail = f"{said}; {heard}" if heard and heard != said else said
+        # A login that is refused shows in each message as time that was up.
+        name = self._trouble.name if self._trouble.refused else str(error.name())
+        answer = KafkaWriteError(self._name, name, detail)
         self._load.failed(str(answer))
         return answer
 

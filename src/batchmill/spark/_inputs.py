@@ -31,6 +31,11 @@ class Input(Protocol):
         """For people."""
         ...
 
+    @property
+    def look_s(self) -> float:
+        """How often what is unread is to be told while no batch comes."""
+        ...
+
     def stream(self, spark: SparkSession, settings: PipelineSettings) -> DataFrame:
         """What the query reads."""
         ...

@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.kafka import FOREIGN, KafkaAddress, behind, check_readable, span_rows
+from batchmill.kafka import (
+    FOREIGN,
+    KafkaAddress,
+    behind,
+    check_readable,
+    java_options,
+    span_rows,
+)
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._inputs import Unread
 from batchmill.spark._schema import SPAN
@@ -31,7 +38,9 @@ _SCHEMA = (
 _NAMES = [each.split()[0] for each in _SCHEMA.split(", ")]
 _MESSAGES = 1000
 """So many are decoded at a time."""
+_LOOK_S = 1.0
 _LOST = ("KAFKA_DATA_LOSS", "some data may have been missed", "Some data may have been lost")
+_REFUSED = ("SaslAuthenticationException", "SslAuthenticationException")
 
 
 def packages() -> dict[str, str]:
@@ -50,9 +59,16 @@ def _decoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class KafkaInput:
     """The messages of a topic. Spark keeps the books on which offsets belong to which batch."""
 
-    def __init__(self, address: KafkaAddress, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        address: KafkaAddress,
+        checkpoint: Checkpoint,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """``options`` are librdkafka's; Spark gets what they are for Kafka's Java client."""
         self._address = address
         self._checkpoint = checkpoint
+        self._options = dict(options or {})
         self._staging = checkpoint.folder / "kafka"
 
     @property
@@ -60,11 +76,17 @@ class KafkaInput:
         """The address."""
         return str(self._address)
 
+    @property
+    def look_s(self) -> float:
+        """Often: anybody can look into a spool's folder, but of a topic only the pipeline tells."""
+        return _LOOK_S
+
     def stream(self, spark: SparkSession, settings: PipelineSettings) -> DataFrame:
         """The messages; from the topic's beginning, the first time."""
-        check_readable(self._address)
+        check_readable(self._address, self._options)
         return (
             spark.readStream.format("kafka")
+            .options(**java_options(self._options).options)
             .option("kafka.bootstrap.servers", self._address.bootstrap)
             .option("subscribe", self._address.topic)
             .option("startingOffsets", "earliest")
@@ -87,7 +109,7 @@ class KafkaInput:
         done: Mapping[int, int] = {}
         if last is not None:
             done = self._checkpoint.kafka_offsets(last, self._address.topic) or {}
-        found = behind(self._address, done, now)
+        found = behind(self._address, done, now, self._options)
         return Unread(found.messages, 0, found.oldest_s)
 
     def forget(self, last: int | None) -> None:
@@ -97,7 +119,12 @@ class KafkaInput:
             self._clear(until=min(last, done))
 
     def explain(self, failure: BaseException) -> str | None:
-        """That messages are lost, which Spark says in its own words."""
+        """That messages are lost, or a login refused, which Spark says in its own words."""
+        if any(each in str(failure) for each in _REFUSED):
+            return (
+                f"{self.name} does not let batchmill in any more: put the user, the password and "
+                "the certificates of --kafka-config right, and start again"
+            )
         if not any(each in str(failure) for each in _LOST):
             return None
         return (

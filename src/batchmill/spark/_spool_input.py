@@ -15,6 +15,7 @@ from batchmill.spark._segments import local_path, spark_path
 from batchmill.spark._settings import PipelineSettings
 
 _FILES = "path string, modificationTime timestamp, length bigint, content binary"
+_LOOK_S = 10.0
 _MAX_FILE_AGE = "36500d"
 """Spark forgets files that are older than the newest by more than this, and then ignores them."""
 
@@ -35,6 +36,11 @@ class SpoolInput:
     def name(self) -> str:
         """The folder."""
         return str(self._folder)
+
+    @property
+    def look_s(self) -> float:
+        """Seldom: who wants to know looks at the folder."""
+        return _LOOK_S
 
     def stream(self, spark: SparkSession, settings: PipelineSettings) -> DataFrame:
         """The names of new segments; what is in them is read per batch."""
