@@ -13,13 +13,18 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from batchmill.spark import BatchReport
+from batchmill.spark._batch import BatchStats
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._dedup import expired, is_seen, to_merge
 from batchmill.spark._inputs import Unread
+from batchmill.spark._phases import Stopwatch
 from batchmill.spark._progress import Progress, progress_of
 from batchmill.spark._removal import ReadSegments, write_json
 from batchmill.spark._spool_input import Lag
-from batchmill.store import Carry, StreamInfo
+from batchmill.spark._upkeep import Upkeep
+from batchmill.store import Carry, CommitResult, StreamInfo
+from tests.helpers import make_queue
 
 
 class Books:
@@ -227,6 +232,84 @@ def test_progress_is_put_together(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["progress.json"]
     nothing = progress_of("main", [], {}, Unread(), 20.0)
     assert (nothing.last_batch, nothing.committed_at, nothing.rows) == (None, None, 0)
+
+
+def test_laps_add_up_to_the_whole() -> None:
+    """What is done again is added to its phase; nothing in between is left out."""
+    now = iter([10.0, 11.0, 13.0, 16.0])
+    watch = Stopwatch(lambda: next(now))
+    for phase in ("read", "l1", "read"):
+        watch.lap(phase)
+    assert watch.phases == {"read": 4.0, "l1": 2.0}
+
+
+class NoStore:
+    """A store that has nothing."""
+
+    def streams(self) -> list[StreamInfo]:
+        return []
+
+    def counters(self) -> dict[tuple[str, str, str], int]:
+        return {}
+
+
+class NoSource:
+    """A source in which nothing waits."""
+
+    name = "nowhere"
+
+    def unread(self, last: int | None, now: float) -> Unread:
+        return Unread()
+
+
+class NoWriter:
+    """The writer of a stream."""
+
+    stream = "main"
+    last = None
+
+
+def report(number: int, *, applied: bool = True) -> BatchReport:
+    """A batch of 5 rows that took 3 seconds."""
+    stats, result = BatchStats(rows=5), CommitResult(applied=applied)
+    times = {"read": 1.0, "commit": 2.0}
+    return BatchReport("main", number, applied, stats, result, 1.0, 2.0, given=4, phases=times)
+
+
+def upkeep(folder: Path) -> Upkeep:
+    """Of a stream that runs."""
+    writer: Any = NoWriter()
+    store: Any = NoStore()
+    source: Any = NoSource()
+    return Upkeep(writer, Checkpoint(folder, "", ""), store, source, lambda: 20.0)
+
+
+def test_the_newest_batches_are_told(tmp_path: Path) -> None:
+    """Sixty, the newest last; one that was in the store already took no time."""
+    keeper = upkeep(tmp_path)
+    for number in range(70):
+        keeper.note(report(number))
+    keeper.note(report(70, applied=False))
+    told = json.loads((tmp_path / "progress.json").read_text())
+    assert [each["batch"] for each in told["batches"]] == list(range(10, 70))
+    assert told["batches"][0] == {
+        "batch": 10,
+        "at": 20.0,
+        "rows": 5,
+        "segments": 4,
+        "seconds": 3.0,
+        "phases": {"read": 1.0, "commit": 2.0},
+    }
+    assert (tmp_path / "progress.json").stat().st_size < 30_000
+
+
+def test_the_queues_of_the_pipeline_are_told(tmp_path: Path) -> None:
+    """Those of a store's writers, say."""
+    keeper = upkeep(tmp_path)
+    with make_queue("jdbc", consumer=lambda batch: None):
+        keeper.tell(committed=True)
+    (queue,) = json.loads((tmp_path / "progress.json").read_text())["queues"]
+    assert queue["name"] == "jdbc"
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -26,12 +26,14 @@ from batchmill.queue import (
     BufferStrategy,
     DrainBalancer,
     HandlerConsumer,
+    PartitionMove,
     PartitionPolicy,
     PartitionSelector,
     PartitionStats,
     ThreadLoad,
     ThreadPolicy,
     default_manager,
+    snapshot_queues,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ __all__ = [
     "DrainBalancer",
     "HandlerConsumer",
     "HandlerExistsError",
+    "PartitionMove",
     "PartitionPolicy",
     "PartitionSelector",
     "PartitionStats",
@@ -63,6 +66,7 @@ __all__ = [
     "WouldDeadlockError",
     "__version__",
     "default_manager",
+    "snapshot_queues",
 ]
 
 

@@ -5,6 +5,7 @@ from batchmill.batcher._backend import Backend
 from batchmill.batcher._batcher import MicroBatcher
 from batchmill.batcher._clock import Clock, SystemClock
 from batchmill.batcher._config import BatcherConfig
+from batchmill.batcher._engine import snapshot_batchers
 from batchmill.batcher._failure import BreakerPolicy, RetryPolicy, bisect
 from batchmill.batcher._pending import FlushReason
 from batchmill.batcher._result import (
@@ -17,7 +18,7 @@ from batchmill.batcher._result import (
     ItemResult,
     Outcome,
 )
-from batchmill.batcher._stats import BatcherStats
+from batchmill.batcher._stats import BatcherStats, WorkerLoad
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -38,5 +39,7 @@ __all__ = [
     "Outcome",
     "RetryPolicy",
     "SystemClock",
+    "WorkerLoad",
     "bisect",
+    "snapshot_batchers",
 ]

@@ -32,6 +32,7 @@ from batchmill.batcher._ledger import Ledger
 from batchmill.batcher._lock import give_way
 from batchmill.batcher._pending import Entry, FlushReason, Pending
 from batchmill.batcher._result import BatcherClosedError, ItemResult, Outcome
+from batchmill.batcher._shifts import Shifts
 from batchmill.batcher._stats import BatcherStats
 from batchmill.batcher._timer import Timer
 from batchmill.batcher._twins import Twins
@@ -59,11 +60,13 @@ class Engine:
         self.caller = caller
         self.thresholds: QueueThresholdManager | None = None
         self._warning = 1 << 62
+        self._capacity: int | None = None
         if thresholds is not None:
             self.thresholds = QueueThresholdManager(
                 thresholds, lambda: len(self._pending), name=name, clock=clock.now
             )
             self._warning = thresholds.warning_threshold
+            self._capacity = thresholds.hard_capacity
         self._timer = Timer(clock, f"batchmill-{name}-timer")
         self.reset()
 
@@ -85,6 +88,7 @@ class Engine:
             self._settle,
         )
         self._in_flight: dict[int, list[Entry]] = {}
+        self._shifts = Shifts()
         self._flush_up_to = 0
         self._limit = InFlightLimit(self.config.max_in_flight, self.config.adaptive)
         self._next_batch_id = 0
@@ -178,9 +182,10 @@ class Engine:
         with self._lock:
             if len(self._in_flight) >= self._limit.current:
                 return Work()
-            reason = self._pending.ready(self.clock.now(), self._flush_up_to, self.closing)
+            now = self.clock.now()
+            reason = self._pending.ready(now, self._flush_up_to, self.closing)
             if reason is not None:
-                return self._take(reason)
+                return self._take(reason, now)
             if self.closing:
                 self.desk.free -= 1
                 return Work(leave=True)
@@ -199,12 +204,13 @@ class Engine:
         left = self._in_flight.get(batch_id, [])
         self._finish(batch_id, [(entry, failure(entry, error), "failed") for entry in left], None)
 
-    def _take(self, reason: FlushReason) -> Work:
+    def _take(self, reason: FlushReason, now: float) -> Work:
         batch = self._pending.take()
         if reason is FlushReason.SIZE and len(batch) < self.config.batch_size:
             reason = FlushReason.WEIGHT  # enough of them wait, but they are too heavy together
         self._next_batch_id += 1
         self._in_flight[self._next_batch_id] = batch
+        self._shifts.begin(self._next_batch_id, now)
         self._batches += 1
         self._flushes[reason] += 1
         self.desk.free -= 1
@@ -271,6 +277,7 @@ class Engine:
             if took_s is not None:
                 self._limit.record(took_s, ok, len(self._in_flight))
             self._in_flight.pop(batch_id, None)
+            self._shifts.end(batch_id, took_s or 0.0)
             self.desk.bell.wake()
         self._ledger.tell(told)
         with self._lock:
@@ -402,6 +409,9 @@ class Engine:
                 in_flight_limit=self._limit.current,
                 breaker_opened=self.caller.breaker_opened,
                 thresholds=thresholds,
+                name=self.name,
+                capacity=self._capacity,
+                workers=self._shifts.loads(self.clock.now()),
             )
 
     def after_fork_in_child(self) -> None:
@@ -414,6 +424,12 @@ class Engine:
             self.intake.close()
         if _inside.current() is desk:  # forked in the backend: here it is nobody's worker
             _inside.enter(None)
+
+
+def snapshot_batchers() -> tuple[BatcherStats, ...]:
+    """A snapshot of each open batcher of this process, by name: for whoever watches all of it."""
+    found = [engine for engine in _process.tracked(Engine) if not engine.closing]
+    return tuple(engine.stats() for engine in sorted(found, key=lambda engine: engine.name))
 
 
 def _start(entry: Entry, now: float) -> Answer | None:

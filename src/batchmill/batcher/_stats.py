@@ -10,6 +10,15 @@ from batchmill.pressure import ThresholdStats
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """One thread of a batcher since the start."""
+
+    name: str
+    busy_seconds: float
+    """Time it has spent on batches, the one it is at included."""
+
+
+@dataclass(frozen=True, slots=True)
 class BatcherStats:
     """A batcher at one moment, and its counters since the start.
 
@@ -55,6 +64,12 @@ class BatcherStats:
     """How often the circuit breaker opened."""
     thresholds: ThresholdStats | None
     """What the thresholds decided, by level."""
+    name: str = "batcher"
+    """The name in logs and on threads."""
+    capacity: int | None = None
+    """Items that may wait at most; None: nothing bounds that."""
+    workers: tuple[WorkerLoad, ...] = ()
+    """Every thread that has sent a batch, in order."""
 
     @property
     def pending(self) -> int:

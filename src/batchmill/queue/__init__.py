@@ -7,7 +7,8 @@ from batchmill.queue._manager import BatchQueueManager, default_manager
 from batchmill.queue._policy import PartitionPolicy, ThreadPolicy
 from batchmill.queue._queue import BatchQueue
 from batchmill.queue._selector import PartitionSelector
-from batchmill.queue._stats import BatchQueueStats, PartitionStats, ThreadLoad
+from batchmill.queue._snapshot import snapshot_queues
+from batchmill.queue._stats import BatchQueueStats, PartitionMove, PartitionStats, ThreadLoad
 
 __all__ = [
     "BatchQueue",
@@ -17,10 +18,12 @@ __all__ = [
     "BufferStrategy",
     "DrainBalancer",
     "HandlerConsumer",
+    "PartitionMove",
     "PartitionPolicy",
     "PartitionSelector",
     "PartitionStats",
     "ThreadLoad",
     "ThreadPolicy",
     "default_manager",
+    "snapshot_queues",
 ]

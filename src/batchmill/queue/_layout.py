@@ -11,7 +11,9 @@ Guarantees
 from __future__ import annotations
 
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Hashable, Sequence
 
 from batchmill._errors import ConfigError, HandlerExistsError, QueueClosedError, QueueConflictError
@@ -21,7 +23,10 @@ from batchmill.queue._handler import Handler, Receiver, identity_of
 from batchmill.queue._partition import Lane, Partition
 from batchmill.queue._policy import check_positive
 from batchmill.queue._selector import KEY_BUCKETS, TypeHash, type_hash_of
+from batchmill.queue._stats import PartitionMove
 from batchmill.queue._task import DrainTask
+
+_LAST_MOVES = 8
 
 
 class Layout:
@@ -36,6 +41,7 @@ class Layout:
         self.lock = threading.Lock()
         self.version = 0  # goes up whenever tasks should look again
         self.moved_partitions = 0
+        self.last_moves: deque[PartitionMove] = deque(maxlen=_LAST_MOVES)
         self.closed = False
         self.lanes: dict[type, Lane] = {}
         self._weights: dict[type, float] = {}
@@ -181,6 +187,8 @@ class Layout:
                 if partition.owner is task and partition.next_owner is not None:
                     partition.owner, partition.next_owner = partition.next_owner, None
                     takers.add(partition.owner)
+                    move = partition.index, task.index, partition.owner.index
+                    self.last_moves.append(PartitionMove(*move, time.time()))
                     moved.append(partition)
             self.moved_partitions += len(moved)
             if takers:
@@ -205,6 +213,7 @@ class Layout:
         """Empty partitions, free locks; handlers and places stay as they were."""
         self.lock = threading.Lock()
         self.moved_partitions = 0
+        self.last_moves.clear()
         self.version += 1
         for receiver in self.receivers():
             receiver.renew_lock()

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from batchmill import _process
 from batchmill.queue import _stats
 from batchmill.queue._core import QueueCore
+
+
+def snapshot_queues() -> tuple[_stats.BatchQueueStats, ...]:
+    """A snapshot of each running queue of this process, by name: for whoever watches all of it."""
+    running = [core for core in _process.tracked(QueueCore) if not core.layout.closed]
+    return tuple(snapshot(core) for core in sorted(running, key=lambda core: core.name))
 
 
 def snapshot(core: QueueCore) -> _stats.BatchQueueStats:
@@ -12,6 +19,7 @@ def snapshot(core: QueueCore) -> _stats.BatchQueueStats:
     with layout.lock:
         partitions = list(layout.partitions)
         rebalances, moved = core.rebalancer.rebalances, layout.moved_partitions
+        last_moves = tuple(layout.last_moves)
     totals = {"drained": 0, "used": 0, "consumed": 0, "failed": 0, "unregistered": 0}
     rows = []
     for partition in partitions:
@@ -46,6 +54,7 @@ def snapshot(core: QueueCore) -> _stats.BatchQueueStats:
                 partitions=owners.count(task.index),
                 items=task.items,
                 busy_seconds=task.busy_ns / 1e9,
+                in_handler=task.calling is not None,
             )
             for task in core.tasks
         ),
@@ -63,4 +72,5 @@ def snapshot(core: QueueCore) -> _stats.BatchQueueStats:
         flush_cycles=sum(task.flush_cycles for task in core.tasks),
         idle_cycles=sum(task.idle_cycles for task in core.tasks),
         recovered_slots=core.recovered_slots,
+        last_moves=last_moves,
     )

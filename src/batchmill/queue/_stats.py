@@ -47,7 +47,20 @@ class ThreadLoad:
     items: int
     """Items it has handed to handlers."""
     busy_seconds: float
-    """Time it has spent in handlers."""
+    """Time it has spent in handlers, in calls that are over."""
+    in_handler: bool = False
+    """Whether it is in a handler at this moment: a call that hangs shows here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMove:
+    """A partition that the balancer gave to another thread."""
+
+    partition: int
+    from_thread: int
+    to_thread: int
+    at: float
+    """When it changed hands, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,8 @@ class BatchQueueStats:
     """Drain cycles that found nothing."""
     recovered_slots: int
     """Slots replaced after a producer was interrupted in the middle of a put (Ctrl-C)."""
+    last_moves: tuple[PartitionMove, ...] = ()
+    """The newest of the balancer's moves, the newest last."""
 
     @property
     def capacity(self) -> int:

@@ -30,6 +30,7 @@ from batchmill.spark._deltas import SourceDeltas, to_deltas
 from batchmill.spark._entities import EntityBook
 from batchmill.spark._faults import blames_the_file, spark_folders, telling_full_disks, told
 from batchmill.spark._l1 import Rows, fuse
+from batchmill.spark._phases import DELTAS, L1, READ, SPANS, Stopwatch
 from batchmill.spark._plan import SourcePlan
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._reader import FITS, REASON, frame_rows, misfits, read_rows, understood
@@ -68,6 +69,7 @@ class Work:
     settle: bool = False
     expire: bool = True
     """Whether spans that waited long enough are let go; a backfill keeps all until its end."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
 
 @dataclass
@@ -156,6 +158,7 @@ class BatchMaker:
             if rows is not None:
                 sources[source] = rows
         spans = self._read_spans(making)
+        work.watch.lap(READ)
         with self._trace.open(
             work.waiting,
             spans,
@@ -164,12 +167,14 @@ class BatchMaker:
             expire=work.expire,
             late_before_us=self._late_before_us(work.newest),
         ) as traced:
+            work.watch.lap(SPANS)
             self._run(making, sources, traced)
         self._count_spans(making, traced)
         making.batch.entities = making.book.rows()
         for key, n in making.counters.items():
             if n:
                 making.batch.counters[key] = making.batch.counters.get(key, 0) + n
+        work.watch.lap(DELTAS)
         return making
 
     def _run(self, making: _Making, sources: Mapping[str, DataFrame], traced: Traced) -> None:
@@ -183,6 +188,7 @@ class BatchMaker:
         arrived = sum(each.rows for few in making.segments.values() for each in few)
         fusions = fuse(asked, together=making.small, most=arrived)
         results = _all([each.tables for each in fusions] + traced.jobs)
+        making.work.watch.lap(L1)
         for fusion, tables in zip(fusions, results, strict=False):
             for (plan, rows), own in zip(fusion.parts, tables, strict=True):
                 found = to_deltas(own, plan, making.book)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -16,6 +16,7 @@ from batchmill.spark._batch import BatchMaker, BatchStats, Work
 from batchmill.spark._checkpoint import Checkpoint
 from batchmill.spark._dedup import SeenIds, is_seen
 from batchmill.spark._faults import telling_full_disks
+from batchmill.spark._phases import COMMIT, OUTBOX, READ, UPKEEP
 from batchmill.spark._plan import SourcePlan, plan_source
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._session import copy_of, rebind
@@ -55,6 +56,16 @@ class BatchReport:
     """Putting its changes down for exporters, before the commit."""
     given: int = 0
     """How many segments it was made of, those that were set aside included."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase, in their order; they add up to what the batch took as a whole."""
+
+
+def with_upkeep(report: BatchReport, seconds: float) -> BatchReport:
+    """The same with what was tidied up before it began; a batch that was not made has no phases."""
+    if not report.phases:
+        return report
+    upkeep = report.phases.get(UPKEEP, 0.0) + seconds
+    return replace(report, phases={**report.phases, UPKEEP: upkeep})
 
 
 def plans_for(
@@ -126,8 +137,9 @@ class StreamWriter:
                 log.info("batch %d of %s is in the store already", number, self.stream)
                 nothing = CommitResult(applied=False)
                 return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
+            work = self._work(number)
             own = {source: rebind(each, self._spark) for source, each in (frames or {}).items()}
-            return self._write(replace(self._work(number), paths=paths(), frames=own))
+            return self._write(replace(work, paths=paths(), frames=own))
 
     def settle(self, *, everything: bool = False) -> BatchReport | None:
         """Let go of spans that have waited long enough, or of all; None if there are none.
@@ -190,15 +202,19 @@ class StreamWriter:
         )
 
     def _write(self, work: Work) -> BatchReport:
+        watch = work.watch
+        watch.lap(READ)
         started = time.perf_counter()
         batch, stats = self._maker.make(work)
         made = time.perf_counter()
         if self._outbox is not None:
             with telling_full_disks(self._outbox.folder):
                 batch.outgoing = self._outbox.write(batch, self._layout)
+            watch.lap(OUTBOX)
         put = time.perf_counter()
         result = self._commit(batch)
         done = time.perf_counter()
+        watch.lap(COMMIT)
         if self._outbox is not None:
             self._outbox.remove(result.outbox_dropped)
         if not work.settle:
@@ -210,6 +226,7 @@ class StreamWriter:
         )
         if gone:
             self._trace.tidy(self._carry)
+        watch.lap(UPKEEP)
         return BatchReport(
             self.stream,
             work.number,
@@ -220,4 +237,5 @@ class StreamWriter:
             done - put,
             put - made,
             len(work.paths),
+            watch.phases,
         )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,16 +18,16 @@ from batchmill._errors import ConfigError
 from batchmill.oal import MetricSet, load
 from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import Catalog
+from batchmill.spark._backfill import STOPPED, Backfills
 from batchmill.spark._checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark._engine import BatchReport, StreamWriter, plans_for
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._faults import telling_full_disks
 from batchmill.spark._inputs import Input
-from batchmill.spark._places import apart, checked, folder_stream, kafka_topic
+from batchmill.spark._places import apart, checked, checked_options, folder_stream, kafka_topic
 from batchmill.spark._progress import Progress, look
 from batchmill.spark._quarantine import Quarantine
 from batchmill.spark._running import Run, processing_time
-from batchmill.spark._schema import SPAN
 from batchmill.spark._session import lease
 from batchmill.spark._settings import PipelineSettings, dedup_window
 from batchmill.spark._spool_input import SpoolInput
@@ -48,10 +47,10 @@ class Pipeline:
 
     ``oal`` are scripts: files, folders, texts. ``spool`` is a folder with one sub-folder for each
     event type and Parquet segments in them; in its place ``source`` may name a topic of spans,
-    ``kafka://host:port/topic``. ``store`` is ``sqlite:///file`` or ``postgresql://…``.
-    ``checkpoint`` is a folder that remembers how far the stream has come; it belongs to that store
-    from then on. What does not fit goes to ``quarantine``, by default a folder beside the spool, or
-    beside the checkpoint.
+    ``kafka://host:port/topic``, and ``kafka_options`` TLS and a login as librdkafka takes them.
+    ``store`` is ``sqlite:///file`` or ``postgresql://…``. ``checkpoint`` is a folder that remembers
+    how far the stream has come; it belongs to that store from then on. What does not fit goes to
+    ``quarantine``, by default a folder beside the spool, or beside the checkpoint.
 
     With ``dedup_s`` a span that is delivered again (same trace and span id) within so many seconds
     counts once. With ``remove_read`` the spool's segments are removed once they are in the store:
@@ -73,6 +72,7 @@ class Pipeline:
         oal: str | Path | Iterable[str | Path] | MetricSet,
         spool: str | Path | None = None,
         source: str | None = None,
+        kafka_options: Mapping[str, str] | None = None,
         store: str | Store,
         checkpoint: str | Path,
         quarantine: str | Path | None = None,
@@ -102,6 +102,7 @@ class Pipeline:
         if (spool is None) is (source is None):
             raise ConfigError("spool", spool, "given, or else a source, but not both")
         self._topic = None if source is None else kafka_topic(source)
+        self._kafka_options = checked_options(source, kafka_options or {})
         self.spool = None if spool is None else Path(spool).resolve()
         self.checkpoint = Path(checkpoint).resolve()
         beside = self.spool or self.checkpoint
@@ -133,9 +134,7 @@ class Pipeline:
         self._writer: StreamWriter | None = None
         self._asked = False
         self._closing = threading.RLock()
-        self._backfills: list[int] = []
         self._callbacks: set[int] = set()
-        self._changed = threading.Condition()
         self._upkeep: Upkeep | None = None
         try:
             self._lease = lease(master, spark=spark, conf=self._spark_conf(spark_conf))
@@ -143,6 +142,15 @@ class Pipeline:
         except BaseException:
             self._close_store()
             raise
+        self._backfills = Backfills(
+            self.spark,
+            self.settings,
+            self.metrics,
+            self.checkpoint,
+            claimed=self._claimed,
+            asked=lambda: self._asked,
+            note_cut=self._note_cut,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -177,6 +185,16 @@ class Pipeline:
             self.cut_short = run.cut_short
         return self._reports
 
+    def check_source(self) -> None:
+        """Raise an error if the topic cannot be read now; see :mod:`batchmill.kafka`.
+
+        A spool always can. Starting the stream does the same: this is for who waits for a broker.
+        """
+        if self._topic is not None:
+            from batchmill.kafka import check_readable
+
+            check_readable(self._topic, self._kafka_options)
+
     def settle(self, *, everything: bool = False) -> BatchReport | None:
         """Let go of spans whose partner did not come in time; with ``everything``, of all.
 
@@ -193,7 +211,7 @@ class Pipeline:
         upkeep = self._upkeep
         if upkeep is not None:
             return upkeep.progress()
-        last = {each.name: each.last_batch for each in self.store.streams()}.get(self.name)
+        last = self._last_batch(self.name)
         checkpoint = Checkpoint(self.checkpoint, "", "")
         return look(self.name, last, self.store, self._input(checkpoint), self._clock())
 
@@ -214,22 +232,15 @@ class Pipeline:
         self._check_open()
         if name is not None:
             checked(name)
+        tell = functools.partial(self._tell, on_batch)
         if isinstance(rows, str | Path):
-            return self._backfill_folder(Path(rows).resolve(), name, on_batch)
-        if source is None:
-            raise ConfigError("source", source, "the event type that the rows are of")
-        if source != SPAN.name:
-            self.metrics.catalog.source(source)
-            if source not in self.metrics.by_source():
-                raise ConfigError("source", source, "an event type that a metric reads")
-        return self._backfill_rows(rows, source, name, on_batch)
+            return self._backfills.folder(Path(rows).resolve(), name, tell)
+        return self._backfills.rows(rows, source, name, tell)
 
     def backfilled(self, folder: str | Path, *, name: str | None = None) -> int:
         """How many segments of a folder earlier backfills have put into the store."""
         stream = folder_stream(Path(folder).resolve(), name)
-        last = {each.name: each.last_batch for each in self.store.streams()}.get(stream)
-        checkpoint = Checkpoint(self.checkpoint / stream, "", "")
-        return 0 if last is None else checkpoint.segments_until(last)
+        return self._backfills.segments(stream, self._last_batch(stream))
 
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait until the stream ends, which it does only by :meth:`stop` or a failure.
@@ -266,16 +277,14 @@ class Pipeline:
         with self._closing:
             try:
                 self._end()
-                with self._changed:
-                    while self._backfills:
-                        self._changed.wait()
+                self._backfills.wait()
             finally:
                 self._close_store()
                 self._lease.release()
 
     def _inside(self) -> bool:
         """Whether this thread runs a batch's callback or a backfill, which cannot wait for it."""
-        return threading.get_ident() in {*self._callbacks, *self._backfills}
+        return threading.get_ident() in self._callbacks or self._backfills.is_inside()
 
     def _begin(self, **trigger: str | bool) -> Run:
         self._check_open()
@@ -330,13 +339,19 @@ class Pipeline:
         if self._topic is not None:
             from batchmill.spark._kafka_input import KafkaInput
 
-            return KafkaInput(self._topic, checkpoint)
+            return KafkaInput(self._topic, checkpoint, self._kafka_options)
         assert self.spool is not None
         return SpoolInput(self.spool, checkpoint, self.quarantine if self.remove_read else None)
 
     def _check_open(self) -> None:
         if self._asked:
-            raise PipelineError("the pipeline is stopped: make a new one")
+            raise PipelineError(STOPPED)
+
+    def _last_batch(self, stream: str) -> int | None:
+        return {each.name: each.last_batch for each in self.store.streams()}.get(stream)
+
+    def _note_cut(self, cut_short: bool) -> None:
+        self.cut_short = cut_short
 
     @contextlib.contextmanager
     def _claimed(
@@ -385,85 +400,11 @@ class Pipeline:
         finally:
             self.store.release(stream)
 
-    def _backfill_folder(
-        self, folder: Path, name: str | None, on_batch: Callable[[BatchReport], None] | None
-    ) -> list[BatchReport]:
-        if not folder.is_dir():
-            raise ConfigError("rows", str(folder), "a folder that exists, laid out like a spool")
-        stream = folder_stream(folder, name)
-        reports: list[BatchReport] = []
-
-        def note(report: BatchReport) -> None:
-            reports.append(report)
-            self._tell(on_batch, report)
-
-        with (
-            self._backfilling(),
-            self._claimed(stream, self.checkpoint / stream, retire=False) as (writer, checkpoint),
-        ):
-            source = SpoolInput(folder, checkpoint)
-            run = Run(writer, checkpoint, source, note, lambda: self._asked)
-            run.start(self.spark, self.settings, {"availableNow": True})
-            try:
-                run.wait()
-            finally:
-                run.end()
-                self.cut_short = run.cut_short
-            # The folder is whole: no span in it has to wait for one that is not there.
-            if not run.cut_short and (last := writer.settle(everything=True)) is not None:
-                note(last)
-        return reports
-
-    def _backfill_rows(
-        self,
-        rows: DataFrame,
-        source: str,
-        name: str | None,
-        on_batch: Callable[[BatchReport], None] | None,
-    ) -> list[BatchReport]:
-        self.cut_short = False
-        known = name or uuid.uuid4().hex[:12]
-        stream = f"backfill-rows-{source}-{known}"
-        folder = self.checkpoint / stream
-        reports: list[BatchReport] = []
-        with self._backfilling():
-            try:
-                claim = self._claimed(stream, folder, retire=False, spark_log=False)
-                with claim as (writer, _):
-                    reports.append(writer.write(0, frames={source: rows}))
-                    if source == SPAN.name and (last := writer.settle(everything=True)) is not None:
-                        reports.append(last)
-            except BaseException:
-                if reports:
-                    log.error("its spans are in, but wait for partners: repeat it as %r", known)
-                    name = known
-                raise
-            finally:
-                # Without a name nobody can repeat it.
-                if name is None:
-                    shutil.rmtree(folder, ignore_errors=True)
-        for report in reports:
-            self._tell(on_batch, report)
-        return reports
-
-    @contextlib.contextmanager
-    def _backfilling(self) -> Iterator[None]:
-        """As long as it lasts, the pipeline lets go of nothing."""
-        with self._changed:
-            self._check_open()
-            self._backfills.append(threading.get_ident())
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._backfills.remove(threading.get_ident())
-                self._changed.notify_all()
-
     def _note(self, report: BatchReport) -> None:
         self._reports.append(report)
         del self._reports[:-_REPORTS]
         if self._upkeep is not None:
-            self._upkeep.tell(committed=True)
+            self._upkeep.note(report)
         self._tell(self.on_batch, report)
 
     def _tell(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,8 @@ from batchmill._errors import ConfigError
 
 if TYPE_CHECKING:
     from batchmill.kafka import KafkaAddress
+
+log = logging.getLogger("batchmill.spark")
 
 
 def folder_stream(folder: Path, name: str | None) -> str:
@@ -30,6 +34,19 @@ def apart(*folders: Path) -> None:
         for other in folders:
             if one is not other and (one == other or other in one.parents):
                 raise ConfigError("folder", str(one), f"outside {other}")
+
+
+def checked_options(source: str | None, options: Mapping[str, str]) -> dict[str, str]:
+    """Settings of librdkafka, if Kafka's Java client has their like; said is what it has not."""
+    if not options:
+        return {}
+    if source is None:
+        raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
+    from batchmill.kafka import java_options
+
+    if unused := java_options(options).unused:
+        log.warning("not used to read %s, which Spark does: %s", source, ", ".join(unused))
+    return dict(options)
 
 
 def kafka_topic(address: str) -> KafkaAddress:

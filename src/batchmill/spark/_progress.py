@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from batchmill.spark._engine import BatchReport
 from batchmill.spark._inputs import Input, Unread
 from batchmill.spark._removal import write_json
 from batchmill.store import Store, StreamInfo
@@ -18,6 +20,32 @@ _LEFT_OUT = (
     *("duplicates", "expired", "quarantined", "quarantined segment", "unresolved", "unused"),
     "export dropped",
 )
+
+
+NEWEST_BATCHES = 60
+"""So many micro-batches are told of."""
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """Where the time of a micro-batch went."""
+
+    batch: int
+    at: float
+    """When it was through, in seconds since 1970."""
+    rows: int
+    """Rows of event types, those made of spans included."""
+    segments: int
+    seconds: float
+    phases: dict[str, float]
+    """Seconds by phase, in their order; together, ``seconds``."""
+
+    @classmethod
+    def of(cls, report: BatchReport, at: float) -> BatchTimes:
+        """Those of a batch that was committed at that time."""
+        phases = {phase: round(seconds, 4) for phase, seconds in report.phases.items()}
+        seconds = round(sum(phases.values()), 4)
+        return cls(report.number, at, report.stats.rows, report.given, seconds, phases)
 
 
 @dataclass(frozen=True)
@@ -41,6 +69,13 @@ class Progress:
     lag_s: float = 0.0
     """The age of the oldest segment that no commit has yet."""
     written_at: float = 0.0
+    source: str = ""
+    """Where its events come from: a spool's folder, or the address of a topic. What is unread are
+    segments of the one, or messages of the other."""
+    batches: tuple[BatchTimes, ...] = ()
+    """The newest micro-batches of this process, the newest last."""
+    queues: tuple[Mapping[str, Any], ...] = ()
+    """The queues of this process, as ``batchmill status --json`` has them: a store's writers."""
 
     def with_lag(self, unread: Unread, now: float) -> Progress:
         """The same, with another look at what is unread."""
@@ -63,6 +98,7 @@ def progress_of(
     counters: Mapping[tuple[str, str, str], int],
     unread: Unread,
     now: float,
+    reads: str = "",
 ) -> Progress:
     """What is known, put together."""
     own = next((each for each in streams if each.name == stream), None)
@@ -77,11 +113,21 @@ def progress_of(
             totals[key] += n
     at = None if own is None or own.committed_at is None else own.committed_at / 1000
     last = None if own is None else own.last_batch
-    found = Progress(stream, last, at, **totals, left_out=left_out)
+    found = Progress(
+        stream,
+        last,
+        at,
+        totals["rows"],
+        totals["spans"],
+        totals["duplicates"],
+        totals["late"],
+        left_out,
+        source=reads,
+    )
     return found.with_lag(unread, now)
 
 
 def look(stream: str, last: int | None, store: Store, source: Input, now: float) -> Progress:
     """Ask the store, and where the events come from."""
     unread = source.unread(last, now)
-    return progress_of(stream, store.streams(), store.counters(), unread, now)
+    return progress_of(stream, store.streams(), store.counters(), unread, now, source.name)

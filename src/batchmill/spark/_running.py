@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from batchmill._errors import ConfigError
 from batchmill.spark._checkpoint import Checkpoint
-from batchmill.spark._engine import BatchReport, StreamWriter
+from batchmill.spark._engine import BatchReport, StreamWriter, with_upkeep
 from batchmill.spark._errors import PipelineError
 from batchmill.spark._faults import no_room, telling_full_disks
 from batchmill.spark._inputs import Input
@@ -180,9 +180,12 @@ class Run:
                     self.cut_short = True
                     raise StopAsked
                 # By now Spark has noted the batch before it as done.
+                began = time.perf_counter()
                 self._before_batch()
+                tidied_s = time.perf_counter() - began
                 paths = functools.partial(self._source.segments, batch, number)
-                self._on_batch(self._writer.write(number, paths=paths))
+                report = self._writer.write(number, paths=paths)
+                self._on_batch(with_upkeep(report, tidied_s))
             except BaseException as error:
                 self._failure = error
                 raise

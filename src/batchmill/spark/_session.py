@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -29,6 +30,11 @@ _tenants: dict[str, int] = {}
 
 _JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 """Where options of a JVM that Spark starts can come from."""
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where a container's own limit of memory stands, in both versions of cgroups."""
 
 SETTINGS: Mapping[str, str] = {
     # Buckets, and what is read from files without a zone, are UTC.
@@ -210,12 +216,20 @@ def _collector(environ: Mapping[str, str]) -> list[str]:
 
 
 def _local_memory() -> str:
-    """A quarter of the machine's memory, but 1 GiB at least and 8 at most."""
+    """A quarter of the memory that there is, but 1 GiB at least and 8 at most."""
+    return f"{max(1024, min(8192, _memory(_LIMITS) // 4 // 2**20))}m"
+
+
+def _memory(limits: Iterable[Path]) -> int:
+    """The machine's memory, or what a container has of it; 0: nobody knows."""
     try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (ValueError, OSError):
-        return "1g"
-    return f"{max(1024, min(8192, total // 4 // 2**20))}m"
+        found = []
+    for each in limits:
+        with contextlib.suppress(OSError, ValueError):  # not a container; or "max": no limit
+            found.append(int(each.read_text()))
+    return min(found, default=0)
 
 
 @functools.cache

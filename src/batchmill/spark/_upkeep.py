@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
+from batchmill._census import Census
 from batchmill.spark._checkpoint import Checkpoint
-from batchmill.spark._engine import StreamWriter
+from batchmill.spark._engine import BatchReport, StreamWriter
 from batchmill.spark._inputs import Input
-from batchmill.spark._progress import Progress, look
+from batchmill.spark._progress import NEWEST_BATCHES, BatchTimes, Progress, look
 from batchmill.store import Store
 
 log = logging.getLogger("batchmill.spark")
@@ -35,6 +39,9 @@ class Upkeep:
         self._clock = clock
         self._source = source
         self._told: Progress | None = None
+        self._fault = ""
+        self._batches: deque[BatchTimes] = deque(maxlen=NEWEST_BATCHES)
+        self._census = Census()
         self._looking = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,7 +65,15 @@ class Upkeep:
         """How far the stream has come by now."""
         with self._looking:
             writer = self._writer
-            return look(writer.stream, writer.last, self._store, self._source, self._clock())
+            found = look(writer.stream, writer.last, self._store, self._source, self._clock())
+            return replace(found, batches=tuple(self._batches))
+
+    def note(self, report: BatchReport) -> None:
+        """A batch is through: tell of it, and of where its time went."""
+        if report.applied:
+            with self._looking:
+                self._batches.append(BatchTimes.of(report, round(self._clock(), 3)))
+        self.tell(committed=True)
 
     def tell(self, *, committed: bool = False) -> None:
         """Write the progress down; the store is asked only after a claim or a commit.
@@ -73,9 +88,12 @@ class Upkeep:
                     now = self._clock()
                     found = self._told.with_lag(self._source.unread(self._writer.last, now), now)
                 self._told = found
-                found.write(self._checkpoint.folder)
+                replace(found, queues=tuple(self._census.take())).write(self._checkpoint.folder)
+                self._fault = ""
         except Exception as error:  # noqa: BLE001 - it is for people only
-            log.warning("the progress of %s is not told: %s", self._writer.stream, error)
+            if str(error) != self._fault:  # once, not each second that a broker is away
+                log.warning("the progress of %s is not told: %s", self._writer.stream, error)
+            self._fault = str(error)
 
     def remove(self) -> None:
         """Let the source remove what is not needed any more."""
@@ -85,11 +103,14 @@ class Upkeep:
             log.warning("read segments are not removed yet; trying again: %s", error)
 
     def _keep_house(self, every: float) -> None:
-        while not self._stopping.wait(every):
+        due = time.monotonic() + every
+        while not self._stopping.wait(min(every, self._source.look_s)):
             settled = None
-            try:
-                settled = self._writer.settle()
-            except Exception:
-                log.exception("spans that waited too long could not be let go of; trying again")
-            self.remove()
+            if time.monotonic() >= due:
+                due = time.monotonic() + every
+                try:
+                    settled = self._writer.settle()
+                except Exception:
+                    log.exception("spans that waited too long could not be let go of; trying again")
+                self.remove()
             self.tell(committed=settled is not None)

@@ -18,7 +18,7 @@ from batchmill.spool._errors import (
 )
 from batchmill.spool._level import Level
 from batchmill.spool._settings import SpoolSettings
-from batchmill.spool._thresholds import Judgement
+from batchmill.spool._thresholds import Judgement, Measure
 from batchmill.spool._unread import Unread, unread
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "EventBatch",
     "Judgement",
     "Level",
+    "Measure",
     "MissingSpoolError",
     "Overloaded",
     "SPAN_COLUMNS",

@@ -76,7 +76,7 @@ class BadRowsError(BatchmillError, ValueError):
     def __str__(self) -> str:
         return (
             f"not written, since it does not fit the type {self.source}: {self.detail}; "
-            f"`batchmill sources {self.source}` shows the fields"
+            f"docs/sources.md lists its fields, and batchmill.sources.catalog() has them"
         )
 
 

@@ -28,7 +28,7 @@ from batchmill.pressure import (
 from batchmill.spool._errors import Overloaded
 from batchmill.spool._level import Level
 from batchmill.spool._settings import SpoolSettings
-from batchmill.spool._thresholds import Fault, Judgement, Load, Thresholds
+from batchmill.spool._thresholds import Fault, Judgement, Load, Measure, Thresholds
 from batchmill.spool._unread import Unread, UnreadScan, free_bytes
 
 log = logging.getLogger("batchmill.spool")
@@ -148,6 +148,13 @@ class Gauge:
         self._look()
         with self._lock:
             return self._thresholds.level(self._load(self._clock()))
+
+    def measures(self) -> tuple[Measure, ...]:
+        """What makes the level of this moment."""
+        self._look()
+        with self._lock:
+            load = self._load(self._clock())
+        return self._thresholds.measures(load)
 
     def snapshot(self) -> tuple[Counts, dict[Level, int], int, int, Unread, int | None]:
         """Counters, refusals by level, rows and bytes that wait, what is unread, room left."""

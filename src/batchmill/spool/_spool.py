@@ -36,7 +36,7 @@ from batchmill.spool._level import Level
 from batchmill.spool._rows import SpanTable
 from batchmill.spool._segment import Disk
 from batchmill.spool._settings import SpoolSettings
-from batchmill.spool._thresholds import Judgement
+from batchmill.spool._thresholds import Judgement, Measure
 
 Waiting: TypeAlias = SpanTable | EventBatch
 
@@ -159,6 +159,10 @@ class Spool:
     def judge(self) -> Judgement:
         """The level of this moment; from CRITICAL on also why, and when to try again."""
         return self._gauge.judge()
+
+    def measures(self) -> tuple[Measure, ...]:
+        """What makes the level of this moment: each depth, and where its levels begin."""
+        return self._gauge.measures()
 
     def stats(self) -> SpoolStats:
         """A snapshot of what waits, and of the counters since the start."""

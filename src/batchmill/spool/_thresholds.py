@@ -37,6 +37,25 @@ class Judgement:
     retry_after_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One of the depths that make the level, and where its levels begin."""
+
+    name: str
+    value: int
+    warning: int
+    critical: int
+    critical_plus: int
+
+    @classmethod
+    def of_capacity(cls, name: str, value: int, capacity: int) -> Measure:
+        """Of what waits in memory: half of the capacity is WARNING, all of it CRITICAL."""
+        share = QueueThresholdConfig(max_queue_size=_FULL).thresholds
+        levels = (share.warning, share.critical, share.critical_plus)
+        # The first value that reaches the level: fill is a whole number of thousandths.
+        return cls(name, value, *(-(-each * capacity // _FULL) for each in levels))
+
+
 _CALM = {level: Judgement(level) for level in (Level.NORMAL, Level.WARNING)}
 
 
@@ -79,6 +98,19 @@ class Thresholds:
             return _CALM[level]
         patience = self._settings.retry_after_s * (2 if level is Level.CRITICAL_PLUS else 1)
         return Judgement(level, "; ".join(self._reasons(load)), patience)
+
+    def measures(self, load: Load) -> tuple[Measure, ...]:
+        """The depths of a load, each with where its levels begin; the level is the worst of them,
+        or CRITICAL while the disk is short or broken."""
+        settings, unread = self._settings, self.unread.thresholds
+        return (
+            Measure.of_capacity("queue rows", load.rows, settings.capacity_rows),
+            Measure.of_capacity("queue bytes", load.bytes, settings.capacity_bytes),
+            Measure(
+                *("unread bytes", load.unread),
+                *(unread.warning, unread.critical, unread.critical_plus),
+            ),
+        )
 
     def _short(self, load: Load) -> bool:
         return load.free is not None and load.free < self._settings.min_free_bytes
