@@ -1,0 +1,30 @@
+"""To look at: a JSON API over a store, the endpoints that Grafana reads, and the pages.
+
+Loads without its extra, so that it can say which one is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchmill._lazy import lazy_names
+from batchmill.web._errors import MissingWebError
+
+if TYPE_CHECKING:
+    from batchmill.web._app import make_app
+    from batchmill.web._server import WebServer, WebSettings
+
+__all__ = [
+    "MissingWebError",
+    "WebServer",
+    "WebSettings",
+    "make_app",
+]
+
+_MODULES = {
+    "WebServer": "_server",
+    "WebSettings": "_server",
+    "make_app": "_app",
+}
+
+__getattr__ = lazy_names(__name__, _MODULES, MissingWebError)

@@ -1,0 +1,116 @@
+"""The pages: files that lie in the package, served with headers that let nothing else in.
+
+They hold no data, so whoever can reach the server may have them; what they show is asked for under
+``/api``, with a token where one is set. All files are read once: a page and its scripts are of one
+version, whatever happens to the folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    "": "text/plain; charset=utf-8",  # licences
+}
+
+_HEADERS = {
+    "cache-control": "no-cache",  # ask whether it is the same: names do not tell versions apart
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "vary": "accept-encoding",
+}
+"""Beside those that every answer has. Nothing but our own files: no inline script or style, no
+other host, no frame around us, and no text that becomes markup."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as it is sent."""
+
+    content_type: str
+    etag: str
+    plain: bytes
+    packed: bytes
+
+    def headers(self, packed: bool) -> dict[str, str]:
+        found = {**_HEADERS, "etag": self.etag}
+        return {**found, "content-encoding": "gzip"} if packed else found
+
+
+@cache
+def _files() -> dict[str, _File]:
+    """All files, by their path under ``static``."""
+    found = {}
+    for path in sorted(_FOLDER.rglob("*")):
+        if not path.is_file() or path.suffix not in _TYPES:
+            continue
+        plain = path.read_bytes()
+        etag = f'W/"{hashlib.sha256(plain).hexdigest()[:20]}"'
+        packed = gzip.compress(plain, mtime=0)
+        found[path.relative_to(_FOLDER).as_posix()] = _File(
+            _TYPES[path.suffix], etag, plain, packed
+        )
+    return found
+
+
+def _known(header: str, etag: str) -> bool:
+    """Whether the asker has this version; compared weakly, as the standard wants it."""
+    tags = {each.strip().removeprefix("W/") for each in header.split(",")}
+    return "*" in tags or etag.removeprefix("W/") in tags
+
+
+def _takes_gzip(header: str) -> bool:
+    """Whether an ``Accept-Encoding`` allows gzip.
+
+    >>> _takes_gzip("br, gzip"), _takes_gzip("gzip;q=0"), _takes_gzip("")
+    (True, False, False)
+    """
+    for each in header.split(","):
+        name, _, quality = each.strip().partition(";")
+        if name.strip().lower() == "gzip":
+            return quality.replace(" ", "").rstrip("0").rstrip(".") not in ("q=", "q=0")
+    return False
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = _files().get(name)
+    if file is None:
+        raise HTTPException(404, "there is no such page: begin at /")
+    packed = _takes_gzip(request.headers.get("accept-encoding", ""))
+    headers = file.headers(packed)
+    if _known(request.headers.get("if-none-match", ""), file.etag):
+        return Response(status_code=304, headers=headers)
+    return Response(
+        file.packed if packed else file.plain, headers=headers, media_type=file.content_type
+    )
+
+
+async def _index(request: Request) -> Response:
+    return _answer(request, "index.html")
+
+
+async def _static(request: Request) -> Response:
+    return _answer(request, request.path_params["path"])
+
+
+def routes() -> list[BaseRoute]:
+    """The page itself, and its files; GET and HEAD only."""
+    _files()
+    return [Route("/", _index), Route("/static/{path:path}", _static)]

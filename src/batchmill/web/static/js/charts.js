@@ -1,0 +1,169 @@
+// Charts over time, drawn by uPlot in the page's own colours.
+
+import { h } from "./dom.js";
+import { clock, day, plain, utc } from "./format.js";
+
+const DAY_S = 86_400;
+const charts = new Set();
+
+// A canvas knows no custom properties: what the page makes of one is asked of an element.
+function colour(name) {
+  document.body.style.setProperty("outline-color", `var(${name})`);
+  const found = getComputedStyle(document.body).outlineColor;
+  document.body.style.removeProperty("outline-color");
+  return found;
+}
+
+const missing = (value) => value === null || value === undefined;
+
+function ticks(_chart, splits, _axis, _space, step) {
+  let last = "";
+  return splits.map((at) => {
+    const date = day(at);
+    if (step >= DAY_S) return date;
+    const time = clock(at, step < 60);
+    const text = date === last || last === "" ? time : `${time}\n${date}`;
+    last = date;
+    return text;
+  });
+}
+
+// A line shows what has neighbours; a value on its own needs a point to be seen.
+function alone(chart, index) {
+  const values = chart.data[index];
+  const found = [];
+  values.forEach((value, at) => {
+    if (!missing(value) && missing(values[at - 1]) && missing(values[at + 1])) found.push(at);
+  });
+  return found;
+}
+
+// series: [{label, colour: "--name", fill}]; format: number -> [text, unit]; range: as uPlot has it;
+// sync: charts of one name point at the same moment; span: so many seconds are shown at least.
+export class TimeChart {
+  #settings;
+  #chart = null;
+  #data = null;
+  #filling = null;
+  #observer;
+  #width = 0;
+
+  constructor(settings) {
+    this.#settings = { height: 190, ...settings };
+    this.element = h("div", { class: "chart", role: "img", "aria-label": settings.title });
+    this.#observer = new ResizeObserver(() => this.#resize());
+    this.#observer.observe(this.element);
+    charts.add(this);
+  }
+
+  // filling: the beginning of a bucket that is not over yet, and so shows too little.
+  update(times, series, filling = null) {
+    this.#data = [times, ...series];
+    this.#filling = filling;
+    if (this.#chart) {
+      this.#chart.setData(this.#data);
+      this.#rest();
+    } else this.#draw();
+  }
+
+  redraw() {
+    this.#chart?.destroy();
+    this.#chart = null;
+    if (this.#data) this.#draw();
+  }
+
+  destroy() {
+    charts.delete(this);
+    this.#observer.disconnect();
+    this.#chart?.destroy();
+    this.#chart = null;
+  }
+
+  #resize() {
+    const width = Math.floor(this.element.clientWidth);
+    if (!width || width === this.#width) return;
+    this.#width = width;
+    if (this.#chart) this.#chart.setSize({ width, height: this.#settings.height });
+    else if (this.#data) this.#draw();
+  }
+
+  #draw() {
+    const width = Math.floor(this.element.clientWidth);
+    if (!width) return; // not shown yet: the observer will tell
+    this.#width = width;
+    this.#chart = new window.uPlot(this.#options(width), this.#data, this.element);
+    this.#rest();
+  }
+
+  #options(width) {
+    const { series, format, height, sync, range, span } = this.#settings;
+    const axis = {
+      stroke: colour("--soft"),
+      grid: { stroke: colour("--line"), width: 1 },
+      ticks: { show: false },
+      font: "12px system-ui, sans-serif",
+    };
+    const fromZero = (_u, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1];
+    const newest = (_u, low, high) => [Math.min(low, high - span), high];
+    return {
+      width,
+      height,
+      padding: [10, 28, 0, 0],
+      cursor: { sync: sync ? { key: sync } : undefined, drag: { x: false, y: false }, points: { size: 7 } },
+      scales: { x: { time: true, ...(span ? { range: newest } : {}) }, y: { range: range ?? fromZero } },
+      axes: [
+        { ...axis, values: ticks, space: 70, size: 30, gap: 6 },
+        { ...axis, values: (_u, splits) => splits.map((each) => plain(format(each))), size: 68 },
+      ],
+      series: [{ label: "At", value: (_u, at) => this.#moment(at) }, ...series.map((each) => this.#line(each))],
+      hooks: {
+        drawClear: [(chart) => this.#shade(chart)],
+        setCursor: [(chart) => chart.cursor.left < 0 && this.#rest()],
+      },
+    };
+  }
+
+  #line({ label, colour: name, fill }) {
+    const stroke = colour(name);
+    return {
+      label,
+      stroke,
+      width: 1.6,
+      fill: fill ? `color-mix(in srgb, ${stroke} 12%, transparent)` : undefined,
+      points: { show: true, size: 5, width: 0, fill: stroke, filter: alone },
+      value: (_u, value) => plain(this.#settings.format(value)),
+    };
+  }
+
+  #moment(at) {
+    if (missing(at)) return "–";
+    const date = at % 60 ? utc(at).slice(11, 19) : utc(at).slice(0, 16);
+    return `${clock(at, at % 60 > 0)} (${date} UTC)${at === this.#filling ? ", still filling" : ""}`;
+  }
+
+  // What is not over yet has another ground.
+  #shade(chart) {
+    if (this.#filling === null) return;
+    const { ctx, bbox } = chart;
+    const left = Math.max(bbox.left, chart.valToPos(this.#filling, "x", true) - 8 * devicePixelRatio);
+    ctx.save();
+    ctx.fillStyle = colour("--raised");
+    ctx.fillRect(left, bbox.top, bbox.left + bbox.width - left, bbox.height);
+    ctx.restore();
+  }
+
+  // While nobody points at anything, the legend tells of the newest values.
+  #rest() {
+    const chart = this.#chart;
+    if (!chart || !this.#data || chart.cursor.left >= 0) return;
+    const [times, ...series] = this.#data;
+    let last = times.length - 1;
+    while (last > 0 && series.every((each) => missing(each[last]))) last -= 1;
+    if (last >= 0) chart.setLegend({ idx: last }, false);
+  }
+}
+
+// Colours come from the style sheet, and are drawn into a canvas: they have to be drawn again.
+export function redrawCharts() {
+  for (const chart of charts) chart.redraw();
+}

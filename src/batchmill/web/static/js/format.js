@@ -1,0 +1,100 @@
+// Numbers with their units, times with their zone. [text, unit]; null where nothing is known.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
+const two = new Intl.NumberFormat("en", { maximumFractionDigits: 2, minimumFractionDigits: 2 });
+
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+export const count = (n) => (known(n) ? whole.format(n) : "–");
+
+// For where there is little room.
+export const short = (n) => (known(n) && n >= 999_500 ? `${two.format(n / 1e6)} M` : count(n));
+
+export function rate(n) {
+  if (!known(n)) return null;
+  if (n !== 0 && Math.abs(n) < 9.95) return [n < 0.995 ? two.format(n) : one.format(n), ""];
+  if (n >= 1e6) return [two.format(n / 1e6), " M"];
+  return [whole.format(n), ""];
+}
+
+export function ms(n) {
+  if (!known(n)) return null;
+  if (n < 1000) return [n !== 0 && n < 9.95 && n % 1 ? one.format(n) : whole.format(n), " ms"];
+  if (n < 99_995) return [two.format(n / 1000), " s"];
+  return [one.format(n / 60_000), " min"];
+}
+
+// Never rounded up: 99.999 % is not all of them.
+export function percent(share) {
+  if (!known(share)) return null;
+  return [two.format(Math.floor(share * 10_000 + 1e-6) / 100), " %"];
+}
+
+export const apdex = (n) => (known(n) ? [two.format(Math.floor(n * 100 + 1e-6) / 100), ""] : null);
+
+export function bytes(n) {
+  if (!known(n)) return null;
+  let unit = 0;
+  while (n >= 1024 && unit < 4) {
+    n /= 1024;
+    unit += 1;
+  }
+  return [unit && n < 100 ? one.format(n) : whole.format(n), [" B", " KiB", " MiB", " GiB", " TiB"][unit]];
+}
+
+export function seconds(s) {
+  if (!known(s)) return null;
+  if (s < 1) return [whole.format(Math.max(0, s) * 1000), " ms"];
+  if (s < 100) return [one.format(s), " s"];
+  if (s < 595) return [one.format(s / 60), " min"];
+  if (s < 7200) return [whole.format(s / 60), " min"];
+  if (s < 172_800) return [whole.format(s / 3600), " h"];
+  return [whole.format(s / 86_400), " d"];
+}
+
+// How long ago something was; a second more or less does not matter.
+export function ago(s) {
+  if (!known(s)) return "–";
+  if (s < 1.5) return "just now";
+  return s < 100 ? `${whole.format(s)} s ago` : `${seconds(s).join("")} ago`;
+}
+
+export const plain = (found) => (found === null ? "–" : found.join(""));
+
+// What a server says, as a sentence.
+export const sentence = (text) => text.replace(/^./, (each) => each.toUpperCase()).replace(/([^.!?…])$/, "$1.");
+
+const pad = (n) => String(n).padStart(2, "0");
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+export function clock(epoch, withSeconds = false) {
+  const at = new Date(epoch * 1000);
+  return `${pad(at.getHours())}:${pad(at.getMinutes())}${withSeconds ? `:${pad(at.getSeconds())}` : ""}`;
+}
+
+export function day(epoch) {
+  const at = new Date(epoch * 1000);
+  return `${at.getDate()} ${MONTHS[at.getMonth()]}`;
+}
+
+const sameDay = (epoch) => new Date(epoch * 1000).toDateString() === new Date().toDateString();
+
+// Local, without the day if it is today.
+export function moment(epoch, withSeconds = false) {
+  return sameDay(epoch) ? clock(epoch, withSeconds) : `${day(epoch)} ${clock(epoch, withSeconds)}`;
+}
+
+export const utc = (epoch) => new Date(epoch * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");
+
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset();
+  const size = Math.abs(minutes);
+  return `UTC${minutes < 0 ? "−" : "+"}${pad(Math.floor(size / 60))}:${pad(size % 60)}`;
+}
+
+// How good a share of successes, or an apdex, is.
+export function grade(share, fine = 0.99, poor = 0.95) {
+  if (!known(share)) return "";
+  return share >= fine ? "good" : share >= poor ? "warn" : "bad";
+}

@@ -1,0 +1,34 @@
+// What is wrong and will pass: one line each, above the page, while it lasts.
+
+import { h, setText, withCode } from "./dom.js";
+
+export class Notices {
+  #element;
+  #shown = new Map();
+
+  constructor(element) {
+    this.#element = element;
+  }
+
+  set(name, message, { bad = false, action = null } = {}) {
+    let known = this.#shown.get(name);
+    if (!known) {
+      const text = h("p");
+      const button = h("button", { type: "button", onclick: () => known.act?.() });
+      known = { element: h("div", { class: "notice", data: { name } }, text, button), text, button, act: null };
+      this.#shown.set(name, known);
+      this.#element.append(known.element);
+    }
+    known.act = action?.[1] ?? null;
+    known.button.hidden = action === null;
+    if (action) setText(known.button, action[0]);
+    known.element.classList.toggle("bad", bad);
+    if (known.said !== message) known.text.replaceChildren(...withCode(message));
+    known.said = message;
+  }
+
+  clear(name) {
+    this.#shown.get(name)?.element.remove();
+    this.#shown.delete(name);
+  }
+}

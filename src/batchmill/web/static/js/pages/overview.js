@@ -1,0 +1,207 @@
+// All services: five numbers each, with their lines over the range.
+
+import { get } from "../api.js";
+import { h, quantity, setChildren, setText } from "../dom.js";
+import { ago, apdex, count, grade, moment, ms, percent, plain, rate, seconds, utc } from "../format.js";
+import { controls, parameters, read, write } from "../range.js";
+import { serviceAddress } from "../route.js";
+import { sparkline } from "../spark.js";
+import { DataTable } from "../table.js";
+import { noData } from "./states.js";
+
+const STEP = 50;
+const MEASURES = [
+  { key: "cpm", label: "Calls/min", title: "Calls per minute", format: rate, low: 0 },
+  { key: "avg", label: "Average", title: "Average response time", format: ms, low: 0 },
+  { key: "p99", label: "p99", title: "99 of 100 calls were at least this quick", format: ms, low: 0 },
+  { key: "success", label: "Success", title: "Share of calls without an error", format: percent, low: 0.9, high: 1, first: "asc", grade: (n) => grade(n) },
+  { key: "apdex", label: "Apdex", title: "How satisfied callers are, from 0 to 1", format: apdex, low: 0.5, high: 1, first: "asc", grade: (n) => grade(n, 0.85, 0.7) },
+];
+const SORTS = ["name", ...MEASURES.map((each) => each.key)];
+
+export function overview({ query, amend, run }) {
+  let limit = STEP;
+  let sort = sortOf(query);
+  let typing = null;
+
+  const range = controls((chosen) => amend((to) => write(to, chosen)));
+  const search = h("input", { type: "search", placeholder: "Search services", "aria-label": "Search services", spellcheck: "false", oninput: typed });
+  const table = new DataTable({ caption: "Services", className: "services", columns: columns(), key: (row) => row.id, sort, onSort: sorted });
+  const shown = h("span", { class: "shown", role: "status" });
+  const more = h("button", { type: "button", onclick: showMore }, "Show more");
+  const left = h("span");
+  const moreRow = h("div", { class: "more", hidden: true }, more, left);
+  const list = h("section", { class: "panel", "aria-label": "Services" }, table.element, moreRow);
+  const tiles = tilesOf();
+  const empty = h("div", { class: "panel", hidden: true }, h("p", { class: "empty" }));
+  const body = h("div", { class: "page" }, tiles.element, list, empty);
+  const element = h(
+    "div",
+    { class: "page" },
+    h("div", { class: "head" }, h("h1", {}, "Services"), shown, h("label", { class: "search" }, search), h("span", { class: "push" }), range.element),
+    body,
+  );
+
+  function columns() {
+    const name = {
+      key: "name",
+      label: "Service",
+      header: true,
+      sortable: true,
+      make(cell) {
+        const anchor = h("a");
+        const tags = h("span");
+        cell.append(h("span", { class: "name" }, anchor, tags));
+        return (row) => {
+          setText(anchor, row.name);
+          anchor.setAttribute("href", serviceAddress(row.id, query));
+          const layers = (row.layers ?? []).filter((each) => each !== "GENERAL");
+          if (tags.dataset.of !== layers.join()) {
+            tags.dataset.of = layers.join();
+            tags.replaceChildren(...layers.map((each) => h("span", { class: "tag" }, each)));
+          }
+        };
+      },
+    };
+    return [name, ...MEASURES.map((each) => ({ ...each, numeric: true, sortable: true, make: measureCell(each) }))];
+  }
+
+  function sortOf(from) {
+    const key = SORTS.includes(from.get("sort")) ? from.get("sort") : "cpm";
+    return { key, order: from.get("order") === "asc" || (key === "name" && !from.has("order")) ? "asc" : "desc" };
+  }
+
+  function sorted(chosen) {
+    sort = chosen;
+    amend((to) => {
+      to.set("sort", sort.key);
+      to.set("order", sort.order);
+    });
+  }
+
+  function typed() {
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      limit = STEP;
+      amend((to) => (search.value ? to.set("search", search.value) : to.delete("search")));
+    }, 200);
+  }
+
+  function showMore() {
+    limit += STEP;
+    amend(() => {});
+  }
+
+  function reads(from) {
+    query = from;
+    range.show(read(query));
+    sort = sortOf(query);
+    table.setSort(sort);
+    if (document.activeElement !== search) search.value = query.get("search") ?? "";
+  }
+  reads(query);
+
+  return {
+    title: "Services",
+    element,
+    reads,
+    destroy: () => clearTimeout(typing),
+    load: (signal) =>
+      get(
+        "services",
+        { ...parameters(read(query)), search: query.get("search"), sort: sort.key, order: sort.order, limit: Math.min(500, limit) },
+        { signal },
+      ),
+    show(data) {
+      const rows = data.services;
+      const nothing = data.total === 0 && !query.get("search");
+      if (nothing && run.commit?.newest_minute === null) {
+        setChildren(body, [noData(run)]);
+        return;
+      }
+      setChildren(body, [tiles.element, list, empty]);
+      table.update(rows);
+      list.hidden = rows.length === 0;
+      empty.hidden = rows.length > 0;
+      const newest = run.commit?.newest_minute;
+      setText(
+        empty.firstChild,
+        query.get("search")
+          ? `No service has “${query.get("search")}” in its name and was called in this time.`
+          : `No service was called in this time.${newest ? ` The newest data is of ${moment(newest)}: choose a range that reaches back to it.` : ""}`,
+      );
+      const hidden = data.total - rows.length;
+      moreRow.hidden = hidden <= 0;
+      more.hidden = limit >= 500;
+      setText(left, limit >= 500 ? `${count(hidden)} more are not shown: search for them by name.` : `${count(hidden)} more`);
+      setText(shown, data.total === 1 ? "1 service" : `${count(data.total)} services`);
+      tiles.data(data);
+      tiles.run(run);
+    },
+    pipeline: () => tiles.run(run),
+  };
+}
+
+function measureCell({ key, label, format, low, high, grade: of }) {
+  return (cell) => {
+    const value = h("span", { class: "value" });
+    const line = sparkline();
+    cell.append(h("span", { class: "head-label", "aria-hidden": "true" }, label), h("span", { class: "measure" }, line.element, value));
+    let last;
+    return (row) => {
+      const number = row.range[key];
+      if (number !== last) {
+        last = number;
+        value.replaceChildren(quantity(format(number)));
+        const level = of?.(number);
+        value.className = level && level !== "good" ? `value is-${level}` : "value";
+      }
+      line.update(row.series[key] ?? [], low, high);
+    };
+  };
+}
+
+// What can be said of all services together, and of the run they are measured by.
+function tilesOf() {
+  const make = (label) => {
+    const value = h("dd", {}, "–");
+    return { value, element: h("div", { class: "tile" }, h("dt", {}, label), value) };
+  };
+  const load = make("All services together");
+  const worst = make("Lowest success rate");
+  const health = make("The run");
+  const newest = make("Newest data");
+  const element = h("dl", { class: "tiles" }, load.element, worst.element, newest.element);
+  const set = (tile, ...content) => tile.value.replaceChildren(...content);
+  return {
+    element,
+    data({ services, total }) {
+      const all = services.length === total;
+      load.element.hidden = !all;
+      if (all) {
+        const sum = services.reduce((had, each) => had + (each.range.cpm ?? 0), 0);
+        set(load, plain(rate(sum)), h("small", {}, " calls/min"));
+      }
+      const known = services.filter((each) => each.range.success !== null);
+      const low = known.reduce((had, each) => (had === null || each.range.success < had.range.success ? each : had), null);
+      worst.element.hidden = !all || low === null;
+      if (low) {
+        set(worst, h("span", { class: `is-${grade(low.range.success)}` }, plain(percent(low.range.success))), h("span", { class: "why" }, low.range.success < 1 ? low.name : "no call failed"));
+      }
+    },
+    run({ pipeline: state, commit }) {
+      if (state) {
+        if (health.element.parentNode !== element) element.append(health.element);
+        const level = { healthy: "good", degraded: "warn", down: "bad" }[state.health] ?? "";
+        const name = (state.health ?? "unknown").replace(/^./, (each) => each.toUpperCase());
+        set(health, h("span", { class: `is-${level}` }, name), h("span", { class: "why" }, `lag ${plain(seconds(state.lag_s))}`));
+      }
+      const minute = commit?.newest_minute;
+      if (!minute) set(newest, commit ? "None yet" : "–");
+      else {
+        const at = commit.committed_at;
+        set(newest, h("time", { datetime: new Date(minute * 1000).toISOString(), title: utc(minute) }, moment(minute)), h("span", { class: "why" }, at ? `committed ${ago(Date.now() / 1000 - at)}` : ""));
+      }
+    },
+  };
+}

@@ -1,0 +1,191 @@
+// The run: the road an event takes with live numbers on it, and what lies behind each number.
+
+import { get } from "../api.js";
+import { TimeChart } from "../charts.js";
+import { h, panel, setAttribute, setChildren, setText, withCode } from "../dom.js";
+import { bytes, count, moment, plain, rate, seconds, utc } from "../format.js";
+import { batches } from "../pipeline/batches.js";
+import { queues } from "../pipeline/queues.js";
+import { road } from "../pipeline/road.js";
+import { thresholds } from "../pipeline/thresholds.js";
+import { DataTable, figure, number, text } from "../table.js";
+
+const GRADES = { healthy: "good", degraded: "warn", down: "bad" };
+
+export function pipeline({ run }) {
+  const verdict = h("strong", { class: "verdict" });
+  const asOf = h("span", { class: "sub" });
+  const reasons = h("ul", { class: "reasons" });
+  const { rates } = run;
+  const way = road();
+  const chart = new TimeChart({
+    title: "Spans per second, received and counted",
+    series: [{ label: "received", colour: "--series-1", fill: true }, { label: "counted (over 30 s)", colour: "--good" }],
+    format: rate,
+    height: 170,
+    span: 60,
+  });
+  const flow = panel("Spans per second", { id: "flow", sub: "of the last three minutes, as far as this page has seen them" }, h("div", { class: "body" }, chart.element));
+  const parts = [way, queues(), thresholds(), batches(), drops(), requests(), processes(), exporters()];
+  const [, ofQueues, ofThresholds, ofBatches, ofDrops, ofRequests, ofProcesses, ofExporters] = parts.map((each) => each.element);
+  const element = h(
+    "div",
+    { class: "page pipeline" },
+    h("div", { class: "head" }, h("h1", {}, "Pipeline"), verdict, asOf),
+    reasons,
+    way.element,
+    h("div", { class: "pair" }, ofBatches, flow.element),
+    h("div", { class: "pair" }, h("div", { class: "page" }, ofQueues, ofRequests), h("div", { class: "page" }, ofThresholds, ofDrops)),
+    ofProcesses,
+    ofExporters,
+  );
+
+  function show(state) {
+    rates.look(state);
+    setText(verdict, state.health);
+    setAttribute(verdict, "data-grade", GRADES[state.health] ?? "bad");
+    setText(asOf, `as of ${moment(state.at, true)}`);
+    setAttribute(asOf, "title", `${utc(state.at)}; ${state.home ?? ""}`);
+    setChildren(reasons, (state.reasons ?? []).map((each, index) => {
+      const line = reasons.children[index] ?? h("li");
+      if (line.dataset.of !== each) line.replaceChildren(...withCode(each));
+      line.dataset.of = each;
+      return line;
+    }));
+    reasons.hidden = !(state.reasons ?? []).length;
+    for (const each of parts) each.show(state, rates);
+    const [times, series] = rates.lines({ received: 5, counted: 30 });
+    if (times.length > 1) chart.update(times, series);
+  }
+
+  return {
+    title: "Pipeline",
+    element,
+    destroy: () => chart.destroy(),
+    load: (signal) => get("pipeline", {}, { signal }),
+    show,
+    pipeline: () => show(run.pipeline),
+  };
+}
+
+// A panel with a table, or a sentence where it would be empty.
+function listed(title, id, columns, key, none) {
+  const table = new DataTable({ caption: title, columns, key });
+  const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table.element);
+  const empty = h("p", { class: "empty" }, ...withCode(none));
+  const { element, note } = panel(title, { id });
+  return {
+    element,
+    note,
+    fill(rows) {
+      setChildren(element, [element.firstChild, rows.length ? scroll : empty]);
+      table.update(rows);
+    },
+  };
+}
+
+const whole = (key, label) => number(key, label, (n) => (n === null || n === undefined ? null : [count(n), ""]));
+
+function drops() {
+  const list = listed(
+    "Dropped, refused, left out",
+    "drops",
+    [
+      { key: "what", label: "What", header: true, make: text((row) => row.what) },
+      { key: "reason", label: "Reason", make: text((row) => row.reason) },
+      whole("n", "How many"),
+    ],
+    (row) => `${row.what} ${row.reason}`,
+    "Nothing was dropped or refused.",
+  );
+  return {
+    element: list.element,
+    show(state) {
+      list.fill(Object.entries(state.drops ?? {}).flatMap(([what, why]) => Object.entries(why).map(([reason, n]) => ({ what, reason, n }))));
+    },
+  };
+}
+
+function requests() {
+  const list = listed(
+    "Requests",
+    "requests",
+    [
+      { key: "way", label: "Protocol", header: true, make: text((row) => row.way) },
+      { key: "outcome", label: "Outcome", make: text((row) => row.outcome) },
+      whole("n", "How many"),
+    ],
+    (row) => `${row.way} ${row.outcome}`,
+    "No request yet.",
+  );
+  return {
+    element: list.element,
+    show({ ingest = {} }) {
+      setText(list.note, ingest.http ? `HTTP at ${ingest.http}, gRPC at ${ingest.grpc}` : "");
+      list.fill(
+        Object.entries(ingest.requests ?? {}).map(([key, n]) => {
+          const [way, ...rest] = key.split(" ");
+          return { way, outcome: rest.join(" "), n };
+        }),
+      );
+    },
+  };
+}
+
+function processes() {
+  const level = { running: "good", starting: "warn", stopping: "warn" };
+  const list = listed(
+    "Processes",
+    "processes",
+    [
+      { key: "name", label: "Process", header: true, make: text((row) => row.name) },
+      { key: "state", label: "State", make: figure((row) => [row.state, ""], (row) => level[row.state] ?? (row.name === "demo" && row.state !== "failed" ? "" : "bad")) },
+      { key: "pid", label: "Number", numeric: true, make: text((row) => (row.pid ? String(row.pid) : "–")) },
+      { key: "up", label: "Up for", numeric: true, make: figure((row) => seconds(row.up)) },
+      whole("restarts", "Started again"),
+      { key: "exit", label: "Last end", make: text((row) => row.exit ?? "–") },
+    ],
+    (row) => row.name,
+    "No supervisor tells of processes: start `batchmill run`.",
+  );
+  return {
+    element: list.element,
+    show(state) {
+      list.fill(Object.entries(state.processes ?? {}).map(([name, each]) => ({ name, ...each, up: each.pid && each.started ? Math.max(0, state.at - each.started) : null })));
+    },
+  };
+}
+
+function exporters() {
+  const list = listed(
+    "Exporters",
+    "exporters",
+    [
+      { key: "name", label: "Exporter", header: true, make: text((row) => row.name) },
+      { key: "target", label: "To", make: text((row) => row.target ?? "–") },
+      whole("sent", "Sent"),
+      whole("files", "Files wait"),
+      { key: "bytes", label: "Bytes wait", numeric: true, make: figure((row) => bytes(row.bytes)) },
+      whole("dropped", "Dropped"),
+      { key: "failing", label: "Failing", make: text((row) => row.failing || "no") },
+    ],
+    (row) => row.name,
+    "None is set up: `batchmill run --export-to …` sends what each commit changes to others.",
+  );
+  return {
+    element: list.element,
+    show(state) {
+      list.fill(
+        Object.entries(state.exports ?? {}).map(([name, each]) => ({
+          name,
+          target: each.target,
+          sent: each.sent_values ?? each.scrapes,
+          files: each.waiting?.files,
+          bytes: each.waiting?.bytes,
+          dropped: Object.values(each.dropped ?? {}).reduce((a, b) => a + b, 0),
+          failing: each.failing ? `${each.failing}${each.failing_s ? `, for ${plain(seconds(each.failing_s))}` : ""}` : "",
+        })),
+      );
+    },
+  };
+}

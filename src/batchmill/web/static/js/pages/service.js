@@ -1,0 +1,237 @@
+// One service: its charts, and tables of what it consists of and whom it deals with.
+
+import { get } from "../api.js";
+import { TimeChart } from "../charts.js";
+import { h, panel, setChildren, setText } from "../dom.js";
+import { apdex, count, grade, moment, ms, percent, rate, utc } from "../format.js";
+import { BUCKET_S, controls, parameters, read, write } from "../range.js";
+import { format, kept, serviceAddress } from "../route.js";
+import { DataTable, figure, link, number, text } from "../table.js";
+
+const PERCENTILES = ["p50", "p75", "p90", "p95", "p99"];
+const share = (_u, low) => [Math.max(0, Math.min(0.98, (low ?? 1) - 0.01)), 1.0005];
+const score = (_u, low) => [Math.max(0, Math.min(0.5, (low ?? 1) - 0.05)), 1.005];
+const CHARTS = [
+  { key: "cpm", title: "Load", unit: "calls per minute", format: rate, fill: true },
+  { key: "avg", title: "Average response time", unit: "", format: ms, fill: true },
+  { key: "percentiles", title: "Response time percentiles", unit: "so many of 100 calls were at least this quick", format: ms },
+  { key: "success", title: "Success rate", unit: "share of calls without an error", format: percent, range: share },
+  { key: "apdex", title: "Apdex", unit: "satisfaction, from 0 to 1", format: apdex, range: score },
+];
+
+export function service({ query, argument, amend }) {
+  const heading = h("h1", {}, "Service");
+  const tags = h("span");
+  const back = h("a", {}, "All services");
+  const range = controls((chosen) => amend((to) => write(to, chosen)));
+  const tiles = summary();
+  const charts = CHARTS.map(chartOf);
+  const values = valuesTable();
+  const endpoints = measured("Endpoints", "endpoints", "Endpoint");
+  const instances = measured("Instances", "instances", "Instance");
+  const callers = related("Called by", "callers", "No calls from other services in this time.");
+  const callees = related("Calls", "callees", "No calls to other services in this time.");
+  const statements = statementTable();
+  const element = h(
+    "div",
+    { class: "page" },
+    h("div", { class: "head" }, h("div", {}, h("div", { class: "sub" }, back), heading), tags, h("span", { class: "push" }), range.element),
+    tiles.element,
+    h("div", { class: "charts" }, ...charts.map((each) => each.element)),
+    values.element,
+    endpoints.element,
+    h("div", { class: "pair" }, callers.element, callees.element),
+    instances.element,
+    statements.element,
+  );
+
+  function reads(from) {
+    query = from;
+    range.show(read(query));
+    back.setAttribute("href", format({ page: "services", query: kept(query) }));
+  }
+  reads(query);
+
+  const page = {
+    title: argument,
+    element,
+    reads,
+    destroy: () => charts.forEach((each) => each.chart.destroy()),
+    load: (signal) => get(`services/${encodeURIComponent(argument)}`, parameters(read(query)), { signal }),
+    show(data) {
+      page.title = data.service.name;
+      setText(heading, data.service.name);
+      const layers = data.service.layers ?? [];
+      if (tags.dataset.of !== layers.join()) {
+        tags.dataset.of = layers.join();
+        tags.replaceChildren(...layers.map((each) => h("span", { class: "tag" }, each)));
+      }
+      tiles.show(data.range);
+      for (const each of charts) each.show(data);
+      values.show(data);
+      for (const each of [endpoints, instances, callers, callees, statements]) each.show(data, query);
+    },
+  };
+  return page;
+}
+
+function summary() {
+  const shown = [
+    ["cpm", "Calls per minute", rate],
+    ["avg", "Average", ms],
+    ["p99", "p99", ms],
+    ["success", "Success", percent, (n) => grade(n)],
+    ["apdex", "Apdex", apdex, (n) => grade(n, 0.85, 0.7)],
+  ].map(([key, label, form, of]) => ({ key, form, of, label, value: h("dd", {}, "–") }));
+  const element = h("dl", { class: "tiles" }, ...shown.map((each) => h("div", { class: "tile" }, h("dt", {}, each.label), each.value)));
+  return {
+    element,
+    show(range) {
+      for (const { key, form, of, value } of shown) {
+        const found = form(range[key]);
+        const level = of?.(range[key]);
+        value.className = level && level !== "good" ? `is-${level}` : "";
+        value.replaceChildren(found ? found[0] : "–", h("small", {}, found ? found[1] : ""));
+      }
+    },
+  };
+}
+
+function chartOf({ key, title, unit, format: form, fill, range }) {
+  const series = key === "percentiles" ? PERCENTILES.map((each) => ({ label: each, colour: `--${each}` })) : [{ label: title, colour: "--series-1", fill }];
+  const chart = new TimeChart({ title: `${title} over time; the table below has the values`, series, format: form, range, sync: "service" });
+  const { element } = panel(title, { sub: unit, id: `chart-${key}` }, h("div", { class: "body" }, chart.element));
+  if (key === "percentiles") element.classList.add("wide");
+  return {
+    element,
+    chart,
+    show({ times, grain, series: found }) {
+      const newest = times.at(-1) ?? null;
+      const filling = newest !== null && newest + BUCKET_S[grain] > Date.now() / 1000 ? newest : null;
+      chart.update(times, key === "percentiles" ? PERCENTILES.map((each) => found.percentiles?.[each] ?? times.map(() => null)) : [found[key] ?? times.map(() => null)], filling);
+    },
+  };
+}
+
+// All that the charts show, for whoever cannot see them, or wants the numbers.
+function valuesTable() {
+  const columns = [
+    { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, moment(row.at)); cell.title = utc(row.at); } },
+    { key: "cpm", label: "Calls/min", numeric: true, make: figure((row) => rate(row.cpm)) },
+    { key: "avg", label: "Average", numeric: true, make: figure((row) => ms(row.avg)) },
+    ...PERCENTILES.map((key) => ({ key, label: key, numeric: true, make: figure((row) => ms(row[key])) })),
+    { key: "success", label: "Success", numeric: true, make: figure((row) => percent(row.success)) },
+    { key: "apdex", label: "Apdex", numeric: true, make: figure((row) => apdex(row.apdex)) },
+  ];
+  const table = new DataTable({ caption: "Values over time", columns, key: (row) => row.at });
+  let latest = null;
+  const element = h(
+    "details",
+    { class: "panel values", ontoggle: () => draw() },
+    h("summary", {}, "The values as a table"),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values over time" }, table.element),
+  );
+
+  function draw() {
+    if (!element.open || !latest) return;
+    const { times, series } = latest;
+    const rows = times.map((at, i) => ({
+      at,
+      cpm: series.cpm?.[i],
+      avg: series.avg?.[i],
+      success: series.success?.[i],
+      apdex: series.apdex?.[i],
+      ...Object.fromEntries(PERCENTILES.map((key) => [key, series.percentiles?.[key]?.[i]])),
+    }));
+    table.update(rows.reverse());
+  }
+
+  return {
+    element,
+    show(data) {
+      latest = data;
+      draw();
+    },
+  };
+}
+
+function listed(title, key, columns, none, options = {}) {
+  const table = new DataTable({ caption: title, columns, key: options.key ?? ((row) => row.id), sort: options.sort ?? { key: "cpm", order: "desc" } });
+  const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table.element);
+  const empty = h("p", { class: "empty" }, none);
+  const { element, note } = panel(title, { id: `list-${key}` });
+  return {
+    element,
+    show(data) {
+      const rows = data[key] ?? [];
+      const left = data.left_out?.[key] ?? 0;
+      setText(note, rows.length ? `${count(rows.length)}${left ? ` busiest; ${count(left)} more are left out` : ""}` : "");
+      setChildren(element, [element.firstChild, rows.length ? scroll : empty]);
+      table.update(rows);
+    },
+  };
+}
+
+function measured(title, key, label) {
+  return listed(
+    title,
+    key,
+    [
+      { key: "name", label, header: true, value: (row) => row.name, make: text((row) => row.name) },
+      number("cpm", "Calls/min", rate),
+      number("avg", "Average", ms),
+      number("p99", "p99", ms),
+      number("success", "Success", percent, grade),
+    ],
+    `No calls to ${key} in this time.`,
+  );
+}
+
+function related(title, key, none) {
+  let query = new URLSearchParams();
+  const list = listed(
+    title,
+    key,
+    [
+      { key: "name", label: "Service", header: true, value: (row) => row.name, make: link((row) => ({ text: row.name, href: serviceAddress(row.id, query) })) },
+      number("cpm", "Calls/min", rate),
+      number("avg", "Average", ms),
+      number("success", "Success", percent, grade),
+    ],
+    none,
+  );
+  return {
+    element: list.element,
+    show(data, now) {
+      query = now;
+      list.show(data);
+    },
+  };
+}
+
+function statementTable() {
+  return listed(
+    "Slow statements",
+    "statements",
+    [
+      { key: "statement", label: "Statement", header: true, className: "statement", make: text((row) => row.statement) },
+      { key: "database", label: "Database", value: (row) => row.database, make: text((row) => row.database ?? "–") },
+      number("latency", "Slowest", ms),
+      { ...number("runs", "Runs", (n) => (n ? [count(n), ""] : null)), title: "How often statements of this form ran, slow or not" },
+      { ...number("total_ms", "Altogether", (n) => (n ? ms(n) : null)), title: "How long all those runs took" },
+      {
+        key: "time",
+        label: "At",
+        numeric: true,
+        className: "nowrap",
+        value: (row) => row.time,
+        make: (cell) => (row) => {
+          setText(cell, moment(row.time, true));
+          cell.title = `${utc(row.time)}, trace ${row.trace_id}`;
+        },
+      },
+    ],
+    "No statements of a database in this time.",
+    { key: (row) => `${row.trace_id} ${row.time} ${row.statement}`, sort: { key: "latency", order: "desc" } },
+  );
+}

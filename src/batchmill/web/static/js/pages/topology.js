@@ -1,0 +1,303 @@
+// Who calls whom, as a picture and as a table.
+
+import { get } from "../api.js";
+import { h, panel, setAttribute, setChildren, setText, svg } from "../dom.js";
+import { count, grade, ms, percent, plain, rate } from "../format.js";
+import { BOX, layered } from "../layout.js";
+import { controls, parameters, read, write } from "../range.js";
+import { serviceAddress } from "../route.js";
+import { DataTable, link, number } from "../table.js";
+import { noData } from "./states.js";
+
+const MARGIN = 16;
+const MOST_BOXES = 80; // more than that nobody can follow; the table has all
+const ZOOMS = [0.4, 0.55, 0.7, 0.85, 1, 1.25, 1.6, 2];
+
+export function topology({ query, amend, run }) {
+  const range = controls((chosen) => amend((to) => write(to, chosen)), { withGrain: false });
+  const map = picture(() => query);
+  const table = callTable(() => query);
+  const shown = h("span", { class: "shown", role: "status" });
+  const body = h("div", { class: "page" });
+  const element = h("div", { class: "page" }, h("div", { class: "head" }, h("h1", {}, "Topology"), shown, h("span", { class: "push" }), range.element), body);
+  const nothing = h("div", { class: "panel" }, h("p", { class: "empty" }, "No calls between services in this time. Choose a longer range, or wait for the next commit."));
+
+  function reads(from) {
+    query = from;
+    range.show(read(query));
+  }
+  reads(query);
+
+  return {
+    title: "Topology",
+    element,
+    reads,
+    destroy: () => map.destroy(),
+    load: (signal) => {
+      const { from, to } = parameters(read(query));
+      return get("topology", { from, to }, { signal });
+    },
+    show(data) {
+      const left = data.left_out ?? {};
+      const more = (left.nodes ?? 0) + (left.edges ?? 0);
+      setText(shown, data.nodes.length ? `${count(data.nodes.length)} services, ${count(data.edges.length)} relations${more ? `; ${count(left.nodes ?? 0)} services and ${count(left.edges ?? 0)} relations with fewer calls are left out` : ""}` : "");
+      if (!data.nodes.length) setChildren(body, [run.commit?.newest_minute === null ? noData(run) : nothing]);
+      else {
+        setChildren(body, [map.element, table.element]);
+        map.show(data);
+        table.show(data);
+      }
+    },
+  };
+}
+
+function picture(query) {
+  const drawing = svg("svg", { role: "group", "aria-label": "Map of services; the table below has the same" });
+  const frame = h("div", { class: "frame" }, drawing);
+  const button = (label, text, act) => h("button", { type: "button", "aria-label": label, onclick: act }, text);
+  const zoom = h("div", { class: "zoom" }, button("Zoom out", "−", () => step(-1)), button("Zoom in", "+", () => step(1)), button("Fit", "Fit", () => fit()));
+  const { element, note } = panel("Map", { id: "map" }, frame, keys());
+  element.classList.add("map");
+  element.firstChild.append(zoom);
+  let scale = null; // null: as large as fits
+  let laid = null;
+  let shape = "";
+  let vertical = false;
+  let latest = null;
+  const nodes = new Map();
+  const edges = new Map();
+  const observer = new ResizeObserver(() => {
+    if (latest && vertical !== narrow()) draw();
+    else size();
+  });
+  observer.observe(frame);
+  drag(frame);
+
+  const narrow = () => frame.clientWidth < 620;
+
+  function draw() {
+    const { nodes: found, edges: links } = latest;
+    vertical = narrow();
+    // The same services in the same places, as long as they are the same.
+    const sorted = [...found].sort((a, b) => (a.id < b.id ? -1 : 1));
+    const ties = [...links].sort((a, b) => (`${a.from} ${a.to}` < `${b.from} ${b.to}` ? -1 : 1));
+    const now = JSON.stringify([vertical, sorted.map((each) => each.id), ties.map((each) => [each.from, each.to])]);
+    if (now !== shape) {
+      shape = now;
+      const made = layered(sorted, ties, vertical);
+      const bends = new Map([...made.bends].map(([edge, points]) => [`${edge.from} ${edge.to}`, points]));
+      laid = { ...made, bends };
+    }
+    const busiest = Math.max(1, ...links.map((each) => each.cpm ?? 0));
+    forget(edges, new Set(ties.map((each) => `${each.from} ${each.to}`)));
+    forget(nodes, new Set(sorted.map((each) => each.id)));
+    const wanted = [];
+    for (const edge of ties) {
+      if (!laid.places.has(edge.from) || !laid.places.has(edge.to)) continue;
+      const key = `${edge.from} ${edge.to}`;
+      const part = edges.get(key) ?? edges.set(key, edgePart(edge)).get(key);
+      part.update(edge, laid, busiest, vertical);
+      wanted.push(part.element);
+    }
+    for (const node of sorted) {
+      const part = nodes.get(node.id) ?? nodes.set(node.id, nodePart(node, pick)).get(node.id);
+      part.update(node, laid.places.get(node.id), serviceAddress(node.id, query()));
+      wanted.push(part.element);
+    }
+    setChildren(drawing, wanted);
+    const first = !drawing.hasAttribute("viewBox");
+    size();
+    if (first) frame.scrollLeft = (frame.scrollWidth - frame.clientWidth) / 2;
+  }
+
+  function forget(parts, stay) {
+    for (const key of [...parts.keys()]) if (!stay.has(key)) parts.delete(key);
+  }
+
+  const natural = () => ({ width: laid.width + 2 * MARGIN, height: laid.height + 2 * MARGIN });
+
+  function size() {
+    if (!laid) return;
+    const { width, height } = natural();
+    const fitting = Math.min(1.15, (frame.clientWidth - 14) / width);
+    const now = scale ?? Math.max(vertical ? 0.55 : 0.5, fitting);
+    setAttribute(drawing, "viewBox", `${-MARGIN} ${-MARGIN} ${width} ${height}`);
+    setAttribute(drawing, "width", Math.round(width * now));
+    setAttribute(drawing, "height", Math.round(height * now));
+  }
+
+  function step(by) {
+    const now = scale ?? drawing.clientWidth / natural().width;
+    const next = by > 0 ? ZOOMS.find((each) => each > now + 0.01) : [...ZOOMS].reverse().find((each) => each < now - 0.01);
+    scale = next ?? now;
+    size();
+  }
+
+  function fit() {
+    scale = null;
+    size();
+  }
+
+  // One service and whom it deals with, while it is pointed at or has the focus.
+  function pick(id) {
+    drawing.classList.toggle("picked", id !== null);
+    for (const part of [...nodes.values(), ...edges.values()]) part.element.classList.remove("near");
+    if (id === null) return;
+    nodes.get(id)?.element.classList.add("near");
+    for (const [key, part] of edges) {
+      const [from, to] = part.ends;
+      if (from !== id && to !== id) continue;
+      edges.get(key).element.classList.add("near");
+      nodes.get(from)?.element.classList.add("near");
+      nodes.get(to)?.element.classList.add("near");
+    }
+  }
+
+  return {
+    element,
+    destroy: () => observer.disconnect(),
+    show(data) {
+      const shown = busiest(data.nodes);
+      const there = new Set(shown.map((each) => each.id));
+      latest = { nodes: shown, edges: data.edges.filter((each) => there.has(each.from) && there.has(each.to)) };
+      setText(note, shown.length < data.nodes.length ? `the busiest ${count(shown.length)} of ${count(data.nodes.length)} services; the table has all of them` : "");
+      draw();
+    },
+  };
+}
+
+function busiest(all) {
+  return [...all].sort((a, b) => (b.cpm ?? 0) - (a.cpm ?? 0)).slice(0, MOST_BOXES);
+}
+
+function nodePart({ id }, pick) {
+  const box = svg("rect", { class: "box", width: BOX.width, height: BOX.height, rx: 9 });
+  const bar = svg("rect", { class: "bar", x: 0, y: 8, width: 4, height: BOX.height - 16, rx: 2 });
+  const name = svg("text", { x: 14, y: 22 });
+  const figures = svg("text", { x: 14, y: 40, class: "figures" });
+  const title = svg("title");
+  const element = svg("a", { class: "node", onpointerenter: () => pick(id), onpointerleave: () => pick(null), onfocus: () => pick(id), onblur: () => pick(null) }, title, box, bar, name, figures);
+  return {
+    element,
+    update(node, at, href) {
+      setAttribute(element, "transform", `translate(${at.x} ${at.y})`);
+      setAttribute(element, "href", href);
+      for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(node.success) === level);
+      setText(name, node.name.length > 19 ? `${node.name.slice(0, 18)}…` : node.name);
+      setText(figures, node.cpm === null ? "not observed itself" : `${plain(rate(node.cpm))}/min · ${plain(ms(node.avg))}`);
+      setText(title, node.cpm === null ? `${node.name}: known from its calls only` : `${node.name}: ${plain(rate(node.cpm))} calls/min, ${plain(ms(node.avg))} on average, ${plain(percent(node.success))} succeed`);
+    },
+  };
+}
+
+function edgePart({ from, to }) {
+  const line = svg("path");
+  const tip = svg("path", { class: "tip" });
+  const title = svg("title");
+  const element = svg("g", { class: "edge" }, title, line, tip);
+  return {
+    element,
+    ends: [from, to],
+    update(edge, laid, busiest, vertical) {
+      const width = 1.4 + 5 * Math.sqrt((edge.cpm ?? 0) / busiest);
+      const points = corners(laid, edge, vertical);
+      setAttribute(line, "d", curve(points, vertical));
+      setAttribute(line, "stroke-width", width.toFixed(2));
+      setAttribute(tip, "d", arrow(points.at(-1), points.back, vertical, 5 + width));
+      for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(edge.success) === level);
+      setText(title, `${plain(rate(edge.cpm))} calls/min, ${plain(ms(edge.avg))} on average, p99 ${plain(ms(edge.p99))}, ${plain(percent(edge.success))} succeed`);
+    },
+  };
+}
+
+function corners(laid, { from, to }, vertical) {
+  const a = laid.places.get(from);
+  const b = laid.places.get(to);
+  const middle = laid.bends.get(`${from} ${to}`) ?? [];
+  const back = vertical ? b.y <= a.y : b.x <= a.x;
+  const side = (at, far) =>
+    vertical ? { x: at.x + BOX.width / 2, y: at.y + (far ? BOX.height : 0) } : { x: at.x + (far ? BOX.width : 0), y: at.y + BOX.height / 2 };
+  const end = side(b, back);
+  // The line stops where the arrow's tip begins.
+  const step = back ? 7 : -7;
+  const stop = vertical ? { x: end.x, y: end.y + step } : { x: end.x + step, y: end.y };
+  const points = [side(a, !back), ...middle, stop];
+  points.back = back;
+  return points;
+}
+
+function curve(points, vertical) {
+  let path = `M${points[0].x} ${points[0].y}`;
+  for (let i = 1; i < points.length; i += 1) {
+    const [p, q] = [points[i - 1], points[i]];
+    const half = vertical ? (q.y - p.y) / 2 : (q.x - p.x) / 2;
+    path += vertical ? `C${p.x} ${p.y + half} ${q.x} ${q.y - half} ${q.x} ${q.y}` : `C${p.x + half} ${p.y} ${q.x - half} ${q.y} ${q.x} ${q.y}`;
+  }
+  return path;
+}
+
+function arrow(at, back, vertical, size) {
+  const s = back ? -1 : 1;
+  const w = size * 0.55;
+  return vertical
+    ? `M${at.x - w} ${at.y - 2 * s}L${at.x} ${at.y + 7 * s}L${at.x + w} ${at.y - 2 * s}Z`
+    : `M${at.x - 2 * s} ${at.y - w}L${at.x + 7 * s} ${at.y}L${at.x - 2 * s} ${at.y + w}Z`;
+}
+
+function keys() {
+  const sample = (level, dash) =>
+    svg("svg", { class: level, viewBox: "0 0 30 8", "aria-hidden": "true" }, svg("path", { d: "M0 4H30", stroke: "currentColor", "stroke-width": 3, "stroke-dasharray": dash }));
+  return h(
+    "div",
+    { class: "keys" },
+    h("span", {}, sample("good", "none"), "99 % succeed or more"),
+    h("span", {}, sample("warn", "9 4"), "95 % or more"),
+    h("span", {}, sample("bad", "4 3"), "less than 95 %"),
+    h("span", {}, "The thicker, the more calls."),
+  );
+}
+
+// The picture can be moved with the mouse; scrolling does the same for everybody else.
+function drag(frame) {
+  let from = null;
+  frame.addEventListener("pointerdown", (event) => {
+    if (event.pointerType !== "mouse" || event.button !== 0 || event.target.closest("a")) return;
+    from = { x: event.clientX + frame.scrollLeft, y: event.clientY + frame.scrollTop };
+    frame.classList.add("dragging");
+    frame.setPointerCapture(event.pointerId);
+  });
+  frame.addEventListener("pointermove", (event) => {
+    if (from) frame.scrollTo(from.x - event.clientX, from.y - event.clientY);
+  });
+  for (const name of ["pointerup", "pointercancel"]) {
+    frame.addEventListener(name, () => {
+      from = null;
+      frame.classList.remove("dragging");
+    });
+  }
+}
+
+function callTable(query) {
+  let names = new Map();
+  const end = (key, label) => ({
+    key,
+    label,
+    header: key === "from",
+    value: (row) => names.get(row[key]) ?? row[key],
+    make: link((row) => ({ text: names.get(row[key]) ?? row[key], href: serviceAddress(row[key], query()) })),
+  });
+  const table = new DataTable({
+    caption: "Who calls whom",
+    columns: [end("from", "Caller"), end("to", "Called"), number("cpm", "Calls/min", rate), number("avg", "Average", ms), number("p99", "p99", ms), number("success", "Success", percent, grade)],
+    key: (row) => `${row.from} ${row.to}`,
+    sort: { key: "cpm", order: "desc" },
+  });
+  const { element } = panel("Who calls whom", { id: "calls" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who calls whom" }, table.element));
+  return {
+    element,
+    show(data) {
+      names = new Map(data.nodes.map((each) => [each.id, each.name]));
+      table.update(data.edges);
+    },
+  };
+}

@@ -1,0 +1,95 @@
+// Queues: how full each partition is, how busy each drain thread, what the balancer moved.
+
+import { h, panel, setAttribute, setChildren, setText } from "../dom.js";
+import { count } from "../format.js";
+
+const share = (depth, capacity) => (capacity ? depth / capacity : depth ? 1 : 0);
+const heat = (fill) => (fill <= 0 ? 0 : fill < 0.25 ? 1 : fill < 0.5 ? 2 : fill < 0.8 ? 3 : 4);
+const percent = (fill) => `${fill > 0 && fill < 0.01 ? "<1" : Math.round(fill * 100)} %`;
+
+export function queues() {
+  const { element, note } = panel("Queues and drain threads", { id: "queues" });
+  const list = h("div", { class: "queues body" });
+  const empty = h("p", { class: "empty" }, "No process tells of a queue: ingest does not run, or has just started.");
+  const known = new Map();
+  return {
+    element,
+    show({ queues: found = [] }) {
+      setText(note, found.length ? "each cell is a partition: the stronger its colour, the fuller" : "");
+      const wanted = found.map((each) => {
+        const key = `${each.process} ${each.name}`;
+        const card = known.get(key) ?? known.set(key, queueCard()).get(key);
+        card.update(each);
+        return card.element;
+      });
+      setChildren(list, wanted);
+      setChildren(element, [element.firstChild, wanted.length ? list : empty]);
+    },
+  };
+}
+
+function queueCard() {
+  const name = h("h3");
+  const where = h("span", { class: "sub" });
+  const depth = h("strong");
+  const room = h("span", { class: "sub" });
+  const row = h("div", { class: "heat", role: "img" });
+  const threads = h("ul", { class: "threads" });
+  const figures = h("p", { class: "sub figures" });
+  const moves = h("ul", { class: "moves" });
+  const moved = h("summary");
+  const details = h("details", { class: "moved" }, moved, moves);
+  const element = h("article", { class: "queue" }, h("header", {}, name, where, h("span", { class: "depth" }, depth, room)), row, threads, figures, details);
+  const cells = [];
+  const bars = [];
+  return {
+    element,
+    update(queue) {
+      const unit = queue.unit ? ` ${queue.unit}` : "";
+      setText(name, queue.name);
+      setText(where, `${queue.kind === "batcher" ? "micro-batcher" : "queue"} of ${queue.process}`);
+      setText(depth, count(queue.depth));
+      setText(room, queue.capacity ? ` of ${count(queue.capacity)}${unit}` : unit);
+      const fills = (queue.partitions ?? []).map((each) => share(each.depth, each.capacity));
+      grow(cells, row, fills.length, () => h("span", { class: "cell" }));
+      fills.forEach((fill, index) => {
+        const { depth: now, capacity } = queue.partitions[index];
+        setAttribute(cells[index], "data-heat", heat(fill));
+        // One alone is a bar: there is nothing to compare it with.
+        cells[index].style.width = fills.length === 1 ? `${Math.max(fill > 0 ? 0.5 : 0, Math.min(1, fill) * 100)}%` : "";
+        setAttribute(cells[index], "title", `Partition ${index}: ${count(now)} of ${capacity ? count(capacity) : "any number"}`);
+      });
+      element.classList.toggle("single", fills.length === 1);
+      const used = fills.filter((each) => each > 0).length;
+      setAttribute(row, "aria-label", `${count(fills.length)} partitions, ${count(used)} in use, the fullest ${percent(Math.max(0, ...fills))}`);
+      grow(bars, threads, (queue.threads ?? []).length, () => {
+        const label = h("span");
+        const bar = h("span", { class: "bar", "aria-hidden": "true" }, h("span"));
+        const load = h("span", { class: "load" });
+        return Object.assign(h("li", {}, label, bar, load), { update({ name: text, load: busy }) {
+          const own = text.startsWith(`${queue.name}-`);
+          setText(label, own ? `thread ${text.slice(queue.name.length + 1)}` : text);
+          setAttribute(label, "title", text);
+          setText(load, percent(busy));
+          bar.firstChild.style.width = `${Math.round(Math.min(1, busy) * 100)}%`;
+        } });
+      });
+      (queue.threads ?? []).forEach((each, index) => bars[index].update(each));
+      const rejected = Object.entries(queue.rejected ?? {}).filter(([, n]) => n);
+      setText(figures, `${count(queue.accepted)} accepted${rejected.length ? `, turned away: ${rejected.map(([why, n]) => `${count(n)} ${why}`).join(", ")}` : ", none turned away"}`);
+      const last = queue.last_moves ?? [];
+      details.hidden = !queue.moves;
+      setText(moved, `${count(queue.moves)} ${queue.moves === 1 ? "move" : "moves"} by the balancer${last[0] ? `; last: ${last[0]} (UTC)` : ""}`);
+      setChildren(moves, []);
+      moves.append(...last.map((each) => h("li", {}, each)));
+    },
+  };
+}
+
+function grow(parts, parent, wanted, make) {
+  while (parts.length > wanted) parts.pop().remove();
+  while (parts.length < wanted) {
+    parts.push(make());
+    parent.append(parts.at(-1));
+  }
+}

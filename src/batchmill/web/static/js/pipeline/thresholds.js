@@ -1,0 +1,52 @@
+// The depths that make the level, each on a scale with where its levels begin.
+
+import { h, panel, setChildren, setText } from "../dom.js";
+import { bytes, count, plain } from "../format.js";
+
+const MARKS = [["warning", "warning"], ["critical", "critical"], ["critical_plus", "critical plus"]];
+
+export function thresholds() {
+  const { element, note } = panel("Thresholds", { id: "thresholds" });
+  const list = h("div", { class: "body gauges" });
+  const empty = h("p", { class: "empty" }, "Ingest has not told of its thresholds.");
+  const known = new Map();
+  return {
+    element,
+    show(state) {
+      const found = state.thresholds?.measures ?? [];
+      setText(note, state.thresholds ? `level in force: ${state.thresholds.level.replace("_", " ")}` : "");
+      const wanted = found.map((each) => {
+        const gauge = known.get(each.name) ?? known.set(each.name, gaugeOf()).get(each.name);
+        gauge.update(each);
+        return gauge.element;
+      });
+      setChildren(list, wanted);
+      setChildren(element, [element.firstChild, wanted.length ? list : empty]);
+    },
+  };
+}
+
+function gaugeOf() {
+  const name = h("span", { class: "name" });
+  const value = h("strong");
+  const fill = h("span", { class: "fill" });
+  const marks = MARKS.map(([key]) => h("span", { class: `mark ${key}` }));
+  const scale = h("div", { class: "scale", "aria-hidden": "true" }, fill, ...marks);
+  const text = h("p", { class: "sub" });
+  return {
+    element: h("div", { class: "gauge" }, h("div", { class: "gauge-head" }, name, value), scale, text),
+    update(measure) {
+      const form = measure.name.includes("bytes") ? (n) => plain(bytes(n)) : count;
+      const most = Math.max(measure.critical_plus, measure.value) * 1.06 || 1;
+      setText(name, measure.name.replace(/^./, (each) => each.toUpperCase()));
+      setText(value, form(measure.value));
+      const level = measure.value >= measure.critical ? "bad" : measure.value >= measure.warning ? "warn" : "good";
+      fill.className = `fill ${level}`;
+      fill.style.width = `${Math.min(100, (measure.value / most) * 100).toFixed(1)}%`;
+      MARKS.forEach(([key], index) => {
+        marks[index].style.left = `${((measure[key] / most) * 100).toFixed(1)}%`;
+      });
+      setText(text, MARKS.map(([key, label]) => `${label} from ${form(measure[key])}`).join(", "));
+    },
+  };
+}

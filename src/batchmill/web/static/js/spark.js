@@ -1,0 +1,54 @@
+// Small lines beside numbers: the shape of a series, no more.
+
+import { setAttribute, svg } from "./dom.js";
+
+const WIDTH = 100;
+const HEIGHT = 26;
+
+export function sparkline() {
+  const area = svg("path", { class: "area" });
+  const line = svg("path", { class: "line" });
+  const element = svg(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    area,
+    line,
+  );
+  return {
+    element,
+    // low, high: bounds that are shown at least; so that 99.9 % beside 100 % is no cliff.
+    update(values, low = null, high = null) {
+      const [lines, areas] = paths(values, low, high);
+      setAttribute(line, "d", lines);
+      setAttribute(area, "d", areas);
+    },
+  };
+}
+
+function paths(values, low, high) {
+  const known = values.filter((each) => each !== null);
+  if (!known.length) return ["", ""];
+  const least = Math.min(low ?? Infinity, ...known);
+  const most = Math.max(high ?? -Infinity, ...known);
+  const step = values.length > 1 ? WIDTH / (values.length - 1) : 0;
+  const x = (index) => (values.length > 1 ? index * step : WIDTH / 2).toFixed(1);
+  const y = (value) => (most > least ? HEIGHT - 2 - ((value - least) / (most - least)) * (HEIGHT - 4) : HEIGHT / 2).toFixed(1);
+  let lines = "";
+  let areas = "";
+  let begin = null;
+  values.forEach((value, index) => {
+    if (value === null) {
+      begin = null;
+      return;
+    }
+    const ends = values[index + 1] === undefined || values[index + 1] === null;
+    // A value on its own would be a point that nobody sees.
+    if (begin === null) lines += ends ? `M${(x(index) - 0.8).toFixed(1)} ${y(value)}h1.6` : `M${x(index)} ${y(value)}`;
+    else lines += `L${x(index)} ${y(value)}`;
+    if (begin === null) areas += `M${x(index)} ${HEIGHT}`;
+    areas += `L${x(index)} ${y(value)}`;
+    begin ??= index;
+    if (ends) areas += `L${x(index)} ${HEIGHT}Z`;
+  });
+  return [lines, areas];
+}

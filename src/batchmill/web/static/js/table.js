@@ -1,0 +1,150 @@
+// Tables that stay: rows are known by a key, and only what differs is changed.
+
+import { h, setAttribute, setChildren } from "./dom.js";
+
+// columns: [{key, label, title, numeric, header, make(cell) -> update(row, cell), value(row)}]
+// make builds a cell once, update fills it; value is what a local sort goes by.
+// With `sort` ({key, order}) headers of columns that have `value` or `sortable` become buttons;
+// with `onSort` the owner sorts, else the table does.
+export class DataTable {
+  #columns;
+  #key;
+  #rows = new Map();
+  #heads = new Map();
+  #body = h("tbody");
+  #sort;
+  #onSort;
+  #given = [];
+
+  constructor({ caption, columns, key, className = "", sort = null, onSort = null }) {
+    this.#columns = columns;
+    this.#key = key;
+    this.#sort = sort;
+    this.#onSort = onSort;
+    const head = h("tr", { role: "row" }, ...columns.map((column) => this.#head(column)));
+    this.element = h(
+      "table",
+      // The roles stay when a narrow page lays the rows out as blocks.
+      { class: `data ${className}`, role: "table" },
+      h("caption", { class: "hidden" }, caption),
+      h("thead", { role: "rowgroup" }, head),
+      this.#body,
+    );
+    this.#body.setAttribute("role", "rowgroup");
+    this.#mark();
+  }
+
+  #head(column) {
+    const sortable = this.#sort && (column.sortable || column.value);
+    const content = sortable
+      ? h("button", { type: "button", title: column.title, onclick: () => this.#chosen(column) }, column.label)
+      : column.label;
+    const head = h("th", { scope: "col", role: "columnheader", class: column.numeric ? "num" : "" }, content);
+    if (column.title && !sortable) head.title = column.title;
+    if (sortable) this.#heads.set(column.key, head);
+    return head;
+  }
+
+  #chosen(column) {
+    const { key, order } = this.#sort;
+    const first = column.first ?? (column.numeric ? "desc" : "asc");
+    const next = key !== column.key ? first : order === "asc" ? "desc" : "asc";
+    this.setSort({ key: column.key, order: next });
+    if (this.#onSort) this.#onSort(this.#sort);
+    else this.update(this.#given);
+  }
+
+  setSort(sort) {
+    this.#sort = sort;
+    this.#mark();
+  }
+
+  #mark() {
+    for (const [key, head] of this.#heads) {
+      const order = this.#sort.key === key ? (this.#sort.order === "asc" ? "ascending" : "descending") : "none";
+      setAttribute(head, "aria-sort", order);
+    }
+  }
+
+  update(rows) {
+    this.#given = rows;
+    const seen = new Map();
+    for (const row of this.#onSort ? rows : this.#sorted(rows)) {
+      const key = this.#key(row);
+      if (seen.has(key)) continue;
+      const known = this.#rows.get(key) ?? this.#make();
+      known.update(row);
+      seen.set(key, known);
+    }
+    this.#rows = seen;
+    setChildren(this.#body, [...seen.values()].map((each) => each.element));
+  }
+
+  #sorted(rows) {
+    const column = this.#sort && this.#columns.find((each) => each.key === this.#sort.key);
+    if (!column?.value) return rows;
+    const sign = this.#sort.order === "asc" ? 1 : -1;
+    return [...rows].sort((a, b) => {
+      const [x, y] = [column.value(a), column.value(b)];
+      if (x === y) return 0;
+      if (x === null || x === undefined) return 1; // what is not known comes last
+      if (y === null || y === undefined) return -1;
+      return (typeof x === "string" ? x.localeCompare(y) : x - y) * sign;
+    });
+  }
+
+  #make() {
+    const updates = [];
+    const cells = this.#columns.map((column) => {
+      const tag = column.header ? "th" : "td";
+      const role = column.header ? "rowheader" : "cell";
+      const cell = h(tag, { scope: column.header ? "row" : null, role, class: [column.numeric ? "num" : "", column.className ?? ""].join(" ").trim() });
+      updates.push(column.make(cell));
+      return cell;
+    });
+    return { element: h("tr", { role: "row" }, ...cells), update: (row) => updates.forEach((each) => each(row)) };
+  }
+}
+
+// A cell with a text.
+export const text = (of) => (cell) => (row) => {
+  const wanted = of(row);
+  if (cell.textContent !== wanted) cell.textContent = wanted;
+};
+
+// A cell with a number and its unit, coloured by a grade where there is one.
+export const figure = (of, grade = null) => (cell) => {
+  const unit = h("span", { class: "unit" });
+  const value = document.createTextNode("");
+  const shown = h("span", {}, value, unit);
+  cell.append(shown);
+  return (row) => {
+    const found = of(row);
+    const [number, name] = found ?? ["–", ""];
+    if (value.data !== number) value.data = number;
+    if (unit.textContent !== name) unit.textContent = name;
+    const level = found === null ? "none" : grade?.(row) ? `is-${grade(row)}` : "";
+    if (shown.className !== level) shown.className = level;
+  };
+};
+
+// A column of numbers that can be sorted by; the worst success comes first. Fine ones need no colour.
+export const number = (key, label, format, grade = null) => ({
+  key,
+  label,
+  numeric: true,
+  first: key === "success" ? "asc" : "desc",
+  value: (row) => row[key] ?? null,
+  make: figure((row) => format(row[key]), grade && ((row) => (grade(row[key]) === "good" ? "" : grade(row[key])))),
+});
+
+// A cell with a link.
+export const link = (of) => (cell) => {
+  const anchor = h("a");
+  cell.append(anchor);
+  return (row) => {
+    const { text: label, href } = of(row);
+    if (anchor.textContent !== label) anchor.textContent = label;
+    setAttribute(anchor, "href", href);
+  };
+};

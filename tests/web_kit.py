@@ -1,0 +1,254 @@
+"""What the tests of the web server share: a store made of single calls, and a server over it.
+
+A call is what happened, so that every figure can be worked out from calls the plain way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from batchmill.oal import core_script, load
+from batchmill.sources import Grain, endpoint_id, instance_id, service_id
+from batchmill.store import (
+    Batch,
+    Deltas,
+    EntityRow,
+    StatementRow,
+    Store,
+    TopNRow,
+    encode_numbers,
+)
+from batchmill.web import WebServer, WebSettings
+
+WAIT_S = 30.0
+START_S = 1_709_208_000
+"""2024-02-29T12:00:00Z."""
+APDEX_MS = 500
+STATEMENTS = "top_n_service_database_statement"
+DATABASE_STATEMENTS = "top_n_database_statement"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that a service answered, or a database that has no side of its own."""
+
+    service: str
+    at_s: int
+    latency: int = 100
+    ok: bool = True
+    endpoint: str = "GET /"
+    instance: str = "one"
+    caller: str | None = None
+    database: bool = False
+
+    @property
+    def id(self) -> str:
+        return service_id(self.service, not self.database)
+
+
+def bucket_of(grain: Grain, at_s: int) -> int:
+    """The bucket of a moment."""
+    return grain.bucket(datetime.fromtimestamp(at_s, UTC))
+
+
+def percentile(latencies: Sequence[int], rank: int) -> int:
+    """The floor of the step of 10 that a rank falls into, counted the plain way."""
+    steps = sorted(each // 10 for each in latencies)
+    return steps[(len(steps) * rank + 50) // 100 - 1] * 10
+
+
+def figures(calls: Sequence[Call], minutes: float | None = None) -> dict[str, Any]:
+    """What a service's figures must be over some calls; cpm by so many minutes."""
+    if not calls:
+        return dict.fromkeys(("cpm", "avg", "p99", "success", "apdex"))
+    latencies = [each.latency for each in calls]
+    good = [each for each in calls if each.ok]
+    satisfied = sum(each.latency <= APDEX_MS for each in good)
+    tolerated = sum(APDEX_MS < each.latency <= 4 * APDEX_MS for each in good)
+    score = satisfied * 10_000 + tolerated * 10_000 // 2
+    count = len(calls)
+    return {
+        "cpm": None if minutes is None else round(count / minutes, 3),
+        "avg": sum(latencies) // count,
+        "p99": percentile(latencies, 99),
+        "success": len(good) * 10_000 // count / 10_000,
+        "apdex": score // count / 10_000,
+    }
+
+
+@dataclass
+class CallWriter:
+    """Writes calls to a store, batch by batch, as the pipeline would."""
+
+    store: Store
+    stream: str = "live"
+    number: int = 0
+    _columns: Mapping[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._columns = self.store.register(load(core_script()), stream=self.stream).columns
+        claim = self.store.claim(self.stream, "checkpoint", fresh=True, committed=None)
+        self._epoch = claim.epoch
+
+    def write(
+        self,
+        calls: Sequence[Call],
+        topn: Sequence[TopNRow] = (),
+        statements: Sequence[StatementRow] = (),
+        entities: Sequence[EntityRow] = (),
+    ) -> None:
+        """``topn`` and ``statements`` name ``entities`` by their place among those."""
+        book = _Book(list(entities))
+        deltas = []
+        served = [each for each in calls if not each.database]
+        deltas += self._deltas("Service", "service", served, book.service)
+        deltas += self._deltas("Endpoint", "endpoint", served, book.endpoint)
+        deltas += self._deltas("ServiceInstance", "service_instance", served, book.instance)
+        related = [each for each in calls if each.caller is not None]
+        both = [each for each in related if not each.database]
+        for side, seen in (("server", both), ("client", related)):
+            prefix = f"service_relation_{side}"
+            deltas += self._deltas("ServiceRelation", prefix, seen, book.relation)
+        newest = max((bucket_of(Grain.MINUTE, each.at_s) for each in calls), default=None)
+        batch = Batch(self.stream, self._epoch, self.number, newest, book.rows, deltas)
+        batch.topn, batch.statements = list(topn), list(statements)
+        assert self.store.commit(batch).applied
+        self.number += 1
+
+    def _deltas(
+        self, source: str, prefix: str, calls: Sequence[Call], number: Callable[[Call], int]
+    ) -> list[Deltas]:
+        made = []
+        for grain in Grain if calls else ():
+            places: dict[tuple[int, int], list[Call]] = {}
+            for each in calls:
+                places.setdefault((bucket_of(grain, each.at_s), number(each)), []).append(each)
+            cells: dict[str, list[Any]] = {}
+            for inside in places.values():
+                for name, values in _cells(prefix, inside).items():
+                    for column, value in zip(self._columns.get(name, ()), values, strict=False):
+                        cells.setdefault(column, []).append(value)
+            buckets, entities = zip(*places, strict=True)
+            made.append(Deltas(source, grain, list(buckets), list(entities), cells))
+        return made
+
+
+def _cells(prefix: str, calls: Sequence[Call]) -> dict[str, tuple[Any, ...]]:
+    count, total = len(calls), sum(each.latency for each in calls)
+    good = [each for each in calls if each.ok]
+    tally: dict[int, int] = {}
+    for each in calls:
+        tally[each.latency // 10] = tally.get(each.latency // 10, 0) + 1
+    satisfied = sum(each.latency <= APDEX_MS for each in good)
+    tolerated = sum(APDEX_MS < each.latency <= 4 * APDEX_MS for each in good)
+    sla = "call_sla" if "relation" in prefix else "sla"
+    return {
+        f"{prefix}_cpm": (count,),
+        f"{prefix}_resp_time": (total, count),
+        f"{prefix}_{sla}": (len(good), count),
+        f"{prefix}_percentile": (encode_numbers(tally),),
+        f"{prefix}_apdex": (satisfied, tolerated, count),
+    }
+
+
+class _Book:
+    """The entities of a batch."""
+
+    def __init__(self, rows: list[EntityRow]) -> None:
+        self.rows = rows
+        self._numbers = {(each.kind, each.id): n for n, each in enumerate(rows)}
+
+    def service(self, call: Call) -> int:
+        layers = {"VIRTUAL_DATABASE"} if call.database else {"GENERAL"}
+        return self._number("service", call.id, call.service, layers)
+
+    def endpoint(self, call: Call) -> int:
+        return self._number("endpoint", endpoint_id(call.id, call.endpoint), call.endpoint)
+
+    def instance(self, call: Call) -> int:
+        return self._number("instance", instance_id(call.id, call.instance), call.instance)
+
+    def relation(self, call: Call) -> int:
+        if call.database:
+            self.service(call)
+        id_ = f"{service_id(call.caller, True)}-{call.id}"
+        return self._number("service_relation", id_, call.service, set())
+
+    def _number(self, kind: str, id_: str, name: str, layers: Any = ("GENERAL",)) -> int:
+        if (kind, id_) not in self._numbers:
+            self._numbers[kind, id_] = len(self.rows)
+            self.rows.append(EntityRow(kind, id_, name, frozenset(layers), {"service": name}))
+        return self._numbers[kind, id_]
+
+
+@dataclass
+class Client:
+    """Asks a server."""
+
+    address: str
+    token: str | None = None
+
+    def ask(self, path: str, method: str = "GET", body: str | None = None, **params: Any) -> Any:
+        """Status and JSON of the answer."""
+        status, _, read = self.raw(path, method, body, **params)
+        return status, json.loads(read)
+
+    def raw(
+        self, path: str, method: str = "GET", body: str | None = None, **params: Any
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body."""
+        named = {name.rstrip("_"): each for name, each in params.items()}
+        host = self.address.partition("://")[2]
+        connection = http.client.HTTPConnection(host, timeout=WAIT_S)
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        with contextlib.closing(connection):
+            query = f"?{urlencode(named)}" if named else ""
+            connection.request(method, quote(path, safe="/=%+?&") + query, body, headers)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, found, response.read()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """The JSON of an answer that must be good."""
+        status, found = self.ask(path, **params)
+        assert status == 200, found
+        return found
+
+
+@contextlib.contextmanager
+def serving(store_url: str, **more: Any) -> Iterator[Client]:
+    """A server on a free port, in a thread; stopped in the end."""
+    pipeline = more.pop("pipeline", None)
+    token = more.pop("token", None)
+    server = WebServer(store_url, WebSettings(port=0, **more), pipeline=pipeline)
+    ready, failed = threading.Event(), []
+
+    def work() -> None:
+        try:
+            asyncio.run(server.serve(ready.set))
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert ready.wait(WAIT_S)
+        assert not failed, failed
+        yield Client(server.address, token)
+    finally:
+        server.stop()
+        thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert not failed, failed
