@@ -34,5 +34,5 @@ def run(*words: str) -> int:
 if __name__ == "__main__":
     given = sys.argv[1:]
     words = [given.pop(0)] if given[0] == "slow" else []
-    sys.argv = ["batchmill", "run", "--http-port=0", "--grpc-port=0", *given]
+    sys.argv = ["batchmill", "run", "--http-port=0", "--grpc-port=0", "--web-port=0", *given]
     sys.exit(run(*words))

@@ -88,6 +88,13 @@ def test_an_unknown_name_is_an_error_that_knows_the_nearest(
     assert told in str(caught.value)
 
 
+def test_web_is_a_switch_and_a_table() -> None:
+    """`web = false`, or `[web]` with the port in it."""
+    assert settings({"web": False})["web"] is False
+    found = settings({"web": {"port": 81}})
+    assert (found["web"], found["web_port"]) == (True, 81)
+
+
 def test_variables_of_others_are_left_alone() -> None:
     """The tests' own, an empty one, and whatever has another prefix."""
     settings({}, {"BATCHMILL_SOAK": "3", "BATCHMILL_BIND": "", "PATH": "/bin", "BATCH": "x"})
@@ -179,6 +186,14 @@ def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
     assert demo.environment == {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20s3%20c/ret"}
     with pytest.raises(ConfigError, match="--demo"):
         check(settings({"tls_cert": "x"}), demo=True)
+
+
+def test_strangers_are_refused_before_anything_is_started() -> None:
+    """An address that others reach takes a token, a certificate or a clear word."""
+    with pytest.raises(ConfigError, match=r"bind.*0\.0\.0\.0.*token"):
+        check(settings({"bind": "0.0.0.0"}), demo=False)
+    check(settings({"bind": "0.0.0.0", "token": "t"}), demo=False)
+    check(settings({"bind": "0.0.0.0", "insecure": True}), demo=False)
 
 
 def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from batchmill.cli._run_figures import (
 )
 from batchmill.cli._run_home import Home, write_json
 from batchmill.cli._run_view import Rates, draw, plain_line
-from batchmill.cli._status import DEGRADED, DOWN, HEALTHY, Seen, drops, health
+from batchmill.cli._status import DEGRADED, DOWN, HEALTHY, Seen, as_json, drops, health
 from batchmill.sources import Grain
 from batchmill.store import TopNRow, Value, open_store
 from tests.store_kit import MINUTE, Measurement, Writer
@@ -41,7 +41,7 @@ def seen(**changes: Any) -> Seen:
     """A run in which all is well, but for ``changes``."""
     picture: dict[str, Any] = {"processes": RUNNING, "ingest": {"level": "NORMAL"}}
     picture |= {
-        key: changes.pop(key) for key in ("processes", "ingest", "waiting") if key in changes
+        key: changes.pop(key) for key in ("processes", "ingest", "waiting", "web") if key in changes
     }
     rest: dict[str, Any] = {"supervisor": {"written_at": NOW - 1}, "supervised": True}
     return Seen(Picture(NOW, **picture), **(rest | {"ingest_alive": True} | changes))
@@ -66,6 +66,13 @@ def process(**states: str) -> dict[str, dict[str, str]]:
         (seen(supervisor={"written_at": NOW - 11}), DEGRADED, "said nothing for 11 s"),
         (seen(supervisor={"written_at": NOW, "state": "stopping"}), DEGRADED, "being stopped"),
         (seen(ingest_silent_s=12.0), DEGRADED, "ingest has said nothing for 12 s"),
+        (seen(processes=process(web="restarting")), DEGRADED, "web is restarting"),
+        (seen(processes=process(web="failed")), DEGRADED, "web is failed"),
+        (
+            seen(processes=RUNNING | {"web": {"state": "running"}}, web={"written_at": NOW - 11}),
+            DEGRADED,
+            "web has said nothing for 11 s",
+        ),
         (seen(supervised=False, ingest_alive=False), DOWN, "nothing runs"),
         (seen(supervised=False, processes={}), HEALTHY, ""),
     ],
@@ -144,6 +151,60 @@ def test_status_reads_what_a_run_left(
     assert content["spool"] == {"segments": 1, "bytes": 10}
     assert content["last_batch"] == 4
     assert content["drops"] == {"quarantined": {"no time": 5}}
+
+
+def queue(name: str) -> dict[str, Any]:
+    """A queue as a process tells of it."""
+    return {"name": name, "kind": "queue", "depth": 1, "capacity": 4}
+
+
+def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
+    """Queues by process, thresholds and batches stand at the top, and there alone."""
+    processes = process() | {name: {"state": "running"} for name in ("export", "export-2")}
+    processes["export-2"] = {"state": "restarting"}
+    levels = {"level": "WARNING", "measures": []}
+    batches = [{"batch": 7, "at": NOW, "rows": 5, "seconds": 1.0, "phases": {"commit": 1.0}}]
+    picture = Picture(
+        NOW,
+        processes,
+        {"queues": [queue("spool")], "thresholds": levels, "level": "WARNING"},
+        {"batches": batches, "queues": [queue("jdbc")], "last_batch": 7},
+        exports={"export": {"queues": [queue("out")]}, "export-2": {"queues": [queue("old")]}},
+    )
+    found = Seen(picture, {"written_at": NOW}, True, True)
+    told = as_json(Home(tmp_path), found, health(found))
+    assert [(each["process"], each["name"]) for each in told["queues"]] == [
+        ("ingest", "spool"),
+        ("pipeline", "jdbc"),
+        ("export", "out"),
+    ]
+    assert (told["thresholds"], told["batches"]) == (levels, batches)
+    assert told["ingest"] == {"level": "WARNING"}
+    assert told["pipeline"] == {"last_batch": 7}
+
+
+def test_what_an_older_version_tells_is_enough(tmp_path: Path) -> None:
+    """Its files have no queues, thresholds or batches."""
+    found = seen()
+    told = as_json(Home(tmp_path), found, health(found))
+    assert (told["queues"], told["thresholds"], told["batches"], told["web"]) == (
+        [],
+        None,
+        [],
+        None,
+    )
+
+
+def test_a_run_that_is_down_has_no_queues(tmp_path: Path) -> None:
+    """What its processes told last is not so any more; its last batches are."""
+    picture = Picture(
+        NOW,
+        ingest={"queues": [queue("spool")], "thresholds": {"level": "CRITICAL"}},
+        progress={"queues": [queue("jdbc")], "batches": [{"batch": 1}]},
+    )
+    found = Seen(picture)
+    told = as_json(Home(tmp_path), found, health(found))
+    assert (told["queues"], told["thresholds"], told["batches"]) == ([], None, [{"batch": 1}])
 
 
 def test_the_last_account_of_the_demo_counts() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,9 +46,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def wait_until(done: Callable[[], Any]) -> Any:
+def wait_until(done: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     """Nobody tells of what happens in other processes' files: it is asked for."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + seconds
     while not (found := done()):
         assert time.monotonic() < deadline_s
         threading.Event().wait(0.02)
@@ -64,7 +67,7 @@ def pid_of(home: Home, name: str) -> int:
 
 def test_the_demo_ends_with_a_balance(home: Home) -> None:
     """Also if ingest is killed meanwhile: senders try again, and it is said."""
-    with run(home, "--demo=5") as life:
+    with run(home, "--demo=5", "--no-web") as life:
         life.must_hear("OpenTelemetry: http://127.0.0.1:.*")
         wait_until(lambda: (read_json(home.ingest) or {}).get("acknowledged_spans"))
         os.kill(pid_of(home, "ingest"), signal.SIGKILL)
@@ -81,7 +84,7 @@ def test_the_demo_ends_with_a_balance(home: Home) -> None:
 
 def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     """Nobody counts; Ctrl-C ends it, the spool keeps what came, and the next run counts it."""
-    with run(home, "slow", "--demo=forever", "--drain=0.1") as life:
+    with run(home, "slow", "--demo=forever", "--drain=0.1", "--no-web") as life:
         wait_until(lambda: waiting_in(home.spool).segments)
         os.killpg(life.pid, signal.SIGINT)
         life.end(1)
@@ -89,7 +92,7 @@ def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     acknowledged = (read_json(home.ingest) or {})["acknowledged_spans"]
     assert acknowledged > 0
     assert any("stay in the spool" in line for line in life.lines)
-    with run(home) as life:
+    with run(home, "--no-web") as life:
         wait_until(lambda: not waiting_in(home.spool).segments)
         os.kill(life.pid, signal.SIGTERM)
         life.end(0)
@@ -98,7 +101,7 @@ def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
 
 def test_a_second_run_on_a_home_is_refused(home: Home) -> None:
     """And the first one goes on."""
-    with run(home) as life:
+    with run(home, "--no-web") as life:
         pid_of(home, "ingest")
         with run(home) as second:
             second.end(1)
@@ -107,8 +110,23 @@ def test_a_second_run_on_a_home_is_refused(home: Home) -> None:
         life.end(0)
 
 
+def pages_of(life: Life) -> str:
+    """The address of its pages, which its first line tells, unless they took very long."""
+    life.must_hear(r".*to look at: http://.*")
+    found = re.search(r"to look at: (http://[^\s;]+)", "\n".join(life.lines))
+    assert found is not None
+    return found[1]
+
+
+def asked_for(address: str) -> Any:
+    """What a server answers."""
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
 def test_status_tells_of_a_run(home: Home) -> None:
-    """Healthy, with its processes; down after a second Ctrl-C, which does not wait."""
+    """Healthy, with its processes; so do its pages. Down after a second Ctrl-C, which does not
+    wait."""
     status = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
     log = home.folder.parent / "status"
     with run(home) as life:
@@ -117,9 +135,30 @@ def test_status_tells_of_a_run(home: Home) -> None:
         asked.end(0)
         found = json.loads(asked.lines[0])
         assert [found["processes"][name]["pid"] for name in ("ingest", "pipeline")] == pids
+        pages = pages_of(life)
+        shown = asked_for(f"{pages}/api/v1/pipeline")
+        assert (shown["health"], shown["web"]) == ("healthy", pages)
+        assert [each["process"] for each in shown["queues"]] == ["ingest"]
+        assert shown["thresholds"]["level"] == "NORMAL"
         os.kill(pids[1], signal.SIGSTOP)  # so that it cannot end when it is asked to
         os.kill(life.pid, signal.SIGINT)
         life.must_hear("stopping: .*")
         os.kill(life.pid, signal.SIGINT)
         life.end(130)
     Life(status, log, os.environ).end(2)
+
+
+def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
+    """A port that is taken is told, with what to do; the run is degraded, and ends as ever."""
+    status = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with run(home, f"--web-port={port}") as life:
+            life.must_hear(r"web did not start \(exit code 2\).*")
+            pid_of(home, "pipeline")
+            Life(status, home.folder.parent / "status", os.environ).end(1)
+            os.kill(life.pid, signal.SIGTERM)
+            life.end(0)
+    said = "\n".join(life.lines)
+    assert re.search(rf"port={port} is not valid.*\n.*--web-port", said)
+    assert "web stays away; all else goes on" in said

@@ -21,6 +21,8 @@ from batchmill.cli import (
     _run,
     _status,
     _stream,
+    _top,
+    _web,
 )
 from batchmill.cli._sources import add_sources_option
 
@@ -54,6 +56,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return _export.run(arguments)
     if arguments.command == "config":
         return _config.run(arguments)
+    if arguments.command == "web":
+        return _web.run(arguments)
     if arguments.command == "status":
         return _status.run(arguments)
     try:
@@ -69,6 +73,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from batchmill.cli import _queues
 
         return _queues.run(arguments.seconds)
+    if arguments.command == "top":
+        return _top.run(arguments)
     if arguments.command == "run":
         return _run.run(arguments)
     return _query.run(arguments) if arguments.command == "query" else _stream.run(arguments)
@@ -94,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _run.add_parser(commands)
     _status.add_parser(commands)
+    _top.add_parser(commands)
+    _web.add_parser(commands)
     _config.add_parser(commands)
     _demo.add_parser(commands)
     _add_oal(commands)

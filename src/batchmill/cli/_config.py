@@ -187,6 +187,12 @@ def _topic(given: Any) -> str:
     return target
 
 
+def _spans_topic(given: Any) -> str:
+    from batchmill.kafka import KafkaAddress
+
+    return str(KafkaAddress.parse(_text(given)))
+
+
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH", path=True)
 PATHS = Kind(_list, "paths", "PATH", many=True, path=True)
@@ -200,6 +206,9 @@ TARGETS = Kind(
     many=True,
 )
 TARGET = Kind(_topic, "kafka://host:port/topic", "TARGET")
+SPANS_TOPIC = Kind(
+    _spans_topic, "kafka://host:port[,host:port]/topic, without a login: see kafka_config", "TOPIC"
+)
 SWITCH = Kind(_switch, "true or false", switch=True)
 SECONDS = Kind(_seconds, f"a number of seconds from 0 to {_DAY_S:g}", "S")
 DURATION = Kind(_duration, "a number with s, m or h, such as 10m, or off", "10m")
@@ -208,12 +217,12 @@ COUNT = _whole(1, 1_000_000)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("home", PATH, "batchmill-data", "the folder of all state"),
-    Setting("bind", TEXT, "127.0.0.1", "the address that ingest listens on"),
+    Setting("bind", TEXT, "127.0.0.1", "the address that ingest and the pages listen on"),
     Setting("http_port", PORT, 4318, "of OTLP/HTTP; 0: any that is free"),
     Setting("grpc_port", PORT, 4317, "of OTLP/gRPC; 0: any that is free"),
-    Setting("token", TEXT, None, "the bearer token that senders must show", secret=True),
+    Setting("token", TEXT, None, "the bearer token that others must show", secret=True),
     Setting("token_file", PATH, None, "a file with that token"),
-    Setting("tls_cert", PATH, None, "the certificate that ingest shows"),
+    Setting("tls_cert", PATH, None, "the certificate that ingest and pages show"),
     Setting("tls_key", PATH, None, "its key"),
     Setting("tls_client_ca", PATH, None, "whose client certificates are taken (mTLS)"),
     Setting("insecure", SWITCH, False, "listen beyond this machine without token or mTLS"),
@@ -225,6 +234,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("unread_warning_mb", COUNT, None, "WARNING at so much that is not read yet"),
     Setting("unread_critical_mb", COUNT, None, "CRITICAL, likewise: senders are told to wait"),
     Setting("unread_critical_plus_mb", COUNT, None, "CRITICAL_PLUS: without reading the body"),
+    Setting("kafka", SPANS_TOPIC, None, "a topic of Kafka in the spool's place"),
+    Setting("kafka_config", PATH, None, "a file for all who talk to Kafka: TLS, user, password"),
     Setting("oal", PATHS, (), "scripts of metrics, instead of the core metrics"),
     Setting("sources", NAMES, (), "modules with event types of your own"),
     Setting("master", TEXT, "local[*]", "where Spark runs"),
@@ -234,7 +245,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("apdex", PAIRS, (), "apdex thresholds, SERVICE=MS"),
     Setting("ttl_days", COUNT, 7, "how long metrics are kept"),
     Setting("top_n", COUNT, 50, "how many of the slowest statements are kept"),
-    Setting("drain", SECONDS, 15.0, "how long the end waits for the spool to be read"),
+    Setting("drain", SECONDS, 15.0, "how long the end waits for the rest to be read"),
+    Setting("web", SWITCH, True, "serve pages to look at"),
+    Setting("web_port", PORT, 8080, "of the pages; 0: any that is free"),
     Setting("export_to", TARGETS, (), "where exporters send what each commit changed"),
     Setting("export_traces", TARGET, None, "a Kafka topic that gets the traces, too"),
     Setting("export_logs", TARGET, None, "a Kafka topic that gets logs, which nobody else does"),
@@ -291,7 +304,9 @@ def resolve(
 def _flat(file: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings in a file; ``to`` in the table ``[export]`` is ``export_to``."""
     for name, given in file.items():
-        if isinstance(given, dict) and name not in BY_NAME:
+        # web is a setting, and so is web_port: `web = false` will do as well as a table `[web]`.
+        table = name not in BY_NAME or any(each.startswith(f"{name}_") for each in BY_NAME)
+        if isinstance(given, dict) and table:
             yield from ((f"{name}_{each}", value) for each, value in given.items())
         else:
             yield name, given
@@ -301,10 +316,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting, and the file's."""
     parser.add_argument("--config", metavar="FILE", help=f"settings (default: ./{FILE}, if there)")
     for each in SETTINGS:
-        shown = "" if each.default in (None, (), False) else f" (default: {each.default})"
+        plain = each.default in (None, ()) or isinstance(each.default, bool)
+        shown = "" if plain else f" (default: {each.default})"
         options: dict[str, Any] = {"help": each.help + shown, "default": None}
         if each.kind.switch:
-            options["action"] = "store_true"
+            options["action"] = argparse.BooleanOptionalAction if each.default else "store_true"
         else:
             options["metavar"] = each.kind.metavar
         if each.kind.many:
@@ -395,7 +411,9 @@ def _value(setting: Setting, given: Any, where: str) -> Any:
     try:
         return setting.kind.read(given)
     except (ValueError, KeyError):
-        shown = HIDDEN if setting.secret else given
+        # A login has no place in an address, nor in what is said of it.
+        hidden = setting.secret or isinstance(given, dict) or "@" in str(given)
+        shown = HIDDEN if hidden else given
         raise ConfigError(where, shown, setting.kind.allowed) from None
 
 

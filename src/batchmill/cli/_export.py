@@ -14,8 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchmill._census import Census
 from batchmill._errors import BatchmillError, ConfigError
 from batchmill.cli import _prometheus
+from batchmill.cli._options import add_kafka_option, kafka_options
 from batchmill.cli._run_home import Home, write_json
 from batchmill.cli._supervise import Signals
 from batchmill.store import RetryPolicy, Store, StoreError, StoreMissingError, open_store
@@ -61,6 +63,7 @@ def add_parser(commands: Any) -> None:
         help=f"goes with each request; better in {HEADERS_VARIABLE}, with commas between them: "
         "others on this machine can see command lines",
     )
+    add_kafka_option(parser)
     add("--timeout", type=float, metavar="S", help="for an answer (default: 10)")
     add("--once", action="store_true", help="send what is there, then end")
     add("--forget", action="store_true", help="let nothing wait for it any more, and end")
@@ -74,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
     level = logging.INFO if given.verbose else logging.WARNING
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
     try:
-        from batchmill.export import Exporter, Target, open_sender
+        from batchmill.export import Exporter, Target, forget_exporter, open_sender
 
         if _prometheus.takes(given.to):
             return _prometheus.run(given, _headers(given))
@@ -90,7 +93,7 @@ def run(given: argparse.Namespace) -> int:
             outbox, store = found
             with store:
                 if given.forget:
-                    outbox.remove(store.leave_outbox(name, outbox.place))
+                    forget_exporter(store, outbox, name)
                     print(f"nothing waits for {name} any more", flush=True)
                     return 0
                 exporter = Exporter(
@@ -124,26 +127,33 @@ def check_extra(target: str) -> None:
 
 
 def forget_others(home: Home, prefix: str, wanted: Collection[str]) -> list[str]:
-    """Forget the exporters of a run that are not ``wanted`` any more; their names."""
+    """Forget the exporters of a run that are not ``wanted`` any more; their names.
+
+    One that still runs, left over from a run that was killed, is forgotten the next time.
+    """
+    from batchmill.export import ExporterInUseError, forget_exporter
     from batchmill.outbox import NoOutboxError, Outbox
 
+    gone: list[str] = []
     try:
         outbox = Outbox.of(home.checkpoint)
         with open_store(home.store_url, retry=_PATIENCE, create=False) as store:
             known = [each.exporter for each in store.exporters(outbox.place)]
-            gone = [each for each in known if each.startswith(prefix) and each not in wanted]
-            for each in gone:
-                outbox.remove(store.leave_outbox(each, outbox.place))
-            return gone
+            for each in known:
+                if each.startswith(prefix) and each not in wanted:
+                    with contextlib.suppress(ExporterInUseError):
+                        forget_exporter(store, outbox, each)
+                        gone.append(each)
     except (NoOutboxError, StoreMissingError, ImportError):
-        return []
+        pass
+    return gone
 
 
 def _settings(given: argparse.Namespace) -> ExporterSettings:
     from batchmill.export import ExporterSettings
 
     more = {} if given.timeout is None else {"timeout_s": given.timeout}
-    return ExporterSettings(headers=_headers(given), **more)
+    return ExporterSettings(headers=_headers(given), kafka_options=kafka_options(given), **more)
 
 
 def _headers(given: argparse.Namespace) -> dict[str, str]:
@@ -218,6 +228,7 @@ class _Telling:
         self._name = name
         self._due_s = 0.0
         self._started = time.time()
+        self._census = Census()
 
     def write(self, exporter: Exporter | None, *, last: bool = False) -> None:
         """Say it, if it is time; a disk that is full stops nobody."""
@@ -252,5 +263,6 @@ class _Telling:
                     "refused_points": stats.refused_points,
                     "failing": stats.failing,
                     "failing_s": round(stats.failing_s, 1),
+                    "queues": self._census.take(),
                 }
             write_json(self._path, content)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchmill._errors import BatchmillError
+from batchmill.cli._numbers import above_zero
+from batchmill.cli._options import add_kafka_option, kafka_options
 
 if TYPE_CHECKING:
     from batchmill.export import KafkaForwarder
@@ -35,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "answered once its spans are durable in the spool, or acknowledged by Kafka. Ctrl-C or "
         "SIGTERM ends it after the requests under way, a second Ctrl-C at once.",
     )
-    whole, seconds = _number(int), _number(float)
+    whole, seconds = above_zero(int), above_zero(float)
     add = ingest.add_argument
     add("--home", default="batchmill-data", metavar="DIR", help="where spool and status live")
     add(
@@ -43,12 +45,7 @@ def add_parser(commands: Any) -> None:
         metavar="ADDRESS",
         help="kafka://host:port[,host:port]/topic, instead of the spool in --home",
     )
-    add(
-        "--kafka-config",
-        type=Path,
-        metavar="FILE",
-        help="settings of librdkafka for --to, NAME=VALUE a line: TLS, user and password",
-    )
+    add_kafka_option(ingest)
     for each in ("traces", "logs"):
         stored = "once they are stored" if each == "traces" else "and nowhere else"
         add(
@@ -125,7 +122,9 @@ def _onward(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]]:
             if target is not None:
                 from batchmill.export import KafkaForwarder, Target
 
-                forwarder = KafkaForwarder(Target.parse(target))
+                forwarder = KafkaForwarder(
+                    Target.parse(target), signal=signal_name, options=kafka_options(given)
+                )
                 made[signal_name] = stack.enter_context(contextlib.closing(forwarder))
         yield made
     for signal_name, each in made.items():
@@ -141,11 +140,10 @@ def _sink(given: argparse.Namespace) -> Spool | KafkaSink:
         from batchmill.spool import Spool
 
         return Spool(Path(given.home) / "spool", **_spool_settings(given))
-    from batchmill.kafka import KafkaAddress, KafkaSettings, read_options
+    from batchmill.kafka import KafkaAddress, KafkaSettings
 
     address = KafkaAddress.parse(given.to)
-    options = {} if given.kafka_config is None else read_options(given.kafka_config)
-    settings = KafkaSettings(**_given(options=options, linger_s=given.linger))
+    settings = KafkaSettings(**_given(options=kafka_options(given), linger_s=given.linger))
 
     from batchmill.kafka import KafkaSink
 
@@ -187,7 +185,7 @@ def _settings(given: argparse.Namespace) -> ReceiverSettings:
     from batchmill.ingest import Access, ReceiverSettings
 
     access = Access(
-        token=_token(given),
+        token=token_of(given),
         tls_cert=given.tls_cert,
         tls_key=given.tls_key,
         client_ca=given.tls_client_ca,
@@ -212,7 +210,8 @@ def _spool_settings(given: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def _token(given: argparse.Namespace) -> str | None:
+def token_of(given: argparse.Namespace) -> str | None:
+    """The token on the command line, in a file, or in the environment."""
     if given.token is not None:
         return str(given.token)
     if given.token_file is not None:
@@ -238,18 +237,3 @@ def _raise_file_limit() -> None:
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _number(kind: type) -> Any:
-    what = "a whole number above 0" if kind is int else "a number above 0"
-
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = -1
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {what}")
-        return value
-
-    return read

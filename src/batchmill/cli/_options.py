@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from batchmill.cli._sources import add_sources_option, import_sources
@@ -27,6 +28,7 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC, and from no spool",
     )
+    add_kafka_option(parts)
     parts.add_argument(
         "--skip-lost",
         action="store_true",
@@ -101,6 +103,25 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     meaning.add_argument("--slow-cache", metavar="MS", help="default:20,redis:10")
 
 
+def add_kafka_option(parser: Any) -> None:
+    """Where it is said how a broker is talked to; spelled alike for all who do."""
+    parser.add_argument(
+        "--kafka-config",
+        type=Path,
+        metavar="FILE",
+        help="settings of librdkafka for kafka://…, NAME=VALUE a line: TLS, user and password",
+    )
+
+
+def kafka_options(given: argparse.Namespace) -> dict[str, str]:
+    """What the file of :func:`add_kafka_option` says; nothing, if there is none."""
+    if given.kafka_config is None:
+        return {}
+    from batchmill.kafka import read_options
+
+    return read_options(given.kafka_config)
+
+
 def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
     """What :class:`batchmill.spark.Pipeline` is to be made with; imports the event types."""
     from batchmill.oal import core_script
@@ -123,6 +144,7 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         "oal": given.oal or core_script(),
         "spool": None if given.source else given.spool,
         "source": given.source,
+        "kafka_options": kafka_options(given),
         "store": given.store,
         "checkpoint": given.checkpoint,
         "quarantine": given.quarantine,

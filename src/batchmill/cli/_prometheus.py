@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from batchmill._census import Census
 from batchmill._errors import ConfigError
+from batchmill.cli._numbers import above_zero
 from batchmill.cli._run_home import write_json
 from batchmill.cli._supervise import Signals
 from batchmill.store import RetryPolicy, Store, StoreMissingError, open_store
@@ -65,7 +67,7 @@ def check_extra(to: str) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what both ways may be told."""
-    whole, seconds = _number(int), _number(float)
+    whole, seconds = above_zero(int), above_zero(float)
     add = parser.add_argument_group("Prometheus").add_argument
     add("--max-series", type=whole, metavar="N", help="of a minute at most (default: 10000)")
     add("--max-series-per-metric", type=whole, metavar="N", help="default: 2000")
@@ -92,7 +94,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="remote+http://: how far it has come (default: a file beside the checkpoint)",
     )
     add("--catch-up", type=whole, metavar="MINUTES", help="sent after a pause (default: 60)")
-    add("--late", type=int, metavar="MINUTES", help="looked at again for late rows (default: 3)")
+    add(
+        "--late",
+        type=int,
+        metavar="MINUTES",
+        help="looked at again for late rows (default: 3); Prometheus takes those only with an "
+        "out_of_order_time_window",
+    )
 
 
 def run(given: argparse.Namespace, headers: Mapping[str, str]) -> int:
@@ -163,7 +171,7 @@ def summary(stats: RemoteWriteStats) -> str:
     """What became of the samples, in one line."""
     parts = [f"{stats.sent:,} samples sent, of {stats.minutes:,} minutes"]
     for count, what in (
-        (stats.refused, "refused"),
+        *((n, f"refused: {reason}") for reason, n in stats.refused_for.items()),
         (stats.unsent, "not sent: they come again at the next start"),
         (stats.late, "changed by late rows"),
         (stats.dropped, "series over the limit"),
@@ -204,12 +212,14 @@ class _Telling:
             # Nothing waits in the outbox for it.
             "waiting": {"files": 0},
         }
+        self._census = Census()
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Say it; a disk that is full stops nobody."""
         if self._path is not None:
             with contextlib.suppress(OSError):
-                write_json(self._path, {**self._always, **facts, "written_at": time.time()})
+                told = {**self._always, **facts, "queues": self._census.take()}
+                write_json(self._path, told | {"written_at": time.time()})
 
 
 def _served(server: PrometheusServer) -> dict[str, Any]:
@@ -220,7 +230,7 @@ def _served(server: PrometheusServer) -> dict[str, Any]:
 def _sent(writer: RemoteWriter) -> dict[str, Any]:
     stats = writer.stats()
     dropped = {
-        "refused by the receiver": stats.refused,
+        **{f"refused: {reason}": n for reason, n in stats.refused_for.items()},
         "over the limit of series": stats.dropped,
     }
     return {
@@ -231,6 +241,7 @@ def _sent(writer: RemoteWriter) -> dict[str, Any]:
         "retries": {name: n for name, n in stats.requests.items() if not name.startswith("HTTP 2")},
         "dropped": {reason: n for reason, n in dropped.items() if n},
         "minutes_skipped": stats.minutes_skipped,
+        "faults": dict(stats.faults),
         "failing": stats.failing,
         "failing_s": round(stats.failing_s, 1),
     }
@@ -263,25 +274,13 @@ def _address(to: str) -> tuple[str, int | None]:
 
 
 def _token(given: argparse.Namespace) -> str | None:
-    if given.token_file is not None:
-        return str(given.token_file.read_text().strip())
-    return os.environ.get(TOKEN_VARIABLE)
+    if given.token_file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    token = str(given.token_file.read_text().strip())
+    if not token:
+        raise ConfigError("token_file", str(given.token_file), "a file with a token: it is empty")
+    return token
 
 
 def _given(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _number(kind: type) -> Any:
-    what = "a whole number above 0" if kind is int else "a number above 0"
-
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = -1
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {what}")
-        return value
-
-    return read

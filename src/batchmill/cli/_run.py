@@ -14,26 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from batchmill._errors import BatchmillError, ConfigError
-from batchmill.cli import _export
+from batchmill.cli import _export, _web
 from batchmill.cli._config import ConfigFileError, Settings, UnknownSettingError, add_options, load
 from batchmill.cli._run_balance import balance, read_sent
 from batchmill.cli._run_figures import (
+    Picture,
     TableReader,
+    Waiting,
     read_counted,
     read_tables,
     take_picture,
     waiting_in,
+    what_waits,
 )
 from batchmill.cli._run_home import Home, read_json, write_json
 from batchmill.cli._run_log import RotatingLog
 from batchmill.cli._run_specs import (
     RUN_EXPORTER,
+    WEB,
     demo_spec,
     export_names,
     export_spec,
     ingest_spec,
     pinned,
     pipeline_spec,
+    web_spec,
 )
 from batchmill.cli._supervise import GaveUpError, Signals, State, Supervisor
 from batchmill.store import open_store
@@ -49,6 +54,11 @@ EXPORT_READ_S = 5.0
 """How long the end waits for exporters to send the rest; what is left waits for the next run."""
 EXPORT_END_S = 15.0
 """Their own limit for what is in hand is 5."""
+_OF_A_SPOOL = ("segment_rows", "unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb")
+WEB_START_S = 10.0
+"""How long the first line waits for the pages' address."""
+WEB_END_S = 10.0
+"""Its own limit for requests under way is 5."""
 DEMO_END_S = 15.0
 DEMO_READ_S = 120.0
 """How long the demo's end waits for all of its spans to be counted."""
@@ -60,7 +70,7 @@ def add_parser(commands: Any) -> None:
         "run",
         help="receive spans and turn them into metrics: everything, in one folder",
         description="Start ingest and pipeline, restart what dies, and show what happens. Ctrl-C "
-        "lets ingest finish its requests and the pipeline read the spool, then stops; a second "
+        "lets ingest finish its requests and the pipeline read the rest, then stops; a second "
         "Ctrl-C stops at once. Settings come from the options, from BATCHMILL_… variables and from "
         "batchmill.toml, in this order; `batchmill config show` tells.",
     )
@@ -98,11 +108,37 @@ def check(settings: Settings, *, demo: bool) -> None:
     find_java()
     if demo and settings["tls_cert"]:
         raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
+    _check_kafka(settings)
     for each in (*settings["export_to"], settings["export_traces"], settings["export_logs"]):
         if each is not None:
             _export.check_extra(each)
     if settings["token"] and settings["token_file"]:
         raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
+    if not (settings["token"] or settings["token_file"] or settings["tls_client_ca"]):
+        from batchmill.ingest import Access
+
+        Access().check_bind(settings["bind"], settings["insecure"])
+
+
+def _check_kafka(settings: Settings) -> None:
+    from batchmill.kafka import MissingKafkaError, java_options, read_options
+
+    options: dict[str, str] = {}
+    if (file := settings.path("kafka_config")) is not None:
+        try:
+            options = read_options(file)
+        except OSError as error:
+            what = f"a file that can be read ({error.strerror})"
+            raise ConfigError("kafka_config", str(file), what) from None
+    if not settings["kafka"]:
+        return
+    java_options(options)  # the pipeline reads with that client
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise MissingKafkaError("confluent_kafka is not installed")
+    for name in _OF_A_SPOOL:
+        if settings.chosen[name].origin != "default":
+            allowed = "left out with kafka: a topic has no segments, and its retention bounds it"
+            raise ConfigError(name, settings[name], allowed)
 
 
 class StopNow(Exception):
@@ -120,6 +156,7 @@ def _run(settings: Settings, home: Home, given: argparse.Namespace) -> int:
         TableReader(home.store_url) as reader,
         Screen() as screen,
     ):
+        home.belong_to(settings["kafka"])
 
         def say(text: str) -> None:
             log.write(text)
@@ -153,9 +190,14 @@ class Run:
         self._reader = reader
         self._screen = screen
         self._say = say
+        self._topic: str = settings["kafka"] or ""
+        self._place = "topic" if self._topic else "spool"
         self._started = time.time()
+        self._known_after = self._started
+        """What the pipeline told of a topic before that does not count."""
         self._state = "running"
         self._status_due_s = 0.0
+        self._introduced = self._pages_told = False
 
     def go(self, demo: float | None, seed: int | None) -> int:
         """Run until somebody asks for the end, or the demo is over; the exit code."""
@@ -164,7 +206,9 @@ class Run:
             self._forget_exporters()
             self._supervisor.start(pipeline_spec(self._settings, self._home))
             self._start_exporters()
+            self._start_web()
             if self._until(self._is_ready("ingest")):
+                self._await_web()
                 self._introduce()
             if demo is not None:
                 return self._demo(demo, seed)
@@ -172,7 +216,7 @@ class Run:
             self._close(self._settings["drain"])
             return 0
         except StopNow:
-            self._say("stopped at once: what is in the spool is read by the next run")
+            self._say(f"stopped at once: what is in the {self._place} is read by the next run")
             return 130
         except GaveUpError as error:
             self._say(f"{error.name} {error.why}: stopping")
@@ -198,6 +242,20 @@ class Run:
         targets = self._settings["export_to"]
         for name, target in zip(export_names(targets), targets, strict=True):
             self._supervisor.start(export_spec(self._settings, self._home, name, target))
+
+    def _start_web(self) -> None:
+        if not self._settings["web"]:
+            return
+        if lacking := _web.missing():
+            self._say(f"no pages to look at: {lacking}. All else goes on")
+            return
+        self._supervisor.start(web_spec(self._settings, self._home))
+
+    def _await_web(self) -> None:
+        """Until the pages have an address, or will have none."""
+        web, deadline = self._supervisor.processes.get(WEB), time.monotonic() + WEB_START_S
+        if web is not None:
+            self._until(lambda: web.state is not State.STARTING or time.monotonic() > deadline)
 
     def _demo(self, seconds: float, seed: int | None) -> int:
         """The demo's traffic, then the balance."""
@@ -227,8 +285,8 @@ class Run:
         self._say(account.text)
         if not account.whole:
             code = 1
-            if waiting_in(self._home.spool).segments:
-                self._say("the spool has more: the next run counts it")
+            if not self._is_read():
+                self._say(f"the {self._place} has more: the next run counts it")
             for line in demo.lines if demo.code else ():
                 self._say(f"  demo: {line}")
         return code
@@ -239,20 +297,31 @@ class Run:
         processes = self._supervisor.processes
         if self._signals.count:
             self._say(
-                "stopping: ingest finishes its requests, the pipeline reads the spool for "
+                f"stopping: ingest finishes its requests, the pipeline reads the {self._place} for "
                 f"{drain_s:g} s at most; Ctrl-C again stops at once"
             )
         processes["ingest"].terminate()
         self._end("ingest", INGEST_END_S)
+        self._known_after = time.time()
         if processes["pipeline"].state is not State.STARTING:
             self._until_over(self._is_read, drain_s)
         processes["pipeline"].terminate()
         self._end("pipeline", PIPELINE_END_S)
         self._end_exporters()
-        left = waiting_in(self._home.spool)
+        self._end_web()
+        left = self._waiting()
         if left.segments:
-            self._say(f"{left.segments:,} segments stay in the spool: the next run reads them")
+            self._say(f"{left.text} stay in the {self._place}: the next run reads them")
+        elif self._topic and not self._is_read():
+            self._say("what is left in the topic is not known: the next run reads it")
         self._say("stopped")
+
+    def _end_web(self) -> None:
+        """Last, so that the end can be watched."""
+        web = self._supervisor.processes.get(WEB)
+        if web is not None and web.state is not State.FAILED:
+            web.terminate()
+            self._end(WEB, WEB_END_S)
 
     def _end_exporters(self) -> None:
         names = export_names(self._settings["export_to"])
@@ -317,12 +386,17 @@ class Run:
         if self._signals.count > 1:
             raise StopNow
         self._supervisor.look()
+        if self._introduced and (pages := self._pages()):  # it took longer than that
+            self._say(pages)
         now_s = time.monotonic()
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_S
             self._write_status()
         if self._screen.is_due(now_s):
-            self._screen.show(take_picture(self._home, self._processes(), self._reader.tables))
+            self._screen.show(self._picture())
+
+    def _picture(self) -> Picture:
+        return take_picture(self._home, self._processes(), self._reader.tables, self._topic)
 
     def _processes(self) -> dict[str, dict[str, Any]]:
         return {name: each.figures() for name, each in self._supervisor.processes.items()}
@@ -334,6 +408,7 @@ class Run:
             "state": self._state,
             "started": self._started,
             "written_at": time.time(),
+            "kafka": self._topic or None,
             "processes": self._processes(),
         }
         with contextlib.suppress(OSError):  # a full disk: `status` sees how old the last one is
@@ -343,7 +418,16 @@ class Run:
         return lambda: self._supervisor.processes[name].state is State.RUNNING
 
     def _is_read(self) -> bool:
-        return not waiting_in(self._home.spool).segments
+        """Whether nothing waits any more; of a topic the pipeline tells, each second."""
+        if not self._topic:
+            return not waiting_in(self._home.spool).segments
+        told = read_json(self._home.progress) or {}
+        new = float(told.get("written_at", 0.0)) > self._known_after
+        return new and not told.get("unread_segments")
+
+    def _waiting(self) -> Waiting:
+        progress = read_json(self._home.progress) or {}
+        return what_waits(self._home, progress, time.time(), self._topic)
 
     def _received(self) -> tuple[int, int] | None:
         """Which life of ingest it is, and what that has acknowledged."""
@@ -357,10 +441,22 @@ class Run:
         ingest = self._supervisor.processes["ingest"]
         ingest.spec = pinned(ingest.spec, found)
         scheme = "https" if self._settings["tls_cert"] else "http"
+        pages = self._pages()
         self._say(
             f"OpenTelemetry: {scheme}://{found.get('http')} (HTTP), {found.get('grpc')} (gRPC); "
-            f"everything is kept in {self._home.folder}"
+            f"{pages and f'{pages}; '}everything is kept in {self._home.folder}"
         )
+        self._introduced = True
+
+    def _pages(self) -> str:
+        """Where to look, once: when that is known."""
+        web = self._supervisor.processes.get(WEB)
+        if self._pages_told or web is None or web.state is not State.RUNNING:
+            return ""
+        self._pages_told = True
+        found = read_json(self._home.web) or {}
+        web.spec = pinned(web.spec, found)
+        return f"to look at: {found.get('address')}"
 
     def _show_tables(self) -> None:
         from batchmill.cli._run_view import tables  # takes rich

@@ -64,11 +64,23 @@ class Counted:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The complete segments in the spool."""
+    """The complete segments in the spool; or the messages in a topic that no commit has."""
 
     segments: int = 0
     bytes: int = 0
+    """0 for a topic, which does not tell."""
     oldest_s: float = 0.0
+    topic: str = ""
+    """The topic's address; empty: it is the spool."""
+    told_s: float | None = 0.0
+    """How long ago that was known; None: nobody has told yet."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if not self.topic:
+            return f"{self.segments:,} segments"
+        return "not known yet" if self.told_s is None else f"{self.segments:,} messages"
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,8 @@ class Picture:
     tables: Tables = Tables()
     exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What each exporter tells of itself, by its name as a process."""
+    web: Mapping[str, Any] = field(default_factory=dict)
+    """What the server of the pages tells of itself; empty: there is none."""
 
 
 def waiting_in(spool: Path) -> Waiting:
@@ -97,20 +111,47 @@ def waiting_in(spool: Path) -> Waiting:
     return Waiting(found.segments, found.bytes, found.oldest_s)
 
 
-def take_picture(home: Home, processes: Mapping[str, Mapping[str, Any]], tables: Tables) -> Picture:
+def waiting_of(progress: Mapping[str, Any], now: float) -> Waiting | None:
+    """What waits in a topic, as the pipeline has told; None: it reads none.
+
+    Nobody else asks the broker: who only looks on need not be able to log in there.
+    """
+    topic = str(progress.get("source", ""))
+    if not topic.startswith("kafka://"):
+        return None
+    told_s = max(0.0, now - float(progress.get("written_at", 0.0)))
+    count = int(progress.get("unread_segments", 0))
+    # What waited then has waited since, as far as is known.
+    oldest_s = float(progress.get("lag_s", 0.0)) + told_s if count else 0.0
+    return Waiting(count, 0, oldest_s, topic, told_s)
+
+
+def what_waits(home: Home, progress: Mapping[str, Any], now: float, topic: str = "") -> Waiting:
+    """Between ingest and pipeline; ``topic``: it is known that there is one, though none told."""
+    found = waiting_of(progress, now)
+    if found is None:
+        found = Waiting(topic=topic, told_s=None) if topic else waiting_in(home.spool)
+    return found
+
+
+def take_picture(
+    home: Home, processes: Mapping[str, Mapping[str, Any]], tables: Tables, topic: str = ""
+) -> Picture:
     """A run as its folder shows it now."""
+    now, progress = time.time(), read_json(home.progress) or {}
     return Picture(
-        time.time(),
+        now,
         processes,
         read_json(home.ingest) or {},
-        read_json(home.progress) or {},
-        waiting_in(home.spool),
+        progress,
+        what_waits(home, progress, now, topic),
         tables,
         {
             name: read_json(home.export(name)) or {}
             for name in processes
             if name.startswith("export")
         },
+        (read_json(home.web) or {}) if "web" in processes else {},
     )
 
 

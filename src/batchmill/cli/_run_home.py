@@ -47,6 +47,22 @@ class HomeError(BatchmillError, OSError):
         return f"{self.home} cannot be used: {self.why}. Name another folder with --home"
 
 
+class HomeSourceError(BatchmillError, RuntimeError):
+    """The folder belongs to another road; carries ``home``, ``was`` and ``now``."""
+
+    def __init__(self, home: str, was: str, now: str) -> None:
+        super().__init__(home, was, now)
+        self.home = home
+        self.was = was
+        self.now = now
+
+    def __str__(self) -> str:
+        return (
+            f"{self.home} is the folder of a run with {self.was}, and its books are on that; this "
+            f"one has {self.now}. Give this one a folder of its own: --home"
+        )
+
+
 @dataclass(frozen=True)
 class Home:
     """What lies where."""
@@ -103,6 +119,16 @@ class Home:
         """What ingest tells of itself."""
         return self.run / "ingest.json"
 
+    @property
+    def source(self) -> Path:
+        """Whether there is a spool or a topic between ingest and pipeline."""
+        return self.folder / "source.json"
+
+    @property
+    def web(self) -> Path:
+        """What the server of the pages tells of itself."""
+        return self.run / "web.json"
+
     def export(self, name: str) -> Path:
         """What an exporter tells of itself, by its name as a process."""
         return self.run / f"{name}.json"
@@ -144,6 +170,23 @@ class Home:
                     )
                 time.sleep(_POLL_S)
             yield shared
+
+    def belong_to(self, topic: str | None) -> None:
+        """Be the folder of a run with a spool, or with that topic; raises if it is another's.
+
+        What Spark has written down on the one means nothing for the other, and what waits in the
+        one would not be read. A topic is known by its name: brokers move.
+        """
+        told = read_json(self.source)
+        now = "a spool" if topic is None else f"the topic {topic.rpartition('/')[2]}"
+        if told is not None:
+            was = str(told.get("source"))
+        else:
+            was = "a spool" if self.checkpoint.exists() else now
+        if was != now:
+            raise HomeSourceError(str(self.folder), was, now)
+        if told is None:
+            write_json(self.source, {"source": now})
 
     def is_locked(self) -> bool:
         """Whether a supervisor has it."""

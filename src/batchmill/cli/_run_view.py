@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from batchmill.cli._run_figures import Picture, Tables, exported
+from batchmill.cli._run_figures import Picture, Tables, Waiting, exported
 
 DRAW_S = 0.5
 PLAIN_S = 5.0
@@ -117,7 +117,7 @@ def plain_line(picture: Picture, rates: Rates) -> str:
         f"{states} | in {ingest.get('received_spans', 0):,} spans ({rates.spans_per_s():,.0f}/s), "
         f"{ingest.get('acknowledged_spans', 0):,} acknowledged | "
         f"queue {ingest.get('queue_rows', 0):,} | "
-        f"spool {waiting.segments:,} segments, {size(waiting.bytes)} | "
+        f"{'topic' if waiting.topic else 'spool'} {waiting.text}{_bytes(waiting)} | "
         f"{'no batch yet' if batch is None else f'batch {batch}'}, "
         f"{progress.get('spans', 0):,} spans counted"
     )
@@ -152,15 +152,15 @@ def road(picture: Picture, rates: Rates) -> Table:
     pressure = "" if level == "NORMAL" else f"; pressure {level}"
     add("queue", "", f"{ingest.get('queue_rows', 0):,} spans{pressure}")
     add(
-        "spool",
+        "topic" if waiting.topic else "spool",
         "",
-        f"{waiting.segments:,} segments, {size(waiting.bytes)}"
+        f"{waiting.text}{_bytes(waiting)}"
         + (f", the oldest {waiting.oldest_s:.1f} s old" if waiting.segments else ""),
     )
     add("pipeline", _state(picture, "pipeline"), _committed(picture.now, progress))
     for name in picture.processes:
         if name not in ("ingest", "pipeline"):
-            add(name, _state(picture, name), exported(picture.now, picture.exports.get(name)))
+            add(name, _state(picture, name), _beside(picture, name))
     return table
 
 
@@ -210,6 +210,10 @@ def size(count: float) -> str:
     return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
 
 
+def _bytes(waiting: Waiting) -> str:
+    return "" if waiting.topic else f", {size(waiting.bytes)}"
+
+
 def minute_text(minute: int) -> str:
     """The time of day of a minute's bucket."""
     return f"{minute // 100 % 100:02}:{minute % 100:02} UTC so far"
@@ -224,6 +228,13 @@ def _committed(now: float, progress: Any) -> str:
     text += f"; {progress.get('spans', 0):,} spans counted"
     duplicates = progress.get("duplicates", 0)
     return text + (f", {duplicates:,} duplicates dropped" if duplicates else "")
+
+
+def _beside(picture: Picture, name: str) -> str:
+    """What a process beside the road tells."""
+    if name == "web":
+        return str(picture.web.get("address", "")) if _state(picture, name) == "running" else ""
+    return exported(picture.now, picture.exports.get(name))
 
 
 def _state(picture: Picture, name: str) -> str:

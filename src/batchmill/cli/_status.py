@@ -13,7 +13,7 @@ from typing import Any
 
 from batchmill._errors import BatchmillError
 from batchmill.cli import _config, _prometheus
-from batchmill.cli._run_figures import Picture, Tables, exported, take_picture
+from batchmill.cli._run_figures import Picture, Tables, Waiting, exported, take_picture
 from batchmill.cli._run_home import Home, read_json
 
 HEALTHY, DEGRADED, DOWN = 0, 1, 2
@@ -74,10 +74,16 @@ def health(seen: Seen, lag_s: float = LAG_S) -> Health:
     level = picture.ingest.get("level", "NORMAL")
     if level in PRESSURE:
         weak.append(f"senders are told to wait: pressure is {level}")
-    if picture.waiting.oldest_s > lag_s:
+    waiting = picture.waiting
+    if waiting.topic and seen.supervised and (waiting.told_s or 0.0) > STALE_S:
         weak.append(
-            f"the oldest segment has waited for {picture.waiting.oldest_s:.0f} s: the pipeline "
-            "does not keep up, or does not run"
+            f"the pipeline has not told for {waiting.told_s:.0f} s what waits in {waiting.topic}: "
+            "it does not run, or the broker does not answer"
+        )
+    if waiting.oldest_s > lag_s:
+        weak.append(
+            f"the oldest {'message' if waiting.topic else 'segment'} has waited for "
+            f"{waiting.oldest_s:.0f} s: the pipeline does not keep up, or does not run"
         )
     for name, told in picture.exports.items():
         silent_s = picture.now - float(told.get("written_at", picture.now))
@@ -89,6 +95,9 @@ def health(seen: Seen, lag_s: float = LAG_S) -> Health:
                 f"({told.get('failing')}); what is to be sent waits in the "
                 f"{'store' if _prometheus.takes(str(told.get('target'))) else 'outbox'}"
             )
+    silent_s = picture.now - float(picture.web.get("written_at", picture.now))
+    if silent_s > STALE_S and picture.processes.get("web", {}).get("state") == "running":
+        weak.append(f"web has said nothing for {silent_s:.0f} s")
     if down:
         return Health(DOWN, (*down, *weak))
     return Health(DEGRADED, tuple(weak)) if weak else Health(HEALTHY)
@@ -153,7 +162,8 @@ def look(home: Home) -> Seen:
     supervisor = read_json(home.supervisor) or {}
     supervised = home.is_locked()
     processes = supervisor.get("processes", {}) if supervised else {}
-    picture = take_picture(home, processes, Tables())
+    topic = str(supervisor.get("kafka") or "") if supervised else ""
+    picture = take_picture(home, processes, Tables(), topic)
     try:
         silent_s = picture.now - home.ingest.stat().st_mtime
     except OSError:
@@ -176,15 +186,41 @@ def as_json(home: Home, seen: Seen, verdict: Health) -> dict[str, Any]:
         else None,
         "processes": dict(picture.processes),
         "queue_rows": picture.ingest.get("queue_rows", 0) if seen.ingest_alive else 0,
-        "spool": {"segments": picture.waiting.segments, "bytes": picture.waiting.bytes},
+        **_between(picture.waiting),
         "lag_s": round(picture.waiting.oldest_s, 3),
         "last_batch": picture.progress.get("last_batch"),
         "committed_at": picture.progress.get("committed_at"),
         "drops": drops(picture),
-        "exports": {name: dict(told) for name, told in picture.exports.items()},
-        "ingest": dict(picture.ingest),
-        "pipeline": dict(picture.progress),
+        "thresholds": picture.ingest.get("thresholds") if seen.ingest_alive else None,
+        "queues": queues(seen),
+        "web": picture.web.get("address"),
+        "batches": list(picture.progress.get("batches", ())),
+        "exports": {name: _rest(told) for name, told in picture.exports.items()},
+        "ingest": _rest(picture.ingest),
+        "pipeline": _rest(picture.progress),
     }
+
+
+_TOLD_APART = ("queues", "thresholds", "batches")
+
+
+def _rest(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process tells, but for what stands at the top of the JSON already."""
+    return {key: each for key, each in told.items() if key not in _TOLD_APART}
+
+
+def queues(seen: Seen) -> list[dict[str, Any]]:
+    """Every queue and micro-batcher of the processes that are there, each with its process."""
+    picture = seen.picture
+    told: dict[str, Mapping[str, Any]] = {"ingest": picture.ingest if seen.ingest_alive else {}}
+    if seen.supervised:
+        told |= {"pipeline": picture.progress, **picture.exports}
+    alive = [name for name in told if name == "ingest" or _is_up(picture, name)]
+    return [{"process": name, **each} for name in alive for each in told[name].get("queues", ())]
+
+
+def _is_up(picture: Picture, name: str) -> bool:
+    return picture.processes.get(name, {}).get("state") in ("running", "stopping")
 
 
 def lines(home: Home, seen: Seen, verdict: Health) -> list[str]:
@@ -198,6 +234,8 @@ def lines(home: Home, seen: Seen, verdict: Health) -> list[str]:
             text += f", process {each['pid']} for {_span(now - float(each.get('started') or now))}"
         if each.get("restarts"):
             text += f", started again {each['restarts']} times (last end: {each.get('exit')})"
+        if name == "web" and each.get("state") == "running" and picture.web.get("address"):
+            text += f": {picture.web['address']}"
         told.append(text)
     ingest, progress, waiting = picture.ingest, picture.progress, picture.waiting
     if ingest:
@@ -207,10 +245,12 @@ def lines(home: Home, seen: Seen, verdict: Health) -> list[str]:
             f"level {ingest.get('level', 'NORMAL')}"
         )
     told.append(f"queue      {ingest.get('queue_rows', 0) if seen.ingest_alive else 0:,} spans")
-    told.append(
-        f"spool      {waiting.segments:,} segments, {waiting.bytes:,} bytes; "
-        f"lag {waiting.oldest_s:.1f} s"
-    )
+    if waiting.topic:
+        told.append(f"topic      {waiting.topic}: {waiting.text}; lag {waiting.oldest_s:.1f} s")
+    else:
+        told.append(
+            f"spool      {waiting.text}, {waiting.bytes:,} bytes; lag {waiting.oldest_s:.1f} s"
+        )
     if progress.get("last_batch") is None:
         told.append("committed  nothing yet")
     else:
@@ -225,6 +265,15 @@ def lines(home: Home, seen: Seen, verdict: Health) -> list[str]:
     for what, reasons in drops(picture).items():
         told += [f"dropped    {n:,} {what}: {reason}" for reason, n in reasons.items()]
     return told
+
+
+def _between(waiting: Waiting) -> dict[str, Any]:
+    if not waiting.topic:
+        return {"spool": {"segments": waiting.segments, "bytes": waiting.bytes}}
+    known = waiting.told_s is not None
+    told_s = round(waiting.told_s or 0.0, 3) if known else None
+    messages = waiting.segments if known else None
+    return {"topic": {"address": waiting.topic, "messages": messages, "told_s": told_s}}
 
 
 def _span(seconds: float) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from batchmill.spark import BatchReport, Pipeline
 
 _LONGEST_TRIGGER_S = 86_400.0
+_LOOK_S = 0.5
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -105,11 +106,33 @@ def _pipeline(pipeline: Pipeline, given: argparse.Namespace, asked: _Asked) -> i
         if not reports:
             print("nothing new to read")
         return 0
+    if not _await_source(pipeline, asked):
+        print("ended before it began: the broker was not there", flush=True)
+        return 0
     pipeline.start(given.trigger)
-    print("waiting for segments; Ctrl-C ends it", flush=True)
+    what = "messages" if given.source else "segments"
+    print(f"waiting for {what}; Ctrl-C ends it", flush=True)
     pipeline.await_end()
     print("ended; started again, it goes on where it was", flush=True)
     return 0
+
+
+def _await_source(pipeline: Pipeline, asked: _Asked) -> bool:
+    """Wait for a broker that is not there yet; False: somebody asked for the end before."""
+    from batchmill.kafka import KafkaReadError
+
+    told = False
+    while asked.signal is None:
+        try:
+            pipeline.check_source()
+        except KafkaReadError as error:
+            if not told:
+                print(f"the stream begins when the broker is there: {error}", flush=True)
+            told = True
+        else:
+            return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def _backfill(pipeline: Pipeline, folder: Path, asked: _Asked) -> int:

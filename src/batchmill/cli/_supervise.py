@@ -150,6 +150,8 @@ class Spec:
     """or once this file has its number as ``pid``; without either, at once."""
     keep: bool = True
     """Whether its end is a death; False: it has a task, and is through with it some time."""
+    vital: bool = True
+    """Whether the others are of no use without it; False: if it cannot be kept, they go on."""
 
 
 class Process:
@@ -272,7 +274,10 @@ class Process:
         self.state = State.FAILED
         times = verdict.record.failed_starts
         why = f"did not start ({how})" + (f", {times} times in a row" if times > 1 else "")
-        raise GaveUpError(name, why, self.lines)
+        error = GaveUpError(name, why, self.lines)
+        if self.spec.vital:
+            raise error
+        self._say(f"{error}\n{name} stays away; all else goes on")
 
     def _reap(self, *, wait: bool = False) -> int | None:
         """The exit code, once it is over; then whatever it started is gone, too."""

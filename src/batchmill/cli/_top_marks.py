@@ -1,0 +1,164 @@
+"""Small drawings in characters: bars, heat rows, lines of the past; ASCII for old terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+DIM = "bright_black"
+CALM, WARM, HOT, BURNING = "green", "yellow", "red", "bold red"
+_LEVELS = "▁▂▃▄▅▆▇█"
+_ASCII_LEVELS = ".:-=+*#@"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What there is to draw on."""
+
+    width: int
+    height: int | None = None
+    """None: as many lines as it takes."""
+    ascii_only: bool = False
+
+    def narrower(self, width: int) -> Sheet:
+        """A part of it."""
+        return Sheet(width, None, self.ascii_only)
+
+
+def heading(name: str, more: str = "") -> Text:
+    """What begins a part; more may be added to its line."""
+    return Text.assemble((f"{name:<14}", "bold cyan"), (more, DIM))
+
+
+def cut_line(line: Text, width: int) -> Text:
+    """The line, no longer than that."""
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def short(count: float) -> str:
+    """A number that fits into a narrow place.
+
+    >>> short(0), short(99_999), short(123_456), short(2_500_000), short(7.2e9)
+    ('0', '99,999', '123k', '2.5M', '7.2G')
+    """
+    if count < 100_000:
+        return f"{count:,.0f}"
+    for unit, size in (("G", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count / 1e3:.0f}k"
+
+
+def seconds(value: float) -> str:
+    """A time that fits into a narrow place.
+
+    >>> seconds(0.0042), seconds(1.234), seconds(75), seconds(7500), seconds(200_000)
+    ('4 ms', '1.23 s', '75 s', '125 min', '56 h')
+    """
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 7600 else f"{value / 3600:.0f} h"
+
+
+def heat_style(share: float) -> str:
+    """The colour of something that is so full."""
+    return CALM if share < 0.5 else WARM if share < 0.8 else HOT
+
+
+def heat_row(partitions: Sequence[Mapping[str, Any]], width: int, *, ascii_only: bool) -> Text:
+    """A character for each partition, the fuller the higher; of many, the fullest of a few each."""
+    shares = [
+        float(each.get("depth") or 0) / each["capacity"] if each.get("capacity") else 0.0
+        for each in partitions
+    ]
+    waits = [bool(each.get("depth")) for each in partitions]
+    step = max(1, -(-len(shares) // max(1, width)))
+    row = Text()
+    levels = _ASCII_LEVELS if ascii_only else _LEVELS
+    for start in range(0, len(shares), step):
+        share = max(shares[start : start + step])
+        if not any(waits[start : start + step]):
+            row.append("_" if ascii_only else "·", DIM)
+        else:
+            row.append(levels[min(7, int(share * 8))], heat_style(share))
+    return row
+
+
+def past(values: Sequence[float], width: int, *, ascii_only: bool, style: str = "cyan") -> Text:
+    """The newest values as a line, the largest of them at full height."""
+    shown = list(values)[-width:] if width > 0 else []
+    most = max(shown, default=0.0)
+    levels = _ASCII_LEVELS if ascii_only else _LEVELS
+    return Text(
+        "".join(levels[min(7, int(each / most * 7.999))] if most else levels[0] for each in shown),
+        style,
+    )
+
+
+def scale(
+    value: float, marks: Sequence[float], width: int, style: str, *, ascii_only: bool
+) -> Text:
+    """A bar that ends at the last of ``marks``, with a notch at each of the others."""
+    end = marks[-1] if marks and marks[-1] > 0 else 1.0
+    full = min(width, round(value / end * width))
+    if value > 0:
+        full = max(1, full)
+    notches = {min(width - 1, int(each / end * width)) for each in marks[:-1]}
+    bar = Text()
+    for place in range(width):
+        if place < full:
+            bar.append("#" if ascii_only else "█", style)
+        elif place in notches:
+            bar.append("|" if ascii_only else "┊", "default")
+        else:
+            bar.append("." if ascii_only else "░", DIM)
+    return bar
+
+
+def stacked(
+    parts: Sequence[tuple[float, str]], width: int, *, ascii_only: bool, letters: str = ""
+) -> Text:
+    """Shares of a whole side by side in one bar; in ASCII each with a letter of its own."""
+    whole = sum(value for value, _ in parts)
+    bar, drawn, before = Text(), 0, 0.0
+    for number, (value, style) in enumerate(parts):
+        before += value
+        upto = round(before / whole * width) if whole > 0 else 0
+        mark = letters[number] if ascii_only and number < len(letters) else "█"
+        bar.append(mark * (upto - drawn), style)
+        drawn = upto
+    return bar
+
+
+def columns(
+    bars: Sequence[Sequence[tuple[float, str]]], width: int, height: int, *, ascii_only: bool
+) -> list[Text]:
+    """The newest bars side by side, each of parts from the bottom up; the highest fills the chart.
+
+    A part that is larger than half a line shows somewhere.
+    """
+    shown = list(bars)[-width:] if width > 0 else []
+    most = max((sum(value for value, _ in bar) for bar in shown), default=0.0)
+    mark = "#" if ascii_only else "█"
+    lines = []
+    for line in range(height, 0, -1):
+        at = (line - 0.5) / height * most
+        text = Text()
+        for bar in shown:
+            before, style = 0.0, ""
+            for value, its_style in bar:
+                before += value
+                if before >= at:
+                    style = its_style
+                    break
+            text.append(mark if style else " ", style)
+        lines.append(text)
+    return lines
