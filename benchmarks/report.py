@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.plots import draw_results
+
 WIDTH = 110
 
 
@@ -48,9 +50,10 @@ class Result(Protocol):
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write ``document``, making the folder where it is missing."""
+    """Write ``document``, making the folder where it is missing, and draw its plot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    draw_results(path)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,289 @@
+"""The plots of the road from a span to a metric: receivers, Kafka, pipeline, store, exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.plots_model import Bar, Bars, Curve, Plot, goal_of, of_goals
+
+OURS = "batchmill"
+MANY = ", 20 batches"
+
+
+def pipeline(document: Mapping[str, Any]) -> Plot:
+    """The pipeline beside other ways to the same metrics, and how it grows."""
+    panels = []
+    if "versus" in document:
+        panels += _versus(document)
+    growth = [each for name in ("events", "metrics", "entities") for each in _grown(document, name)]
+    if growth:
+        panels.append(
+            Bars(
+                title="Ten times as much of something: the time that takes",
+                unit="times the time",
+                groups={"": growth},
+                goal_text="marks: goals, at most",
+                better="less",
+            )
+        )
+    if "small" in document:
+        panels.append(_small(document))
+    return Plot(title="The metrics pipeline beside its peers", panels=panels)
+
+
+def _versus(document: Mapping[str, Any]) -> list[Bars]:
+    seconds = document["versus"]["seconds"]
+    found = []
+    for many in (False, True):
+        names = [name for name in seconds if name.endswith(MANY) is many]
+        peer = f"textbook job{MANY if many else ''}"
+        ours = f"{OURS}{MANY if many else ''}"
+        limit = goal_of(document, f"events/s of {ours} to {peer}")
+        bars = [
+            Bar(
+                name=name.removesuffix(MANY),
+                values=seconds[name],
+                ours=name == ours,
+                goal=Bar(name="", values=seconds[peer]).middle / limit
+                if name == ours and limit is not None
+                else None,
+            )
+            for name in names
+        ]
+        found.append(
+            Bars(
+                title=f"{document['versus']['events']:,} events to metrics in a store, "
+                + ("in 20 batches" if many else "in one batch"),
+                unit="s",
+                groups={"": bars},
+                goal_text=f"mark: the goal, {limit:g} times as fast as the textbook job"
+                if limit is not None
+                else "",
+                better="less",
+            )
+        )
+    return found
+
+
+def _grown(document: Mapping[str, Any], name: str) -> list[Bar]:
+    found = document.get(name)
+    if found is None:
+        return []
+    bars = []
+    for larger, smaller in found["steps"].items():
+        if "mild" in larger:  # for the record: more rows to store as well
+            continue
+        rounds = zip(found["seconds"][larger], found["seconds"][smaller], strict=True)
+        bars.append(
+            Bar(
+                name=f"{smaller.partition(' ')[0]} to {larger}",
+                values=[more / less for more, less in rounds],
+                ours=True,
+                goal=goal_of(document, f"time of {larger} to {smaller}"),
+            )
+        )
+    return bars
+
+
+def _small(document: Mapping[str, Any]) -> Bars:
+    small = document["small"]
+    limit = goal_of(document, f"{small['spans']:,} spans, visible to committed")
+    whole = Bar(name="all of it", values=small["seconds"], ours=True, goal=limit)
+    parts = [Bar(name=name, values=values) for name, values in small["parts"].items()]
+    return Bars(
+        title=f"A micro-batch of {small['spans']:,} spans, from visible to committed",
+        unit="s",
+        groups={"": [whole, *parts]},
+        goal_text="mark: the goal, at most" if limit is not None else "",
+        better="less",
+    )
+
+
+def ingest(document: Mapping[str, Any]) -> Plot:
+    """The receivers beside the same that keep nothing, and the lag of the whole road."""
+    panels: list[Bars | Curve] = []
+    if "receive" in document:
+        cases = document["receive"]["cases"]
+        panels.append(
+            Bars(
+                title="Acknowledged when durable, to a receiver that decodes and drops",
+                unit="times the spans/s",
+                groups={
+                    "": [Bar(name=each["case"], values=each["ratios"], ours=True) for each in cases]
+                },
+                goal=goal_of(document, f"acknowledged to dropped: {cases[0]['case']}"),
+                goal_text="line: the goal, at least",
+                better="more",
+            )
+        )
+        panels.append(
+            Bars(
+                title="Spans received",
+                unit="thousand spans/s",
+                groups={
+                    each["case"]: [
+                        Bar(
+                            name=name,
+                            values=[turn["rate"] / 1e3 for turn in each[name]],
+                            ours=name == "into the spool",
+                        )
+                        for name in ("into the spool", "decode and drop")
+                    ]
+                    for each in cases
+                },
+                better="more",
+            )
+        )
+    if "road" in document:
+        run = document["road"]["run"]
+        panels.append(
+            Curve(
+                title=f"The whole road at {run['asked']:,.0f} spans/s: age of the oldest segment",
+                across="seconds of the run",
+                unit="s",
+                points=[(each["at_s"], each["oldest_s"]) for each in run["lags"]],
+            )
+        )
+    return Plot(title="The receivers, and the road behind them", panels=panels)
+
+
+def kafka(document: Mapping[str, Any]) -> Plot:
+    """Kafka in the spool's place."""
+    roads = document["roads"]
+
+    def steady(what: str, share: str, scale: float) -> list[Bar]:
+        return [
+            Bar(name=road, values=[turn["steady"][what][share] * scale for turn in turns])
+            for road, turns in roads.items()
+        ]
+
+    rate = document["size"]["rate"]
+    return Plot(
+        title="The road by Kafka and by the spool",
+        panels=[
+            Bars(
+                title=f"Until a sender is answered, at {rate:,.0f} spans/s",
+                unit="ms",
+                groups={each: steady("answer", each, 1e3) for each in ("p50", "p95", "p99")},
+                better="less",
+            ),
+            Bars(
+                title="From sent to committed",
+                unit="s",
+                groups={
+                    each: steady("sent_to_committed", each, 1.0) for each in ("p50", "p95", "p99")
+                },
+                better="less",
+            ),
+            Bars(
+                title="As much as is taken, until the store has it",
+                unit="thousand spans/s",
+                groups={
+                    "a flood": [
+                        Bar(name=road, values=[turn["through"] / 1e3 for turn in turns])
+                        for road, turns in roads.items()
+                    ]
+                },
+                better="more",
+            ),
+        ],
+    )
+
+
+def export(document: Mapping[str, Any]) -> Plot:
+    """What exporters cost a micro-batch."""
+    cost = document["cost"]
+    names = list(cost["seconds"])
+    shares = {
+        name: [
+            100 * outbox / seconds
+            for outbox, seconds in zip(cost["outbox"][name], cost["seconds"][name], strict=True)
+        ]
+        for name in names
+    }
+    return Plot(
+        title="What exporters cost the pipeline",
+        panels=[
+            Bars(
+                title=f"A micro-batch of {cost['spans']:,} spans",
+                unit="s",
+                groups={
+                    "": [
+                        Bar(name=name, values=cost["seconds"][name], ours=name != names[0])
+                        for name in names
+                    ]
+                },
+                better="less",
+            ),
+            Bars(
+                title="Putting its changes down for exporters, of that time",
+                unit="%",
+                groups={"": [Bar(name=name, values=shares[name], ours=True) for name in names[1:]]},
+                goal=goal_of(document, f"share of a micro-batch, {names[1]}"),
+                goal_text="line: the goal, at most",
+                better="less",
+            ),
+        ],
+    )
+
+
+def store_writers(document: Mapping[str, Any]) -> Plot:
+    """Several connections into PostgreSQL beside one."""
+    commits = document["commits"]
+    sizes = {f"{int(rows):,} rows": ways for rows, ways in commits.items()}
+    one, *others = next(iter(sizes.values()))
+    return Plot(
+        title="Large batches into PostgreSQL",
+        panels=[
+            Bars(
+                title=f"A commit by {', '.join(others)}, to one connection",
+                unit="times the time",
+                groups={
+                    "": [
+                        Bar(name=size, values=ways[other]["ratios"], ours=True)
+                        for size, ways in sizes.items()
+                        for other in others
+                    ]
+                },
+                goal=1.0,
+                goal_text=f"line: {one}",
+                better="less",
+            ),
+            Bars(
+                title="A commit",
+                unit="s",
+                groups={
+                    size: [
+                        Bar(name=way, values=found["s"], ours=way != one)
+                        for way, found in ways.items()
+                    ]
+                    for size, ways in sizes.items()
+                },
+                better="less",
+                log=True,
+            ),
+        ],
+    )
+
+
+def query(document: Mapping[str, Any]) -> Plot:
+    """The overview's question, put to the API and to DuckDB over the raw events."""
+    title = "The overview, asked of the API"
+    if "ms" not in document:
+        return of_goals(title, document)
+    limits = [float(each["limit"]) for each in document.get("goals", [])]
+    bars = [
+        Bar(name=name, values=values, ours="DuckDB" not in name)
+        for name, values in document["ms"].items()
+    ]
+    panel = Bars(
+        title="500 services over 24 hours, until all of the answer is there",
+        unit="ms",
+        groups={"": bars},
+        goal=limits[0] if limits else None,
+        goal_text="line: the goal, at most" if limits else "",
+        better="less",
+        log=max(bar.middle for bar in bars) > 20 * min(bar.middle for bar in bars),
+    )
+    return Plot(title=title, panels=[panel])
