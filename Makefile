@@ -2,7 +2,7 @@
 #
 # All of them need Python 3.11 or newer, make, and a package registry that pip can reach. What they
 # install goes into .venv, from requirements/*.lock: exact versions, each checked against its hash.
-# Spark needs Java 17 or newer besides, and some tests PostgreSQL, Prometheus, or Maven for Kafka's jars:
+# Spark needs Java 17 or newer besides, and some tests PostgreSQL, Prometheus, Chromium, or Maven for Kafka's jars:
 # scripts/system-packages.sh finds them or, as root where there is apt-get, installs them.
 
 # The first Python that is new enough. To name another one: make test PYTHON=/path/to/python3
@@ -31,7 +31,7 @@ PACKAGE := $(VENV)/.package-editable
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run queues test bench lint format lock build dist clean
+.PHONY: help run queues test docs bench lint format lock build dist clean
 # Two pips must not write to one environment at once, so `make -j` changes nothing here.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -52,9 +52,14 @@ test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
 	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
 	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
 	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start one are skipped" >&2
+	@$(FIND_CHROMIUM) || echo "==> without chromium, the tests of the pages $(if $(CI),fail,are skipped)" >&2
 	@$(KAFKA_JARS) || echo "==> without its jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
 	@$(SPARK_ARCHIVE)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) $(ARGS)
+
+docs: $(VENV)/.test-installed ## make the site of the documentation, in build/site
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "==> build/site/index.html"
 
 bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure every part against its peers
 	@$(BIN)/python -m benchmarks.queue $(ARGS)
@@ -65,6 +70,7 @@ ifneq ($(wildcard benchmarks/pipeline.py),)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.pipeline $(ARGS)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.ingest $(ARGS)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.export $(ARGS)
+	@$(BIN)/python -m benchmarks.query $(ARGS)
 endif
 
 lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports
@@ -89,7 +95,8 @@ UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
 	--custom-compile-command 'make lock'
-RUN_EXTRAS := --extra cli --extra demo --extra otlp --extra postgres --extra spark --extra spool
+RUN_EXTRAS := --extra cli --extra demo --extra export --extra kafka --extra otlp --extra postgres \
+	--extra spark --extra spool --extra web
 
 lock: $(VENV)/.uv-$(UV_VERSION) ## remake requirements/*.lock (UPGRADE=1: with the newest versions)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) $(RUN_EXTRAS) --group lint -o requirements/dev.lock
@@ -156,8 +163,9 @@ FIND_JAVA = [ "$${JAVA_HOME:-}" = "$$(cat $(VENV)/.java-home 2>/dev/null)" ] || 
 FIND_POSTGRES = $(call find,postgres,initdb)
 FIND_PROMETHEUS = $(call find,prometheus,prometheus)
 FIND_MAVEN = $(call find,maven,mvn)
+FIND_CHROMIUM = $(call find,chromium,chromium)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
-	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin"
+	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
 
 # Kafka's jars lie in a cache outside of the repository (see tests/kafka_jars.py): Maven is needed once.
 KAFKA_JARS = [ ! -f tests/kafka_jars.py ] || $(BIN)/python -m tests.kafka_jars --there || { \

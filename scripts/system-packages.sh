@@ -5,6 +5,7 @@
 #   scripts/system-packages.sh postgres   a folder whose bin/initdb makes PostgreSQL databases
 #   scripts/system-packages.sh prometheus a folder whose bin/prometheus is a Prometheus server
 #   scripts/system-packages.sh maven      a folder whose bin/mvn fetches jars
+#   scripts/system-packages.sh chromium   a folder whose bin/chromium is a browser
 #
 # What is found is left as it is. What is not is installed where that takes no question: as root, with
 # apt-get. Everywhere else: what to install goes to standard error, and the exit code is 1.
@@ -65,6 +66,12 @@ find_maven() {
 	dirname "$(dirname "$program")"
 }
 
+find_chromium() {
+	program=$(command -v chromium) || return 1
+	[ "$(basename "$(dirname "$program")")" = bin ] || return 1
+	dirname "$(dirname "$program")"
+}
+
 # install WHY PACKAGE...: the first of the packages that this Debian or Ubuntu has.
 install() {
 	why=$1
@@ -122,8 +129,16 @@ maven)
 	say "  Fedora:          sudo dnf install maven"
 	say "  macOS:           brew install maven"
 	;;
+chromium)
+	find_chromium && exit
+	install "the tests of the pages drive a browser of their own" chromium && find_chromium && exit
+	say "Chromium was not found: no folder bin on the PATH has it."
+	say "  Debian:          sudo apt-get install --no-install-recommends chromium"
+	say "  Fedora:          sudo dnf install chromium"
+	say "  macOS:           brew install --cask chromium, and put a link named chromium on the PATH"
+	;;
 *)
-	say "usage: $0 java|postgres|prometheus|maven"
+	say "usage: $0 java|postgres|prometheus|maven|chromium"
 	exit 2
 	;;
 esac

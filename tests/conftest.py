@@ -34,7 +34,8 @@ settings.load_profile("untimed")
 SLOW_FIRST = (
     *("test_pipeline_kill", "test_pipeline_kafka", "test_pipeline_remove", "test_road_kill"),
     *("test_pipeline_dedup", "test_pipeline_cluster", "test_pipeline_any_split"),
-    *("test_road_full_spool", "test_pipeline_exact"),
+    *("test_road_full_spool", "test_pipeline_exact", "test_export_kill", "test_web_whole"),
+    *("test_cli_stream", "test_run_kafka"),
 )
 """Files that take a minute or more: begun last, they would keep one process busy alone."""
 

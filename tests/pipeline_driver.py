@@ -74,6 +74,7 @@ def main(given: dict[str, Any]) -> None:
                 on_batch=_tell,
                 dedup_s=given.get("dedup_s"),
                 remove_read=given.get("remove_read", False),
+                outbox=given.get("outbox", False),
             )
         )
         pipeline.run_available()

@@ -80,8 +80,26 @@ EVERY_SOURCE = (
 Stored = dict[tuple[str, str, int, str], Any]
 
 
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""A test's batches have a few rows: compiling them takes longer than running them."""
+
+
 def pipeline(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
-    """A pipeline in ``folder``: spool, store, checkpoint, quarantine all lie there."""
+    """A pipeline in ``folder``: spool, store, checkpoint, quarantine all lie there.
+
+    Spark interprets its plans, which is quicker for so few rows. Where values are the question, the
+    plans are compiled, as they are in earnest: :func:`compiled`.
+    """
+    given.setdefault("spark_conf", INTERPRETED)
+    return compiled(spark, folder, **given)
+
+
+def compiled(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
+    """The same with Spark as it comes."""
     given.setdefault("oal", EVERY_FUNCTION)
     given.setdefault("spool", folder / "spool")
     given.setdefault("store", f"sqlite:///{folder / 'metrics.db'}")

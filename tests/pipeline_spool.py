@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle.generate import random_events, random_spans, write_segments
-from tests.pipeline_kit import START
+from tests.pipeline_kit import INTERPRETED, START
 
 # Every function, over sources that come typed, from spans, and from both.
 OAL = """
@@ -38,13 +38,7 @@ database = from(DatabaseAccess.latency).longAvg();
 """
 TYPED = ("Endpoint", "ServiceInstanceJVMCPU", "ServiceInstanceJVMGC")
 
-QUICK_SPARK = {
-    # There are a handful of batches of a few rows: compiling them takes longer than running them.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.memory": "512m",
-}
+QUICK_SPARK = {**INTERPRETED, "spark.driver.memory": "512m"}
 
 
 def spool(folder: Path, rng: random.Random, *, typed: int, spans: int) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ class Road:
         self._home = home
         self._log = home.folder.parent
         self._command = [
-            *(sys.executable, "-m", "batchmill", "run", f"--home={home.folder}"),
+            *(sys.executable, "-m", "batchmill", "run", "--no-web", f"--home={home.folder}"),
             *(f"--http-port={ports[0]}", f"--grpc-port={ports[1]}"),
             *("--master=local[2]", "--dedup=10m", "--trigger=0.2", "--drain=100"),
             f"--oal={script}",

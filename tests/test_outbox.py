@@ -280,6 +280,22 @@ def test_a_file_that_was_changed_is_told(tmp_path: Path) -> None:
                 list(one.outbox.read(batch.outgoing.path))
 
 
+def test_a_file_that_cannot_be_removed_ends_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told, the others go, and it goes with the next claim of its stream."""
+    one = mill(tmp_path)
+    with one.store:
+        for number in range(2):
+            one.commit(*measurements(number))
+        stuck, other = one.files()
+        (one.outbox.folder / stuck).unlink()
+        (one.outbox.folder / stuck).mkdir()
+        one.outbox.remove([stuck, other])
+    assert one.files() == [stuck]
+    assert f"{stuck} stays until" in caplog.text
+
+
 def test_there_is_no_outbox_where_no_pipeline_made_one(tmp_path: Path) -> None:
     """And the error says what to do."""
     with pytest.raises(NoOutboxError, match="--outbox"):

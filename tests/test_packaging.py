@@ -71,6 +71,11 @@ import batchmill.export
 for name in batchmill.export.__all__:
     getattr(batchmill.export, name)
 """,
+    "web": """
+import batchmill.web
+for name in batchmill.web.__all__:
+    getattr(batchmill.web, name)
+""",
     "spark": """
 import batchmill.spark
 for name in batchmill.spark.__all__:
@@ -174,7 +179,11 @@ def test_wheel_is_typed(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["oal/core.oal", "sources/catalog.json", "spark/log4j2.properties"]
+    "file",
+    [
+        *("oal/core.oal", "sources/catalog.json", "spark/log4j2.properties"),
+        *("web/static/index.html", "web/static/js/main.js", "web/static/vendor/uplot/LICENSE"),
+    ],
 )
 def test_wheel_carries_the_data(wheel: Path, file: str) -> None:
     """The files that batchmill reads at run time are in the wheel."""

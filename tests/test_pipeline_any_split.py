@@ -19,7 +19,7 @@ from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
-from tests.pipeline_kit import START, Stored, differences, expected, pipeline
+from tests.pipeline_kit import START, Stored, compiled, differences, expected
 from tests.pipeline_runs import (
     EVERY_FUNCTION_OF_TWO,
     TWO_SOURCES,
@@ -66,7 +66,7 @@ def in_pieces(
         folder = Path(made)
         deal(events, folder / "spool", pieces, seed)
         oal = EVERY_FUNCTION_OF_TWO
-        with pipeline(spark, folder, oal=oal, settings=ONE_AT_A_TIME) as running:
+        with compiled(spark, folder, oal=oal, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) >= pieces
             return contents(running.store)
 
@@ -84,7 +84,7 @@ def in_one_batch(
     """The store after all events at once."""
     folder = tmp_path_factory.mktemp("once")
     deal(events, folder / "spool", 1)
-    with pipeline(spark, folder, oal=EVERY_FUNCTION_OF_TWO) as running:
+    with compiled(spark, folder, oal=EVERY_FUNCTION_OF_TWO) as running:
         assert len(running.run_available()) == 1
         return contents(running.store)
 
@@ -118,7 +118,7 @@ def test_fifty_batches_make_the_same_store(
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         deal({"Endpoint": events["Endpoint"]}, folder / "spool", 50, 5)
-        with pipeline(spark, folder, oal=UNFILTERED, settings=ONE_AT_A_TIME) as running:
+        with compiled(spark, folder, oal=UNFILTERED, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) == 50
             states, values = contents(running.store)
     names = {each.name for each in load(UNFILTERED)}
@@ -138,7 +138,7 @@ def test_spans_of_one_trace_may_come_in_different_batches(
     made = spans_to_events(spans)
     with tempfile.TemporaryDirectory() as folder:
         deal({"Span": spans}, Path(folder) / "spool", pieces, seed)
-        with pipeline(spark, Path(folder), oal=OF_SPANS, settings=ONE_AT_A_TIME) as running:
+        with compiled(spark, Path(folder), oal=OF_SPANS, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) == pieces
             running.settle(everything=True)
             _, values = contents(running.store)
@@ -159,7 +159,7 @@ def test_waiting_spans_survive_a_restart_between_batches(
     others = [each for each in spans if each["kind"] != "SERVER"]
     for number, rows in enumerate((served, others)):
         write_segment(tmp_path / "spool", "Span", rows, str(number), number)
-        with pipeline(spark, tmp_path, oal=OF_SPANS) as running:
+        with compiled(spark, tmp_path, oal=OF_SPANS) as running:
             assert len(running.run_available()) == 1
             if number:
                 running.settle(everything=True)
@@ -175,7 +175,7 @@ def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_pa
         for number in range(2)
     ]
     settled: list[object] = []
-    with pipeline(spark, tmp_path, oal=OF_SPANS) as running:
+    with compiled(spark, tmp_path, oal=OF_SPANS) as running:
         with running._claimed(running.name, running.checkpoint) as (writer, _):
             writer.write(0, paths=lambda: paths[:1])
             housekeeper = threading.Thread(
@@ -202,7 +202,7 @@ def test_spans_wait_no_longer_than_they_should(spark: SparkSession, tmp_path: Pa
     """After span_wait_s the next batch lets go of what came before it, in passing."""
     spans = random_spans(4, 60, start=START, days=1)
     now = [1_000_000_000.0 + START.timestamp()]
-    with pipeline(spark, tmp_path, oal=OF_SPANS, clock=lambda: now[0]) as running:
+    with compiled(spark, tmp_path, oal=OF_SPANS, clock=lambda: now[0]) as running:
         write_segment(tmp_path / "spool", "Span", spans[:30], "0", 0)
         running.run_available()
         assert running.settle() is None

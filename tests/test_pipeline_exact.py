@@ -25,9 +25,9 @@ from tests.pipeline_kit import (
     EVERY_FUNCTION,
     EVERY_SOURCE,
     START,
+    compiled,
     differences,
     expected,
-    pipeline,
     spool,
     stored,
 )
@@ -71,7 +71,7 @@ def every_run(
     events = every_events(7, EVERY_SOURCE, 300)
     spool(events, folder / "spool", 3)
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    with pipeline(spark, folder, settings=settings) as running:
+    with compiled(spark, folder, settings=settings) as running:
         running.run_available()
         yield running, events
 
@@ -85,7 +85,7 @@ def span_run(
     spans = random_spans(7, 400, start=START, days=2)
     spool({"Span": spans}, folder / "spool", 3)
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    with pipeline(spark, folder, oal=CORE, settings=settings) as running:
+    with compiled(spark, folder, oal=CORE, settings=settings) as running:
         running.run_available()
         running.settle(everything=True)
         yield running, spans
@@ -164,7 +164,7 @@ def test_top_n_keeps_no_more_than_n(spark: SparkSession, tmp_path: Path) -> None
         write_segment(tmp_path / "spool", "Span", rows, str(number), number)
     settings = PipelineSettings(ttl_days=365, top_n=2, max_batch_files=1)
     oal = "cpm = from(DatabaseAccess.*).cpm();"
-    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
+    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         assert len(running.run_available()) == 2
         found = top_of(running.store)
     assert max(len(each) for each in found.values()) == 2
@@ -180,7 +180,7 @@ def test_events_and_spans_on_postgresql_equal_the_oracle(
     spool({**events, "Span": spans}, tmp_path / "spool", 2)
     oal = EVERY_FUNCTION_OF_TWO + "db = from(DatabaseAccess.latency).percentile2(10);"
     settings = PipelineSettings(ttl_days=365, max_batch_files=3)
-    with pipeline(spark, tmp_path, oal=oal, store=postgres_url, settings=settings) as running:
+    with compiled(spark, tmp_path, oal=oal, store=postgres_url, settings=settings) as running:
         assert len(running.run_available()) == 2
         assert running.settle(everything=True) is not None
         made = spans_to_events(spans).events
@@ -207,7 +207,7 @@ def test_a_users_own_event_type_goes_all_the_way(spark: SparkSession, tmp_path: 
     weight = from(Receipt.weight).doubleAvg();
     paid = from(Receipt.*).percent(paid == true);
     """
-    with pipeline(spark, tmp_path, oal=oal) as running:
+    with compiled(spark, tmp_path, oal=oal) as running:
         running.run_available()
         values = {
             each.name: [value.value for value in running.store.values(each, grain=Grain.DAY)]
@@ -240,7 +240,7 @@ def test_a_users_field_may_have_any_name(spark: SparkSession, tmp_path: Path) ->
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "0.parquet")
     oal = "a = from(Odd.n).filter(s0 == true).sum(); b = from(Odd.w0).max();"
-    with pipeline(spark, tmp_path, oal=oal) as running:
+    with compiled(spark, tmp_path, oal=oal) as running:
         running.run_available()
         assert [each.value for each in running.store.values("a")] == [5]
         assert [each.value for each in running.store.values("b")] == [6]
@@ -254,7 +254,7 @@ def test_late_and_unused_rows_are_counted(spark: SparkSession, tmp_path: Path) -
     tolerated = [{**each, "time": newest - timedelta(minutes=5)} for each in new[:4]]
     write_segment(tmp_path / "spool", "Endpoint", new, "0")
     write_segment(tmp_path / "spool", "Service", random_events(1, ["Service"], 5)["Service"])
-    with pipeline(spark, tmp_path, oal=SMALL) as running:
+    with compiled(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         assert counted(running.store, "late") == {}
         write_segment(tmp_path / "spool", "Endpoint", old + tolerated, "1")
@@ -276,7 +276,7 @@ def test_apdex_takes_the_threshold_of_the_service(spark: SparkSession, tmp_path:
     thresholds = {"gateway": 10, "支付服务": 2000}
     oal = "apdex = from(Endpoint.latency).apdex(serviceName, status);"
     settings = PipelineSettings(ttl_days=365, apdex_ms=thresholds)
-    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
+    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
         found = stored(running.store)
     wanted: dict[Any, Any] = dict(expected_metrics(oal, {"Endpoint": rows}, thresholds))
@@ -298,7 +298,7 @@ def test_more_conditions_than_a_number_has_bits(
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
+    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
         found = stored(running.store)
     wanted = expected_of(rows, oal)
@@ -353,7 +353,7 @@ def test_rows_that_stand_for_many(
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
     settings = PipelineSettings(ttl_days=365, small_batch_rows=0)
-    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
+    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
         found = stored(running.store)
     assert ways == {way}

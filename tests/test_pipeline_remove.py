@@ -87,6 +87,14 @@ def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_
         told = progress(tmp_path)
         assert (told["rows"], told["spans"], told["unread_segments"]) == (60, 0, 0)
         assert told["committed_at"] == running.progress().committed_at
+        (times,) = told["batches"]  # of this stream's life
+        assert (times["batch"], times["rows"], times["segments"]) == (2, 20, 1)
+        assert list(times["phases"]) == ["read", "spans", "l1", "deltas", "commit", "upkeep"]
+        assert all(each >= 0 for each in times["phases"].values())
+        whole = sum(times["phases"].values())
+        assert whole > 0
+        assert times["seconds"] == pytest.approx(whole)
+        assert report.spark_s + report.store_s <= sum(report.phases.values())
     assert left(tmp_path) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.spark import Pipeline
-from batchmill.spark._session import _collector
+from batchmill.spark._session import _collector, _memory
 from tests.jvm import jvm_options
 from tests.pipeline_kit import pipeline
 from tests.pipeline_life import ROOT
@@ -131,3 +131,12 @@ def test_a_garbage_collector_that_somebody_chose_stays(variable: str) -> None:
     assert "-XX:+UseParallelGC" in _collector({})
     assert "-XX:+UseParallelGC" in _collector({variable: "-Xss4m -XX:+UseStringDeduplication"})
     assert _collector({variable: "-Xss4m -XX:+UseZGC"}) == []
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    """Its own limit counts where there is one; "max" and a file that is not there are none."""
+    limits = [tmp_path / name for name in ("limit", "none", "missing")]
+    limits[1].write_text("max\n")
+    whole = _memory(limits)
+    limits[0].write_text(f"{2**30}\n")
+    assert (_memory(limits), whole > 2**30) == (2**30, True)

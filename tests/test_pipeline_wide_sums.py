@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from batchmill.sources import Grain
 from batchmill.store import open_store
-from tests.pipeline_kit import pipeline
+from tests.pipeline_kit import compiled
 from tests.pipeline_runs import endpoint_events, sqlite, write_segment
 
 SCRIPT = """
@@ -42,7 +42,7 @@ def test_sums_outgrow_64_bits(spark: SparkSession, tmp_path: Path) -> None:
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows, str(number), number)
         write_segment(tmp_path / "spool", "ServiceInstanceJVMCPU", cpu, str(number), number)
-        with pipeline(spark, tmp_path, oal=SCRIPT) as running:
+        with compiled(spark, tmp_path, oal=SCRIPT) as running:
             running.run_available()
     with open_store(sqlite(tmp_path)) as store:
         assert [each.value for each in store.values("total")] == [

@@ -19,6 +19,7 @@ import batchmill.sources
 import batchmill.spool
 import batchmill.store
 import batchmill.testing
+import batchmill.web
 
 QUEUE = {
     "BatchQueue",
@@ -28,12 +29,14 @@ QUEUE = {
     "BufferStrategy",
     "DrainBalancer",
     "HandlerConsumer",
+    "PartitionMove",
     "PartitionPolicy",
     "PartitionSelector",
     "PartitionStats",
     "ThreadLoad",
     "ThreadPolicy",
     "default_manager",
+    "snapshot_queues",
 }
 ERRORS = {
     "BatchmillError",
@@ -79,7 +82,9 @@ BATCHER = {
     "Outcome",
     "RetryPolicy",
     "SystemClock",
+    "WorkerLoad",
     "bisect",
+    "snapshot_batchers",
 }
 FLOWS = {
     "Backpressure",
@@ -169,9 +174,15 @@ OAL = {
 }
 KAFKA = {
     "Behind",
+    "JavaOptions",
+    "KafkaLoginError",
     "KafkaReadError",
+    "Trouble",
     "behind",
+    "check_options",
     "check_readable",
+    "hide_secrets",
+    "java_options",
     "DESCRIPTOR_SET",
     "FOREIGN",
     "KafkaAddress",
@@ -197,6 +208,7 @@ SPOOL = {
     "EventBatch",
     "Judgement",
     "Level",
+    "Measure",
     "MissingSpoolError",
     "Overloaded",
     "SPAN_COLUMNS",
@@ -215,8 +227,10 @@ STORE = {
     "Batch",
     "BatchGapError",
     "BucketValues",
+    "Buckets",
     "Carry",
     "Cell",
+    "CellRows",
     "CheckpointMismatchError",
     "Claim",
     "CommitResult",
@@ -231,12 +245,14 @@ STORE = {
     "LayoutChangedError",
     "MetricConflictError",
     "MissingDriverError",
+    "Named",
     "NamesClashError",
     "NotAStoreError",
     "OutboxDepth",
     "OutboxFile",
     "Outgoing",
     "RetryPolicy",
+    "Snapshot",
     "StaleCarryError",
     "StateRow",
     "StatementRow",
@@ -293,9 +309,21 @@ EXPORT = {
     "SeriesLimits",
     "StoreUnreadableError",
     "Target",
+    "by_label",
+    "complete_minute",
+    "entity_labels",
+    "help_text",
+    "forget_exporter",
     "open_sender",
     "remote_address",
+    "series_names",
     "to_otlp",
+}
+WEB = {
+    "MissingWebError",
+    "WebServer",
+    "WebSettings",
+    "make_app",
 }
 TESTING = {
     "ManualClock",
@@ -313,6 +341,7 @@ PROMISED = [
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
     pytest.param(batchmill.export, EXPORT, id="batchmill.export"),
+    pytest.param(batchmill.web, WEB, id="batchmill.web"),
     pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]
 

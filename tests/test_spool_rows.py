@@ -113,7 +113,7 @@ def test_a_row_that_does_not_fit_fails_alone(wrong: dict[str, Any]) -> None:
     table, bad = table_of("Endpoint", batches, convert)
     assert table is not None
     assert (table.num_rows, list(bad)) == (2, [1])
-    assert "batchmill sources Endpoint" in str(bad[1])
+    assert "docs/sources.md" in str(bad[1])
 
 
 def test_spans_that_do_not_fit_fail_alone(tmp_path: Path) -> None:

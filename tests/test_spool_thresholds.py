@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,28 @@ def test_the_worst_counts(load: dict[str, Any], level: Level) -> None:
     judgement = Thresholds(SETTINGS).judge(CALM._replace(**load))
     assert judgement.level is level
     assert bool(judgement.why) is (level >= Level.CRITICAL)
+
+
+@pytest.mark.parametrize("field", ["rows", "bytes", "unread"])
+@pytest.mark.parametrize("capacity", [1, 7, 100, 1999])
+def test_measures_tell_where_levels_begin(field: str, capacity: int) -> None:
+    """To the row and the byte: one less is a lower level."""
+    settings = dataclasses.replace(SETTINGS, capacity_rows=capacity, capacity_bytes=capacity)
+    thresholds = Thresholds(settings)
+    number = ("rows", "bytes", "unread").index(field)
+    measure = thresholds.measures(CALM)[number]
+    assert measure.value == 0
+    for level, begins in (
+        (Level.WARNING, measure.warning),
+        (Level.CRITICAL, measure.critical),
+        (Level.CRITICAL_PLUS, measure.critical_plus),
+    ):
+        there: dict[str, Any] = {field: begins}
+        before: dict[str, Any] = {field: begins - 1}
+        load = CALM._replace(**there)
+        assert thresholds.level(load) >= level
+        assert thresholds.level(CALM._replace(**before)) < level
+        assert thresholds.measures(load)[number].value == begins
 
 
 def test_a_refusal_says_why_and_for_how_long() -> None:

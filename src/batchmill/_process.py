@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 
 class Tracked(Protocol):
@@ -36,6 +36,8 @@ class Tracked(Protocol):
         ...
 
 
+T = TypeVar("T")
+
 _lock = threading.Lock()
 _tracked: weakref.WeakSet[Any] = weakref.WeakSet()
 _kept: set[Any] = set()
@@ -48,6 +50,12 @@ def track(thing: Tracked) -> None:
     with _lock:
         _tracked.add(thing)
     _hook_multiprocessing_child()
+
+
+def tracked(kind: type[T]) -> list[T]:
+    """All of a kind that is taken care of now, in no order."""
+    with _lock:
+        return [thing for thing in _tracked if isinstance(thing, kind)]
 
 
 def keep(thing: Tracked) -> None:
