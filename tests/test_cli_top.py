@@ -137,6 +137,20 @@ def test_all_that_the_page_has_is_drawn(width: int) -> None:
         assert each in text, each
 
 
+@pytest.mark.parametrize(("messages", "said"), [(1234, "1,234"), (None, "not known")])
+def test_a_topic_stands_in_the_spools_place(messages: int | None, said: str) -> None:
+    """With what waits in it, as far as the pipeline has told; no spool is spoken of."""
+    found = told(topic={"address": "kafka://a:1/t", "messages": messages}, queues=[])
+    del found["spool"]
+    history = History()
+    for at in (NOW, NOW + 1):
+        history.add(found | {"at": at})
+    text = shown(found, Sheet(160), history)
+    assert "spool" not in text
+    road, below = re.search(r"^.*senders.*topic.*$\n^.*$", text, re.MULTILINE)[0].splitlines()  # type: ignore[index]
+    assert below[road.index("topic") :].startswith(said)
+
+
 @pytest.mark.parametrize("width", [40, 80, 119, 120, 160, 300])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """A line that is wrapped would tear the picture apart."""

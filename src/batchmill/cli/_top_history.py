@@ -30,9 +30,12 @@ class History:
     def __init__(self, rate_s: float = 10.0, looks: int = 240) -> None:
         self._rate_s = rate_s
         self.moments: deque[Moment] = deque(maxlen=looks)
+        self.has_spool = True
+        """Whether segments wait between ingest and pipeline; else they are messages of a topic."""
 
     def add(self, told: Told) -> None:
         """Note a look."""
+        self.has_spool = "topic" not in told
         ingest, pipeline = told.get("ingest", {}), told.get("pipeline", {})
         pid = ingest.get("pid", 0)
         if self.moments and self.moments[-1].ingest != pid:  # another life counts from 0

@@ -123,7 +123,6 @@ def _stops(told: Told, history: History) -> list[tuple[str, str, tuple[str, str,
     runs = told.get("health") != "down"
     refused = sum(ingest.get("refused_requests", {}).values())
     requests = sum(ingest.get("requests", {}).values())
-    spool = told.get("spool", {})
     last = told.get("last_batch")
     newest = (told.get("batches") or [{}])[-1]
     committed = told.get("committed_at")
@@ -154,15 +153,7 @@ def _stops(told: Told, history: History) -> list[tuple[str, str, tuple[str, str,
             LEVELS.get(level, "") + " bold",
             (f"{short(told.get('queue_rows', 0))} spans", f"{full:.1f} % full", level.lower()),
         ),
-        (
-            "spool",
-            "bold",
-            (
-                f"{short(spool.get('segments', 0))} files",
-                size(spool.get("bytes", 0)),
-                f"lag {seconds(told.get('lag_s', 0.0))}",
-            ),
-        ),
+        _between(told),
         (
             "Spark",
             _style(told, "pipeline"),
@@ -184,13 +175,29 @@ def _stops(told: Told, history: History) -> list[tuple[str, str, tuple[str, str,
     ]
 
 
+def _between(told: Told) -> tuple[str, str, tuple[str, str, str]]:
+    """What lies between ingest and pipeline: a spool, or a topic."""
+    lag = f"lag {seconds(told.get('lag_s', 0.0))}"
+    if "topic" in told:
+        messages = told["topic"].get("messages")
+        known = "not known" if messages is None else short(messages)
+        return "topic", "bold", (known, "unread", lag)
+    spool = told.get("spool", {})
+    files = f"{short(spool.get('segments', 0))} files"
+    return "spool", "bold", (files, size(spool.get("bytes", 0)), lag)
+
+
 def minutes(history: History, sheet: Sheet) -> list[Text]:
     """What changes, as lines of the past."""
     seen = list(history.moments)
     rows: list[tuple[str, list[float], str]] = [
         ("spans/s", history.came(), short(history.came_per_s() or 0)),
         ("queue", [float(each.queue) for each in seen], f"{short(seen[-1].queue)} spans"),
-        ("spool", [float(each.spool_bytes) for each in seen], size(seen[-1].spool_bytes)),
+        *(
+            [("spool", [float(each.spool_bytes) for each in seen], size(seen[-1].spool_bytes))]
+            if history.has_spool
+            else []
+        ),
         ("lag", [each.lag_s for each in seen], seconds(seen[-1].lag_s)),
     ]
     lines = []
