@@ -21,7 +21,7 @@ from batchmill.cli._config import (
     load,
     resolve,
 )
-from batchmill.cli._run import check
+from batchmill.cli._run_check import check
 from batchmill.cli._run_home import Home
 from batchmill.cli._run_specs import demo_spec, ingest_spec, pinned, pipeline_spec
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from batchmill._errors import ConfigError
 from batchmill.cli import _parser, _status
 from batchmill.cli._config import UnknownSettingError, lines, resolve
-from batchmill.cli._run import check
+from batchmill.cli._run_check import check
 from batchmill.cli._run_figures import Picture, Waiting, read_counted, waiting_of, what_waits
 from batchmill.cli._run_home import Home, HomeSourceError, read_json
 from batchmill.cli._run_specs import export_spec, ingest_spec, pipeline_spec

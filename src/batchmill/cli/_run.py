@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import os
 import sys
@@ -17,6 +16,7 @@ from batchmill._errors import BatchmillError, ConfigError
 from batchmill.cli import _export, _web
 from batchmill.cli._config import ConfigFileError, Settings, UnknownSettingError, add_options, load
 from batchmill.cli._run_balance import balance, read_sent
+from batchmill.cli._run_check import check
 from batchmill.cli._run_figures import (
     Picture,
     TableReader,
@@ -54,7 +54,6 @@ EXPORT_READ_S = 5.0
 """How long the end waits for exporters to send the rest; what is left waits for the next run."""
 EXPORT_END_S = 15.0
 """Their own limit for what is in hand is 5."""
-_OF_A_SPOOL = ("segment_rows", "unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb")
 WEB_START_S = 10.0
 """How long the first line waits for the pages' address."""
 WEB_END_S = 10.0
@@ -97,48 +96,6 @@ def run(given: argparse.Namespace) -> int:
         return _fail(error, 2)
     except BatchmillError as error:
         return _fail(error, 1)
-
-
-def check(settings: Settings, *, demo: bool) -> None:
-    """Find out what is missing before anything is started."""
-    from batchmill.spark import MissingSparkError, find_java
-
-    if importlib.util.find_spec("pyspark") is None:
-        raise MissingSparkError("pyspark is not installed")
-    find_java()
-    if demo and settings["tls_cert"]:
-        raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
-    _check_kafka(settings)
-    for each in (*settings["export_to"], settings["export_traces"], settings["export_logs"]):
-        if each is not None:
-            _export.check_extra(each)
-    if settings["token"] and settings["token_file"]:
-        raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
-    if not (settings["token"] or settings["token_file"] or settings["tls_client_ca"]):
-        from batchmill.ingest import Access
-
-        Access().check_bind(settings["bind"], settings["insecure"])
-
-
-def _check_kafka(settings: Settings) -> None:
-    from batchmill.kafka import MissingKafkaError, java_options, read_options
-
-    options: dict[str, str] = {}
-    if (file := settings.path("kafka_config")) is not None:
-        try:
-            options = read_options(file)
-        except OSError as error:
-            what = f"a file that can be read ({error.strerror})"
-            raise ConfigError("kafka_config", str(file), what) from None
-    if not settings["kafka"]:
-        return
-    java_options(options)  # the pipeline reads with that client
-    if importlib.util.find_spec("confluent_kafka") is None:
-        raise MissingKafkaError("confluent_kafka is not installed")
-    for name in _OF_A_SPOOL:
-        if settings.chosen[name].origin != "default":
-            allowed = "left out with kafka: a topic has no segments, and its retention bounds it"
-            raise ConfigError(name, settings[name], allowed)
 
 
 class StopNow(Exception):
