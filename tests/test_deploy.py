@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,8 +24,6 @@ from batchmill.kafka import KafkaAddress
 from tests import deploy_kit as kit
 
 KUBERNETES = "1.32"
-COMING = {"web"}
-"""Commands that deploy/ may use before batchmill has them."""
 TOOLS = Path(sys.executable).parent
 VARIABLES = {
     *(each.variable for each in _config.SETTINGS),
@@ -48,13 +45,6 @@ def _tool(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed: pip install --group deploy")
     return found
-
-
-def _subcommands() -> set[str]:
-    (actions,) = [
-        each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)
-    ]
-    return set(actions.choices)
 
 
 # What linters say.
@@ -165,8 +155,6 @@ def test_every_command_is_one_that_batchmill_takes(
     arguments = list(command.arguments)
     if arguments == ["--version"]:
         return
-    if arguments[0] in COMING - _subcommands():
-        pytest.skip(f"batchmill {arguments[0]} is not there yet")
     try:
         cli._parser().parse_args(arguments)
     except SystemExit:
@@ -349,11 +337,10 @@ def test_the_connector_to_kafka_is_the_one_that_is_tested() -> None:
 
 def test_files_that_compose_mounts_are_there() -> None:
     """Every file that a service mounts from this folder is in it, but for what the user makes."""
-    coming = {"./grafana/batchmill.json"}  # with the pages
     for where, service in kit.services():
         for each in service.get("volumes", []):
             source = each.partition(":")[0]
-            if source.startswith("./") and source not in coming:
+            if source.startswith("./"):
                 assert (kit.DEPLOY / source).exists(), f"{where}: {source}"
 
 
