@@ -20,6 +20,8 @@ from tests.web_traffic import Call
 pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
 
+from playwright.sync_api import expect
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
@@ -81,7 +83,7 @@ def test_the_overview_shows_the_numbers_of_the_store(seen: Watched) -> None:
         "cart": ["5.0", "700 ms", "700 ms", "100.00 %", "0.50"],
     }
     lines = page.locator("table.services .spark .line")
-    assert lines.count() == 10
+    expect(lines).to_have_count(10)
     assert all((each.get_attribute("d") or "").count("L") == 59 for each in lines.all()[:2])
     keep_shot(page, "overview")
 
@@ -96,15 +98,15 @@ def test_services_are_sorted_by_a_button_in_each_header(seen: Watched) -> None:
     page.locator("table.services tbody tr:first-child", has_text="cart").wait_for()
     assert names(page) == ["cart", "shop"]
     head = page.get_by_role("columnheader", name="Average")
-    assert head.get_attribute("aria-sort") == "descending"
+    expect(head).to_have_attribute("aria-sort", "descending")
     page.keyboard.press("Enter")
     page.locator("table.services tbody tr:first-child", has_text="shop").wait_for()
-    assert head.get_attribute("aria-sort") == "ascending"
+    expect(head).to_have_attribute("aria-sort", "ascending")
     assert "sort=avg&order=asc" in page.url
     page.reload()
     table(page, "Services")
     assert names(page) == ["shop", "cart"]
-    assert head.get_attribute("aria-sort") == "ascending"
+    expect(head).to_have_attribute("aria-sort", "ascending")
 
 
 def test_services_are_searched_by_name(seen: Watched) -> None:
@@ -170,7 +172,7 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
     page.get_by_text("The values as a table").click()
     values = page.get_by_role("table", name="Values over time").locator("tbody tr")
-    assert values.count() == 60
+    expect(values).to_have_count(60)
     assert cells(values.first)[1:] == ["5.0", *["700 ms"] * 6, "100.00 %", "0.50"]
     keep_shot(page, "service")
 
@@ -188,7 +190,7 @@ def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
     assert sorted(boxes.locator("text:first-of-type").all_text_contents()) == [
         *("cart", "orders-db", "shop"),
     ]
-    assert page.locator(".map .edge").count() == 2
+    expect(page.locator(".map .edge")).to_have_count(2)
     left = [page.locator(".map a.node", has_text=each).bounding_box() for each in ("shop", "cart")]
     assert left[0] is not None
     assert left[1] is not None
@@ -281,9 +283,9 @@ def test_the_pipeline_page_says_that_nothing_runs(seen: Watched) -> None:
     """A run's folder that nobody uses: down, and what to do about it."""
     page = seen.open(PAGES["pipeline"])
     page.locator(".reasons", has_text="nothing runs: start batchmill run").wait_for()
-    assert page.locator(".verdict").inner_text() == "Down"
+    expect(page.locator(".verdict")).to_have_text("Down", use_inner_text=True)
     page.get_by_text("No micro-batch yet").wait_for()
-    assert page.locator(".station").count() == 6
+    expect(page.locator(".station")).to_have_count(6)
 
 
 def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Path) -> None:
@@ -307,18 +309,18 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         heat = queue.locator(".cell").evaluate_all("all => all.map(each => each.dataset.heat)")
         assert heat == ["0", "1", "2", "3", "4", *"0" * 35]
         summary = "40 partitions, 4 in use, the fullest 95 %"
-        assert queue.locator(".heat").get_attribute("aria-label") == summary
+        expect(queue.locator(".heat")).to_have_attribute("aria-label", summary)
         assert queue.locator(".threads li").all_inner_texts() == [
             "thread 0\n25 %",
             "thread 1\n75 %",
         ]
-        assert "14 moves by the balancer; last: 05:04:10 partition 3" in queue.inner_text()
-        assert "90 accepted, turned away: 3 full" in queue.inner_text()
+        expect(queue).to_contain_text("14 moves by the balancer; last: 05:04:10 partition 3")
+        expect(queue).to_contain_text("90 accepted, turned away: 3 full")
         gauge = page.locator(".gauge", has_text="Unread bytes")
-        assert "300 MiB" in gauge.inner_text()
-        assert gauge.locator(".fill.warn").count() == 1
-        assert page.locator(".back strong").inner_text() == "WARNING"
-        assert page.locator(".bars g").count() == 2
+        expect(gauge).to_contain_text("300 MiB")
+        expect(gauge.locator(".fill.warn")).to_have_count(1)
+        expect(page.locator(".back strong")).to_have_text("WARNING")
+        expect(page.locator(".bars g")).to_have_count(2)
         assert page.locator(".legend").inner_text().split("\n") == ["read 1.0 s", "commit 500 ms"]
         assert table(page, "Dropped, refused, left out") == {
             "rejected spans": ["no trace id", "12"],
@@ -326,7 +328,7 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         }
         assert table(page, "Requests") == {"http": ["ok", "40"]}
         number = page.locator(".station", has_text="OTLP").locator("dd").nth(1)
-        assert number.inner_text() == "1,000"
+        expect(number).to_have_text("1,000")
         write_json(home.ingest, ingest_told(received=2500))
         page.locator(".station dd", has_text="2,500").first.wait_for()
         keep_shot(page, "pipeline-told")

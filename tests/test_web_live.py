@@ -266,7 +266,7 @@ def test_a_server_ends_though_people_listen(url: str) -> None:
             await ready.wait()
             host, _, port = server.address.removeprefix("http://").rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"GET /api/v1/live HTTP/1.1\r\nHost: here\r\n\r\n")
+            writer.write(b"GET /api/v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             heard = await reader.readuntil(b"event: pipeline")
             began = time.monotonic()
             threading.Thread(target=server.stop).start()

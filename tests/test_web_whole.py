@@ -25,6 +25,8 @@ pytest.importorskip("grpc")
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("uvicorn")
 
+from playwright.sync_api import expect
+
 from batchmill.cli._run_figures import read_counted
 from batchmill.cli._run_home import Home, read_json
 from batchmill.oal import core_script
@@ -241,7 +243,7 @@ def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
         for id_ in of_day(store, f"service_relation_{side}_cpm", day)
     }
     assert {tuple(row[:2]) for row in shown_rows(page, "Who calls whom")} == relations
-    assert page.locator(".map .edge").count() == len(relations)
+    expect(page.locator(".map .edge")).to_have_count(len(relations))
     keep_shot(page, "whole-topology")
 
 
@@ -255,7 +257,7 @@ def _survives(seen: Watched, home: Home, traffic: Traffic) -> None:
     with changing(page, *ON_THE_ROAD):
         traffic.some()
     process = page.get_by_role("table", name="Processes").locator("tr", has_text="pipeline")
-    assert "SIGKILL" in process.inner_text()
+    expect(process).to_contain_text("SIGKILL")
     os.kill(pid_of(home, "web"), signal.SIGKILL)
     page.locator("#live:not([data-state=live])").wait_for()
     page.locator("#live[data-state=live]").wait_for(timeout=PATIENCE_S * 1000)
