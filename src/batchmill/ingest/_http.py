@@ -72,14 +72,19 @@ class Pages:
             raise Refused(_answers.wrong_method(request.method, method))
         return await page(request)
 
-    async def _traces(self, request: Request) -> Response:
-        intake = self._intake
+    def _admit(self, request: Request) -> str:
+        """The content type of a request that may be read."""
         if not self._access.allows(request.headers.get("authorization")):
             raise Refused(_answers.unauthenticated())
         given = request.headers.get("content-type", "")
         content_type = _answers.content_type_of(given)
         if content_type is None:
             raise Refused(_answers.wrong_content_type(given))
+        return content_type
+
+    async def _traces(self, request: Request) -> Response:
+        intake = self._intake
+        content_type = self._admit(request)
         with intake.admitted() as hold:
             await self._read(request, hold)
             encoding = request.headers.get("content-encoding", "")
@@ -91,12 +96,7 @@ class Pages:
     async def _logs(self, request: Request) -> Response:
         """Handed on as they came; they are stored nowhere."""
         intake = self._intake
-        if not self._access.allows(request.headers.get("authorization")):
-            raise Refused(_answers.unauthenticated())
-        given = request.headers.get("content-type", "")
-        content_type = _answers.content_type_of(given)
-        if content_type is None:
-            raise Refused(_answers.wrong_content_type(given))
+        content_type = self._admit(request)
         with intake.admitted() as hold:
             await self._read(request, hold)
             encoding = request.headers.get("content-encoding", "")
