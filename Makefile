@@ -167,17 +167,17 @@ FIND_CHROMIUM = $(call find,chromium,chromium)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
 	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
 
-# Kafka's jars lie in a cache outside of the repository (see tests/kafka_jars.py): Maven is needed once.
-KAFKA_JARS = [ ! -f tests/kafka_jars.py ] || $(BIN)/python -m tests.kafka_jars --there || { \
+# Kafka's jars lie in a cache outside of the repository (see tests/kit/kafka_jars.py): Maven is needed once.
+KAFKA_JARS = [ ! -f tests/kit/kafka_jars.py ] || $(BIN)/python -m tests.kit.kafka_jars --there || { \
 	{ $(FIND_MAVEN); } && echo "==> getting Kafka's jars from Maven Central" && \
-	$(WITH_SYSTEM) $(BIN)/python -m tests.kafka_jars; }
+	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.kafka_jars; }
 
-# Spark starts in half the time from an archive of its classes (see tests/jvm.py).
+# Spark starts in half the time from an archive of its classes (see tests/kit/jvm.py).
 ARCHIVE := $(VENV)/spark.jsa
-SPARK_ARCHIVE = [ ! -s $(VENV)/.java-home ] || [ ! -f tests/jvm.py ] || \
+SPARK_ARCHIVE = [ ! -s $(VENV)/.java-home ] || [ ! -f tests/kit/jvm.py ] || \
 	[ $(ARCHIVE) -nt $(VENV)/.run-installed -a $(ARCHIVE) -nt $(VENV)/.java-home ] || { \
 	echo "==> $(VENV): making a class archive, so that Spark starts quickly in the tests"; \
-	$(WITH_SYSTEM) $(BIN)/python -m tests.jvm $(ARCHIVE) || \
+	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm $(ARCHIVE) || \
 	echo "==> that failed; the tests go on without it" >&2; }
 
 clean: ## remove .venv and everything that was built or cached

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 from batchmill.flows import FlowConfig, FlowDispatcher
-from batchmill.flows._assign import Loaded
+from batchmill.flows.assign import Loaded
 
 BATCH_MAX = 128
 QUEUE_CAPACITY = 8_192

@@ -10,8 +10,8 @@ import heapq
 from statistics import quantiles
 
 from batchmill.flows import FlowConfig
-from batchmill.flows._assign import Assignment
-from batchmill.flows._router import Router
+from batchmill.flows.assign import Assignment
+from batchmill.flows.router import Router
 from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arrivals
 
 

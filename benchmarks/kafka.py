@@ -3,7 +3,7 @@
     python -m benchmarks.kafka [--quick]
 
 Real processes: senders, ``batchmill ingest``, ``batchmill pipeline`` on Spark, SQLite; and a broker
-of its own, with the jars of the tests (``python -m tests.kafka_jars``). No time is asserted.
+of its own, with the jars of the tests (``python -m tests.kit.kafka_jars``). No time is asserted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def measure(
     *, rounds: int, warm_up_s: float, steady_s: float, rate: float, flood_s: float
 ) -> Roads:
     """Take turns."""
-    from tests.kafka_kit import broker_missing, private_broker
+    from tests.kit.kafka import broker_missing, private_broker
 
     if (missing := broker_missing()) is not None:
         raise SystemExit(missing)
@@ -131,7 +131,7 @@ def measure(
 
 @contextlib.contextmanager
 def _road(topic: str | None) -> Iterator[tuple[Drive, int]]:
-    from tests.kafka_jars import spark_jars
+    from tests.kit.kafka_jars import spark_jars
 
     reads = () if topic is None else ("--source", topic, "--conf", f"spark.jars={spark_jars()}")
     to = () if topic is None else ("--to", topic)

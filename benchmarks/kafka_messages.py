@@ -22,7 +22,7 @@ import pyarrow as pa
 from batchmill.ingest import Limits, decode_traces
 from batchmill.kafka import KafkaSink, encode
 from batchmill.spool import SPAN_COLUMNS, SPAN_SOURCE, SpanBatch
-from batchmill.spool._rows import span_table
+from batchmill.spool.rows import span_table
 from benchmarks.ingest_bodies import bodies
 from benchmarks.machine import machine_line
 from benchmarks.report import Table, say

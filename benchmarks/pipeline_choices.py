@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from batchmill.oal import core_script
-from batchmill.spark import _batch
+from batchmill.spark.l2 import batch
 from benchmarks.pipeline_data import SEGMENTS, events_folder, part_of, spans_table
 from benchmarks.pipeline_ours import alternating, run_ours, scratch
 from benchmarks.pipeline_peers import BatchQuery
@@ -166,7 +166,7 @@ def _small(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path],
 def changed(change: Change) -> Iterator[None]:
     """The pipeline with the change."""
 
-    spread = _batch.BatchMaker._spread
+    spread = batch.BatchMaker._spread
 
     def spread_so(maker: Any, *given: Any) -> None:
         spread(maker, *given)
@@ -176,9 +176,9 @@ def changed(change: Change) -> Iterator[None]:
             maker._spark.conf.set("spark.sql.adaptive.enabled", str(change.adaptive).lower())
 
     with contextlib.ExitStack() as undo:
-        undo.enter_context(mock.patch.object(_batch.BatchMaker, "_spread", spread_so))
+        undo.enter_context(mock.patch.object(batch.BatchMaker, "_spread", spread_so))
         if not change.sliced:
-            undo.enter_context(mock.patch.object(_batch, "cut", return_value=[]))
+            undo.enter_context(mock.patch.object(batch, "cut", return_value=[]))
         if change.at_once is not None:
-            undo.enter_context(mock.patch.object(_batch, "_AT_ONCE", change.at_once))
+            undo.enter_context(mock.patch.object(batch, "_AT_ONCE", change.at_once))
         yield

@@ -22,9 +22,9 @@ from typing import Any
 from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
 from batchmill.store import Batch, Deltas, EntityRow, Layout, RetryPolicy, encode_numbers
-from batchmill.store._cells import Shape, shape
-from batchmill.store._postgres import PostgresStore
-from batchmill.store._writer_settings import WriterSettings
+from batchmill.store.cell import Shape, shape
+from batchmill.store.postgres.settings import WriterSettings
+from batchmill.store.postgres.store import PostgresStore
 from benchmarks.machine import machine, machine_line
 from benchmarks.report import Table, say, spread, write_json
 
@@ -186,7 +186,7 @@ def measure(urls: Iterator[str], sizes: Sequence[tuple[int, int]], writers: int)
 def databases(given: str | None) -> Iterator[Iterator[str]]:
     """Addresses of empty databases, on the server that is given, or on one of our own."""
     if given is None:
-        from tests.postgres import MISSING, make_postgres
+        from tests.kit.postgres import MISSING, make_postgres
 
         server = make_postgres()
         if server is None:

@@ -23,12 +23,7 @@ from collections import Counter
 from typing import Any
 
 from batchmill.batcher import BatcherConfig, MicroBatcher
-from batchmill.pressure import (
-    QueueAction,
-    QueueThresholdConfig,
-    QueueThresholdEvent,
-    strategies,
-)
+from batchmill.pressure import QueueAction, QueueThresholdConfig, QueueThresholdEvent, strategies
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 decisions: Counter[str] = Counter()

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.kafka_kit import kafka, kafka_server
-from tests.postgres import postgres, postgres_server, postgres_url
-from tests.spark_kit import spark
-from tests.store_fixtures import backend
+from tests.kit.kafka import kafka, kafka_server
+from tests.kit.postgres import postgres, postgres_server, postgres_url
+from tests.kit.spark import spark
+from tests.store.fixtures import backend
 
 __all__ = [
     "backend",

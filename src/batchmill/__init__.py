@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from batchmill._errors import (
+from batchmill.errors import (
     BatchmillError,
     ConfigError,
     HandlerExistsError,
@@ -37,7 +37,7 @@ from batchmill.queue import (
 )
 
 if TYPE_CHECKING:
-    from batchmill._client import Client
+    from batchmill.client import Client
 
 __version__ = "0.1.0"
 
@@ -75,4 +75,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module("batchmill._client").Client
+    return importlib.import_module("batchmill.client").Client

@@ -1,14 +1,14 @@
 """The micro-batcher: single items in, batches to a backend, one answer per item."""
 
-from batchmill.batcher._adaptive import AdaptiveConcurrency
-from batchmill.batcher._backend import Backend
-from batchmill.batcher._batcher import MicroBatcher
-from batchmill.batcher._clock import Clock, SystemClock
-from batchmill.batcher._config import BatcherConfig
-from batchmill.batcher._engine import snapshot_batchers
-from batchmill.batcher._failure import BreakerPolicy, RetryPolicy, bisect
-from batchmill.batcher._pending import FlushReason
-from batchmill.batcher._result import (
+from batchmill.batcher.adaptive import AdaptiveConcurrency
+from batchmill.batcher.backend import Backend
+from batchmill.batcher.batcher import MicroBatcher
+from batchmill.batcher.clock import Clock, SystemClock
+from batchmill.batcher.config import BatcherConfig
+from batchmill.batcher.engine import snapshot_batchers
+from batchmill.batcher.failure import BreakerPolicy, RetryPolicy, bisect
+from batchmill.batcher.pending import FlushReason
+from batchmill.batcher.result import (
     BackendContractError,
     BatcherClosedError,
     BatchResult,
@@ -18,7 +18,7 @@ from batchmill.batcher._result import (
     ItemResult,
     Outcome,
 )
-from batchmill.batcher._stats import BatcherStats, WorkerLoad
+from batchmill.batcher.stats import BatcherStats, WorkerLoad
 
 __all__ = [
     "AdaptiveConcurrency",

@@ -12,19 +12,8 @@ import sys
 from typing import Any
 
 from batchmill import __version__
-from batchmill.cli import (
-    _config,
-    _demo,
-    _export,
-    _ingest,
-    _query,
-    _run,
-    _status,
-    _stream,
-    _top,
-    _web,
-)
-from batchmill.cli._sources import add_sources_option
+from batchmill.cli import config, demo, export, ingest, query, run, status, stream, top, web
+from batchmill.cli.sources import add_sources_option
 
 LONGEST_QUEUES_S = 3600.0
 
@@ -45,21 +34,21 @@ def main() -> int:
 
 def _dispatch(arguments: argparse.Namespace) -> int:
     if arguments.command == "oal":  # writes plain lines where rich is missing
-        from batchmill.cli import _oal
+        from batchmill.cli import oal as oal_module
 
-        return _oal.run(arguments.paths, arguments.sources)
+        return oal_module.run(arguments.paths, arguments.sources)
     if arguments.command == "demo":  # writes plain lines as well
-        return _demo.run(arguments)
+        return demo.run(arguments)
     if arguments.command == "ingest":  # needs no terminal
-        return _ingest.run(arguments)
+        return ingest.run(arguments)
     if arguments.command == "export":  # needs none either
-        return _export.run(arguments)
+        return export.run(arguments)
     if arguments.command == "config":
-        return _config.run(arguments)
+        return config.run(arguments)
     if arguments.command == "web":
-        return _web.run(arguments)
+        return web.run(arguments)
     if arguments.command == "status":
-        return _status.run(arguments)
+        return status.run(arguments)
     try:
         import rich  # noqa: F401 - whether it is there is the question
     except ImportError as error:
@@ -70,14 +59,14 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         )
         return 1
     if arguments.command == "queues":
-        from batchmill.cli import _queues
+        from batchmill.cli.queues import demo as queue_demo
 
-        return _queues.run(arguments.seconds)
+        return queue_demo.run(arguments.seconds)
     if arguments.command == "top":
-        return _top.run(arguments)
+        return top.run(arguments)
     if arguments.command == "run":
-        return _run.run(arguments)
-    return _query.run(arguments) if arguments.command == "query" else _stream.run(arguments)
+        return run.run(arguments)
+    return query.run(arguments) if arguments.command == "query" else stream.run(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,17 +87,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="how long it runs (default: %(default)g)",
     )
-    _run.add_parser(commands)
-    _status.add_parser(commands)
-    _top.add_parser(commands)
-    _web.add_parser(commands)
-    _config.add_parser(commands)
-    _demo.add_parser(commands)
+    run.add_parser(commands)
+    status.add_parser(commands)
+    top.add_parser(commands)
+    web.add_parser(commands)
+    config.add_parser(commands)
+    demo.add_parser(commands)
     _add_oal(commands)
-    _ingest.add_parser(commands)
-    _stream.add_parsers(commands)
-    _query.add_parser(commands)
-    _export.add_parser(commands)
+    ingest.add_parser(commands)
+    stream.add_parsers(commands)
+    query.add_parser(commands)
+    export.add_parser(commands)
     return parser
 
 

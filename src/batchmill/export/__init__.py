@@ -10,31 +10,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._lazy import lazy_names
-from batchmill.export._errors import ExporterInUseError, MissingExportError, SendError
-from batchmill.export._forget import forget_exporter
-from batchmill.export._settings import ExporterSettings
-from batchmill.export._target import Sender, Target, open_sender
-from batchmill.export._values import ExportedValue
+from batchmill.export.errors import ExporterInUseError, MissingExportError, SendError
+from batchmill.export.forget import forget_exporter
+from batchmill.export.settings import ExporterSettings
+from batchmill.export.target import Sender, Target, open_sender
+from batchmill.export.values import ExportedValue
+from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
-    from batchmill.export._exporter import Exporter
-    from batchmill.export._figures import ExporterStats
-    from batchmill.export._forward import KafkaForwarder
-    from batchmill.export._minutes import complete_minute
-    from batchmill.export._otlp import to_otlp
-    from batchmill.export._prometheus_page import PageSettings, StoreUnreadableError
-    from batchmill.export._prometheus_server import PrometheusServer, PrometheusSettings
-    from batchmill.export._remote_write import RemoteWriter
-    from batchmill.export._remote_write_http import remote_address
-    from batchmill.export._remote_write_stats import RemoteWriteSettings, RemoteWriteStats
-    from batchmill.export._series import (
+    from batchmill.export.exporter import Exporter
+    from batchmill.export.figures import ExporterStats
+    from batchmill.export.forward import KafkaForwarder
+    from batchmill.export.minutes import complete_minute
+    from batchmill.export.prometheus.page import PageSettings, StoreUnreadableError
+    from batchmill.export.prometheus.series import (
         SeriesLimits,
         by_label,
         entity_labels,
         help_text,
         series_names,
     )
+    from batchmill.export.prometheus.server import PrometheusServer, PrometheusSettings
+    from batchmill.export.remote_write.http import remote_address
+    from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
+    from batchmill.export.remote_write.writer import RemoteWriter
+    from batchmill.export.senders.otlp import to_otlp
 
 __all__ = [
     "ExportedValue",
@@ -67,24 +67,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Exporter": "_exporter",
-    "ExporterStats": "_figures",
-    "KafkaForwarder": "_forward",
-    "PageSettings": "_prometheus_page",
-    "PrometheusServer": "_prometheus_server",
-    "PrometheusSettings": "_prometheus_server",
-    "RemoteWriteSettings": "_remote_write_stats",
-    "RemoteWriteStats": "_remote_write_stats",
-    "RemoteWriter": "_remote_write",
-    "SeriesLimits": "_series",
-    "StoreUnreadableError": "_prometheus_page",
-    "by_label": "_series",
-    "complete_minute": "_minutes",
-    "entity_labels": "_series",
-    "help_text": "_series",
-    "remote_address": "_remote_write_http",
-    "series_names": "_series",
-    "to_otlp": "_otlp",
+    "Exporter": "exporter",
+    "ExporterStats": "figures",
+    "KafkaForwarder": "forward",
+    "PageSettings": "prometheus.page",
+    "PrometheusServer": "prometheus.server",
+    "PrometheusSettings": "prometheus.server",
+    "RemoteWriteSettings": "remote_write.stats",
+    "RemoteWriteStats": "remote_write.stats",
+    "RemoteWriter": "remote_write.writer",
+    "SeriesLimits": "prometheus.series",
+    "StoreUnreadableError": "prometheus.page",
+    "by_label": "prometheus.series",
+    "complete_minute": "minutes",
+    "entity_labels": "prometheus.series",
+    "help_text": "prometheus.series",
+    "remote_address": "remote_write.http",
+    "series_names": "prometheus.series",
+    "to_otlp": "senders.otlp",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, MissingExportError)

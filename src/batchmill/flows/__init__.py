@@ -1,9 +1,9 @@
 """Flow-ordered dispatch: each flow in order on one worker, new flows to the least loaded."""
 
-from batchmill._errors import BatchmillError, ConfigError, WouldDeadlockError
-from batchmill.flows._config import Backpressure, FlowConfig
-from batchmill.flows._dispatcher import FlowDispatcher
-from batchmill.flows._stats import FlowStats, LatencyStats, WorkerStats
+from batchmill.errors import BatchmillError, ConfigError, WouldDeadlockError
+from batchmill.flows.config import Backpressure, FlowConfig
+from batchmill.flows.dispatcher import FlowDispatcher
+from batchmill.flows.stats import FlowStats, LatencyStats, WorkerStats
 
 __all__ = [
     "Backpressure",

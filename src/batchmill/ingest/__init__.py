@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._errors import BatchmillError
-from batchmill._lazy import lazy_names
+from batchmill.errors import BatchmillError
+from batchmill.extras import lazy_names
+from batchmill.http import Access
 
 if TYPE_CHECKING:
-    from batchmill.ingest._auth import Access
-    from batchmill.ingest._decode import Decoded, decode_traces
-    from batchmill.ingest._gzip import decompress
-    from batchmill.ingest._limits import BadRequest, Limits, TooLarge
-    from batchmill.ingest._otlp_from_json import otlp_from_json
-    from batchmill.ingest._server import Receiver
-    from batchmill.ingest._settings import ReceiverSettings
+    from batchmill.ingest.decode.gzip import decompress
+    from batchmill.ingest.decode.limits import BadRequest, Limits, TooLarge
+    from batchmill.ingest.decode.request import Decoded, decode_traces
+    from batchmill.ingest.decode.transcode import otlp_from_json
+    from batchmill.ingest.server import Receiver
+    from batchmill.ingest.settings import ReceiverSettings
 
 __all__ = [
     "Access",
@@ -34,16 +34,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Access": "_auth",
-    "BadRequest": "_limits",
-    "Decoded": "_decode",
-    "Limits": "_limits",
-    "Receiver": "_server",
-    "ReceiverSettings": "_settings",
-    "TooLarge": "_limits",
-    "decode_traces": "_decode",
-    "decompress": "_gzip",
-    "otlp_from_json": "_otlp_from_json",
+    "BadRequest": "decode.limits",
+    "Decoded": "decode.request",
+    "Limits": "decode.limits",
+    "Receiver": "server",
+    "ReceiverSettings": "settings",
+    "TooLarge": "decode.limits",
+    "decode_traces": "decode.request",
+    "decompress": "decode.gzip",
+    "otlp_from_json": "decode.transcode",
 }
 
 

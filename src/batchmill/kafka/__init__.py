@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._lazy import lazy_names
-from batchmill.kafka._address import KafkaAddress
-from batchmill.kafka._columns import FOREIGN
-from batchmill.kafka._errors import (
+from batchmill.extras import lazy_names
+from batchmill.kafka.address import KafkaAddress
+from batchmill.kafka.columns import FOREIGN
+from batchmill.kafka.errors import (
     KafkaAddressError,
     KafkaLoginError,
     KafkaReadError,
@@ -19,17 +19,17 @@ from batchmill.kafka._errors import (
     MessageTooLargeError,
     MissingKafkaError,
 )
-from batchmill.kafka._java import JavaOptions, java_options
-from batchmill.kafka._options import check_options, hide_secrets, read_options
-from batchmill.kafka._settings import KafkaSettings
+from batchmill.kafka.java import JavaOptions, java_options
+from batchmill.kafka.options import check_options, hide_secrets, read_options
+from batchmill.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
-    from batchmill.kafka._encode import Message, decode, encode
-    from batchmill.kafka._schema import DESCRIPTOR_SET, MESSAGE_NAME, Span, Spans
-    from batchmill.kafka._sink import KafkaSink, KafkaStats
-    from batchmill.kafka._table import span_rows
-    from batchmill.kafka._topic import Behind, behind, check_readable
-    from batchmill.kafka._trouble import Trouble
+    from batchmill.kafka.messages import Message, decode, encode
+    from batchmill.kafka.schema import DESCRIPTOR_SET, MESSAGE_NAME, Span, Spans
+    from batchmill.kafka.sink import KafkaSink, KafkaStats
+    from batchmill.kafka.table import span_rows
+    from batchmill.kafka.topic import Behind, behind, check_readable
+    from batchmill.kafka.trouble import Trouble
 
 __all__ = [
     "Behind",
@@ -64,20 +64,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Behind": "_topic",
-    "DESCRIPTOR_SET": "_schema",
-    "KafkaSink": "_sink",
-    "KafkaStats": "_sink",
-    "MESSAGE_NAME": "_schema",
-    "Message": "_encode",
-    "Span": "_schema",
-    "Spans": "_schema",
-    "Trouble": "_trouble",
-    "behind": "_topic",
-    "check_readable": "_topic",
-    "decode": "_encode",
-    "encode": "_encode",
-    "span_rows": "_table",
+    "Behind": "topic",
+    "DESCRIPTOR_SET": "schema",
+    "KafkaSink": "sink",
+    "KafkaStats": "sink",
+    "MESSAGE_NAME": "schema",
+    "Message": "messages",
+    "Span": "schema",
+    "Spans": "schema",
+    "Trouble": "trouble",
+    "behind": "topic",
+    "check_readable": "topic",
+    "decode": "messages",
+    "encode": "messages",
+    "span_rows": "table",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, MissingKafkaError)

@@ -3,15 +3,15 @@
 Loads with the standard library alone; what the definitions mean to Spark is Spark's affair.
 """
 
-from batchmill.oal._describe import Description, describe
-from batchmill.oal._errors import OalError, OalErrors
-from batchmill.oal._functions import FUNCTIONS, Arg, Function, Value
-from batchmill.oal._load import core_script, load
-from batchmill.oal._metric import Metric
-from batchmill.oal._model import Condition, MapKey, Path, Position
-from batchmill.oal._numbers import double_limbs, exact_double
-from batchmill.oal._script import MetricSet, Script, parse
-from batchmill.oal._states import (
+from batchmill.oal.description import Description, describe
+from batchmill.oal.errors import OalError, OalErrors
+from batchmill.oal.functions import FUNCTIONS, Arg, Function, Value
+from batchmill.oal.loading import core_script, load
+from batchmill.oal.metric import Metric
+from batchmill.oal.model import Condition, MapKey, Path, Position
+from batchmill.oal.numbers import double_limbs, exact_double
+from batchmill.oal.script import MetricSet, Script, parse
+from batchmill.oal.states import (
     ApdexCount,
     Bucketed,
     Clamped,

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._lazy import lazy_names
-from batchmill.outbox._errors import MissingOutboxError, NoOutboxError, OutboxFileError
-from batchmill.outbox._settings import OutboxSettings
+from batchmill.extras import lazy_names
+from batchmill.outbox.errors import MissingOutboxError, NoOutboxError, OutboxFileError
+from batchmill.outbox.settings import OutboxSettings
 
 if TYPE_CHECKING:
-    from batchmill.outbox._file import Changes, LayoutEntry
-    from batchmill.outbox._folder import Outbox
+    from batchmill.outbox.file import Changes, LayoutEntry
+    from batchmill.outbox.folder import Outbox
 
 __all__ = [
     "Changes",
@@ -28,6 +28,6 @@ __all__ = [
     "OutboxSettings",
 ]
 
-_MODULES = {"Changes": "_file", "LayoutEntry": "_file", "Outbox": "_folder"}
+_MODULES = {"Changes": "file", "LayoutEntry": "file", "Outbox": "folder"}
 
 __getattr__ = lazy_names(__name__, _MODULES, MissingOutboxError)

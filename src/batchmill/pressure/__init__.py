@@ -1,8 +1,8 @@
 """Backpressure: thresholds on any depth, and what to do with an item that meets one."""
 
 from batchmill.pressure import strategies
-from batchmill.pressure._config import QueueThresholdConfig
-from batchmill.pressure._decision import (
+from batchmill.pressure.config import QueueThresholdConfig
+from batchmill.pressure.decision import (
     EventKind,
     QueueAction,
     QueueDecision,
@@ -11,9 +11,9 @@ from batchmill.pressure._decision import (
     ThresholdHandler,
     ThresholdListener,
 )
-from batchmill.pressure._errors import QueueFullError
-from batchmill.pressure._levels import ThresholdLevel
-from batchmill.pressure._manager import QueueThresholdManager, ThresholdStats
+from batchmill.pressure.errors import QueueFullError
+from batchmill.pressure.levels import ThresholdLevel
+from batchmill.pressure.manager import QueueThresholdManager, ThresholdStats
 
 __all__ = [
     "EventKind",

@@ -10,15 +10,15 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchmill._backoff import back_off_ms
-from batchmill._errors import ConfigError
-from batchmill.pressure._decision import (
+from batchmill.backoff import back_off_ms
+from batchmill.errors import ConfigError
+from batchmill.pressure.decision import (
     QueueDecision,
     QueueThresholdContext,
     ThresholdHandler,
 )
-from batchmill.pressure._errors import QueueFullError
-from batchmill.pressure._levels import ThresholdLevel
+from batchmill.pressure.errors import QueueFullError
+from batchmill.pressure.levels import ThresholdLevel
 
 __all__ = [
     "accept",

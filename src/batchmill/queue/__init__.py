@@ -1,14 +1,14 @@
 """The batch queue: bounded, partitioned, self-draining, with a handler per class."""
 
-from batchmill.queue._balancer import DrainBalancer
-from batchmill.queue._config import BatchQueueConfig, BufferStrategy
-from batchmill.queue._handler import HandlerConsumer
-from batchmill.queue._manager import BatchQueueManager, default_manager
-from batchmill.queue._policy import PartitionPolicy, ThreadPolicy
-from batchmill.queue._queue import BatchQueue
-from batchmill.queue._selector import PartitionSelector
-from batchmill.queue._snapshot import snapshot_queues
-from batchmill.queue._stats import BatchQueueStats, PartitionMove, PartitionStats, ThreadLoad
+from batchmill.queue.balancer import DrainBalancer
+from batchmill.queue.config import BatchQueueConfig, BufferStrategy
+from batchmill.queue.handler import HandlerConsumer
+from batchmill.queue.manager import BatchQueueManager, default_manager
+from batchmill.queue.policy import PartitionPolicy, ThreadPolicy
+from batchmill.queue.queue import BatchQueue
+from batchmill.queue.selector import PartitionSelector
+from batchmill.queue.snapshot import snapshot_queues
+from batchmill.queue.stats import BatchQueueStats, PartitionMove, PartitionStats, ThreadLoad
 
 __all__ = [
     "BatchQueue",

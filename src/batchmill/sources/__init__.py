@@ -3,7 +3,7 @@
 Loads with the standard library alone.
 """
 
-from batchmill.sources._buckets import (
+from batchmill.sources.buckets import (
     Grain,
     bucket_end,
     bucket_start,
@@ -11,9 +11,8 @@ from batchmill.sources._buckets import (
     hour_bucket,
     minute_bucket,
 )
-from batchmill.sources._catalog import Catalog, builtin_catalog
-from batchmill.sources._errors import EntityIdError, UnknownNameError, suggest
-from batchmill.sources._ids import (
+from batchmill.sources.errors import EntityIdError, UnknownNameError, suggest
+from batchmill.sources.ids import (
     BLANK_NAME,
     ENDPOINT_NAME_LIMIT,
     INSTANCE_NAME_LIMIT,
@@ -25,7 +24,8 @@ from batchmill.sources._ids import (
     service_id,
     split_entity_id,
 )
-from batchmill.sources._types import (
+from batchmill.sources.registry import Catalog, builtin_catalog
+from batchmill.sources.types import (
     ENTITY_KINDS,
     TIME_COLUMN,
     Entity,
@@ -35,7 +35,7 @@ from batchmill.sources._types import (
     Kind,
     SourceType,
 )
-from batchmill.sources._user import (
+from batchmill.sources.user import (
     catalog,
     endpoint,
     endpoint_relation,

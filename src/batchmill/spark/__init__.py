@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._lazy import lazy_names
-from batchmill.spark._errors import MissingSparkError, PipelineError
+from batchmill.extras import lazy_names
+from batchmill.spark.errors import MissingSparkError, PipelineError
 
 if TYPE_CHECKING:
-    from batchmill.spark._batch import BatchStats
-    from batchmill.spark._engine import BatchReport
-    from batchmill.spark._java import find_java
-    from batchmill.spark._pipeline import Pipeline
-    from batchmill.spark._session import build_session
-    from batchmill.spark._settings import PipelineSettings
+    from batchmill.spark.l2.batch import BatchStats
+    from batchmill.spark.l2.engine import BatchReport
+    from batchmill.spark.runtime.java import find_java
+    from batchmill.spark.runtime.pipeline import Pipeline
+    from batchmill.spark.runtime.session import build_session
+    from batchmill.spark.settings import PipelineSettings
 
 __all__ = [
     "BatchReport",
@@ -30,12 +30,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BatchReport": "_engine",
-    "BatchStats": "_batch",
-    "Pipeline": "_pipeline",
-    "PipelineSettings": "_settings",
-    "build_session": "_session",
-    "find_java": "_java",
+    "BatchReport": "l2.engine",
+    "BatchStats": "l2.batch",
+    "Pipeline": "runtime.pipeline",
+    "PipelineSettings": "settings",
+    "build_session": "runtime.session",
+    "find_java": "runtime.java",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, MissingSparkError)

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._lazy import lazy_names
-from batchmill.spool._batches import SPAN_COLUMNS, SPAN_SOURCE, EventBatch, SpanBatch
-from batchmill.spool._errors import (
+from batchmill.extras import lazy_names
+from batchmill.spool.backlog import Unread, unread
+from batchmill.spool.batches import SPAN_COLUMNS, SPAN_SOURCE, EventBatch, SpanBatch
+from batchmill.spool.errors import (
     BadRowsError,
     MissingSpoolError,
     Overloaded,
     SpoolClosedError,
     SpoolWriteError,
 )
-from batchmill.spool._level import Level
-from batchmill.spool._settings import SpoolSettings
-from batchmill.spool._thresholds import Judgement, Measure
-from batchmill.spool._unread import Unread, unread
+from batchmill.spool.level import Level
+from batchmill.spool.settings import SpoolSettings
+from batchmill.spool.thresholds import Judgement, Measure
 
 if TYPE_CHECKING:
-    from batchmill.spool._rows import span_table
-    from batchmill.spool._spool import Spool, SpoolStats
+    from batchmill.spool.rows import span_table
+    from batchmill.spool.spool import Spool, SpoolStats
 
 __all__ = [
     "BadRowsError",
@@ -46,6 +46,6 @@ __all__ = [
     "unread",
 ]
 
-_NEED_PYARROW = {"Spool": "_spool", "SpoolStats": "_spool", "span_table": "_rows"}
+_NEED_PYARROW = {"Spool": "spool", "SpoolStats": "spool", "span_table": "rows"}
 
 __getattr__ = lazy_names(__name__, _NEED_PYARROW, MissingSpoolError)

@@ -3,9 +3,8 @@
 Loads with the standard library alone; PostgreSQL takes the extra ``postgres``.
 """
 
-from batchmill.store._cells import Cell, cells, decode
-from batchmill.store._checkpoint import Exempt
-from batchmill.store._errors import (
+from batchmill.store.cell import Cell, cells, decode
+from batchmill.store.errors import (
     BatchGapError,
     CheckpointMismatchError,
     FencedError,
@@ -26,13 +25,14 @@ from batchmill.store._errors import (
     StoreVersionError,
     TooManyColumnsError,
 )
-from batchmill.store._open import open_store
-from batchmill.store._protocol import Store
-from batchmill.store._retry import RetryPolicy
-from batchmill.store._snapshot import CellRows, Named, Snapshot
-from batchmill.store._snapshot_sql import Buckets
-from batchmill.store._tally import encode_label_sums, encode_labels, encode_numbers
-from batchmill.store._types import (
+from batchmill.store.opening import open_store
+from batchmill.store.protocol import Store
+from batchmill.store.retry import RetryPolicy
+from batchmill.store.sql.checkpoint import Exempt
+from batchmill.store.sql.snapshot import CellRows, Named, Snapshot
+from batchmill.store.sql.snapshot_sql import Buckets
+from batchmill.store.tallies import encode_label_sums, encode_labels, encode_numbers
+from batchmill.store.types import (
     EXPIRED,
     TOO_OLD,
     Batch,
@@ -46,7 +46,7 @@ from batchmill.store._types import (
     StatementRow,
     TopNRow,
 )
-from batchmill.store._views import (
+from batchmill.store.views import (
     BucketValues,
     EntityValues,
     ExportPosition,

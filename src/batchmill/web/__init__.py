@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill._lazy import lazy_names
-from batchmill.web._errors import MissingWebError
+from batchmill.extras import lazy_names
+from batchmill.web.errors import MissingWebError
 
 if TYPE_CHECKING:
-    from batchmill.web._app import make_app
-    from batchmill.web._server import WebServer, WebSettings
+    from batchmill.web.app import make_app
+    from batchmill.web.server import WebServer, WebSettings
 
 __all__ = [
     "MissingWebError",
@@ -22,9 +22,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "WebServer": "_server",
-    "WebSettings": "_server",
-    "make_app": "_app",
+    "WebServer": "server",
+    "WebSettings": "server",
+    "make_app": "app",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, MissingWebError)

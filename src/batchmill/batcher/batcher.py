@@ -1,0 +1,246 @@
+"""The micro-batcher as its users see it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Generic, Self, TypeAlias, TypeVar
+
+from batchmill import lifecycle
+from batchmill.batcher import inside
+from batchmill.batcher.backend import Backend, BackendCaller
+from batchmill.batcher.clock import Clock, SystemClock
+from batchmill.batcher.config import BatcherConfig
+from batchmill.batcher.engine import Engine
+from batchmill.batcher.entries import LoopMailbox, TaskEntry, ThreadEntry
+from batchmill.batcher.result import ItemResult
+from batchmill.batcher.stats import BatcherStats
+from batchmill.errors import ConfigError, WouldDeadlockError
+from batchmill.pressure import QueueThresholdConfig
+from batchmill.waiters import TaskWaiter
+
+T = TypeVar("T")
+
+BackendLike: TypeAlias = (
+    Backend | Callable[[list[Any]], Sequence[Any]] | Callable[[list[Any]], Awaitable[Sequence[Any]]]
+)
+
+
+class MicroBatcher(Generic[T]):
+    """Collects single items into batches for a backend, and answers each item by itself.
+
+    Any thread and any event loop may submit. Every item is answered exactly once, with an
+    :class:`ItemResult`: success, failure or dropped. Without ``thresholds`` nothing is refused
+    and nothing bounds what waits; with them, pressure is handled as they say.
+
+    >>> with MicroBatcher(lambda batch: [x * 2 for x in batch]) as batcher:
+    ...     batcher.submit(21).result().value
+    42
+    """
+
+    def __init__(
+        self,
+        backend: BackendLike,
+        config: BatcherConfig | None = None,
+        thresholds: QueueThresholdConfig | None = None,
+        *,
+        name: str = "batcher",
+        clock: Clock | None = None,
+    ) -> None:
+        config = config or BatcherConfig()
+        clock = clock or SystemClock()
+        # An async backend runs on the loop that the batcher was made on, if there is one.
+        caller = BackendCaller(backend, config, clock, asyncio._get_running_loop())
+        self._engine = Engine(name, config, thresholds, caller, clock)
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = (
+            weakref.WeakKeyDictionary()
+        )
+        lifecycle.track(self._engine)
+
+    @classmethod
+    def with_thresholds(
+        cls, backend: BackendLike, config: BatcherConfig, thresholds: QueueThresholdConfig
+    ) -> Self:
+        """A batcher that handles pressure; the same as giving ``thresholds`` to the class."""
+        return cls(backend, config, thresholds)
+
+    @property
+    def name(self) -> str:
+        """The name in logs and on threads."""
+        return self._engine.name
+
+    @property
+    def queue_depth(self) -> int:
+        """Items waiting for a batch; those with the backend are not counted."""
+        return self._engine.depth
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more items."""
+        return self._engine.closing
+
+    def submit(
+        self, item: T, timeout: float | None = None, *, deadline_s: float | None = None
+    ) -> Future[ItemResult[T]]:
+        """Hand over one item; the future's result tells what became of it, and never raises.
+
+        Does not wait, but with a ``timeout``: up to that many seconds for the depth to fall below
+        the critical threshold; then the thresholds decide as usual. An item that has not been sent
+        ``deadline_s`` seconds from now fails with DeadlineExceededError. Cancelling the future
+        before the item is sent takes it back.
+        """
+        engine = self._engine
+        now = engine.clock.now()
+        entry = ThreadEntry(item, now, _deadline(now, deadline_s))
+        if timeout is None:
+            engine.submit(entry)
+        else:
+            self._refuse_self_wait("submit() with a timeout")
+            engine.submit_patiently(entry, now + timeout)
+        return entry.future
+
+    def submit_many(
+        self, items: Iterable[T], timeout: float | None = None, *, deadline_s: float | None = None
+    ) -> list[Future[ItemResult[T]]]:
+        """Hand over several items; a future for each, in order. ``timeout`` is for each."""
+        return [self.submit(item, timeout, deadline_s=deadline_s) for item in items]
+
+    async def asubmit(
+        self, item: T, timeout: float | None = None, *, deadline_s: float | None = None
+    ) -> ItemResult[T]:
+        """Like :meth:`submit`, and wait for the answer; the event loop is never blocked."""
+        engine = self._engine
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = LoopMailbox(loop)
+        self._refuse_self_wait("asubmit()")  # it waits for the answer
+        now = engine.clock.now()
+        entry = TaskEntry(item, now, _deadline(now, deadline_s), mailbox, loop.create_future())
+        taken = engine.submit(entry, patient=timeout is not None)
+        if timeout is not None and not taken:
+            until = loop.time() + timeout
+            try:
+                while not taken:
+                    taken = engine.intake.offer(entry, await self._await_room(until))
+            except BaseException:  # the task is cancelled: the item was not taken
+                engine.intake.withdraw(entry)
+                raise
+        return await entry.future
+
+    async def _await_room(self, until: float) -> bool:
+        loop = asyncio.get_running_loop()
+        intake = self._engine.intake
+        waiter = TaskWaiter()
+        try:
+            while intake.full_for(waiter):
+                if not await waiter.wait(max(0.0, until - loop.time())):
+                    return False
+            return True
+        finally:
+            intake.forget_room(waiter)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Send what waits now; True when all accepted before the call has been answered."""
+        self._refuse_deadlock("flush()")
+        return self._engine.flush(self._until(timeout))
+
+    async def aflush(self, timeout: float | None = None) -> bool:
+        """Like :meth:`flush`, without blocking the event loop."""
+        self._refuse_deadlock("aflush()", on_loop=True)
+        return await asyncio.to_thread(self._engine.flush, self._until(timeout))
+
+    def hurry(self, least: float = 1) -> bool:
+        """Send what waits now, without waiting for the answers, if that is enough to be worth it:
+        ``least`` items, or with ``max_weight`` that weight. Whether it is.
+
+        For whoever knows that nobody else is about to submit: there is no company to linger for.
+        """
+        return self._engine.hurry(least)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more, send what waits, answer everything; True when that was in time.
+
+        After ``timeout`` seconds (default: ``close_timeout_s``) what has not been sent is rejected;
+        what is with the backend is answered when the backend is done. Inside the backend it answers
+        False at once, and the rest happens when the backend returns.
+        """
+        engine = self._engine
+        if inside.current() is engine.desk:
+            engine.begin_close(unattended=True)
+            return False
+        self._refuse_deadlock("close()")
+        engine.begin_close()
+        return engine.finish_close(self._close_until(timeout))
+
+    async def aclose(self, timeout: float | None = None) -> bool:
+        """Like :meth:`close`, without blocking the event loop."""
+        if inside.current() is self._engine.desk:
+            return self.close(timeout)
+        self._engine.begin_close()
+        return await asyncio.to_thread(self._engine.finish_close, self._close_until(timeout))
+
+    def stats(self) -> BatcherStats:
+        """A snapshot of what waits and of the counters since the start."""
+        return self._engine.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<MicroBatcher {self.name!r} {state}, {self.queue_depth} waiting>"
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.closing:
+            engine.abandon()
+
+    def _until(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._engine.clock.now() + timeout
+
+    def _close_until(self, timeout: float | None) -> float | None:
+        return self._until(self._engine.config.close_timeout_s if timeout is None else timeout)
+
+    def _refuse_self_wait(self, call: str) -> None:
+        if self._engine.config.max_in_flight == 1 and inside.current() is self._engine.desk:
+            raise WouldDeadlockError(self.name, call)
+
+    def _refuse_deadlock(self, call: str, on_loop: bool = False) -> None:
+        if inside.current() is self._engine.desk:
+            raise WouldDeadlockError(self.name, call)
+        loop = self._engine.caller.loop
+        if loop is not None and not on_loop and asyncio._get_running_loop() is loop:
+            raise WouldDeadlockError(
+                self.name, f"{call} on the event loop of its backend (use a{call})"
+            )
+
+
+def _deadline(now: float, deadline_s: float | None) -> float | None:
+    if deadline_s is None:
+        return None
+    if not deadline_s >= 0:
+        raise ConfigError("deadline_s", deadline_s, "a number of at least 0")
+    return now + deadline_s

@@ -1,0 +1,133 @@
+"""What became of an item, and what a backend answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from batchmill.errors import BatchmillError
+from batchmill.pressure import ThresholdLevel
+
+T = TypeVar("T")
+
+
+class Outcome(enum.Enum):
+    """The three ways an item can end."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult(Generic[T]):
+    """What became of one submitted item. Carries the item whatever the outcome."""
+
+    item: T
+    """The item as it was submitted."""
+    outcome: Outcome
+    """Success, failure, or dropped under pressure."""
+    value: Any = None
+    """What the backend answered for it, on success."""
+    error: BaseException | None = None
+    """Why not, on failure."""
+    level: ThresholdLevel | None = None
+    """The threshold level that dropped it."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the backend took it."""
+        return self.outcome is Outcome.SUCCESS
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it failed, was rejected, or ran out of time."""
+        return self.outcome is Outcome.FAILURE
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether it was let go under pressure: not a success, and not an error."""
+        return self.outcome is Outcome.DROPPED
+
+    def unwrap(self) -> Any:
+        """The backend's answer; raises the error of a failure, and DroppedError if dropped."""
+        if self.outcome is Outcome.SUCCESS:
+            return self.value
+        if self.error is not None:
+            raise self.error
+        raise DroppedError(self.level)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """A backend's answer for a batch: one result per item, in the order of the items.
+
+    A result that is an exception instance marks that one item failed.
+    """
+
+    results: Sequence[Any]
+
+
+class DroppedError(BatchmillError, RuntimeError):
+    """The result of a dropped item was unwrapped; carries ``level``."""
+
+    def __init__(self, level: ThresholdLevel | None) -> None:
+        super().__init__(level)
+        self.level = level
+
+    def __str__(self) -> str:
+        where = self.level.name if self.level is not None else "a threshold"
+        return f"the item was dropped at {where}: look at is_dropped before unwrap()"
+
+
+class BackendContractError(BatchmillError, TypeError):
+    """A backend's answer does not match the batch; carries ``expected`` and ``answer``."""
+
+    def __init__(self, expected: int, answer: str) -> None:
+        super().__init__(expected, answer)
+        self.expected = expected
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return (
+            f"the backend was given {self.expected} items and answered {self.answer}: "
+            "it must return one result per item, in order"
+        )
+
+
+class BatcherClosedError(BatchmillError, RuntimeError):
+    """The batcher is closed; the item was not handed to the backend."""
+
+    def __init__(self, what: str = "it takes no more items") -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"the batcher is closed: {self.what}"
+
+
+class DeadlineExceededError(BatchmillError, TimeoutError):
+    """An item's deadline passed before it reached the backend; carries ``waited_s``."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(waited_s)
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        return f"the item waited {self.waited_s:.3f} s, past its deadline, and was not sent"
+
+
+class CircuitOpenError(BatchmillError, ConnectionError):
+    """The circuit breaker is open; carries ``retry_after`` in seconds."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return (
+            "the circuit breaker is open after repeated backend failures: "
+            f"the next trial is in {self.retry_after:.3g} s"
+        )

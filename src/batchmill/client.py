@@ -1,0 +1,284 @@
+"""The embedded road: an application's own events, straight to the spool.
+
+What an event's row looks like is decided here; threads, segments and bounds are the spool's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from batchmill import lifecycle
+from batchmill.sources import (
+    TIME_COLUMN,
+    SourceType,
+    UnknownNameError,
+    catalog,
+    row_of,
+    source_of,
+)
+from batchmill.spool import BadRowsError, Overloaded
+
+if TYPE_CHECKING:
+    from batchmill.spool import Spool
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_PAUSE_S = 0.02
+"""How often a client that waits for room looks whether there is some."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """What became of a client's events.
+
+    While no call is under way, ``emitted == written + failed + waiting``; refused ones are none of
+    those.
+    """
+
+    emitted: int
+    """Events that the spool took."""
+    written: int
+    """Events that are safe on the disk."""
+    failed: int
+    """Events whose future failed."""
+    refused: int
+    """Events that were not taken: too much waited, and ``wait_s`` was over."""
+
+    @property
+    def waiting(self) -> int:
+        """Events that were taken and are not on the disk yet."""
+        return self.emitted - self.written - self.failed
+
+
+class Client:
+    """Takes events of one's own types, and writes them to a spool for the pipeline to read.
+
+    ``spool`` is a folder, or a :class:`batchmill.spool.Spool` that others use too; only a spool of
+    its own is closed with the client. At CRITICAL a call waits up to ``wait_s`` seconds for room,
+    then raises :class:`batchmill.spool.Overloaded`. Other keywords are settings of the spool.
+
+    >>> with Client("spool") as client:  # doctest: +SKIP
+    ...     client.emit(Sale(datetime.now(UTC), "shop", 250))
+    """
+
+    fork_order = 4  # after the spool
+
+    def __init__(
+        self, spool: str | os.PathLike[str] | Spool, *, wait_s: float = 1.0, **settings: Any
+    ) -> None:
+        if isinstance(spool, (str, os.PathLike)):
+            from batchmill.spool import Spool
+
+            self._spool, self._own = Spool(spool, **settings), True
+        else:
+            if settings:
+                named = ", ".join(settings)
+                raise TypeError(f"give {named} to the Spool: it is not made by this client")
+            self._spool, self._own = spool, False
+        self._wait_s = wait_s
+        self._reset()
+        lifecycle.track(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._emitted = self._written = self._failed = self._refused = 0
+
+    @property
+    def spool(self) -> Spool:
+        """Where the events go."""
+        return self._spool
+
+    def emit(self, event: object, source: str | None = None) -> Future[Path]:
+        """Hand over one event; the future has its segment's path once that is safe on the disk.
+
+        An instance of a class with ``@source``; or, with the name of an event type as ``source``,
+        a mapping from columns to values. Without a ``time`` it happened now. Waits for room at
+        CRITICAL, for ``wait_s`` at most; never for the disk.
+        """
+        name, row = row_for(event, source)
+        return self._emit(name, [row])
+
+    def emit_many(self, events: Iterable[object], source: str | None = None) -> list[Future[Path]]:
+        """Hand over several events; a future for each event type among them, as they come.
+
+        Much quicker than one by one. If one of them is no event, none is taken. If it raises
+        Overloaded, events of other types may have been taken: ``stats()`` tells how many.
+        """
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for event in events:
+            name, row = row_for(event, source)
+            rows.setdefault(name, []).append(row)
+        return [self._emit(name, some) for name, some in rows.items()]
+
+    async def aemit(self, event: object, source: str | None = None) -> Path:
+        """Like :meth:`emit`, and wait until the event is safe on the disk.
+
+        The event loop is never blocked. A task that is cancelled does not take its event back.
+        """
+        name, row = row_for(event, source)
+        until = time.monotonic() + self._wait_s
+        # Room comes when the pipeline removes segments: nobody here can be told of that.
+        while (answer := self._try(name, [row], until)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE_S)
+        return await asyncio.wrap_future(answer)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Write what waits now; True when all of it is answered before ``timeout`` seconds."""
+        return self._spool.flush(timeout)
+
+    async def aflush(self, timeout: float | None = None) -> bool:
+        """Like :meth:`flush`, without blocking the event loop."""
+        return await asyncio.to_thread(self._spool.flush, timeout)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Write what waits, and close the spool if it is the client's own; True if in time."""
+        if self._own:
+            return self._spool.close(timeout)
+        return self._spool.flush(
+            self._spool.settings.close_timeout_s if timeout is None else timeout
+        )
+
+    async def aclose(self, timeout: float | None = None) -> bool:
+        """Like :meth:`close`, without blocking the event loop."""
+        return await asyncio.to_thread(self.close, timeout)
+
+    def stats(self) -> ClientStats:
+        """What became of the events so far."""
+        with self._lock:
+            return ClientStats(self._emitted, self._written, self._failed, self._refused)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def begin_close(self) -> None:
+        """At exit the spool's batchers close themselves."""
+
+    def await_close(self) -> None:
+        """At exit the spool's batchers are waited for by themselves."""
+
+    def after_fork_in_child(self) -> None:
+        """What was emitted before is the parent's."""
+        self._reset()
+
+    def _emit(self, name: str, rows: list[dict[str, Any]]) -> Future[Path]:
+        until = time.monotonic() + self._wait_s
+        while (answer := self._try(name, rows, until)) is None:
+            time.sleep(_PAUSE_S)
+        return answer
+
+    def _try(self, name: str, rows: list[dict[str, Any]], until: float) -> Future[Path] | None:
+        """Hand rows over; None if there is no room and it is not ``until`` yet."""
+        count = len(rows)
+        self._count(emitted=count)  # first: they may be written before submit() is back
+        try:
+            answer = self._spool.submit(name, rows)
+        except Overloaded:
+            patient = time.monotonic() < until
+            self._count(emitted=-count, refused=0 if patient else count)
+            if not patient:
+                raise
+            return None
+        except BaseException:
+            self._count(emitted=-count, refused=count)
+            raise
+        answer.add_done_callback(functools.partial(self._answered, count))
+        return answer
+
+    def _answered(self, count: int, answer: Future[Path]) -> None:
+        if answer.exception() is None:
+            self._count(written=count)
+        else:
+            self._count(failed=count)
+
+    def _count(
+        self, *, emitted: int = 0, written: int = 0, failed: int = 0, refused: int = 0
+    ) -> None:
+        with self._lock:
+            self._emitted += emitted
+            self._written += written
+            self._failed += failed
+            self._refused += refused
+
+
+def row_for(event: object, source: str | None) -> tuple[str, dict[str, Any]]:
+    """The event type of an event, and its row; raises where it is none, or misses something."""
+    if isinstance(event, Mapping):
+        if source is None:
+            raise TypeError("a mapping does not say which type it is: emit(event, 'Endpoint')")
+        kind, columns, required = _facts(source)
+        row = dict(event)
+        _check_names(kind, columns, row)
+    else:
+        kind = source_of(type(event))
+        required = _required(kind)
+        if source is not None and source != kind.name:
+            raise TypeError(f"a {kind.name} is no {source}: leave the second argument out")
+        row = row_of(event)
+    for name, column in required:
+        if row.get(column) is None:
+            raise BadRowsError(kind.name, f"{name} is required, and not there")
+    row[TIME_COLUMN] = _micros(kind.name, row.get(TIME_COLUMN))
+    return kind.name, row
+
+
+@functools.cache
+def _facts(source: str) -> tuple[SourceType, frozenset[str], tuple[tuple[str, str], ...]]:
+    """An event type by name, its columns, and those it requires: a catalog takes time to make."""
+    kind = catalog().source(source)
+    columns = {each.column for each in kind.fields.values()} | {TIME_COLUMN}
+    return kind, frozenset(columns), _required(kind)
+
+
+@functools.cache
+def _required(kind: SourceType) -> tuple[tuple[str, str], ...]:
+    """The fields that an event must have, each with its column."""
+    return tuple((name, kind.fields[name].column) for name in kind.required)
+
+
+def _check_names(kind: SourceType, columns: frozenset[str], row: Mapping[str, Any]) -> None:
+    if not row.keys() <= columns:
+        unknown = next(name for name in row if name not in columns)
+        raise UnknownNameError(f"column of {kind.name}", str(unknown), tuple(sorted(columns)))
+
+
+def _micros(source: str, moment: object) -> int:
+    """A moment as microseconds since 1970; none is now."""
+    if moment is None:
+        return time.time_ns() // 1000
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise BadRowsError(source, "time has no time zone; make it with datetime.now(UTC)")
+        return (moment - _EPOCH) // _MICROSECOND
+    if isinstance(moment, int) and not isinstance(moment, bool):
+        return moment
+    raise BadRowsError(source, f"time is {moment!r}; it must be a datetime, or microseconds")

@@ -1,0 +1,1 @@
+"""The simulated shop that ``batchmill demo`` runs."""

@@ -1,0 +1,175 @@
+"""What remote write may be told, and what it has counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from batchmill.backoff import back_off_ms
+from batchmill.errors import ConfigError
+from batchmill.export.prometheus.series import SeriesLimits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteWriteSettings:
+    """How remote write reads the store and deals with its receiver."""
+
+    limits: SeriesLimits = field(default_factory=SeriesLimits)
+    poll_s: float = 1.0
+    """How often the store is asked for a new minute."""
+    catch_up_minutes: int = 60
+    """After a pause, minutes that lie further back than this are skipped, and counted. Prometheus
+    itself takes nothing older than an hour."""
+    late_minutes: int = 3
+    """So many minutes before the newest that was sent are looked at again, and what late rows have
+    changed is sent; until a receiver refuses it. 0: none."""
+    late_every_s: float = 15.0
+    """How often that is done at most."""
+    max_samples: int = 2_000
+    """In one request."""
+    buffer_samples: int = 20_000
+    """That wait to be sent at most; then no further minute is read."""
+    timeout_s: float = 30.0
+    """For a connection, and for each answer."""
+    initial_ms: float = 100.0
+    """How long to wait before the second try of a request; then twice as long each time."""
+    max_ms: float = 5_000.0
+    max_retry_after_s: float = 300.0
+    """A receiver that asks for a longer pause is asked again after this."""
+    close_timeout_s: float = 5.0
+    """How long close() goes on sending what waits."""
+
+    def __post_init__(self) -> None:
+        for name in ("catch_up_minutes", "max_samples", "buffer_samples"):
+            _check(self, name, getattr(self, name) >= 1, "at least 1")
+        _check(self, "late_minutes", self.late_minutes >= 0, "at least 0")
+        for name in ("poll_s", "timeout_s", "initial_ms", "max_ms"):
+            _check(self, name, 0 < getattr(self, name) < float("inf"), "above 0")
+        for name in ("late_every_s", "max_retry_after_s", "close_timeout_s"):
+            _check(self, name, getattr(self, name) >= 0, "at least 0")
+
+    def pause_s(self, attempt: int, retry_after_s: float | None, chance: float) -> float:
+        """How long to wait after the ``attempt``-th try; ``chance`` is from 0 to 1."""
+        own_s = back_off_ms(self.initial_ms, self.max_ms, 2, attempt) / 1000 * (1 - 0.2 * chance)
+        asked_s = 0.0 if retry_after_s is None else min(retry_after_s, self.max_retry_after_s)
+        return max(own_s, asked_s)
+
+
+def _check(settings: RemoteWriteSettings, name: str, fine: bool, allowed: str) -> None:
+    if not fine:
+        raise ConfigError(name, getattr(settings, name), allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteWriteStats:
+    """What became of the samples so far: ``taken == sent + refused + unsent + waiting``."""
+
+    minute: int | None
+    """The last one that is done with; a restart goes on behind it."""
+    minutes: int
+    """Done with by this process."""
+    minutes_skipped: int
+    """Too far back after a pause."""
+    taken: int
+    """Samples read from the store, or made for a series that ended, to be sent."""
+    sent: int
+    refused: int
+    """The receiver does not want them; they are not sent again."""
+    refused_for: Mapping[str, int]
+    """The same by reason: ``out of order``, ``too old``, ``another value is there``; or by answer,
+    ``HTTP 400`` and the like, where it did not say."""
+    unsent: int
+    """Given up at the end of this process. The next one sends their minute again, as it is then;
+    of a minute that was whole already, changes by late rows that were given up stay unsent."""
+    late: int
+    """Of those taken: sent again because late rows have changed them."""
+    ended: int
+    """Of those taken: they say that a series has no value any more."""
+    late_refused: bool
+    """Whether the receiver takes nothing late: then nothing is looked for any more."""
+    dropped: int
+    """Series of minutes left out, over the limit."""
+    requests: Mapping[str, int]
+    """By answer: ``HTTP 204``, ``unreachable`` and the like; each try counts."""
+    retries: int
+    bytes_sent: int
+    faults: Mapping[str, int]
+    """What went wrong on this side, by kind: a store not read, a position not written."""
+    failing: str
+    """Why the receiver has taken nothing since its last answer; empty: it takes samples."""
+    failing_s: float
+    """For how long that is so."""
+
+    @property
+    def waiting(self) -> int:
+        """Samples that are neither sent nor given up."""
+        return self.taken - self.sent - self.refused - self.unsent
+
+
+class Tally:
+    """The counters while they are being counted; any thread may add to them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
+        self._failing: tuple[str, float] = ("", 0.0)
+        self.late_refused = False
+
+    def add(self, **counts: int) -> None:
+        """Add to counters by name."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def request(self, answer: str) -> None:
+        """A request was answered, or not."""
+        with self._lock:
+            self._requests[answer] += 1
+
+    def refuse(self, reason: str, samples: int) -> None:
+        """The receiver does not want samples."""
+        with self._lock:
+            self._refused[reason] += samples
+
+    def is_failing(self, why: str) -> None:
+        """The receiver does not answer, or not well; with nothing said: it does so again."""
+        with self._lock:
+            since_s = self._failing[1] if self._failing[0] else time.monotonic()
+            self._failing = (why, since_s)
+
+    def fault(self, what: str) -> int:
+        """Something went wrong here; how often that was so by now."""
+        with self._lock:
+            self._faults[what] += 1
+            return self._faults[what]
+
+    def stats(self, minute: int | None) -> RemoteWriteStats:
+        """All of it at one moment."""
+        with self._lock:
+            n = self._counts
+            why, since_s = self._failing
+            return RemoteWriteStats(
+                minute=minute,
+                minutes=n["minutes"],
+                minutes_skipped=n["minutes_skipped"],
+                taken=n["taken"],
+                sent=n["sent"],
+                refused=self._refused.total(),
+                refused_for=dict(self._refused),
+                unsent=n["unsent"],
+                late=n["late"],
+                ended=n["ended"],
+                late_refused=self.late_refused,
+                dropped=n["dropped"],
+                requests=dict(self._requests),
+                retries=n["retries"],
+                bytes_sent=n["bytes_sent"],
+                faults=dict(self._faults),
+                failing=why,
+                failing_s=time.monotonic() - since_s if why else 0.0,
+            )

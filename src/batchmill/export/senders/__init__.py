@@ -1,0 +1,1 @@
+"""Senders of metrics: OTLP over gRPC and HTTP, Kafka."""

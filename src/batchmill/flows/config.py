@@ -1,0 +1,117 @@
+"""The settings of a dispatcher: frozen, keyword-only, checked when made."""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+import os
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from batchmill.errors import ConfigError
+
+FlowIdOf: TypeAlias = Callable[[Any], Hashable | None]
+IsFinished: TypeAlias = Callable[[Any], object]
+
+MOST_WORKERS = 8
+"""The default never starts more workers than this, however many cores there are."""
+
+
+class Backpressure(enum.Enum):
+    """What a producer meets when there is no room for its signal."""
+
+    BLOCK = "block"
+    """``dispatch`` waits for room: nothing is dropped, and flows of other workers go on."""
+
+    DROP_OLDEST = "drop_oldest"
+    """The oldest queued signal makes room for the new one; finish signals go last."""
+
+    DROP_NEWEST = "drop_newest"
+    """``dispatch`` answers False at once and the new signal is dropped."""
+
+
+def default_worker_count() -> int:
+    """One worker for each core that this process may use, eight at most."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, MOST_WORKERS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowConfig:
+    """The settings of a :class:`FlowDispatcher`.
+
+    >>> FlowConfig(worker_count=4).worker_queue_capacity
+    8192
+    """
+
+    worker_count: int = field(default_factory=default_worker_count)
+    """Worker threads, each with a queue of its own."""
+
+    ingress_capacity: int = 65_536
+    """Signals queued at most over all workers together.
+
+    There is no ingress queue to fill: a signal is routed on its producer's thread. This is the
+    bound on what the dispatcher holds, beside each worker's own.
+    """
+
+    worker_queue_capacity: int = 8_192
+    """Signals queued at most for one worker."""
+
+    batch_max: int = 128
+    """Signals in one handler call at most."""
+
+    backpressure: Backpressure = Backpressure.BLOCK
+    """What happens to a signal for which there is no room."""
+
+    flow_id: FlowIdOf = field(default_factory=lambda: operator.attrgetter("flow_id"))
+    """The flow of a signal, hashable; by default its attribute ``flow_id``.
+
+    None: the signal belongs to no flow, goes to the workers in turn and has no order.
+    """
+
+    finished: IsFinished | None = None
+    """Whether a signal is the last one of its flow; without it only ``complete()`` ends a flow."""
+
+    idle_ttl: float | None = 300.0
+    """Seconds after which a flow with nothing pending is forgotten; None: never."""
+
+    max_flows: int | None = 100_000
+    """Flows known at most at a time; None: no bound."""
+
+    close_timeout: float = 30.0
+    """Seconds that ``close()`` drains for unless told otherwise; also at interpreter exit."""
+
+    def __post_init__(self) -> None:
+        _check_count("worker_count", self.worker_count)
+        _check_count("ingress_capacity", self.ingress_capacity)
+        _check_count("worker_queue_capacity", self.worker_queue_capacity)
+        _check_count("batch_max", self.batch_max)
+        if not isinstance(self.backpressure, Backpressure):
+            raise ConfigError("backpressure", self.backpressure, "a Backpressure")
+        if not callable(self.flow_id):
+            raise ConfigError("flow_id", self.flow_id, "a callable signal -> hashable or None")
+        if self.finished is not None and not callable(self.finished):
+            raise ConfigError("finished", self.finished, "a callable signal -> bool, or None")
+        if self.idle_ttl is not None:
+            _check_seconds("idle_ttl", self.idle_ttl, " above 0, or None")
+        if self.max_flows is not None:
+            _check_count("max_flows", self.max_flows, ", or None")
+        _check_seconds("close_timeout", self.close_timeout, " above 0")
+
+
+def _check_count(name: str, value: object, otherwise: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(name, value, f"a whole number of at least 1{otherwise}")
+
+
+def _check_seconds(name: str, value: object, bound: str) -> None:
+    allowed = f"a finite number of seconds{bound}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(name, value, allowed)
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(name, value, allowed)

@@ -1,0 +1,242 @@
+"""The dispatcher as its users see it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from batchmill import lifecycle
+from batchmill.errors import ConfigError, WouldDeadlockError
+from batchmill.flows import intake
+from batchmill.flows.config import FlowConfig
+from batchmill.flows.core import FlowCore
+from batchmill.flows.lines import Ticket
+from batchmill.flows.snapshot import snapshot
+from batchmill.flows.stats import FlowStats
+from batchmill.waiters import TaskWaiter, ThreadWaiter
+
+log = logging.getLogger("batchmill.flows")
+
+T = TypeVar("T")
+
+
+class FlowDispatcher(Generic[T]):
+    """Spreads signals over workers so that each flow's are handled one at a time and in order.
+
+    Any thread may call any method. It starts at once; leave it with :meth:`close`, or use it as a
+    context manager.
+
+    * *In order*: the signals of a flow are handled in the order in which they were dispatched, on
+      one worker for as long as the flow lives. Signals without a flow have no order.
+    * *Spread*: a new flow goes to the worker with the least queued and running.
+    * *Bounded*: each worker's queue, all of them together, and the number of flows.
+    * *Accounted for*: a signal for which ``dispatch`` answered True is handled once, or evicted
+      (DROP_OLDEST), or given back by :meth:`close`; each is counted.
+    * *After fork*: the child's dispatcher is empty and running; what was queued is the parent's.
+
+    ``handler`` gets a list of up to ``batch_max`` signals, which is its to keep. Calls for
+    different workers run at the same time. What it raises marks the batch failed and goes to
+    ``error_handler``, called with the batch and the error, or else to the log. ``clock`` is what
+    ages and durations are measured by.
+
+    >>> config = FlowConfig(worker_count=2, flow_id=lambda signal: signal[0])
+    >>> with FlowDispatcher(lambda batch: None, config) as dispatcher:
+    ...     dispatcher.dispatch(("order-7", "paid"))
+    True
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[list[T]], object],
+        config: FlowConfig | None = None,
+        *,
+        error_handler: Callable[[list[T], BaseException], object] | None = None,
+        name: str = "flows",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not callable(handler):
+            raise ConfigError("handler", handler, "a callable that takes a list of signals")
+        if error_handler is not None and not callable(error_handler):
+            raise ConfigError("error_handler", error_handler, "a callable (batch, error), or None")
+        config = FlowConfig() if config is None else config
+        if not isinstance(config, FlowConfig):
+            raise ConfigError("config", config, "a FlowConfig")
+        core = FlowCore(handler, config, name, error_handler, clock)
+        lifecycle.track(core)
+        core.start()
+        self._core = core
+        self._flow_id = config.flow_id
+        self._finished = config.finished
+
+    @property
+    def name(self) -> str:
+        """The name the dispatcher was made with."""
+        return self._core.name
+
+    @property
+    def config(self) -> FlowConfig:
+        """The settings the dispatcher was made with."""
+        return self._core.config
+
+    @property
+    def running(self) -> bool:
+        """Whether it accepts signals: True until :meth:`close` begins."""
+        return not self._core.router.closed
+
+    def dispatch(self, signal: T, timeout: float | None = None) -> bool:
+        """Queue a signal; True when it was accepted, False when it was not and will not be.
+
+        Under BLOCK it waits for room, for ``timeout`` seconds at most where one is given; the
+        other policies never wait. A dispatcher that is closed, also while this call waits,
+        answers False. A finish signal that is refused ends its flow all the same.
+
+        Inside a handler, a wait that only this handler's return could end raises
+        WouldDeadlockError; with a timeout the answer is False.
+        """
+        core = self._core
+        key = self._flow_id(signal)
+        finish = self._finished is not None and bool(self._finished(signal))
+        ticket: Ticket | None = None
+        try:
+            if core.lock.locked():
+                core.give_way()
+            with core.lock:
+                reason = core.router.offer(signal, key, finish, core.clock())
+                if reason is None:
+                    return True
+                waiter = ThreadWaiter()
+                ticket = Ticket(signal, key, finish, reason, waiter)
+                if not intake.line_up(core, ticket, timeout):
+                    return False
+            return intake.wait(core, ticket, waiter, timeout)
+        except WouldDeadlockError:
+            raise
+        except BaseException:
+            core.interrupted(ticket)
+            raise
+
+    async def adispatch(self, signal: T, timeout: float | None = None) -> bool:
+        """Like :meth:`dispatch`, but only the task waits, never its loop.
+
+        A task that is cancelled while it waits has dispatched nothing. Tasks of one loop that
+        wait with the same flow get in, in the order in which they came.
+        """
+        core = self._core
+        key = self._flow_id(signal)
+        finish = self._finished is not None and bool(self._finished(signal))
+        if core.lock.locked():
+            core.give_way()
+        with core.lock:
+            reason = core.router.offer(signal, key, finish, core.clock())
+            if reason is None:
+                return True
+            waiter = TaskWaiter()
+            ticket = Ticket(signal, key, finish, reason, waiter)
+            if not intake.line_up(core, ticket, timeout):
+                return False
+        return await intake.wait_in_task(core, ticket, waiter, timeout)
+
+    def complete(self, flow_id: Hashable) -> bool:
+        """End a flow without a finish signal; whether it was known.
+
+        It is forgotten once nothing of it is pending; until then a signal with the same id still
+        goes to the same worker.
+        """
+        core = self._core
+        with core.lock:
+            return core.router.complete(flow_id, core.clock())
+
+    def stats(self) -> FlowStats:
+        """The dispatcher as it is now, and its counters since the start."""
+        return snapshot(self._core)
+
+    def close(self, timeout: float | None = None) -> list[T]:
+        """Refuse new signals, drain, end the workers; the signals that were not processed.
+
+        Producers that wait are told False. Draining takes ``timeout`` seconds at most (None: the
+        configuration's ``close_timeout``); what is queued then is taken out and returned in the
+        order it was dispatched. A batch that is in the handler at that moment is not part of it:
+        its worker ends when the handler returns.
+
+        Any number of threads may call it, any number of times. Inside a handler it does not wait:
+        the drain goes on, and ends, when the handler has returned; with ``timeout=0`` what is
+        queued is returned.
+        """
+        core = self._core
+        seconds = core.config.close_timeout if timeout is None else timeout
+        core.begin_close()
+        if core.current_worker() is not None:
+            return [] if seconds > 0 else core.take_back()
+        waiter = ThreadWaiter()
+        if core.await_end(waiter):
+            try:
+                waiter.wait(seconds)
+            finally:
+                core.stop_awaiting(waiter)
+        left = core.take_back()
+        core.join()
+        return left
+
+    async def aclose(self, timeout: float | None = None) -> list[T]:
+        """Like :meth:`close`, but only the task waits, never its loop."""
+        core = self._core
+        seconds = core.config.close_timeout if timeout is None else timeout
+        core.begin_close()
+        waiter = TaskWaiter()
+        if core.await_end(waiter):
+            try:
+                await waiter.wait(seconds)
+            finally:
+                core.stop_awaiting(waiter)
+        return core.take_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._say_what_is_left(self.close())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._say_what_is_left(await self.aclose())
+
+    def _say_what_is_left(self, left: list[T]) -> None:
+        if left:
+            log.warning(
+                "batchmill flows %s: not drained after %g s; %d signals were dropped. A handler "
+                "hangs or is slow: raise close_timeout, or call close() to have them returned.",
+                self.name,
+                self.config.close_timeout,
+                len(left),
+            )
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "closed"
+        return f"<FlowDispatcher {self.name!r} {state}>"
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.router.closed:
+            core.abandon()
+            warnings.warn(
+                f"batchmill flow dispatcher {core.name!r} was never closed; it drains itself now",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )

@@ -1,0 +1,115 @@
+"""Who may send: a bearer token, client certificates, and where neither is needed."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchmill.errors import ConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # some name: nobody knows what it will resolve to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What a sender has to show.
+
+    A token is asked for if one is set, a certificate if ``client_ca`` is; both, if both are.
+    """
+
+    token: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        token = self.token
+        if token is not None and not (
+            token and token.isascii() and token.isprintable() and " " not in token
+        ):
+            raise ConfigError("token", "…", "printable ASCII without spaces, and not empty")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError(
+                "tls_key", self.tls_key and str(self.tls_key), "given together with tls_cert"
+            )
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                "client_ca", str(self.client_ca), "given together with tls_cert and tls_key"
+            )
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.tls_cert is not None
+
+    def check_bind(self, host: str, insecure: bool) -> None:
+        """Refuse to let strangers in unless told to."""
+        if self.token is None and self.client_ca is None and not insecure and not is_loopback(host):
+            raise ConfigError(
+                "bind",
+                host,
+                "a loopback address such as 127.0.0.1, unless senders have to show a token "
+                "(--token) or a certificate (--tls-client-ca), or --insecure allows everybody",
+            )
+
+    def allows(self, authorization: str | bytes | None) -> bool:
+        """Whether the header ``authorization`` will do; takes the same time for any wrong token."""
+        if self.token is None:
+            return True
+        if authorization is None:
+            return False
+        given = authorization.encode() if isinstance(authorization, str) else authorization
+        scheme, _, token = given.strip().partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(
+            token.strip(), self.token.encode()
+        )
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For HTTP; None without TLS."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                "tls_cert", str(self.tls_cert), f"a certificate with its key, in PEM ({error})"
+            ) from error
+        if self.client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self.client_ca)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(
+                    "client_ca", str(self.client_ca), f"certificates in PEM ({error})"
+                ) from error
+        return context
+
+    def grpc_credentials(self) -> grpc.ServerCredentials | None:
+        """For gRPC; None without TLS."""
+        import grpc
+
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        authority = None if self.client_ca is None else self.client_ca.read_bytes()
+        return grpc.ssl_server_credentials(
+            [(self.tls_key.read_bytes(), self.tls_cert.read_bytes())],
+            root_certificates=authority,
+            require_client_auth=authority is not None,
+        )

@@ -1,0 +1,1 @@
+"""OTLP requests to columns of spans."""

@@ -1,0 +1,215 @@
+"""An ExportTraceServiceRequest in protobuf -> rows.
+
+The request is not parsed in one go: two bytes can be a whole span, which takes a hundred times as
+many in memory. Its frame (resources, scopes) is walked here, and each span parsed when its turn
+comes, so what is held at a time is bounded by the size of one span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from batchmill.ingest.decode.limits import BadRequest, TooLarge
+from batchmill.ingest.decode.rows import Pairs, Rows
+from batchmill.ingest.decode.values import Kind, Opened, plain, text_of
+
+
+def _number(message: Any, field: str) -> int:
+    return int(message.DESCRIPTOR.fields_by_name[field].number)
+
+
+_RESOURCE_SPANS = _number(ExportTraceServiceRequest, "resource_spans")
+_RESOURCE = _number(ResourceSpans, "resource")
+_SCOPE_SPANS = _number(ResourceSpans, "scope_spans")
+_SPANS = _number(ScopeSpans, "spans")
+
+_SPARE_FIELDS = 1000
+"""Unknown fields that a request may have in its frame, beside a few for each span allowed."""
+
+
+def read_proto(body: bytes, rows: Rows) -> None:
+    """Fill ``rows`` with the spans of ``body``."""
+    frame = _Frame(body, 4 * rows.limits.max_spans + _SPARE_FIELDS)
+    for _, start, end in frame.fields(0, len(body), (_RESOURCE_SPANS,)):
+        rows.group()
+        _read_group(frame, start, end, rows)
+
+
+def _read_group(frame: _Frame, start: int, end: int, rows: Rows) -> None:
+    body, limits = frame.body, rows.limits
+    resource: list[bytes] = []
+    size = 0
+    for number, first, last in frame.fields(start, end, (_RESOURCE, _SCOPE_SPANS)):
+        rows.group()
+        if number == _RESOURCE:
+            # A message that comes in several pieces is one: its pieces one after the other.
+            resource.append(body[first:last])
+            size += last - first
+            if size > limits.max_span_bytes:
+                raise TooLarge(
+                    f"a resource has more than {limits.max_span_bytes} bytes: give it less"
+                )
+            continue
+        _read_spans(body, frame.fields(first, last, (_SPANS,)), rows)
+    try:
+        about = Resource.FromString(b"".join(resource))
+    except DecodeError as error:
+        raise BadRequest(f"a resource is not valid protobuf: {error}") from error
+    rows.resource(_pairs(about.attributes, size, rows))
+
+
+def _read_spans(body: bytes, spans: Iterable[tuple[int, int, int]], rows: Rows) -> None:
+    parse, add, count = Span.FromString, rows.add, rows.span
+    most, put = rows.limits.max_span_bytes, rows.attributes.append
+    for _, start, end in spans:
+        count()
+        if end - start > most:
+            rows.reject("span too large")
+            continue
+        try:
+            span = parse(body[start:end])
+        except DecodeError as error:
+            raise BadRequest(f"span {rows.spans} is not valid protobuf: {error}") from error
+        if add(
+            span.trace_id,
+            span.span_id,
+            span.parent_span_id,
+            span.name,
+            span.kind,
+            span.start_time_unix_nano,
+            span.end_time_unix_nano,
+            span.status.code,
+        ):
+            put(_pairs(span.attributes, end - start, rows))
+
+
+def _pairs(found: Any, size: int, rows: Rows) -> Pairs:
+    """Attributes that came in ``size`` bytes."""
+    limits = rows.limits
+    if len(found) > limits.max_attributes:
+        found = rows.fitted(found)
+    rows.attribute_count(len(found))
+    if _LONGEST_NUMBER <= size <= limits.max_attribute_length:
+        # The usual case, in which no text can be too long: all in one go.
+        try:
+            pairs = {each.key: each.value.string_value or _simple(each.value) for each in found}
+        except _NotSimple:
+            return _careful_pairs(found, rows)
+        if len(pairs) == len(found) and (pairs.keys() <= rows.keys or rows.keys_fit(pairs)):
+            return pairs
+    return _careful_pairs(found, rows)
+
+
+def _careful_pairs(found: Any, rows: Rows) -> Pairs:
+    limits = rows.limits
+    longest, deepest = limits.max_attribute_length, limits.max_value_depth
+    pairs: dict[str, str] = {}
+    for each in found:
+        rows.fit(pairs, each.key, text_of(each.value, _opened, longest, deepest))
+    return pairs
+
+
+_LONGEST_NUMBER = 32
+"""Above the characters of any number as text."""
+
+
+class _NotSimple(Exception):
+    """A value is neither a text nor a number."""
+
+
+def _simple(value: Any) -> str:
+    name = value.WhichOneof("value")
+    if name == "int_value":
+        return str(value.int_value)
+    if name == "bool_value":
+        return "true" if value.bool_value else "false"
+    if name == "double_value":
+        return plain(Kind.DOUBLE, value.double_value)
+    if name == "string_value":
+        return ""
+    raise _NotSimple
+
+
+_KINDS = {
+    "string_value": Kind.TEXT,
+    "bool_value": Kind.BOOL,
+    "int_value": Kind.INT,
+    "double_value": Kind.DOUBLE,
+    "bytes_value": Kind.BYTES,
+}
+
+
+def _opened(value: Any) -> Opened:
+    name = value.WhichOneof("value")
+    kind = _KINDS.get(name)
+    if kind is not None:
+        return kind, getattr(value, name)
+    if name == "array_value":
+        return Kind.ARRAY, value.array_value.values
+    if name == "kvlist_value":
+        return Kind.MAP, ((each.key, each.value) for each in value.kvlist_value.values)
+    return Kind.EMPTY, None
+
+
+class _Frame:
+    """A walk over protobuf's bytes that goes into a message only where it is told to."""
+
+    def __init__(self, body: bytes, unknown: int) -> None:
+        self.body = body
+        self._unknown = unknown
+        """Fields that may yet be skipped: they cost time, however small they are."""
+
+    def fields(self, at: int, end: int, wanted: Collection[int]) -> Iterator[tuple[int, int, int]]:
+        """Number, start and end of each wanted field of the message in ``body[at:end]``."""
+        body = self.body
+        while at < end:
+            tag = body[at]
+            at += 1
+            if tag > 127:
+                tag, at = self._varint(at - 1, end)
+            wire = tag & 7
+            if wire == 2:
+                size = body[at] if at < end else 128
+                at += 1
+                if size > 127:
+                    size, at = self._varint(at - 1, end)
+                stop = at + size
+            elif wire == 0:
+                _, stop = self._varint(at, end)
+            elif wire == 1:
+                stop = at + 8
+            elif wire == 5:
+                stop = at + 4
+            else:
+                raise BadRequest(
+                    f"the body is not a trace request in protobuf: wire type {wire} at byte {at}"
+                )
+            if stop > end:
+                raise BadRequest(
+                    f"the body is not valid protobuf: a field at byte {at} ends "
+                    f"{stop - end} bytes after its message"
+                )
+            number = tag >> 3
+            if wire == 2 and number in wanted:
+                yield number, at, stop
+            elif number == 0:
+                raise BadRequest(f"the body is not valid protobuf: field number 0 at byte {at}")
+            else:
+                self._unknown -= 1
+                if self._unknown < 0:
+                    raise TooLarge("the request has too many fields that OTLP does not have")
+            at = stop
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = 0
+        for index, byte in enumerate(self.body[at : min(at + 10, end)]):
+            value |= (byte & 127) << 7 * index
+            if byte < 128:
+                return value, at + index + 1
+        raise BadRequest(f"the body is not valid protobuf: the number at byte {at} has no end")

@@ -1,0 +1,175 @@
+"""States: what a metric needs from the rows of one entity and bucket.
+
+A state is a description: equal states are one and the same work, however many metrics ask for it
+(states of different sources are kept apart by their metrics' ``source``). What it describes is a
+*merged* value, which :meth:`merge` adds up in any order and any grouping; None is the merged value
+of no rows at all, and merges like nothing. Rows whose value, label or key is null are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from batchmill.oal.model import Path, Where
+from batchmill.oal.numbers import truncated
+
+Limbs: TypeAlias = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many rows there are. Merged: an int."""
+
+    where: Where
+
+    def merge(self, one: int | None, other: int | None) -> int:
+        """The count over both."""
+        return (one or 0) + (other or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sum of a whole number. Merged: an int, of any size, or None."""
+
+    where: Where
+    value: Path
+
+    def merge(self, one: int | None, other: int | None) -> int | None:
+        """The sum over both."""
+        return None if one is None and other is None else (one or 0) + (other or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleSum:
+    """The sum of a floating number, exact, so that the order of adding does not show.
+
+    Merged: four ints ``(i, f1, f2, f3)`` that mean ``i + f1/2^30 + f2/2^60 + f3/2^90`` and are
+    summed one by one, or a ``Fraction``, or None. ``exact_double()`` makes a float of it.
+
+    Values up to 2^62 either way can be summed. What a value has below 2^-90 is cut off: none of a
+    value that is 0 or at least 2^-38 (4e-12), and of a smaller one less than 2^-90 (8e-28).
+    """
+
+    where: Where
+    value: Path
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """The sum over both; two of a kind."""
+        if one is None or other is None:
+            return other if one is None else one
+        if isinstance(one, (tuple, list)):
+            return tuple(a + b for a, b in zip(one, other, strict=True))
+        return one + other
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The greatest or the least of a number. Merged: an int or a float, or None."""
+
+    where: Where
+    value: Path
+    which: Literal["max", "min"]
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """The extreme of both."""
+        if one is None or other is None:
+            return other if one is None else one
+        return max(one, other) if self.which == "max" else min(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketed:
+    """A tally's key: the number of the bucket, ``value / precision`` toward zero."""
+
+    value: Path
+    precision: int
+
+    def of(self, value: int) -> int:
+        """The bucket's number."""
+        return truncated(value, self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """A tally's key: the number of the bucket, ``value / step``, from 0 up to ``steps``."""
+
+    value: Path
+    step: int
+    steps: int
+
+    def of(self, value: int) -> int:
+        """The bucket's number; its lower edge is that times ``step``."""
+        return max(0, min(truncated(value, self.step), self.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A tally's key: a text of the row; a number or a bool as it is written in a script."""
+
+    value: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many rows there are of each key. Merged: a dict of key to count, or None."""
+
+    where: Where
+    key: Bucketed | Clamped | Label
+
+    def merge(
+        self, one: Mapping[Any, int] | None, other: Mapping[Any, int] | None
+    ) -> dict[Any, int]:
+        """The counts over both."""
+        merged = dict(one or {})
+        for key, count in (other or {}).items():
+            merged[key] = merged.get(key, 0) + count
+        return merged
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSum:
+    """Sum and count of a whole number for each label. Merged: a dict of label to both, or None."""
+
+    where: Where
+    label: Path
+    value: Path
+
+    def merge(
+        self, one: Mapping[str, tuple[int, int]] | None, other: Mapping[str, tuple[int, int]] | None
+    ) -> dict[str, tuple[int, int]]:
+        """The sums and counts over both."""
+        merged = {label: (total, count) for label, (total, count) in (one or {}).items()}
+        for label, (total, count) in (other or {}).items():
+            before = merged.get(label, (0, 0))
+            merged[label] = (before[0] + total, before[1] + count)
+        return merged
+
+
+@dataclass(frozen=True, slots=True)
+class ApdexCount:
+    """How many rows are satisfied, or tolerated, by the threshold T of their service.
+
+    A row whose status is not true is neither. T is a setting of the pipeline, by ``name``:
+    up to T is satisfied, above T and up to 4T tolerated. Merged: an int.
+    """
+
+    where: Where
+    which: Literal["satisfied", "tolerated"]
+    value: Path
+    status: Path
+    name: Path
+
+    def of(self, value: int, threshold: int) -> bool:
+        """Whether a successful row with that value counts here."""
+        if self.which == "satisfied":
+            return value <= threshold
+        return threshold < value <= 4 * threshold
+
+    def merge(self, one: int | None, other: int | None) -> int:
+        """The count over both."""
+        return (one or 0) + (other or 0)
+
+
+State: TypeAlias = Count | Sum | DoubleSum | Extreme | Tally | LabelSum | ApdexCount

@@ -1,0 +1,123 @@
+"""What to do with an item that meets a threshold, and what the decider is told."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from batchmill.errors import ConfigError
+from batchmill.pressure.levels import ThresholdLevel
+
+T = TypeVar("T")
+
+
+class QueueAction(enum.Enum):
+    """What happens to the item."""
+
+    ACCEPT = "accept"
+    """It is queued all the same (but never past the hard capacity)."""
+    REJECT = "reject"
+    """It is not queued; its sender gets the reason."""
+    DROP = "drop"
+    """It is not queued, and that is nobody's error: a third outcome, counted by level."""
+    RETRY = "retry"
+    """It is offered again after a delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDecision:
+    """An action with what goes with it. Made by :meth:`accept`, :meth:`reject` and so on."""
+
+    action: QueueAction
+    reason: Exception | None = None
+    """Why, for REJECT. None stands for a QueueFullError with depth, threshold and level."""
+    delay_ms: float | None = None
+    """When to try again, for RETRY."""
+
+    @staticmethod
+    def accept() -> QueueDecision:
+        """Queue the item."""
+        return _ACCEPT
+
+    @staticmethod
+    def reject(reason: Exception | str | None = None) -> QueueDecision:
+        """Refuse the item; ``reason`` is what its sender gets (a text becomes an error)."""
+        if isinstance(reason, str):
+            reason = RuntimeError(reason)
+        return QueueDecision(QueueAction.REJECT, reason=reason)
+
+    @staticmethod
+    def drop() -> QueueDecision:
+        """Let the item go."""
+        return _DROP
+
+    @staticmethod
+    def retry(delay_ms: float) -> QueueDecision:
+        """Offer the item again after ``delay_ms``."""
+        number = isinstance(delay_ms, (int, float)) and not isinstance(delay_ms, bool)
+        if not number or not delay_ms >= 0:
+            raise ConfigError("delay_ms", delay_ms, "a number of at least 0")
+        return QueueDecision(QueueAction.RETRY, delay_ms=float(delay_ms))
+
+
+_ACCEPT = QueueDecision(QueueAction.ACCEPT)
+_DROP = QueueDecision(QueueAction.DROP)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueThresholdContext(Generic[T]):
+    """What a handler knows when it decides."""
+
+    item: T
+    """The item that is being submitted."""
+    depth: int
+    """The depth it met."""
+    threshold: int
+    """The threshold that depth has reached."""
+    level: ThresholdLevel
+    """The level of that threshold."""
+    attempt: int
+    """1 for the first time, 2 for the first retry, and so on."""
+    time: float
+    """When, on the monotonic clock, in seconds."""
+
+
+ThresholdHandler: TypeAlias = Callable[[QueueThresholdContext[Any]], QueueDecision]
+"""Decides about an item. Called on the submitting thread, outside any lock: it should be quick."""
+
+
+class EventKind(enum.Enum):
+    """What an event tells."""
+
+    DECISION = "decision"
+    """An item met a threshold and was decided about."""
+    ENTERED = "entered"
+    """The depth rose to a level."""
+    LEFT = "left"
+    """The depth fell clearly below a level."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueThresholdEvent(Generic[T]):
+    """What a listener hears."""
+
+    kind: EventKind
+    """A decision about an item, or a level entered or left."""
+    depth: int
+    """The depth at that moment."""
+    threshold: int
+    """The threshold of the level."""
+    level: ThresholdLevel
+    """The level."""
+    time: float
+    """When, on the monotonic clock, in seconds."""
+    item: T | None = None
+    """The item, for a decision."""
+    decision: QueueDecision | None = None
+    """What was decided, for a decision."""
+
+
+ThresholdListener: TypeAlias = Callable[[QueueThresholdEvent[Any]], object]
+"""Hears of events on a thread of its own; see QueueThresholdConfig.listeners."""

@@ -1,0 +1,286 @@
+"""Watches one depth: decides about items, tells listeners, counts.
+
+Guarantees
+    * User handlers and listeners run outside any lock; what they raise stops nobody.
+    * ``decide`` looks at the depth it is given. Whoever then queues the item asks ``allows`` at
+      that moment, under the lock that guards its depth: a decision made at a lower level, or past
+      the hard capacity, does not hold any more.
+    * Listeners hear events in order. They have their own bounded line; what does not fit is
+      dropped and counted, and submitting never waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchmill import lifecycle
+from batchmill.pressure import strategies
+from batchmill.pressure.config import QueueThresholdConfig
+from batchmill.pressure.decision import (
+    EventKind,
+    QueueAction,
+    QueueDecision,
+    QueueThresholdContext,
+    QueueThresholdEvent,
+)
+from batchmill.pressure.errors import QueueFullError
+from batchmill.pressure.levels import LevelTracker, ThresholdLevel
+from batchmill.queue import BatchQueue, BatchQueueConfig, BufferStrategy, ThreadPolicy
+
+log = logging.getLogger("batchmill.pressure")
+
+_FIRST_RETRY_MS = 100
+_LAST_EVENTS_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdStats:
+    """What thresholds decided since the start."""
+
+    decisions: Mapping[tuple[ThresholdLevel, QueueAction], int]
+    """How often each action was decided at each level."""
+    handler_failures: int
+    """Handlers that raised or answered no decision; the default action stood in."""
+    listener_failures: int
+    """Listener calls that raised."""
+    dropped_events: int
+    """Events that did not fit the listeners' line."""
+    level: ThresholdLevel | None
+    """The level that holds now."""
+
+
+class QueueThresholdManager:
+    """Applies a :class:`QueueThresholdConfig` to any depth: items, bytes, files.
+
+    ``depth`` is called whenever the manager needs to know; for a queue with a lock of its own, use
+    :meth:`decide` and :meth:`allows` with the exact depth instead of :meth:`check`.
+    """
+
+    def __init__(
+        self,
+        config: QueueThresholdConfig,
+        depth: Callable[[], int],
+        *,
+        name: str = "thresholds",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.depth = depth
+        self.name = name
+        self._clock = clock
+        self._line: BatchQueue[Any] | None = None
+        self._closed = False
+        self._default_retry = strategies.retry(initial_ms=_FIRST_RETRY_MS)
+        self._reset()
+        lifecycle.track(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._tracker = LevelTracker(self.config.thresholds, self.config.leave_ratio)
+        self._decisions: dict[tuple[ThresholdLevel, QueueAction], int] = {}
+        self._handler_failures = 0
+        self._listener_failures = 0
+        self._dropped_events = 0
+
+    def check(self, item: Any, attempt: int = 1) -> QueueDecision | None:
+        """Decide about ``item`` at the depth of this moment; None below every threshold."""
+        depth = self.depth()
+        if depth < self.config.warning_threshold:
+            self.observe(depth)
+            return None
+        return self.decide(item, depth, attempt)[0]
+
+    def decide(
+        self, item: Any, depth: int, attempt: int = 1
+    ) -> tuple[QueueDecision, ThresholdLevel | None]:
+        """What to do with ``item``, and the level that was decided for.
+
+        Past the hard capacity an ACCEPT has become a REJECT. A REJECT always has its reason.
+        """
+        self.observe(depth)
+        thresholds = self.config.thresholds
+        level = thresholds.level_at(depth)
+        if level is None:
+            return QueueDecision.accept(), None
+        context = QueueThresholdContext(
+            item, depth, thresholds.of(level), level, attempt, self._clock()
+        )
+        decision = self._with_reason(self._ask(context), depth)
+        event = QueueThresholdEvent(
+            EventKind.DECISION,
+            depth,
+            context.threshold,
+            level,
+            context.time,
+            item=item,
+            decision=decision,
+        )
+        with self._lock:
+            key = (level, decision.action)
+            self._decisions[key] = self._decisions.get(key, 0) + 1
+            self._queue([event])
+        self._tell_now([event])
+        return decision, level
+
+    def allows(self, level: ThresholdLevel | None, depth: int) -> bool:
+        """Whether an ACCEPT decided at ``level`` still holds at ``depth``."""
+        if depth >= self.config.hard_capacity:
+            return False
+        now = self.config.thresholds.level_at(depth)
+        return (now or 0) <= (level or 0)
+
+    def full_error(self, depth: int, detail: str = "") -> QueueFullError:
+        """The error for an item that met ``depth``."""
+        level = self.config.thresholds.level_at(depth)
+        limit = self.config.thresholds.of(level or ThresholdLevel.WARNING)
+        if depth >= self.config.hard_capacity:
+            limit = self.config.hard_capacity
+            detail = detail or "nothing is accepted past the hard capacity"
+        return QueueFullError(depth, limit, level, self.config.retry_after_s, detail)
+
+    def observe(self, depth: int) -> None:
+        """Take note of a depth; tells when a level is entered or left. Cheap when neither is."""
+        tracker = self._tracker
+        if tracker.settled(depth):
+            return
+        with self._lock:
+            entered, left = tracker.move(depth)
+            now = self._clock()
+            # Plain, not QueueThresholdEvent[Any](...): Python 3.11 cannot make a frozen dataclass
+            # with slots that way.
+            events: list[QueueThresholdEvent[Any]] = [
+                QueueThresholdEvent(kind, depth, self.config.thresholds.of(level), level, now)
+                for kind, levels in ((EventKind.ENTERED, entered), (EventKind.LEFT, left))
+                for level in levels
+            ]
+            self._queue(events)
+        self._tell_now(events)
+
+    def stats(self) -> ThresholdStats:
+        """A snapshot of what was decided so far."""
+        with self._lock:
+            current = self._tracker.current
+            return ThresholdStats(
+                decisions=dict(self._decisions),
+                handler_failures=self._handler_failures,
+                listener_failures=self._listener_failures,
+                dropped_events=self._dropped_events,
+                level=ThresholdLevel(current) if current else None,
+            )
+
+    def close(self) -> None:
+        """Let the listeners hear what is waiting for them, then end their thread.
+
+        What happens later they do not hear; it counts as dropped events.
+        """
+        with self._lock:
+            self._closed = True
+            line, self._line = self._line, None
+        if line is not None:
+            line.shutdown()
+
+    fork_order = 1
+
+    def begin_close(self) -> None:
+        """At exit: the listeners' queue is closed by itself."""
+
+    def await_close(self) -> None:
+        """At exit: the listeners' queue is waited for by itself."""
+
+    def after_fork_in_child(self) -> None:
+        """A free lock, no level and no counts; the listeners' queue starts anew by itself."""
+        self._reset()
+
+    def _with_reason(self, decision: QueueDecision, depth: int) -> QueueDecision:
+        if decision.action is QueueAction.ACCEPT:
+            if depth < self.config.hard_capacity:
+                return decision
+            return QueueDecision.reject(self.full_error(depth))
+        if decision.action is not QueueAction.REJECT:
+            return decision
+        reason = decision.reason
+        if reason is None:
+            return QueueDecision.reject(self.full_error(depth))
+        if type(reason) is QueueFullError and reason.retry_after is None:
+            told = QueueFullError(
+                reason.depth,
+                reason.threshold,
+                reason.level,
+                self.config.retry_after_s,
+                reason.detail,
+            )
+            told.__cause__ = reason.__cause__
+            return QueueDecision.reject(told)
+        return decision
+
+    def _ask(self, context: QueueThresholdContext[Any]) -> QueueDecision:
+        handler = self.config.handlers[context.level]
+        if handler is None:
+            if context.level is ThresholdLevel.WARNING:
+                return QueueDecision.accept()
+            return self._default(context)
+        try:
+            decision = handler(context)
+            if isinstance(decision, QueueDecision):
+                return decision
+            log.error(
+                "batchmill %s: threshold handler %r answered %r, which is no QueueDecision; "
+                "the default action stands in",
+                self.name,
+                handler,
+                decision,
+            )
+        except Exception:
+            log.exception(
+                "batchmill %s: threshold handler %r failed; the default action stands in",
+                self.name,
+                handler,
+            )
+        with self._lock:
+            self._handler_failures += 1
+        return self._default(context)
+
+    def _default(self, context: QueueThresholdContext[Any]) -> QueueDecision:
+        action = self.config.default_action
+        if action is QueueAction.RETRY:
+            return self._default_retry(context)
+        return QueueDecision(action)
+
+    def _queue(self, events: list[QueueThresholdEvent[Any]]) -> None:
+        """Line events up for the listeners; under the lock, so that they hear them in order."""
+        if not self.config.listeners or self.config.synchronous_listeners or not events:
+            return
+        if self._line is None and not self._closed:
+            self._line = BatchQueue(
+                f"{self.name}-listeners",
+                BatchQueueConfig(
+                    threads=ThreadPolicy.fixed(1),
+                    buffer_size=self.config.listener_capacity,
+                    strategy=BufferStrategy.IF_POSSIBLE,
+                    consumer=self._hear,
+                    # Closing waits for listeners, but a slow one must not hold it up for long.
+                    shutdown_timeout_ms=_LAST_EVENTS_MS,
+                ),
+            )
+        for event in events:
+            if self._line is None or not self._line.produce(event, timeout=0):
+                self._dropped_events += 1
+
+    def _tell_now(self, events: list[QueueThresholdEvent[Any]]) -> None:
+        if self.config.synchronous_listeners:
+            self._hear(events)
+
+    def _hear(self, events: list[QueueThresholdEvent[Any]]) -> None:
+        for event in events:
+            for listener in self.config.listeners:
+                try:
+                    listener(event)
+                except Exception:
+                    log.exception("batchmill %s: listener %r failed", self.name, listener)
+                    with self._lock:
+                        self._listener_failures += 1

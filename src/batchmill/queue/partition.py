@@ -1,0 +1,356 @@
+"""A bounded buffer that producers fill without taking a lock.
+
+Guarantees
+    * A partition never holds more than ``capacity`` items, whatever the number of producers.
+    * An item is in the buffer exactly if its producer was told so.
+    * Items that one producer puts on one lane come out in that order.
+    * A drain thread that armed a quiet partition is woken by the next item, always.
+
+How
+    A *slot* is the right to put one item. There are exactly ``capacity`` of them, and each is in
+    one of three places: in ``reserve`` (a number, guarded by ``lock``), in ``tokens`` (a list that
+    producers pop from, with no lock), or *out*: with a producer between its pop and its append, or
+    standing for an item in a buffer. Producing is ``tokens.pop()`` then ``buffer.append(item)``;
+    an empty ``tokens`` raises, which is the rare road through :meth:`Partition.admit`. Draining
+    copies and deletes the first n items of a lane and adds n to the reserve.
+
+    A partition is *quiet* when every slot is home: nothing is buffered and no producer is on its
+    way. Only then may its drain thread park, and it leaves the partition itself on top of the
+    tokens: whoever pops that, instead of None, has to wake the thread after appending.
+
+    Lanes keep classes apart inside a partition, so that a batch needs no grouping, while the slots
+    are shared, so that the bound is the partition's.
+
+What it leans on
+    ``list.append``, ``list.pop``, ``list.extend(list)``, slicing, slice deletion, ``len`` and
+    dict look-up are each atomic: under the GIL because they run no Python code in between, on a
+    free-threaded build because each takes the object's own lock. Only one thread at a time drains
+    a partition, and only under ``lock``, so nobody else removes from a buffer. All other fields
+    are written under ``lock``. A producer may not be interrupted by code that produces on the
+    same queue in the same thread (a signal handler, a finaliser): ``lock`` is not reentrant.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from batchmill.queue.handler import Receiver
+from batchmill.waiters import Countdown, Waiter
+
+if TYPE_CHECKING:
+    from batchmill.queue.task import DrainTask
+
+CLOSED: Final = -1
+
+CONSUMED: Final = "consumed"
+FAILED: Final = "failed"
+UNREGISTERED: Final = "unregistered"
+
+Route: TypeAlias = tuple[Callable[[], "Partition | None"], Callable[[Any], None]]
+"""What producing needs: take a slot, put the item."""
+
+
+class Lane:
+    """The items of one class in one partition (of all classes, for a direct consumer)."""
+
+    __slots__ = (
+        "buffer",
+        "cls",
+        "consumed",
+        "drained",
+        "failed",
+        "partition",
+        "receiver",
+        "route",
+        "unregistered",
+        "watchers",
+    )
+
+    def __init__(self, partition: Partition, cls: type | None, receiver: Receiver | None) -> None:
+        self.partition = partition
+        self.cls = cls
+        self.receiver = receiver
+        self.buffer: list[Any] = []
+        self.route: Route = (partition.tokens.pop, self.buffer.append)
+        self.watchers: list[tuple[int, Countdown]] = []
+        self.reset_counters()
+
+    def reset_counters(self) -> None:
+        self.drained = 0
+        self.consumed = 0
+        self.failed = 0
+        self.unregistered = 0
+
+    @property
+    def finished(self) -> int:
+        """Items whose handler has returned, or that had none."""
+        return self.consumed + self.failed + self.unregistered
+
+    def watch(self, countdown: Countdown) -> None:
+        """Tell ``countdown`` when everything that is on the lane now has been finished."""
+        with self.partition.lock:
+            target = self.drained + len(self.buffer)
+            if self.finished >= target:
+                return
+            countdown.add()
+            self.watchers.append((target, countdown))
+        self.tell_watchers()  # the drain thread may have finished before it could see the watcher
+
+    def unwatch(self, countdown: Countdown) -> None:
+        """Forget a watcher that gave up."""
+        with self.partition.lock:
+            self.watchers = [watch for watch in self.watchers if watch[1] is not countdown]
+
+    def tell_watchers(self) -> None:
+        with self.partition.lock:
+            finished = self.finished
+            due = [countdown for target, countdown in self.watchers if target <= finished]
+            if due:
+                self.watchers = [watch for watch in self.watchers if watch[0] > finished]
+        for countdown in due:
+            countdown.done()
+
+
+class Partition:
+    """A set of lanes that share ``capacity`` slots and are drained by one task at a time."""
+
+    __slots__ = (
+        "__weakref__",
+        "armed",
+        "busy_ns",
+        "capacity",
+        "chunk",
+        "closed",
+        "drained",
+        "idlers",
+        "index",
+        "lanes",
+        "lock",
+        "next_owner",
+        "owner",
+        "refused",
+        "reserve",
+        "routes",
+        "stalled_at",
+        "stopped",
+        "tokens",
+        "waiters",
+        "weight",
+    )
+
+    def __init__(self, index: int, capacity: int, owner: DrainTask) -> None:
+        self.index = index
+        self.capacity = capacity
+        self.owner = owner
+        self.next_owner: DrainTask | None = None
+        self.lanes: tuple[Lane, ...] = ()
+        self.routes: dict[type, Route] = {}
+        self.idlers: tuple[Receiver, ...] = ()
+        self.weight = 0.0
+        # Slots are moved from the reserve to the tokens in chunks: large enough that the lock is
+        # rare, small enough that tokens take little memory.
+        self.chunk = max(1, min(1024, capacity // 4))
+        self.closed = False
+        self.tokens: list[Partition | None] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty, all slots home, nobody waiting: a new partition, or a forked child's."""
+        self.lock = threading.Lock()
+        self.waiters: deque[Waiter] = deque()
+        self.tokens.clear()
+        self.reserve = self.capacity
+        self.armed = False
+        self.drained = 0
+        self.refused = 0
+        self.stopped = 0
+        self.busy_ns = 0
+        self.stalled_at = -1
+        for lane in self.lanes:
+            lane.buffer.clear()
+            lane.watchers.clear()
+            lane.reset_counters()
+
+    def add_lane(self, cls: type | None, receiver: Receiver | None) -> Lane:
+        lane = Lane(self, cls, receiver)
+        self.lanes = (*self.lanes, lane)
+        return lane
+
+    @property
+    def used(self) -> int:
+        return sum([len(lane.buffer) for lane in self.lanes])
+
+    @property
+    def out(self) -> int:
+        """Slots that are not home: buffered items and producers on their way."""
+        return self.capacity - self.reserve - len(self.tokens)
+
+    @property
+    def offered(self) -> int:
+        """Items that producers tried to put so far, accepted or not.
+
+        What a producer offers counts from before its put: a refused or a waiting item is demand
+        on this partition just as an accepted one is.
+        """
+        return self.drained + self.used + self.refused + len(self.waiters)
+
+    def admit(self, lane: Lane, items: list[Any], waiter: Waiter | None = None) -> int:
+        """Put as many of the first ``items`` as there is room for; how many, or CLOSED.
+
+        With no room, ``waiter`` (if given) is woken when there may be some.
+        """
+        with self.lock:
+            if self.closed:
+                return CLOSED
+            count = self._claim(len(items))
+            if count == 0:
+                if waiter is not None:
+                    self.waiters.append(waiter)
+                return 0
+            lane.buffer.extend(items if count == len(items) else items[:count])
+            if self.reserve and not self.tokens:
+                self._mint()
+            ring = self.armed
+        if ring:
+            self.ring()
+        return count
+
+    def _claim(self, wanted: int) -> int:
+        count = min(wanted, self.reserve)
+        self.reserve -= count
+        while count < wanted:
+            try:
+                self.tokens.pop()
+            except IndexError:
+                break
+            count += 1
+        return count
+
+    def _mint(self) -> None:
+        count = min(self.reserve, self.chunk)
+        self.reserve -= count
+        self.tokens.extend([None] * count)
+
+    def ring(self) -> None:
+        """Wake the drain thread: called after the append, by whoever took the wake token.
+
+        ``armed`` stays: the drain thread may have armed anew since the token was taken.
+        """
+        owner = self.owner
+        owner.rung.append(self)
+        owner.wake_at_once()
+
+    def leave(self, waiter: Waiter) -> None:
+        """Stop waiting. A wake that this waiter got and does not use goes to the next one."""
+        with self.lock:
+            try:
+                self.waiters.remove(waiter)
+                return
+            except ValueError:
+                room = self.capacity - self.out
+        self._wake_next(min(1, room))
+
+    def _wake_next(self, count: int) -> None:
+        """Wake that many of those who have waited longest, passing over those who are gone."""
+        while count > 0:
+            with self.lock:
+                chosen = [self.waiters.popleft() for _ in range(min(count, len(self.waiters)))]
+            if not chosen:
+                return
+            count -= sum([waiter.wake() for waiter in chosen])
+
+    def take(self, lane: Lane, most: int) -> list[Any]:
+        """Remove and return up to ``most`` items of ``lane``; their slots are free at once."""
+        with self.lock:
+            self.armed = False
+            buffer = lane.buffer
+            batch = buffer[:most]
+            count = len(batch)
+            del buffer[:count]
+            lane.drained += count
+            self.drained += count
+            self.reserve += count
+            awaited = bool(self.waiters)
+        if awaited:
+            self._wake_next(count)
+        return batch
+
+    def finished(self, lane: Lane, count: int, outcome: str, spent_ns: int) -> None:
+        """Count a batch whose handler has returned, and tell those who wait for it."""
+        with self.lock:
+            self.busy_ns += spent_ns
+            if outcome == CONSUMED:
+                lane.consumed += count
+            elif outcome == FAILED:
+                lane.failed += count
+            else:
+                lane.unregistered += count
+            watched = bool(lane.watchers)
+        if watched:
+            lane.tell_watchers()
+
+    def arm(self) -> bool:
+        """Ask for a wake at the next item; False when the partition is not quiet."""
+        with self.lock:
+            if self.closed:
+                return True  # there is no next item, and a token here would let one in
+            tokens = self.tokens
+            self.armed = True  # before the token is there: its taker clears this
+            try:
+                on_top = tokens[-1] is self
+            except IndexError:
+                on_top = False
+            if not on_top:
+                if self.reserve:
+                    self.reserve -= 1
+                else:
+                    try:
+                        tokens.pop()
+                    except IndexError:
+                        return False
+                tokens.append(self)
+            return self.reserve + len(tokens) == self.capacity
+
+    def close(self) -> None:
+        """Let nobody in any more, and send those who wait away."""
+        with self.lock:
+            self.closed = True
+            self.reserve += self._confiscate()
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have everybody who waits for room look again."""
+        self._wake_next(len(self.waiters))
+
+    def _confiscate(self) -> int:
+        count = 0
+        while True:
+            try:
+                self.tokens.pop()
+            except IndexError:
+                return count
+            count += 1
+
+    def count_refused(self, count: int) -> None:
+        with self.lock:
+            self.refused += count
+            self.stalled_at = self.drained
+
+    def count_stopped(self, count: int) -> None:
+        with self.lock:
+            self.stopped += count
+
+    def replace_lost(self) -> int:
+        """Bring home the slots of producers that were interrupted between pop and append.
+
+        Only for a partition that has been seen with empty buffers and slots out for so long that
+        no producer can still be on its way.
+        """
+        with self.lock:
+            lost = 0 if self.used else self.out
+            self.reserve += lost
+        self._wake_next(lost)
+        return lost

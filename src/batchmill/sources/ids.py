@@ -1,0 +1,128 @@
+"""The id of the entity that a row is about, and the names in it.
+
+A service is ``base64(name).1``, or ``.0`` where its layer is not normal; what belongs to it and
+what relates two of them is built from that. base64 has no dot, dash or underscore, so an id can
+always be taken apart again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from batchmill.sources.errors import EntityIdError
+from batchmill.sources.types import EntityKind, SourceType
+
+SERVICE_NAME_LIMIT = 70
+"""Characters of a service's name that count; what is longer is cut."""
+INSTANCE_NAME_LIMIT = 70
+"""Characters of an instance's name that count."""
+ENDPOINT_NAME_LIMIT = 150
+"""Characters of an endpoint's name that count."""
+BLANK_NAME = "_blank"
+"""The name of a service that has none: null, or nothing but blanks once it is cut."""
+
+
+def is_normal(layer: str | None) -> bool:
+    """Whether services of that layer are observed themselves, not guessed from their callers.
+
+    >>> is_normal("GENERAL"), is_normal("VIRTUAL_DATABASE"), is_normal(None)
+    (True, False, False)
+    """
+    return layer is not None and layer != "UNDEFINED" and not layer.startswith("VIRTUAL_")
+
+
+def service_id(name: str | None, normal: bool) -> str:
+    """The id of a service.
+
+    >>> service_id("shop", True)
+    'c2hvcA==.1'
+    """
+    kept = (name or "")[:SERVICE_NAME_LIMIT]
+    return f"{_encode(kept if kept.strip() else BLANK_NAME, SERVICE_NAME_LIMIT)}.{int(normal)}"
+
+
+def instance_id(service: str, name: str | None) -> str:
+    """The id of an instance of the service with that id."""
+    return f"{service}_{_encode(name, INSTANCE_NAME_LIMIT)}"
+
+
+def endpoint_id(service: str, name: str | None) -> str:
+    """The id of an endpoint of the service with that id."""
+    return f"{service}_{_encode(name, ENDPOINT_NAME_LIMIT)}"
+
+
+def entity_id(source: SourceType, row: Mapping[str, Any]) -> str:
+    """The id of the entity that a row of ``source`` is about; ``row`` is keyed by field name.
+
+    The reference for what Spark computes column by column.
+    """
+    kind, roles = source.entity.kind, source.entity.roles
+    if kind == "given":
+        given = row.get(roles["field"])
+        return "" if given is None else str(given)
+    if kind == "service":
+        return _service(roles, row)
+    if kind == "instance":
+        return instance_id(_service(roles, row), row.get(roles["name"]))
+    if kind == "endpoint":
+        return endpoint_id(_service(roles, row), row.get(roles["name"]))
+    caller, callee = _service(roles, row, "source_"), _service(roles, row, "dest_")
+    if kind == "service_relation":
+        return f"{caller}-{callee}"
+    of, to = row.get(roles["source_name"]), row.get(roles["dest_name"])
+    if kind == "instance_relation":
+        return f"{instance_id(caller, of)}-{instance_id(callee, to)}"
+    of, to = _encode(of, ENDPOINT_NAME_LIMIT), _encode(to, ENDPOINT_NAME_LIMIT)
+    return f"{caller}-{of}-{callee}-{to}"
+
+
+def split_entity_id(kind: EntityKind, id: str) -> tuple[str, ...]:  # noqa: A002 - an id is an id
+    """The names in an entity id, as they were cut: of a service its name, of an instance or an
+    endpoint the service's and its own, of a relation those of the caller, then of the callee.
+
+    >>> split_entity_id("service", "c2hvcA==.1")
+    ('shop',)
+    """
+    if kind == "given":
+        return (id,)
+    try:
+        if kind == "endpoint_relation":
+            caller, of, callee, to = id.split("-")
+            return (_service_name(caller), _decode(of), _service_name(callee), _decode(to))
+        ends = id.split("-")
+        if len(ends) != (2 if kind.endswith("_relation") else 1):
+            raise EntityIdError(kind, id)
+        if kind in ("service", "service_relation"):
+            return tuple(_service_name(end) for end in ends)
+        names: list[str] = []
+        for end in ends:
+            service, name = end.split("_")
+            names += (_service_name(service), _decode(name))
+        return tuple(names)
+    except (ValueError, binascii.Error):
+        raise EntityIdError(kind, id) from None
+
+
+def _service(roles: Mapping[str, str], row: Mapping[str, Any], prefix: str = "") -> str:
+    layer = roles[f"{prefix}layer"]
+    normal = layer == "=normal" if layer.startswith("=") else is_normal(row.get(layer))
+    return service_id(row.get(roles[f"{prefix}service"]), normal)
+
+
+def _service_name(id: str) -> str:  # noqa: A002
+    name, normal = id.split(".")
+    if normal not in ("0", "1"):
+        raise ValueError(id)
+    return _decode(name)
+
+
+def _encode(name: str | None, limit: int) -> str:
+    # A lone surrogate has no UTF-8; what cannot be written is written as a question mark.
+    return base64.b64encode((name or "")[:limit].encode("utf-8", "replace")).decode("ascii")
+
+
+def _decode(text: str) -> str:
+    return base64.b64decode(text, validate=True).decode("utf-8")

@@ -1,0 +1,1 @@
+"""What a pipeline reads: segments of a spool, messages of a topic."""

@@ -1,0 +1,1 @@
+"""L2: deltas to what the store commits."""

@@ -1,0 +1,1 @@
+"""The stream that runs: session, checkpoint, progress, pipeline."""

@@ -1,0 +1,427 @@
+"""The pipeline: a spool of segments in, metrics in a store out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pyspark.sql import DataFrame, SparkSession
+
+from batchmill.errors import ConfigError
+from batchmill.oal import MetricSet, load
+from batchmill.outbox import Outbox, OutboxSettings
+from batchmill.sources import Catalog
+from batchmill.spark.errors import PipelineError
+from batchmill.spark.input.inputs import Input
+from batchmill.spark.input.quarantine import Quarantine
+from batchmill.spark.input.spool import SpoolInput
+from batchmill.spark.l2.engine import BatchReport, StreamWriter, plans_for
+from batchmill.spark.runtime.backfill import STOPPED, Backfills
+from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
+from batchmill.spark.runtime.faults import telling_full_disks
+from batchmill.spark.runtime.places import (
+    apart,
+    checked,
+    checked_options,
+    folder_stream,
+    kafka_topic,
+)
+from batchmill.spark.runtime.progress import Progress, look
+from batchmill.spark.runtime.running import Run, processing_time
+from batchmill.spark.runtime.session import lease
+from batchmill.spark.runtime.upkeep import Upkeep
+from batchmill.spark.settings import PipelineSettings, dedup_window
+from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
+
+log = logging.getLogger("batchmill.spark")
+
+_JARS = ("spark.jars", "spark.jars.packages")
+"""Whoever sets one of these brings what Spark needs beyond itself."""
+_REPORTS = 1000
+"""How many reports of a run are kept."""
+
+
+class Pipeline:
+    """Turns the events in a spool into metrics in a store, each event exactly once.
+
+    ``oal`` are scripts: files, folders, texts. ``spool`` is a folder with one sub-folder for each
+    event type and Parquet segments in them; in its place ``source`` may name a topic of spans,
+    ``kafka://host:port/topic``, and ``kafka_options`` TLS and a login as librdkafka takes them.
+    ``store`` is ``sqlite:///file`` or ``postgresql://…``. ``checkpoint`` is a folder that remembers
+    how far the stream has come; it belongs to that store from then on. What does not fit goes to
+    ``quarantine``, by default a folder beside the spool, or beside the checkpoint.
+
+    With ``dedup_s`` a span that is delivered again (same trace and span id) within so many seconds
+    counts once. With ``remove_read`` the spool's segments are removed once they are in the store:
+    not for a spool that another pipeline reads, too. With ``outbox`` the changes of each commit,
+    backfills' included, are put down beside the checkpoint for exporters; see
+    :mod:`batchmill.outbox` and ``batchmill export``.
+
+    Start it and leave it running, or call :meth:`run_available` from time to time. One thread at a
+    time may use a pipeline, but for :meth:`backfill`, which may run beside the stream.
+
+    A session of one's own can be passed as ``spark``, and goes on when the pipeline stops. So does
+    one that runs in this process already, which is used if none is passed. Otherwise one is made on
+    ``master``, and stopped with the last pipeline that uses it.
+    """
+
+    def __init__(
+        self,
+        *,
+        oal: str | Path | Iterable[str | Path] | MetricSet,
+        spool: str | Path | None = None,
+        source: str | None = None,
+        kafka_options: Mapping[str, str] | None = None,
+        store: str | Store,
+        checkpoint: str | Path,
+        quarantine: str | Path | None = None,
+        name: str = "main",
+        master: str = "local[*]",
+        spark: SparkSession | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        catalog: Catalog | None = None,
+        settings: PipelineSettings | None = None,
+        retry: RetryPolicy | None = None,
+        dedup_s: float | None = None,
+        remove_read: bool = False,
+        outbox: bool | OutboxSettings = False,
+        on_batch: Callable[[BatchReport], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        # Everything that can be wrong in what was passed is found before Spark starts.
+        self.metrics = oal if isinstance(oal, MetricSet) else load(oal, catalog)
+        if not len(self.metrics):
+            raise ConfigError("oal", oal, "scripts that define at least one metric")
+        self.settings = settings or PipelineSettings()
+        self.dedup_s = dedup_window(dedup_s)
+        self.remove_read = remove_read
+        self.outbox = OutboxSettings() if outbox is True else outbox or None
+        """The bound of the outbox; None: there is none."""
+        self.name = checked(name)
+        if (spool is None) is (source is None):
+            raise ConfigError("spool", spool, "given, or else a source, but not both")
+        self._topic = None if source is None else kafka_topic(source)
+        self._kafka_options = checked_options(source, kafka_options or {})
+        self.spool = None if spool is None else Path(spool).resolve()
+        self.checkpoint = Path(checkpoint).resolve()
+        beside = self.spool or self.checkpoint
+        self.quarantine = (
+            Path(quarantine).resolve()
+            if quarantine
+            else beside.with_name(f"{beside.name}-quarantine")
+        )
+        apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
+        if self.spool is not None:
+            self.spool.mkdir(parents=True, exist_ok=True)
+        self._own_store = isinstance(store, str)
+        self.store: Store = (
+            open_store(
+                store,
+                retry=retry or RetryPolicy(),
+                ttl_days=self.settings.ttl_days,
+                top_n=self.settings.top_n,
+            )
+            if isinstance(store, str)
+            else store
+        )
+        self._clock = clock
+        self.on_batch = on_batch
+        self._reports: list[BatchReport] = []
+        self.cut_short = False
+        """Whether the last run or backfill was asked to stop before it was through."""
+        self._run: Run | None = None
+        self._writer: StreamWriter | None = None
+        self._asked = False
+        self._closing = threading.RLock()
+        self._callbacks: set[int] = set()
+        self._upkeep: Upkeep | None = None
+        try:
+            self._lease = lease(master, spark=spark, conf=self._spark_conf(spark_conf))
+            self.spark = self._lease.session
+        except BaseException:
+            self._close_store()
+            raise
+        self._backfills = Backfills(
+            self.spark,
+            self.settings,
+            self.metrics,
+            self.checkpoint,
+            claimed=self._claimed,
+            asked=lambda: self._asked,
+            note_cut=self._note_cut,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, trigger: float | str = 5.0) -> None:
+        """Run until :meth:`stop`: a micro-batch every ``trigger`` seconds, if there is anything.
+
+        A string is Spark's notation, such as ``"10 seconds"``.
+        """
+        with self._closing:  # a callback may stop it before this is through
+            self._begin(processingTime=processing_time(self.spark, trigger))
+            assert self._upkeep is not None
+            self._upkeep.start(self.settings.span_wait_s)
+
+    def run_available(self) -> list[BatchReport]:
+        """Process what the spool holds now, in as many batches as it takes, and return."""
+        self._reports = []
+        with self._closing:
+            run = self._begin(availableNow=True)
+        try:
+            run.wait()
+        finally:
+            self._end()
+            self.cut_short = run.cut_short
+        return self._reports
+
+    def check_source(self) -> None:
+        """Raise an error if the topic cannot be read now; see :mod:`batchmill.kafka`.
+
+        A spool always can. Starting the stream does the same: this is for who waits for a broker.
+        """
+        if self._topic is not None:
+            from batchmill.kafka import check_readable
+
+            check_readable(self._topic, self._kafka_options)
+
+    def settle(self, *, everything: bool = False) -> BatchReport | None:
+        """Let go of spans whose partner did not come in time; with ``everything``, of all.
+
+        A running stream does so by itself. None if no span waited long enough.
+        """
+        writer = self._writer
+        if writer is not None:
+            return writer.settle(everything=everything)
+        with self._claimed(self.name, self.checkpoint) as (writer, _):
+            return writer.settle(everything=everything)
+
+    def progress(self) -> Progress:
+        """How far the stream has come; while it runs, that is also kept in ``progress.json``."""
+        upkeep = self._upkeep
+        if upkeep is not None:
+            return upkeep.progress()
+        last = self._last_batch(self.name)
+        checkpoint = Checkpoint(self.checkpoint, "", "")
+        return look(self.name, last, self.store, self._input(checkpoint), self._clock())
+
+    def backfill(
+        self,
+        rows: DataFrame | str | Path,
+        *,
+        source: str | None = None,
+        name: str | None = None,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> list[BatchReport]:
+        """Add past events: a folder laid out like the spool, or a DataFrame of one source's rows.
+
+        May run beside the stream. A folder's segments count once, however often the call is
+        repeated or cut short: what is in already is skipped. A DataFrame (of spans, too:
+        ``Span``) counts once for each source and ``name``; without a name it counts each time.
+        """
+        self._check_open()
+        if name is not None:
+            checked(name)
+        tell = functools.partial(self._tell, on_batch)
+        if isinstance(rows, str | Path):
+            return self._backfills.folder(Path(rows).resolve(), name, tell)
+        return self._backfills.rows(rows, source, name, tell)
+
+    def backfilled(self, folder: str | Path, *, name: str | None = None) -> int:
+        """How many segments of a folder earlier backfills have put into the store."""
+        stream = folder_stream(Path(folder).resolve(), name)
+        return self._backfills.segments(stream, self._last_batch(stream))
+
+    def await_end(self, timeout: float | None = None) -> bool:
+        """Wait until the stream ends, which it does only by :meth:`stop` or a failure.
+
+        Raises what made it fail. False if it still runs after ``timeout`` seconds.
+        """
+        run = self._run
+        if self._inside():
+            raise PipelineError("a batch's callback cannot wait for its own stream to end")
+        if run is None:
+            if self._asked:
+                return True
+            raise PipelineError("the pipeline was not started: call start() first")
+        return run.wait(timeout)
+
+    def ask_to_stop(self) -> None:
+        """Let no batch begin any more, of the stream or a backfill; those that run are finished.
+
+        Returns at once, and may be called in a signal handler. Whoever waits for the stream or a
+        backfill then gets on; :meth:`stop` is still to be called.
+        """
+        self._asked = True
+
+    def stop(self) -> None:
+        """Finish the batches that run, and let go of everything; may be called twice.
+
+        Called by a batch's own callback it returns at once, and the rest follows when the batch is
+        through.
+        """
+        self._asked = True
+        if self._inside():
+            threading.Thread(target=self.stop, name="batchmill-stop").start()
+            return
+        with self._closing:
+            try:
+                self._end()
+                self._backfills.wait()
+            finally:
+                self._close_store()
+                self._lease.release()
+
+    def _inside(self) -> bool:
+        """Whether this thread runs a batch's callback or a backfill, which cannot wait for it."""
+        return threading.get_ident() in self._callbacks or self._backfills.is_inside()
+
+    def _begin(self, **trigger: str | bool) -> Run:
+        self._check_open()
+        if self._run is not None:
+            raise PipelineError("the pipeline runs already: stop() it first")
+        stack = contextlib.ExitStack()
+        writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
+        source = self._input(checkpoint)
+        upkeep = Upkeep(writer, checkpoint, self.store, source, self._clock)
+        run = Run(writer, checkpoint, source, self._note, lambda: self._asked, upkeep.remove)
+        self._upkeep = upkeep
+        upkeep.tell(committed=True)
+        try:
+            run.start(self.spark, self.settings, trigger)
+        except BaseException:
+            self._upkeep = None
+            stack.close()
+            raise
+        self._writer, self._run, self._release = writer, run, stack
+        return run
+
+    def _end(self) -> None:
+        with self._closing:
+            run, upkeep = self._run, self._upkeep
+            if run is None or upkeep is None:
+                return
+            upkeep.stop()
+            try:
+                run.end()
+                if (why := run.untold()) is not None:
+                    log.error("the stream %s had failed: %s", self.name, why)
+                upkeep.remove()
+                upkeep.tell()
+            finally:
+                self._run = self._writer = self._upkeep = None
+                self._release.close()
+
+    @property
+    def reads(self) -> str:
+        """Where its events come from, for people."""
+        return str(self._topic or self.spool)
+
+    def _spark_conf(self, conf: Mapping[str, str] | None) -> dict[str, str]:
+        given = dict(conf or {})
+        if self._topic is None or not given.keys().isdisjoint(_JARS):
+            return given
+        from batchmill.spark.input.kafka import packages
+
+        return packages() | given
+
+    def _input(self, checkpoint: Checkpoint) -> Input:
+        if self._topic is not None:
+            from batchmill.spark.input.kafka import KafkaInput
+
+            return KafkaInput(self._topic, checkpoint, self._kafka_options)
+        assert self.spool is not None
+        return SpoolInput(self.spool, checkpoint, self.quarantine if self.remove_read else None)
+
+    def _check_open(self) -> None:
+        if self._asked:
+            raise PipelineError(STOPPED)
+
+    def _last_batch(self, stream: str) -> int | None:
+        return {each.name: each.last_batch for each in self.store.streams()}.get(stream)
+
+    def _note_cut(self, cut_short: bool) -> None:
+        self.cut_short = cut_short
+
+    @contextlib.contextmanager
+    def _claimed(
+        self, stream: str, folder: Path, *, retire: bool = True, spark_log: bool = True
+    ) -> Iterator[tuple[StreamWriter, Checkpoint]]:
+        """The right to write a stream, and what it takes to use it.
+
+        ``spark_log``: whether Spark keeps the books on its batches.
+        """
+        with telling_full_disks(folder):
+            checkpoint = open_checkpoint(folder, stream, self.store.id)
+            # One for all streams: exporters know it by the pipeline's checkpoint.
+            outbox = None if self.outbox is None else Outbox.open(self.checkpoint, self.outbox)
+
+        def claim() -> Claim:
+            return self.store.claim(
+                stream,
+                checkpoint.id,
+                fresh=checkpoint.fresh,
+                committed=checkpoint.committed,
+                planned=checkpoint.planned if spark_log else Exempt.NO_LOG,
+            )
+
+        claimed = claim()
+        try:
+            layout = self.store.register(self.metrics, retire=retire, stream=stream)
+            writer = StreamWriter(
+                spark=self.spark,
+                metrics=self.metrics,
+                plans=plans_for(self.metrics, layout, self.settings),
+                store=self.store,
+                stream=stream,
+                claimed=claimed,
+                claim=claim,
+                checkpoint=checkpoint,
+                quarantine=Quarantine(self.quarantine),
+                settings=self.settings,
+                clock=self._clock,
+                # A backfill is whole: how long it takes must not decide who finds a partner.
+                expire=retire,
+                dedup_s=self.dedup_s,
+                outbox=outbox,
+                layout=layout,
+            )
+            yield writer, checkpoint
+        finally:
+            self.store.release(stream)
+
+    def _note(self, report: BatchReport) -> None:
+        self._reports.append(report)
+        del self._reports[:-_REPORTS]
+        if self._upkeep is not None:
+            self._upkeep.note(report)
+        self._tell(self.on_batch, report)
+
+    def _tell(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:
+        if on_batch is None:
+            return
+        self._callbacks.add(threading.get_ident())
+        try:
+            on_batch(report)
+        finally:
+            self._callbacks.discard(threading.get_ident())
+
+    def _close_store(self) -> None:
+        if self._own_store:
+            self.store.close()

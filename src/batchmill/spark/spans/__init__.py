@@ -1,0 +1,1 @@
+"""Spans to rows of sources."""

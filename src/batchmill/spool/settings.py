@@ -1,0 +1,65 @@
+"""The settings of a spool: frozen, keyword-only, checked when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchmill.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpoolSettings:
+    """What a :class:`Spool` can be told. The same names are arguments of its own."""
+
+    linger_s: float = 0.2
+    """How long the first batch of a segment may wait for company; 0: not at all."""
+    hurry_rows: int = 2_000
+    """Rows that are worth a segment when it is known that no more are on their way; see
+    :meth:`Spool.hurry`."""
+    max_rows: int = 50_000
+    """Rows in a segment at most; that many are written without waiting. A larger batch goes
+    alone."""
+    max_bytes: int = 32 * MIB
+    """Bytes in a segment at most, in memory and roughly."""
+    capacity_rows: int = 200_000
+    """Rows that may wait to be written: half of it is WARNING, all of it CRITICAL."""
+    capacity_bytes: int = 128 * MIB
+    """Bytes that may wait to be written, in the same way."""
+    unread_warning: int = 1024 * MIB
+    """Bytes of segments that the pipeline has not read: WARNING from here on."""
+    unread_critical: int = 2048 * MIB
+    """The same for CRITICAL: batches are refused."""
+    unread_critical_plus: int = 3072 * MIB
+    """The same for CRITICAL_PLUS."""
+    min_free_bytes: int = 64 * MIB
+    """What the disk keeps free: below it is CRITICAL. The pipeline needs room to catch up."""
+    retry_after_s: float = 1.0
+    """What a refused sender is told to wait; twice as long at CRITICAL_PLUS."""
+    writers: int = 2
+    """Segments of one type that are written at once: one is encoded while the other is synced."""
+    close_timeout_s: float = 30.0
+    """How long ``close()`` waits for the rest."""
+
+    def __post_init__(self) -> None:
+        whole = ("max_rows", "max_bytes", "capacity_rows", "capacity_bytes", "unread_warning")
+        for name in (*whole, "unread_critical", "unread_critical_plus", "writers", "hurry_rows"):
+            _check(name, getattr(self, name), int, 1)
+        _check("min_free_bytes", self.min_free_bytes, int, 0)
+        for name in ("linger_s", "retry_after_s", "close_timeout_s"):
+            _check(name, getattr(self, name), float, 0)
+        if not self.unread_warning <= self.unread_critical <= self.unread_critical_plus:
+            raise ConfigError(
+                "unread_critical",
+                self.unread_critical,
+                f"from unread_warning, {self.unread_warning}, "
+                f"to unread_critical_plus, {self.unread_critical_plus}",
+            )
+
+
+def _check(name: str, value: object, kind: type, least: int) -> None:
+    kinds = (int,) if kind is int else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(name, value, f"{what} of at least {least}")

@@ -1,0 +1,95 @@
+"""Trying again: when, and for how long."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from batchmill.backoff import back_off_ms
+from batchmill.errors import ConfigError
+from batchmill.store.errors import StoreClosedError, StoreUnavailableError
+
+T = TypeVar("T")
+
+
+class TransientError(Exception):
+    """A fault that may well be gone soon; its cause is what the database said. Never gets out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """When to try again what failed because the database could not be reached, or was busy.
+
+    >>> RetryPolicy(give_up_after_s=10).max_ms
+    5000
+    """
+
+    initial_ms: float = 50
+    """How long to wait before the second try."""
+    max_ms: float = 5000
+    """How long to wait at most."""
+    multiplier: float = 2
+    """How much longer each wait is than the one before."""
+    jitter: float = 0.2
+    """The share of each wait that is left to chance, so that writers do not come back in step."""
+    give_up_after_s: float = 300
+    """After how long a :class:`StoreUnavailableError` is raised."""
+
+    def __post_init__(self) -> None:
+        for name in ("initial_ms", "max_ms", "give_up_after_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(name, getattr(self, name), "a number of at least 0")
+        if not self.multiplier >= 1:
+            raise ConfigError("multiplier", self.multiplier, "at least 1")
+        if not 0 <= self.jitter <= 1:
+            raise ConfigError("jitter", self.jitter, "from 0 to 1")
+
+    def delay_s(self, attempt: int, chance: float) -> float:
+        """How long to wait after the ``attempt``-th try; ``chance`` is from 0 to 1."""
+        whole = back_off_ms(self.initial_ms, self.max_ms, self.multiplier, attempt) / 1000
+        return whole * (1 - self.jitter * chance)
+
+
+class Retrier:
+    """Runs work until it succeeds, fails for good, or has been tried for too long."""
+
+    def __init__(self, policy: RetryPolicy, url: str) -> None:
+        self._policy = policy
+        self._url = url
+        self._closed = threading.Event()
+        self.wait: Callable[[float], object] = self._closed.wait
+        """Waits so many seconds, or until :meth:`close`; tests put their own in its place."""
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What ``work`` answers; it is called again whenever it raises :class:`TransientError`."""
+        start = time.monotonic()
+        attempt = 0
+        while True:
+            self.check_open()
+            attempt += 1
+            try:
+                return work()
+            except TransientError as error:
+                cause = error.__cause__ or error
+                spent = time.monotonic() - start
+                delay = self._policy.delay_s(attempt, random.random())
+                if spent + delay > self._policy.give_up_after_s:
+                    why = " ".join(str(cause).split())
+                    raise StoreUnavailableError(self._url, attempt, spent, why) from cause
+            self.wait(delay)
+
+    def check_open(self) -> None:
+        """Raise :class:`StoreClosedError` after :meth:`close`."""
+        if self._closed.is_set():
+            raise StoreClosedError(self._url)
+
+    def close(self) -> bool:
+        """End every wait; False if that has happened already."""
+        if self._closed.is_set():
+            return False
+        self._closed.set()
+        return True

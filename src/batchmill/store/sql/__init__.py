@@ -1,0 +1,1 @@
+"""What both databases share: the procedures, as SQL."""

@@ -1,0 +1,286 @@
+"""The OpenAPI document of the API: what may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import batchmill
+from batchmill.web.api.openapi_schemas import SCHEMAS, TEXT, Schema
+from batchmill.web.api.overview import MOST_SERVICES, ORDERS, SORTS
+
+_MOMENT = r"^(now(-[0-9]{1,6}[smhdw])?|[0-9]{1,10}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{5,8}Z)$"
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_ABOUT = {
+    "from": "Where the range begins: seconds since 1970, ISO 8601, now, or now-24h.",
+    "to": "Where it ends; the minute that it lies in is part of it.",
+    "grain": "How long a bucket is; auto: minutes up to 3 hours, hours up to 7 days, else days.",
+    "layer": "Only what is of this layer.",
+    "limit": "How many at most.",
+    "offset": "How many to leave out at the start.",
+}
+_FROM = {"type": "string", "pattern": _MOMENT, "examples": ["now-1h", "1709208000"]}
+
+
+def _query(name: str, schema: Schema, about: str = "", required: bool = False) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "query",
+        "required": required,
+        "description": about or _ABOUT.get(name, ""),
+        "schema": schema,
+    }
+
+
+def _path(name: str, about: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": about,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 300},
+    }
+
+
+def _number(least: int, most: int, default: int) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most, "default": default}
+
+
+def _word(*words: str) -> Schema:
+    return {"enum": list(words)}
+
+
+_SOME_TEXT: Schema = {"type": "string", "maxLength": 200, "pattern": r"^[^\u0000]*$"}
+_TIME = [
+    _query("from", _FROM),
+    _query("to", _FROM),
+    _query("grain", _word("auto", "minute", "hour", "day")),
+]
+
+
+def _answer(schema: str, about: str) -> dict[str, Any]:
+    return {"description": about, "content": {"application/json": {"schema": _ref(schema)}}}
+
+
+def _get(
+    about: str, schema: str, params: Sequence[Mapping[str, Any]] = (), missing: str = ""
+) -> dict[str, Any]:
+    answers = {
+        "200": _answer(schema, "The answer."),
+        "400": _answer("Error", "What is wrong with the question."),
+        "401": _answer("Error", "The token is missing."),
+        "421": _answer("Error", "Asked by a name that is not the server's."),
+        "503": _answer("Error", "The store cannot be read now, or too much is under way."),
+    }
+    if missing:
+        answers["404"] = _answer("Error", missing)
+    return {"get": {"summary": about, "parameters": list(params), "responses": answers}}
+
+
+def _prometheus(
+    about: str, schema: str, params: Sequence[Mapping[str, Any]] = (), post: bool = True
+) -> dict[str, Any]:
+    answers = {
+        "200": _answer(schema, "The answer, as Prometheus has it."),
+        "400": _answer("PrometheusError", "What is wrong with the question."),
+        "401": _answer("Error", "The token is missing."),
+        "421": _answer("Error", "Asked by a name that is not the server's."),
+        "503": _answer("PrometheusError", "The store cannot be read now."),
+    }
+    found: dict[str, Any] = {
+        "get": {"summary": about, "parameters": list(params), "responses": answers}
+    }
+    if post:
+        form = {
+            "type": "object",
+            "properties": {each["name"]: each["schema"] for each in params},
+            "required": [each["name"] for each in params if each["required"]],
+        }
+        found["post"] = {
+            "summary": about,
+            "requestBody": {
+                "required": True,
+                "content": {"application/x-www-form-urlencoded": {"schema": form}},
+            },
+            "responses": answers,
+        }
+    return found
+
+
+_SELECTOR: Schema = {
+    "type": "string",
+    "maxLength": 1000,
+    "examples": ['batchmill_service_cpm{name=~".+"}', "batchmill_service_percentile"],
+}
+_SECONDS: Schema = {"type": "string", "pattern": r"^[0-9]{1,10}(\.[0-9]{1,3})?$"}
+_MATCH: Schema = {"type": "array", "items": _SELECTOR, "maxItems": 5}
+_BETWEEN = [
+    _query("start", _SECONDS, "Series of this time, and of whole days around it."),
+    _query("end", _SECONDS, "Up to when."),
+]
+
+PATHS: Mapping[str, Mapping[str, Any]] = {
+    "/api/v1/status": _get("Whether the store can be read, and how new it is.", "Status"),
+    "/api/v1/metrics": _get("The metrics that the store has.", "Metrics"),
+    "/api/v1/metrics/{metric}/values": _get(
+        "The values of a metric, a series for each entity.",
+        "Values",
+        [
+            _path("metric", "The metric's name."),
+            _query("entity", _SOME_TEXT, "Id or name of one entity."),
+            *_TIME,
+            _query("layer", _SOME_TEXT),
+            _query("limit", _number(1, 1000, 100)),
+        ],
+        "There is no such metric, or entity.",
+    ),
+    "/api/v1/entities": _get(
+        "What metrics are about.",
+        "Entities",
+        [
+            _query("kind", _SOME_TEXT, "service, instance, endpoint, service_relation …"),
+            _query("name", _SOME_TEXT, "A part of the name, in any case."),
+            _query("layer", _SOME_TEXT),
+            _query("limit", _number(1, 1000, 100)),
+            _query("offset", _number(0, 10_000_000, 0)),
+        ],
+    ),
+    "/api/v1/services": _get(
+        "All services over a range, with their figures bucket by bucket and over all of it.",
+        "Services",
+        [
+            *_TIME,
+            _query("layer", _SOME_TEXT),
+            _query("search", _SOME_TEXT, "A part of the name, in any case."),
+            _query("sort", _word(*SORTS)),
+            _query("order", _word(*ORDERS)),
+            _query("limit", _number(1, MOST_SERVICES, 500)),
+            _query("offset", _number(0, 10_000_000, 0)),
+        ],
+    ),
+    "/api/v1/services/{id}": _get(
+        "One service over a range.",
+        "Service",
+        [_path("id", "The service's id, or its name."), *_TIME],
+        "There is no such service.",
+    ),
+    "/api/v1/topology": _get(
+        "Who calls whom over a range.", "Topology", [*_TIME, _query("layer", _SOME_TEXT)]
+    ),
+    "/api/v1/topn": _get(
+        "The slowest calls of the buckets of a range.",
+        "TopN",
+        [
+            _query("stream", _SOME_TEXT, "Which kind of calls; the first one if none is given."),
+            _query("entity", _SOME_TEXT, "Id or name of one entity."),
+            *_TIME,
+            _query("n", _number(1, 1000, 20), "How many at most."),
+        ],
+        "There is no such stream, or entity.",
+    ),
+    "/api/v1/pipeline": _get("What the processes of the run tell of themselves.", "Pipeline"),
+    "/api/v1/query": _prometheus(
+        "The series of a plain selector at a moment.",
+        "Answer",
+        [
+            _query("query", _SELECTOR, "A plain selector.", required=True),
+            _query("time", _SECONDS, "When; now if it is not given."),
+        ],
+    ),
+    "/api/v1/query_range": _prometheus(
+        "The series of a plain selector over a range.",
+        "Answer",
+        [
+            _query("query", _SELECTOR, "A plain selector.", required=True),
+            _query("start", _SECONDS, "The first moment.", required=True),
+            _query("end", _SECONDS, "The last moment.", required=True),
+            _query(
+                "step",
+                {"type": "string", "pattern": r"^[1-9][0-9]{0,4}[smh]?$"},
+                "From one moment to the next.",
+                required=True,
+            ),
+        ],
+    ),
+    "/api/v1/labels": _prometheus(
+        "The names of labels.", "Labels", [_query("match[]", _MATCH, "Selectors."), *_BETWEEN]
+    ),
+    "/api/v1/label/{name}/values": _prometheus(
+        "The values of a label.",
+        "Labels",
+        [
+            _path("name", "The label's name."),
+            _query("match[]", _MATCH, "Selectors."),
+            *_BETWEEN,
+        ],
+        post=False,
+    ),
+    "/api/v1/series": _prometheus(
+        "The series of selectors.",
+        "Series",
+        [_query("match[]", {**_MATCH, "minItems": 1}, "Selectors.", required=True), *_BETWEEN],
+    ),
+    "/api/v1/metadata": _prometheus(
+        "What metrics mean.",
+        "Metadata",
+        [
+            _query("metric", _SOME_TEXT, "The name of its series."),
+            _query("limit", _number(0, 100_000, 0)),
+        ],
+        post=False,
+    ),
+    "/api/v1/status/buildinfo": _prometheus("Who answers.", "BuildInfo", post=False),
+}
+
+
+@cache
+def document() -> Mapping[str, Any]:
+    """The whole document."""
+    live = {
+        "summary": "What changes, as server-sent events: pipeline, commit.",
+        "responses": {
+            "200": {
+                "description": "Events without end.",
+                "content": {"text/event-stream": {"schema": TEXT}},
+            },
+            "401": _answer("Error", "The token is missing."),
+            "421": _answer("Error", "Asked by a name that is not the server's."),
+            "503": _answer("Error", "Too many listen already."),
+        },
+    }
+    whole = {
+        "summary": "This document.",
+        "responses": {
+            "200": {
+                "description": "OpenAPI 3.1.",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            },
+            "401": _answer("Error", "The token is missing."),
+            "421": _answer("Error", "Asked by a name that is not the server's."),
+        },
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "batchmill",
+            "version": batchmill.__version__,
+            "description": "Metrics of services, as a batchmill store has them. Times are seconds "
+            "since 1970 of a bucket's start; shares are from 0 to 1; null: there is no value.",
+        },
+        "paths": {
+            **PATHS,
+            "/api/v1/live": {"get": live},
+            "/api/v1/openapi.json": {"get": whole},
+        },
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }

@@ -1,0 +1,60 @@
+"""The application: all routes behind one guard."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from batchmill.ingest import Access
+from batchmill.web import pages
+from batchmill.web.answers import Guard, not_served, refused
+from batchmill.web.api.desk import Desk
+from batchmill.web.api.handlers import Api
+from batchmill.web.errors import Refused
+from batchmill.web.live import Live
+from batchmill.web.promql.api import PrometheusApi
+
+
+def make_app(
+    store_url: str,
+    *,
+    access: Access | None = None,
+    pipeline: Callable[[], Mapping[str, Any]] | None = None,
+    hosts: Collection[str] = (),
+) -> Starlette:
+    """The ASGI application over the store at ``store_url``, which need not be there yet.
+
+    With a token in ``access``, everything under ``/api`` asks for it; the pages hold no data.
+    ``pipeline`` answers the JSON of ``/api/v1/pipeline``; it is called on a thread.
+    ``hosts`` are the names by which it may be asked; without any, by all.
+    """
+    desk = Desk(store_url)
+    live = Live(desk, pipeline)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            live.close()
+            desk.close()
+
+    app = Starlette(
+        routes=[
+            *Api(desk, pipeline).routes(),
+            *PrometheusApi(desk).routes(),
+            *live.routes(),
+            *pages.routes(),
+        ],
+        middleware=[Middleware(Guard, access=access or Access(), hosts=hosts)],
+        exception_handlers={Refused: refused, HTTPException: not_served},
+        lifespan=lifespan,
+    )
+    app.state.desk = desk
+    app.state.live = live  # a server closes it before it waits for answers under way
+    return app

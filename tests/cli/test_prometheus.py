@@ -1,0 +1,178 @@
+"""``batchmill export`` to Prometheus: both ways to Prometheus, run as a user does."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from batchmill import ConfigError
+from batchmill.cli.config import resolve
+from batchmill.run.home import Home
+from batchmill.run.specs import export_spec, pipeline_spec
+from batchmill.store import open_store
+from tests.kit.prometheus import WAIT_S, until
+from tests.kit.prometheus_pages import after, expected, last_minutes, metrics_of, parsed, receiving
+from tests.kit.stores import Measurement, Writer
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, running; killed at the end if it still is."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchmill", "export", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store with a complete minute."""
+    address = f"sqlite:///{tmp_path}/store.db"
+    first, second = last_minutes(2)
+    with open_store(address) as store:
+        Writer(store).write(Measurement(30, minute=first), Measurement(70, minute=second))
+    return address
+
+
+def test_it_serves_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
+    """It says where the page is, asks for the token, and ends in order at SIGTERM."""
+    (tmp_path / "token").write_text("s3cret\n")
+    given = ("--to", "prometheus://127.0.0.1:0", "--token-file", str(tmp_path / "token"))
+    with command("--store", url, *given) as process:
+        assert process.stdout is not None
+        address = re.search(r"http://127.0.0.1:\d+/metrics", process.stdout.readline())
+        assert address is not None
+        request = Request(address[0], headers={"Authorization": "Bearer s3cret"})
+        with urlopen(request, timeout=WAIT_S) as response:
+            page = response.read().decode()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, errors) == (0, "")
+    with open_store(url) as store:
+        minute = min(each.bucket for each in store.values("calls"))
+        assert metrics_of(parsed(page)) == expected(store, minute)
+
+
+def test_it_writes_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
+    """It sends the complete minute, notes how far it has come, and says what it did."""
+    position, status = tmp_path / "position.json", tmp_path / "status.json"
+    given = ["--store", url, "--position", str(position), "--status", str(status)]
+    given += ["--header", "X-Scope-OrgID=shop"]
+    with receiving() as receiver, command(*given, "--to", receiver.url) as process:
+        until(position.exists)
+        until(lambda: status.exists() and json.loads(status.read_text()).get("sent_values"))
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=WAIT_S)
+        count = len(receiver.samples())
+        assert receiver.requests[0][1]["X-Scope-OrgID"] == "shop"
+    told = json.loads(status.read_text())
+    assert (told["state"], told["sent_values"], told["dropped"]) == ("ended", count, {})
+    assert (process.returncode, errors) == (0, "")
+    assert f"ended: {count} samples sent, of 1 minutes" in said
+    with open_store(url) as store:
+        first = min(each.bucket for each in store.values("calls"))
+        assert json.loads(position.read_text()) == {
+            "store": store.id,
+            "to": receiver.url,
+            "minute": first,
+        }
+
+
+def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    """After kill -9 the next one sends every minute since, and none from before."""
+    url, position = f"sqlite:///{tmp_path}/store.db", tmp_path / "position.json"
+    minutes = last_minutes(6)
+
+    def reached(minute: int) -> bool:
+        return position.exists() and json.loads(position.read_text())["minute"] == minute
+
+    with receiving() as receiver, open_store(url) as store:
+        given = ("--store", url, "--to", receiver.url, "--position", str(position), "--late", "0")
+        rows = Writer(store)
+        rows.write(*(Measurement(5, minute=each) for each in minutes[:3]))
+        with command(*given) as process:
+            until(lambda: reached(minutes[1]))
+            process.kill()
+            process.communicate(timeout=WAIT_S)
+        rows.write(*(Measurement(5, minute=each) for each in minutes[3:]))
+        with command(*given):
+            until(lambda: reached(minutes[4]))
+        times = [at_ms for _, _, at_ms in receiver.samples()]
+    assert sorted(set(times)) == [after(each) * 1000 for each in minutes[1:5]]
+    assert len(set(times)) == len(receiver.requests)  # none of them twice
+
+
+def test_it_waits_for_a_store(tmp_path: Path) -> None:
+    """Started before the pipeline, remote write waits until there is a store."""
+    url, position = f"sqlite:///{tmp_path}/store.db", tmp_path / "position.json"
+    given = ("--store", url, "--position", str(position))
+    with receiving() as receiver, command(*given, "--to", receiver.url) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("waiting for the pipeline: there is no store")
+        with open_store(url) as store:
+            first, second = last_minutes(2)
+            Writer(store).write(Measurement(30, minute=first), Measurement(70, minute=second))
+        until(receiver.samples)
+
+
+def test_run_starts_no_outbox_for_it(tmp_path: Path) -> None:
+    """In ``[export]`` such targets stand beside others; alone, they need no outbox."""
+    alone = ("prometheus://127.0.0.1:9464", "remote+http://127.0.0.1:9090/api/v1/write")
+    both = (*alone, "otlp+http://127.0.0.1:4318")
+    home = Home(tmp_path)
+    for targets, has_outbox in ((alone, False), (both, True), ((), False)):
+        settings = resolve({"export": {"to": list(targets)}}, "batchmill.toml", {}, {})
+        assert settings["export_to"] == targets
+        assert ("--outbox" in pipeline_spec(settings, home).arguments) == has_outbox
+
+
+def test_run_hands_the_token_on(tmp_path: Path) -> None:
+    """A token in ``[export]`` goes to the exporter by its environment, where nobody sees it."""
+    target = "prometheus://127.0.0.1:9464"
+    settings = resolve({"export": {"to": target, "token": "s3cret"}}, "batchmill.toml", {}, {})
+    spec = export_spec(settings, Home(tmp_path), "export", target)
+    assert spec.environment == {"BATCHMILL_EXPORT_TOKEN": "s3cret"}
+    assert "s3cret" not in " ".join(spec.arguments)
+
+
+@pytest.mark.parametrize(
+    "target", ["prometheus://h:1/elsewhere", "remote+http://me:s3cret@h/w", "remote+http://"]
+)
+def test_run_refuses_what_will_not_do(target: str) -> None:
+    """An address that is none, or that holds a login, is refused before anything is started."""
+    with pytest.raises(ConfigError, match="export_to"):
+        resolve({"export": {"to": target}}, "batchmill.toml", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--to", "prometheus://0.0.0.0:0"], "loopback"),
+        (["--to", "prometheus://127.0.0.1:0/elsewhere"], "such as prometheus://127.0.0.1:9464"),
+        (["--to", "prometheus://127.0.0.1:0", "--once"], "for targets with an outbox"),
+        (["--to", "remote+http://:1"], "remote+http://host:port/path"),
+    ],
+)
+def test_what_is_wrong_is_said(url: str, given: list[str], why: str) -> None:
+    """An address that will not do ends the command with a line that says what would."""
+    with command("--store", url, *given) as process:
+        _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert why in errors
+    assert "Traceback" not in errors

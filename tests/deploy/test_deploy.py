@@ -1,0 +1,418 @@
+"""deploy/: what real linters say of it, and whether batchmill takes what stands in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from batchmill import __version__, cli
+from batchmill.cli import config, export, ingest, prometheus, run
+from batchmill.kafka import KafkaAddress
+from tests.deploy import kit
+from tests.kit.paths import ROOT
+
+KUBERNETES = "1.32"
+TOOLS = Path(sys.executable).parent
+VARIABLES = {
+    *(each.variable for each in config.SETTINGS),
+    *config.OTHERS,
+    ingest.TOKEN_VARIABLE,
+    export.HEADERS_VARIABLE,
+    prometheus.TOKEN_VARIABLE,
+}
+HANDED_ON = re.compile(r"^--(to|source|store|bind|token-file)=(.*)")
+
+
+def _run_tool(*command: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **more)
+
+
+def _tool(name: str) -> str:
+    """A tool that pip has brought, beside this Python or on the PATH."""
+    found = shutil.which(name, path=f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        pytest.skip(f"{name} is not installed: pip install --group deploy")
+    return found
+
+
+# What linters say.
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    """The Dockerfile is as hadolint wants it; what it is told to ignore says why beside it."""
+    done = _run_tool(_tool("hadolint"), "--no-color", kit.DOCKERFILE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", kit.SCRIPTS, ids=kit.name_of)
+def test_shellcheck_finds_nothing_in_scripts(path: Path) -> None:
+    """The scripts are as shellcheck wants them."""
+    done = _run_tool(_tool("shellcheck"), path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_repositorys_own_scripts_pass_shellcheck() -> None:
+    """So are those that the Makefile and CI start."""
+    scripts = [ROOT / "scripts" / "system-packages.sh", ROOT / ".ci" / "run"]
+    there = [each for each in scripts if each.exists()]
+    done = _run_tool(_tool("shellcheck"), *there)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", kit.COMPOSE, ids=kit.name_of)
+def test_compose_files_keep_to_the_compose_schema(path: Path) -> None:
+    """Compose would take the files: no field that the specification does not know."""
+    done = _run_tool(_tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variant", kit.VARIANTS, ids=kit.name_of)
+def test_kubernetes_would_take_every_object(variant: Path) -> None:
+    """Each object keeps to its kind's schema, and has no field that the schema does not know."""
+    for where, each in kit.objects(variant):
+        if each["kind"] != kit.SPARK:
+            _kubernetes_takes(where, each)
+
+
+def _kubernetes_takes(where: str, thing: dict[str, Any]) -> None:
+    try:
+        kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        pytest.fail(f"{where}: {'.'.join(map(str, error.path))}: {error.message}")
+
+
+def test_the_spark_operator_would_take_its_application() -> None:
+    """The SparkApplication has fields of v1beta2 only; its security contexts are Kubernetes'."""
+    application = kit.spark_application()
+    schema = json.loads((ROOT / "tests/deploy/sparkapplication.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(application)
+    for name in ("driver", "executor"):
+        part = application["spec"][name]
+        container = {"name": name, "image": "x", "securityContext": part["securityContext"]}
+        spec = {"containers": [container], "securityContext": part["podSecurityContext"]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        _kubernetes_takes(name, pod)
+
+
+@pytest.mark.parametrize("variant", kit.VARIANTS, ids=kit.name_of)
+def test_kustomize_makes_every_variant(variant: Path) -> None:
+    """kustomize can put a variant together, and what it makes is still valid."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl, which has kustomize in it, is not on the PATH")
+    done = _run_tool(kubectl, "kustomize", variant)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    for each in made:
+        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "batchmill"
+        if each["kind"] != kit.SPARK:
+            _kubernetes_takes(f"kustomized {each['kind']}", each)
+
+
+@pytest.mark.parametrize("variant", kit.VARIANTS, ids=kit.name_of)
+def test_no_manifest_is_left_out(variant: Path) -> None:
+    """Every file of a variant is in its kustomization."""
+    files = {each.name for each in variant.glob("*.yaml")} - {"kustomization.yaml"}
+    assert files == set(kit.load(variant / "kustomization.yaml")["resources"])
+
+
+def test_systemd_would_take_the_units(tmp_path: Path) -> None:
+    """systemd-analyze finds no unknown option, no bad value, and little exposure."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not on the PATH: apt-get install systemd")
+    for each in kit.UNITS:  # it looks whether the program is there
+        text = each.read_text().replace("/opt/batchmill/bin/batchmill", sys.executable)
+        (tmp_path / each.name).write_text(text)
+    shutil.copytree(kit.DEPLOY / "systemd/batchmill.service.d", tmp_path / "batchmill.service.d")
+    units = [tmp_path / each.name for each in kit.UNITS]
+    done = _run_tool(analyze, "verify", "--man=no", *units)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    done = _run_tool(analyze, "security", "--offline=true", "--threshold=20", *units)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Whether batchmill takes it.
+
+
+@pytest.mark.parametrize("command", kit.commands(), ids=str)
+def test_every_command_is_one_that_batchmill_takes(
+    command: kit.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real parser takes every command line in deploy/; the addresses in it are valid."""
+    arguments = list(command.arguments)
+    if arguments == ["--version"]:
+        return
+    try:
+        cli._parser().parse_args(arguments)
+    except SystemExit:
+        pytest.fail(f"{command}: {capsys.readouterr().err}")
+    for option, value in _handed_on(arguments):
+        if value.startswith("kafka://"):
+            KafkaAddress.parse(value)
+        elif value.startswith("prometheus://"):
+            prometheus.check(value)
+        elif option == "store":
+            assert value.startswith(("sqlite:///", "postgresql://")), value
+
+
+def _handed_on(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    words = iter(arguments)
+    for word in words:
+        if found := HANDED_ON.match(word):
+            yield found[1], found[2]
+        elif HANDED_ON.match(f"{word}="):
+            yield word.removeprefix("--"), next(words)
+
+
+def test_commands_are_found_everywhere() -> None:
+    """The tests see the commands of each way to deploy, so none passes for want of any."""
+    found = {each.where.partition(":")[0].split("/")[-1] for each in kit.commands()}
+    ways = {"Dockerfile", "compose.yaml", "compose.split.yaml", "statefulset.yaml", "README.md"}
+    assert ways | {"pipeline.yaml", "ingest.yaml", *(each.name for each in kit.UNITS)} <= found
+    assert {each.arguments[0] for each in kit.commands()} >= {
+        *("run", "ingest", "pipeline", "export", "web", "status")
+    }
+
+
+@pytest.mark.parametrize("path", sorted(kit.DEPLOY.rglob("batchmill.toml")), ids=kit.name_of)
+def test_every_file_of_settings_is_valid(path: Path) -> None:
+    """batchmill knows each setting in a batchmill.toml, and takes its value."""
+    settings = config.resolve(tomllib.loads(path.read_text()), str(path), {}, {}, path.parent)
+    given = [each for each in settings.chosen.values() if each.origin == str(path)]
+    assert {"home", "bind", "drain"} <= {each.setting.name for each in given}
+
+
+def test_every_variable_is_one_that_batchmill_reads() -> None:
+    """Nothing in deploy/ sets a variable BATCHMILL_… that nobody reads, and `run` would refuse."""
+    for path in sorted(each for each in kit.DEPLOY.rglob("*") if each.is_file()):
+        found = set(re.findall(r"\bBATCHMILL_[A-Z_]*[A-Z]\b", path.read_text("utf-8")))
+        assert found <= VARIABLES, kit.name_of(path)
+
+
+def test_whoever_listens_beyond_its_machine_asks_for_a_token() -> None:
+    """Every command and every file of settings that binds to all addresses names a token's file."""
+    for each in kit.commands():
+        text = " ".join(each.arguments)
+        assert "0.0.0.0" not in text or "--token-file" in text, str(each)
+    for path in kit.DEPLOY.rglob("batchmill.toml"):
+        settings = tomllib.loads(path.read_text())
+        assert settings["bind"] == "127.0.0.1" or settings["token_file"], kit.name_of(path)
+
+
+def test_a_service_of_its_own_name_cannot_confuse_a_pod() -> None:
+    """Kubernetes puts no variable BATCHMILL_PORT and the like into a pod that runs batchmill."""
+    for variant in kit.VARIANTS:
+        for where, pod in kit.pods(variant):
+            assert pod["spec"]["enableServiceLinks"] is False, where
+
+
+def test_everybody_has_the_time_that_an_end_takes() -> None:
+    """What may kill `batchmill run` waits longer than its end can take."""
+    ends = [
+        value
+        for name, value in vars(run).items()
+        if name.endswith("_END_S") and not name.startswith("DEMO")
+    ]
+    settings = [tomllib.loads(each.read_text()) for each in kit.DEPLOY.rglob("batchmill.toml")]
+    longest = sum(ends) + run.EXPORT_READ_S + max(each["drain"] for each in settings)
+    (compose,) = [each for _, each in kit.services() if each.get("command", [""])[0] == "run"]
+    (pod,) = [pod for _, pod in kit.pods(kit.VARIANTS[0])]
+    given = [
+        float(compose["stop_grace_period"].removesuffix("s")),
+        float(pod["spec"]["terminationGracePeriodSeconds"]),
+        float(kit.unit(kit.DEPLOY / "systemd/batchmill.service")["TimeoutStopSec"][0]),
+    ]
+    assert min(given) >= longest
+
+
+@pytest.mark.parametrize("path", kit.UNITS, ids=kit.name_of)
+def test_systemd_tells_the_main_process_alone_to_end(path: Path) -> None:
+    """Told all at once, a JVM would stop inside a batch, a pipeline before the spool is read."""
+    assert kit.unit(path)["KillMode"] == ["mixed"]
+
+
+# Whether its parts fit one another.
+
+
+@pytest.mark.parametrize("variant", kit.VARIANTS, ids=kit.name_of)
+def test_selectors_and_ports_find_what_they_name(variant: Path) -> None:
+    """Each Service, budget and policy selects pods that are there, by ports that these have."""
+    templates = [pod for _, pod in kit.pods(variant)]
+    application = [each for _, each in kit.objects(variant) if each["kind"] == kit.SPARK]
+    known: list[tuple[dict[str, str], set[str]]] = [
+        (
+            pod["metadata"]["labels"],
+            {port["name"] for each in pod["spec"]["containers"] for port in each.get("ports", [])},
+        )
+        for pod in templates
+    ]
+    known += [(each["spec"]["driver"]["labels"], set()) for each in application]
+    for where, each in kit.objects(variant):
+        spec = each.get("spec", {})
+        if each["kind"] == "Service":
+            wanted, ports = spec["selector"], {port["targetPort"] for port in spec["ports"]}
+        elif each["kind"] == "PodDisruptionBudget":
+            wanted, ports = spec["selector"]["matchLabels"], set()
+        elif each["kind"] == "NetworkPolicy":
+            wanted = spec["podSelector"].get("matchLabels", {})
+            rules = [port for rule in spec.get("ingress", []) for port in rule.get("ports", [])]
+            ports = {rule["port"] for rule in rules}
+        else:
+            continue
+        found = [names for labels, names in known if wanted.items() <= labels.items()]
+        assert found, f"{where}: nothing has {wanted}"
+        assert all(ports <= names for names in found), where
+
+
+def test_the_context_of_the_image_has_what_it_copies() -> None:
+    """What the Dockerfile copies is there, and let through by .dockerignore; nothing else is."""
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    let_through = {each.removeprefix("!") for each in rules if each.startswith("!")}
+    assert "*" in rules
+    copied = set()
+    for name, rest in kit.instructions():
+        if name == "COPY" and "--from=" not in rest:
+            *sources, _ = [word for word in rest.split() if not word.startswith("--")]
+            copied |= set(sources)
+    for each in copied:
+        assert (ROOT / each).exists(), each
+        assert any(each == rule or each.startswith(f"{rule}/") for rule in let_through), each
+    used = {rule for rule in let_through if any(each.startswith(rule) for each in copied)}
+    assert used == let_through
+
+
+def test_the_image_installs_what_every_extra_needs() -> None:
+    """requirements/run.lock, which the image is made by, has all that the extras name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lock = (ROOT / "requirements/run.lock").read_text()
+    locked = set(re.findall(r"^([a-z0-9._-]+)==", lock, re.MULTILINE))
+    wanted = {
+        re.split(r"[\[<>=;,!~ ]", each)[0].lower()
+        for name, requirements in extras.items()
+        if name not in ("all", "jre")  # the image has a Java
+        for each in requirements
+    }
+    assert wanted <= locked
+
+
+def test_images_and_spark_have_the_versions_of_this_source() -> None:
+    """The tags are batchmill's version, and the operator is told the Spark that the lock pins."""
+    text = "\n".join(each.read_text() for each in (*kit.COMPOSE, kit.VARIANTS[1] / "pipeline.yaml"))
+    assert set(re.findall(r"image: batchmill(?:-spark)?:(\S+)", text)) == {__version__}
+    for variant in kit.VARIANTS:
+        (image,) = kit.load(variant / "kustomization.yaml")["images"]
+        assert str(image["newTag"]) == __version__
+    pinned = re.search(r"^pyspark==(\S+)", (ROOT / "requirements/run.lock").read_text(), re.M)
+    assert pinned is not None
+    assert kit.spark_application()["spec"]["sparkVersion"] == pinned[1]
+
+
+def test_the_connector_to_kafka_is_the_one_that_is_tested() -> None:
+    """Where a pipeline that reads Kafka is deployed, it is with the connector of the tests."""
+    tested = re.search(
+        r"<spark.connector.version>(.+?)<", (ROOT / "tests/kit/kafka-pom.xml").read_text()
+    )
+    assert tested is not None
+    named = {
+        version
+        for path in (kit.COMPOSE[1], kit.VARIANTS[1] / "pipeline.yaml")
+        for version in re.findall(r"spark-sql-kafka-0-10_2\.13:(\S+)", path.read_text())
+    }
+    assert named == {tested[1]}
+
+
+def test_files_that_compose_mounts_are_there() -> None:
+    """Every file that a service mounts from this folder is in it, but for what the user makes."""
+    for where, service in kit.services():
+        for each in service.get("volumes", []):
+            source = each.partition(":")[0]
+            if source.startswith("./"):
+                assert (kit.DEPLOY / source).exists(), f"{where}: {source}"
+
+
+# What the image's own files do.
+
+
+def test_the_application_for_spark_is_the_command() -> None:
+    """Spark is given a file that is the `batchmill` command, from whatever folder."""
+    done = _run_tool(sys.executable, kit.DEPLOY / "spark/app.py", "--version", env=_source_path())
+    assert (done.returncode, done.stdout) == (0, f"batchmill {__version__}\n"), done.stderr
+
+
+def _source_path() -> dict[str, str]:
+    folder = str(Path(cli.__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture
+def entrypoint(tmp_path: Path) -> Path:
+    """The entry point for Spark, with stand-ins for what it starts: they say what they are told."""
+    (tmp_path / "python").write_text("#!/bin/sh\necho /spark\n")
+    (tmp_path / "tini").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    script = (kit.DEPLOY / "spark/entrypoint.sh").read_text()
+    script = script.replace("/opt/batchmill/bin/python", str(tmp_path / "python"))
+    (tmp_path / "entrypoint.sh").write_text(script)
+    for each in tmp_path.iterdir():
+        each.chmod(0o755)
+    return tmp_path / "entrypoint.sh"
+
+
+def _started(entrypoint: Path, *arguments: str, **variables: str) -> list[str]:
+    path = f"{entrypoint.parent}{os.pathsep}{os.environ['PATH']}"
+    done = _run_tool(entrypoint, *arguments, env={"PATH": path, **variables})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_spark_can_start_a_driver(entrypoint: Path) -> None:
+    """`driver …` submits the application in this very container."""
+    started = _started(
+        entrypoint, "driver", "--properties-file", "p", SPARK_DRIVER_BIND_ADDRESS="10.1.2.3"
+    )
+    bind = "spark.driver.bindAddress=10.1.2.3"
+    submit = ["/spark/bin/spark-submit", "--conf", bind, "--deploy-mode", "client"]
+    assert started == ["-s", "--", *submit, "--properties-file", "p"]
+
+
+def test_spark_can_start_an_executor(entrypoint: Path) -> None:
+    """`executor` starts one with the options and the address that its variables tell, in order."""
+    numbers = {f"SPARK_JAVA_OPT_{each}": f"-Dn={each}" for each in (0, 2, 10)}
+    told = {
+        "SPARK_EXECUTOR_MEMORY": "2g",
+        "SPARK_DRIVER_URL": "spark://driver:7078",
+        "SPARK_EXECUTOR_ID": "3",
+        "SPARK_EXECUTOR_CORES": "2",
+        "SPARK_APPLICATION_ID": "app-1",
+        "SPARK_EXECUTOR_POD_IP": "10.1.2.4",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "pod-3",
+    }
+    started = _started(entrypoint, "executor", **numbers, **told)
+    options = ["-Dn=0", "-Dn=2", "-Dn=10", "-Xms2g", "-Xmx2g", "-cp", "/spark/conf:/spark/jars/*"]
+    assert started[2 : 3 + len(options)] == ["java", *options]
+    assert started[3 + len(options) :] == [
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        *("--driver-url", "spark://driver:7078", "--executor-id", "3", "--cores", "2"),
+        *("--app-id", "app-1", "--hostname", "10.1.2.4", "--resourceProfileId", "0"),
+        *("--podName", "pod-3"),
+    ]
+
+
+def test_anything_else_is_run_as_it_is(entrypoint: Path) -> None:
+    """What is neither driver nor executor is a command."""
+    assert _started(entrypoint, "sh", "-c", "true") == ["-s", "--", "sh", "-c", "true"]

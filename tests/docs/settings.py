@@ -1,0 +1,65 @@
+"""The tables of commands and settings in docs/operations.md: `python -m tests.docs.settings`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+
+from batchmill import cli
+from batchmill.cli.config import SETTINGS
+from tests.docs.kit import DOCS
+
+PAGE = DOCS / "operations.md"
+BEGIN = "<!-- The tables from here on are made by `python -m tests.docs.settings`. -->\n"
+
+
+def made() -> str:
+    """The tables, from the command's own parser and settings."""
+    return "\n".join([*_commands(), *_settings()]) + "\n"
+
+
+def _commands() -> Iterator[str]:
+    yield from (
+        "",
+        "## All commands",
+        "",
+        "`batchmill COMMAND --help` has the options of each.",
+        "",
+    )
+    yield from ("| command | what it does |", "|---|---|")
+    for name, text in sorted(_actions(cli._parser()).items()):
+        yield f"| `batchmill {name}` | {text} |"
+
+
+def _actions(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The commands of a parser, those below them in full, each with its help."""
+    found: dict[str, str] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {each.dest: each.help or "" for each in action._choices_actions}
+            for name, below in action.choices.items():
+                inner = {f"{name} {each}": text for each, text in _actions(below).items()}
+                found |= inner or {name: helps.get(name, "")}
+    return found
+
+
+def _settings() -> Iterator[str]:
+    yield from ("", "## All settings", "")
+    yield "Of `batchmill run`: a name in `batchmill.toml`, a variable `BATCHMILL_HTTP_PORT`, a flag"
+    yield "`--http-port`. `export_to` may also stand as `to` in a table `[export]`."
+    yield from ("", "| setting | default | what it is |", "|---|---|---|")
+    for each in SETTINGS:
+        default = "" if each.default in (None, ()) else f"`{json.dumps(each.default)}`"
+        secret = "; never shown" if each.secret else ""
+        yield f"| `{each.name}` | {default} | {each.help}{secret} |"
+
+
+def main() -> None:
+    """Write the tables."""
+    kept, _, _ = PAGE.read_text("utf-8").partition(BEGIN)
+    PAGE.write_text(kept + BEGIN + made(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

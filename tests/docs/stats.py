@@ -1,0 +1,106 @@
+"""The tables of stats in docs/counters.md: `python -m tests.docs.stats` writes them anew.
+
+What a field means is said once, in its docstring in the code; the page repeats it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+
+from batchmill import BatchQueueStats, PartitionStats, ThreadLoad
+from batchmill.batcher import BatcherStats
+from batchmill.client import ClientStats
+from batchmill.export import ExporterStats, RemoteWriteStats
+from batchmill.flows import FlowStats, LatencyStats, WorkerStats
+from batchmill.kafka import KafkaStats
+from batchmill.pressure import ThresholdStats
+from batchmill.spool import SpoolStats
+from batchmill.store import OutboxDepth
+from batchmill.store.postgres.writers import WriterStats
+from tests.docs.kit import DOCS
+
+PAGE = DOCS / "counters.md"
+BEGIN = "<!-- The tables from here on are made by `python -m tests.docs.stats`. -->\n"
+
+STATS: dict[type, str] = {
+    BatchQueueStats: "`BatchQueue.stats()`",
+    PartitionStats: "`BatchQueueStats.partitions`",
+    ThreadLoad: "`BatchQueueStats.threads`",
+    ThresholdStats: "`QueueThresholdManager.stats()`, `BatcherStats.thresholds`",
+    BatcherStats: "`MicroBatcher.stats()`",
+    FlowStats: "`FlowDispatcher.stats()`",
+    WorkerStats: "`FlowStats.workers`",
+    LatencyStats: "`FlowStats.handler_latency`, `FlowStats.wait`",
+    SpoolStats: "`Spool.stats()`",
+    KafkaStats: "`KafkaSink.stats()`",
+    ClientStats: "`Client.stats()`",
+    WriterStats: "`store.writers.stats()` of a PostgreSQL store",
+    ExporterStats: "`Exporter.stats()`",
+    OutboxDepth: "`ExporterStats.waiting`",
+    RemoteWriteStats: "`RemoteWriter.stats()`",
+}
+UNSAID = {
+    "SpoolStats.level": "The level in force: NORMAL, WARNING, CRITICAL or CRITICAL_PLUS.",
+    "KafkaStats.level": "The level in force: NORMAL, WARNING, CRITICAL or CRITICAL_PLUS.",
+    "ExporterStats.name": "The exporter's name.",
+    "RemoteWriteStats.sent": "Samples that the receiver has taken.",
+    "RemoteWriteStats.retries": "Requests that were tried again.",
+    "RemoteWriteStats.bytes_sent": "Bytes of request bodies that the receiver took, packed.",
+    "OutboxDepth.files": "Files that wait.",
+    "OutboxDepth.rows": "Rows in them: a row is a minute of an entity with all its values.",
+    "OutboxDepth.bytes": "Their size.",
+}
+"""What a name says by itself in the code, and not in a table."""
+
+
+def made() -> str:
+    """The tables."""
+    return "\n".join(line for each in STATS for line in _lines(each)) + "\n"
+
+
+def _lines(stats: type) -> Iterator[str]:
+    yield from ("", f"### {stats.__name__}", "", f"{STATS[stats]}.", "")
+    yield from ("| field | what it is |", "|---|---|")
+    for name, text in meanings(stats).items():
+        yield f"| `{name}` | {text} |"
+
+
+def meanings(stats: type) -> dict[str, str]:
+    """What its docstrings say of each public field and property."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(stats))).body
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for node, following in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = _said(following)
+        elif isinstance(node, ast.FunctionDef) and _is_property(node):
+            found[node.name] = _plain(ast.get_docstring(node) or "")
+    shown = {name: text for name, text in found.items() if not name.startswith("_")}
+    return {name: text or UNSAID[f"{stats.__name__}.{name}"] for name, text in shown.items()}
+
+
+def _said(node: ast.stmt | None) -> str:
+    value = node.value if isinstance(node, ast.Expr) else None
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return _plain(str(value.value)) if is_text and isinstance(value, ast.Constant) else ""
+
+
+def _is_property(node: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the tables."""
+    kept, _, _ = PAGE.read_text("utf-8").partition(BEGIN)
+    PAGE.write_text(kept + BEGIN + made(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

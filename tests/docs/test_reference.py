@@ -1,0 +1,240 @@
+"""What the documentation lists is all there is: errors, counters, reasons, fields, event types."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import batchmill
+from batchmill import BatchmillError
+from batchmill.batcher import FlushReason
+from batchmill.cli import export, prometheus
+from batchmill.cli import status as status_module
+from batchmill.export import exporter, forward, values
+from batchmill.export import figures as figures_module
+from batchmill.export.prometheus import handler, server
+from batchmill.export.prometheus import page as prometheus_page_module
+from batchmill.flows import stats as flow_stats
+from batchmill.ingest import Receiver, answers
+from batchmill.ingest import figures as ingest_figures
+from batchmill.ingest.decode import protobuf
+from batchmill.ingest.decode import rows as decode_rows
+from batchmill.queue import stats as queue_stats
+from batchmill.run import supervisor
+from batchmill.run.figures import Picture
+from batchmill.run.home import Home
+from batchmill.spool import Spool
+from batchmill.store import types
+from batchmill.store.postgres import writers
+from batchmill.store.sql import outbox, topn
+from tests.docs import settings, sources, stats
+from tests.docs.kit import DOCS, code_in, tables
+
+pytest.importorskip("pyspark")
+
+from batchmill.spark.input import schema, segments
+from batchmill.spark.l2 import batch
+from batchmill.spark.runtime import progress
+from batchmill.spark.spans import dedup, links
+
+ERRORS = DOCS / "errors.md"
+COUNTERS = DOCS / "counters.md"
+
+
+def named(page: Path, heading: str, column: str = "") -> set[str]:
+    """What the tables under a heading name in backticks, in a column; or in the first of each."""
+    rows = tables(page, heading)
+    cells = (row.get(column, "") if column else next(iter(row.values())) for row in rows)
+    return {name for cell in cells for name in code_in(cell)}
+
+
+def texts_in(module: Any, pattern: str) -> set[str]:
+    """What a pattern finds in the text of a module."""
+    return set(re.findall(pattern, inspect.getsource(module)))
+
+
+def subclasses(base: type[BaseException]) -> Iterator[type[BaseException]]:
+    """All that inherit from it."""
+    for each in base.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def test_every_error_is_explained() -> None:
+    """Each class that batchmill raises on purpose has a line: when, and what to do."""
+    for module in pkgutil.walk_packages(batchmill.__path__, "batchmill."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    raised: set[type[BaseException]] = {BatchmillError, *subclasses(BatchmillError)}
+    ours = {each for each in raised if each.__module__.startswith("batchmill.")}
+    rows = [row for heading in headings(ERRORS) for row in tables(ERRORS, heading)]
+    explained = {name: row for row in rows for name in code_in(row["error"])}
+    assert explained.keys() == {each.__name__ for each in ours}
+    for each in ours - {BatchmillError}:
+        also = explained[each.__name__]["also a"]
+        for builtin in code_in(also):
+            assert builtin.rpartition(".")[2] in {base.__name__ for base in each.__mro__}, each
+        assert also or each.__name__ == "StoreError", each
+
+
+def headings(page: Path) -> list[str]:
+    """The second-level headings of a page."""
+    return re.findall(r"^## (.*)$", page.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> dict[str, Any]:
+    """What a receiver tells of itself."""
+    with Spool(tmp_path / "spool") as spool:
+        return Receiver(spool).status()
+
+
+def test_every_figure_of_the_receiver_is_explained(status: dict[str, Any]) -> None:
+    """Each field of its status, and each series on its page."""
+    assert status.keys() <= named(COUNTERS, "Receiving", "field")
+    page = ingest_figures.prometheus(status)
+    series = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    shown = named(COUNTERS, "Receiving", "on `/metrics`")
+    assert series == {f"batchmill_ingest_{each}" for each in shown}
+
+
+def test_every_reason_of_the_receiver_is_explained() -> None:
+    """Why requests are refused, spans rejected and texts cut."""
+    refusals = {
+        _refusal(make).reason
+        for name, make in inspect.getmembers(answers, inspect.isfunction)
+        if inspect.signature(make).return_annotation == "Refusal" and not name.startswith("_")
+    }
+    assert named(COUNTERS, "Why a request was refused") == refusals | {"CRITICAL_PLUS"}
+    rejected = texts_in(decode_rows, r'reject\("([^"]+)"') | {
+        "end before start",
+        "no end time",
+    }
+    rejected |= texts_in(protobuf, r'reject\("([^"]+)"')
+    assert named(COUNTERS, "Why a span was rejected") == rejected | {"other"}
+    cut = texts_in(decode_rows, r'cut\("([^"]+)"') | texts_in(protobuf, r'cut\("([^"]+)"')
+    assert named(COUNTERS, "What was cut") == cut
+
+
+def _refusal(make: Any) -> answers.Refusal:
+    made = {"level": "CRITICAL", "status": 400, "retry_after_s": 1.0, "seconds": 1.0}
+    needed = inspect.signature(make).parameters.values()
+    given = [made.get(each.name, "x") for each in needed if each.kind is each.POSITIONAL_OR_KEYWORD]
+    refusal = make(*given)
+    assert isinstance(refusal, answers.Refusal)
+    return refusal
+
+
+def test_what_is_handed_on_to_kafka_is_explained() -> None:
+    """Each figure, and each reason of a drop."""
+    text = inspect.getsource(forward.KafkaForwarder.figures)
+    figures = set(re.findall(r'^ +"(\w+)":', text, re.MULTILINE))
+    assert figures == named(COUNTERS, "Traces and logs handed on")
+    why = named(COUNTERS, "Traces and logs handed on", "what it is")
+    constants = {each for name, each in vars(forward).items() if name.isupper()}
+    said = {each for each in constants if isinstance(each, str) and " " in each}
+    assert said >= {forward.FULL, forward.NO_ROOM}
+    assert said | texts_in(forward, r'_settle\(.*?"([a-z ]+)"\)') <= why
+
+
+def test_every_counter_of_the_store_is_explained() -> None:
+    """Whatever the pipeline and the exporters count."""
+    counted = texts_in(batch, r'counters\["([^"]+)"') | {"unresolved"}
+    counted |= {types.EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
+    counted |= {figures_module.EXPORTED, figures_module.RETRIES, figures_module.VALUES_DROPPED}
+    counted |= {figures_module.POINTS_REFUSED, figures_module.ROWS_DROPPED}
+    listed = {
+        name
+        for row in tables(COUNTERS, "The pipeline")
+        if "what it counts" in row
+        for name in code_in(row["counter"])
+    }
+    assert listed == counted
+    assert set(prometheus_page_module._COUNTED) <= counted
+    assert set(progress._LEFT_OUT) <= counted
+
+
+def test_every_reason_of_the_pipeline_is_explained() -> None:
+    """Why rows, segments, spans and values were left out."""
+    reasons = {*segments._OF_THE_FILE.values(), "corrupt", "wrong type", "unknown source"}
+    reasons |= texts_in(schema, r'"((?:no|time|not) [a-z0-9 ]+)"\)')
+    reasons |= texts_in(links, r"THEN '([a-z ]+)'")
+    reasons |= texts_in(batch, r'"unused", source, "([^"]+)"')
+    reasons |= {dedup.REASON, types.TOO_OLD, outbox.FULL, outbox.LEFT}
+    reasons |= {exporter.FULL, exporter.GONE, exporter.UNREADABLE}
+    reasons |= {values.EXPIRED, values.UNKNOWN}
+    assert "parent never came" in reasons
+    assert "time too far ahead" in reasons
+    assert reasons <= named(COUNTERS, "Why something was left out", "reason")
+
+
+def test_every_field_of_a_status_is_explained(tmp_path: Path) -> None:
+    """`batchmill status --json`, its processes and their states, and progress.json."""
+    verdict = status_module.Health(0)
+    shown = status_module.as_json(Home(tmp_path), status_module.Seen(Picture(0.0)), verdict)
+    assert shown.keys() <= named(COUNTERS, "batchmill status")
+    text = inspect.getsource(supervisor)
+    figures = set(re.findall(r'^ +"(\w+)": ', text, re.MULTILINE))
+    states = {each.value for each in supervisor.State}
+    assert figures | states <= named(COUNTERS, "batchmill status", "what it is")
+    fields = {each.name for each in dataclasses.fields(progress.Progress)}
+    assert fields <= named(COUNTERS, "progress.json")
+
+
+def test_every_figure_of_an_exporter_is_explained() -> None:
+    """What it tells of itself in its file, and the series on the page for Prometheus."""
+    fields = set(re.findall(r'^ +"(\w+)": ', inspect.getsource(export._Telling), re.MULTILINE))
+    for each in (prometheus._Telling, prometheus._sent, prometheus._served):
+        fields |= set(re.findall(r'"(\w+)": ', inspect.getsource(each)))
+    waiting = {"files", "rows", "bytes", "oldest_ms"}
+    assert fields - waiting <= named(COUNTERS, "Exporters", "field")
+    assert waiting <= named(COUNTERS, "Exporters", "what it is")
+    outcomes = texts_in(handler, r'(?:\)|"|body|count\(),? ?"([a-z ]+)"(?=[,)])') - {"replace"}
+    outcomes |= texts_in(server, r'count\("([^"]+)"')
+    assert "too many connections" in outcomes
+    assert outcomes <= named(COUNTERS, "The page for Prometheus", "what it is")
+    own = texts_in(prometheus_page_module, r'f"\{_EXPORT\}(\w+)"') | {"scrapes_total"}
+    assert {f"batchmill_export_{each}" for each in own} == named(
+        COUNTERS, "The page for Prometheus", "series"
+    )
+
+
+def test_every_reason_of_a_stats_object_is_explained() -> None:
+    """Drops of queues and flows, flushes of batchers, fallbacks of writers."""
+    dropped = {
+        value
+        for module in (queue_stats, flow_stats)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    flushes = {each.value for each in FlushReason}
+    fallbacks = {writers.FAILED, writers.LOST}
+    listed = named(COUNTERS, "Stats in a process", "reason")
+    assert listed == dropped | flushes | fallbacks | {"rejected", "shed"}
+
+
+@pytest.mark.parametrize("maker", [settings, sources, stats])
+def test_tables_made_from_the_code_are_as_the_code_is(maker: Any) -> None:
+    """Where this fails, `python -m` and the module's name writes them anew."""
+    _, begin, written = maker.PAGE.read_text("utf-8").partition(maker.BEGIN)
+    assert begin
+    assert written == maker.made(), f"python -m {maker.__name__}"
+
+
+def test_every_public_stats_class_has_a_table() -> None:
+    """A class called Stats that a package makes public is on the page."""
+    public = {
+        name
+        for package in ("", ".batcher", ".export", ".flows", ".kafka", ".pressure", ".spool")
+        for name in importlib.import_module(f"batchmill{package}").__all__
+        if name.endswith("Stats")
+    }
+    assert public <= {each.__name__ for each in stats.STATS}

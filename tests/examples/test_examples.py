@@ -1,0 +1,43 @@
+"""Every file under examples/ runs by itself and prints what its docstring says it prints."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.kit.paths import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def promised(example: Path) -> str:
+    """What stands under "Prints:" in an example's docstring."""
+    docstring = ast.get_docstring(ast.parse(example.read_text(encoding="utf-8"))) or ""
+    _, heading, output = docstring.partition("\nPrints:\n\n")
+    assert heading, f"{example.name} does not say what it prints"
+    return textwrap.dedent(output) + "\n"
+
+
+def test_there_is_an_example_for_each_usage_of_thresholds() -> None:
+    """Reject, own handler, levels, priorities, dead letters, observability: six examples."""
+    assert [path.stem[:11] for path in EXAMPLES if path.stem.startswith("threshold_")] == [
+        f"threshold_{number}" for number in range(1, 7)
+    ]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_prints_what_it_says(example: Path) -> None:
+    """It ends by itself, prints what it promises, warns of nothing and complains of nothing."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, promised(example), "")

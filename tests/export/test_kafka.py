@@ -1,0 +1,106 @@
+"""Metrics to a real Kafka broker: in order by entity, and nothing lost while the broker is away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="install it: pip install 'batchmill[kafka]'")
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+
+from tests.kit.exporters import (
+    QUICK,
+    Mill,
+    check_all_arrived,
+    last_totals,
+    measurements,
+    one,
+    running,
+    stored,
+    wait_until,
+)
+from tests.kit.kafka import Broker
+from tests.kit.otlp_metrics_receiver import Point, points_of
+
+__all__ = ["one"]
+
+SETTINGS = dataclasses.replace(QUICK, timeout_s=2.0, drain_s=10.0)
+
+
+def target(broker: Broker, topic: str) -> str:
+    """The address of a topic."""
+    return f"kafka://{broker.bootstrap}/{topic}"
+
+
+def points(broker: Broker, topic: str) -> list[Point]:
+    """All points in a topic; each message speaks of the entity that is its key, and no other."""
+    found: list[Point] = []
+    for record in broker.read(topic):
+        some = points_of(ExportMetricsServiceRequest.FromString(record.value))
+        assert {each.entity for each in some} == {record.key.decode()}
+        found += some
+    return found
+
+
+def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:
+    """Over several partitions, the last total of each value is the store's."""
+    topic = kafka.new_topic(partitions=3)
+    exporter = one.exporter(target(kafka, topic), SETTINGS)
+    with running(exporter):
+        for number in range(6):
+            one.commit(*measurements(number, 12, [f"e{each}" for each in range(6)]))
+            wait_until(lambda: exporter.stats().waiting.files == 0)
+    check_all_arrived(one, points(kafka, topic))
+    assert len({record.partition for record in kafka.read(topic)}) > 1
+
+
+def test_a_broker_that_was_stopped_gets_everything(one: Mill, kafka: Broker) -> None:
+    """Commits go on meanwhile, and each try is counted."""
+    topic = kafka.new_topic()
+    exporter = one.exporter(target(kafka, topic), SETTINGS)
+    with running(exporter):
+        one.commit(*measurements(0))
+        wait_until(lambda: exporter.stats().waiting.files == 0)
+        kafka.stop()
+        for number in range(1, 4):
+            one.commit(*measurements(number))
+        wait_until(lambda: sum(exporter.stats().retries.values()) > 0)
+        assert len(one.files()) == 3
+        kafka.start()
+        wait_until(lambda: exporter.stats().waiting.files == 0)
+    check_all_arrived(one, points(kafka, topic))
+    assert sum(one.counted("export retries").values()) > 0
+
+
+def test_a_broker_that_stands_still_holds_up_nobody(one: Mill, kafka: Broker) -> None:
+    """What it did not acknowledge in time is sent again when it goes on."""
+    topic = kafka.new_topic()
+    exporter = one.exporter(target(kafka, topic), SETTINGS)
+    with running(exporter):
+        one.commit(*measurements(0))
+        wait_until(lambda: exporter.stats().waiting.files == 0)
+        kafka.pause()
+        try:
+            for number in range(1, 4):
+                one.commit(*measurements(number))
+            wait_until(lambda: sum(exporter.stats().retries.values()) > 0)
+        finally:
+            kafka.resume()
+        wait_until(lambda: exporter.stats().waiting.files == 0)
+    check_all_arrived(one, points(kafka, topic))
+
+
+def test_a_topic_that_is_not_there_is_told(one: Mill, kafka: Broker) -> None:
+    """And what is to be sent waits until somebody makes it."""
+    exporter = one.exporter(target(kafka, "missing-topic"), SETTINGS)
+    one.commit(*measurements(0))
+    with running(exporter):
+        wait_until(lambda: exporter.stats().retries)
+        assert "UNKNOWN" in exporter.stats().failing
+        kafka.create_topic("missing-topic")
+        wait_until(lambda: exporter.stats().waiting.files == 0)
+    assert last_totals(points(kafka, "missing-topic")) == stored(one.store)

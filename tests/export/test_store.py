@@ -1,0 +1,123 @@
+"""Exporters and their store: what they do while it cannot be reached, and what they ask of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchmill.outbox import Outbox
+from batchmill.store import RetryPolicy, Store, open_store
+from batchmill.store.postgres import session as session_module
+from batchmill.store.postgres.staging import merging
+from tests.kit.exporters import (
+    Mill,
+    added_up,
+    check_all_arrived,
+    exporter_of,
+    last_totals,
+    measurements,
+    mill,
+    running,
+    stored,
+    wait_until,
+)
+from tests.kit.otlp_metrics_receiver import GrpcReceiver
+from tests.kit.postgres import Postgres
+from tests.kit.store_writers import before, open_writers
+from tests.kit.stores import PATIENT, Measurement, end, in_another_process, line_of
+
+HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)
+
+
+def test_a_database_that_was_restarted_loses_no_export(
+    postgres: Postgres, postgres_url: str, tmp_path: Path
+) -> None:
+    """The exporter has its own connection, and tries again; that is counted."""
+    one = Mill(open_store(postgres_url, retry=PATIENT), tmp_path / "checkpoint")
+    exporters_own: Store = open_store(postgres_url, retry=HASTY)
+    with one.store, exporters_own, GrpcReceiver() as receiver:
+        exporter = one.exporter(receiver.target, store=exporters_own)
+        with running(exporter):
+            one.commit(*measurements(0))
+            receiver.wait_for(lambda: receiver.seen > 0)
+            postgres.stop()
+            wait_until(lambda: exporter._figures.of("export retries").get("store unavailable"))
+            postgres.start()
+            one.commit(*measurements(1))
+            wait_until(lambda: not one.store.outbox(one.outbox.place))
+        check_all_arrived(one, receiver.points())
+        assert one.counted("export retries")["store unavailable"] > 0
+
+
+@pytest.mark.parametrize("mode", ["immediate", "fast"])
+def test_a_database_restarted_inside_a_merge_exports_each_commit_once(
+    postgres: Postgres,
+    postgres_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    """The commit is tried again, in pieces or not, and names its file once; then all arrives."""
+    one = Mill(open_writers(postgres_url), tmp_path / "checkpoint")
+    restarts: list[str] = []
+
+    def restart(calls: int) -> None:
+        if calls == 2 and not restarts:
+            restarts.append(mode)
+            postgres.stop(mode)
+            postgres.start()
+
+    with one.store, GrpcReceiver() as receiver:
+        one.commit(*measurements(0, 12, [f"e{each}" for each in range(6)]))
+        monkeypatch.setattr(session_module, "merging", before(merging, restart))
+        one.commit(*measurements(1, 12, [f"e{each}" for each in range(6)]))
+        assert restarts == [mode]
+        assert [each.seq for each in one.store.outbox(one.outbox.place)] == [1, 2]
+        one.exporter(receiver.target).run(once=True)
+        check_all_arrived(one, receiver.points())
+
+
+COMMIT_FOR_EVER = """
+import itertools, pathlib
+from tests.kit.exporters import measurements, mill
+one = mill(pathlib.Path(folder))
+for number in itertools.count():
+    one.commit(*measurements(number, 40))
+    print(number, flush=True)
+"""
+
+
+def test_killed_while_it_commits_a_writer_loses_no_export(tmp_path: Path) -> None:
+    """Every commit that is in the store has its file, and no other file is exported."""
+    writer = in_another_process(COMMIT_FOR_EVER, folder=str(tmp_path))
+    for number in range(8):
+        assert line_of(writer) == str(number)
+    end(writer)
+    outbox = Outbox.of(tmp_path / "checkpoint")
+    with open_store(f"sqlite:///{tmp_path}/store.db") as store, GrpcReceiver() as receiver:
+        (info,) = store.streams()
+        assert info.last_batch is not None
+        assert len(store.outbox(outbox.place)) == info.last_batch + 1 >= 8
+        exporter_of(store, outbox, receiver.target).run(once=True)
+        calls = {key: n for key, n in stored(store).items() if key[0] == "batchmill.calls"}
+        assert added_up(receiver.points(), "calls") == calls
+        assert last_totals(receiver.points()) == stored(store)
+
+
+def test_many_entities_and_minutes_are_exported_a_part_at_a_time(tmp_path: Path) -> None:
+    """More than one query and one part of a file can hold of them."""
+    one = mill(tmp_path)
+    rows = [
+        Measurement(number % 50, minute=202403010000 + 100 * (number % 20) + number % 50,
+                    entity=f"e{number % 700}")
+        for number in range(2_500)
+    ]  # fmt: skip
+    with one.store, GrpcReceiver() as receiver:
+        one.commit(*rows)
+        exporter = one.exporter(receiver.target)
+        exporter.run(once=True)
+        wanted = stored(one.store)
+        assert last_totals(receiver.points()) == wanted
+        assert len({key[1] for key in wanted}) == 100
+        assert exporter.stats().dropped == {}

@@ -1,0 +1,114 @@
+"""Handlers, and functions of the flow, that raise."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.flows.bounds_kit import hold
+from tests.flows.kit import LOGGER, Gate, Recorder, Signal, assert_balanced, dispatching, signals
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_a_handler_that_raises_is_counted_and_reported(error: BaseException) -> None:
+    """Whatever it raises: the batch has failed, the error handler hears, the worker lives."""
+    heard: list[tuple[list[Any], BaseException]] = []
+
+    def handle(batch: list[Signal]) -> None:
+        if batch[0].number == 1:
+            batch.clear()  # the list is the handler's own
+            raise error
+
+    with dispatching(
+        handle, error_handler=lambda batch, error: heard.append((batch, error))
+    ) as dispatcher:
+        for signal in signals("a", 3):
+            dispatcher.dispatch(signal)
+    stats = dispatcher.stats()
+    assert heard == [([Signal("a", 1)], error)]
+    assert (stats.handled, stats.failed) == (2, 1)
+    assert stats.handler_latency.count == 3
+    assert_balanced(stats)
+
+
+def test_without_an_error_handler_the_log_hears(caplog: pytest.LogCaptureFixture) -> None:
+    """At level ERROR, with the traceback and how many signals it hit."""
+
+    def handle(batch: list[Signal]) -> None:
+        raise ValueError("no")
+
+    with caplog.at_level(logging.ERROR, LOGGER), dispatching(handle) as dispatcher:
+        dispatcher.dispatch(Signal("a"))
+    [record] = caplog.records
+    assert "failed on 1 signals" in record.getMessage()
+    assert record.exc_info is not None
+
+
+def test_an_error_handler_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """And the worker lives through that too."""
+    recorder = Recorder()
+
+    def handle(batch: list[Signal]) -> None:
+        recorder(batch)
+        raise ValueError("no")
+
+    def complain(batch: list[Signal], error: BaseException) -> None:
+        raise RuntimeError("worse")
+
+    with (
+        caplog.at_level(logging.ERROR, LOGGER),
+        dispatching(handle, error_handler=complain) as dispatcher,
+    ):
+        for signal in signals("a", 2):
+            dispatcher.dispatch(signal)
+    assert len(recorder.signals) == 2
+    assert ["error handler failed" in record.getMessage() for record in caplog.records] == [
+        True,
+        True,
+    ]
+
+
+def test_a_failed_finish_ends_its_flow() -> None:
+    """A handler that raises on the finish signal does not leave the flow mapped."""
+
+    def handle(batch: list[Signal]) -> None:
+        raise ValueError("no")
+
+    with dispatching(handle, error_handler=lambda batch, error: None) as dispatcher:
+        dispatcher.dispatch(Signal("a", 0))
+        dispatcher.dispatch(Signal("a", 1, last=True))
+    stats = dispatcher.stats()
+    assert (stats.failed, stats.active_flows) == (2, 0)
+
+
+@pytest.mark.parametrize("setting", ["flow_id", "finished"])
+def test_what_flow_id_or_finished_raises_is_the_producers(setting: str) -> None:
+    """The signal is not in, and the dispatcher goes on."""
+
+    def refuse(signal: Signal) -> Any:
+        if signal.number == 0:
+            raise LookupError("no such thing")
+        return None
+
+    recorder = Recorder()
+    with dispatching(recorder, **{setting: refuse}) as dispatcher:
+        with pytest.raises(LookupError):
+            dispatcher.dispatch(Signal("a", 0))
+        assert dispatcher.dispatch(Signal("a", 1))
+    assert recorder.signals == [Signal("a", 1)]
+
+
+def test_an_unhashable_flow_id_is_a_type_error() -> None:
+    """The signal is not in, the counts still balance, and the dispatcher goes on."""
+    gate = Gate()
+    with dispatching(gate, worker_count=2) as dispatcher:
+        hold(dispatcher, gate)
+        dispatcher.dispatch(Signal("held", 1))
+        with pytest.raises(TypeError, match="unhashable"):
+            dispatcher.dispatch(Signal(["a"]))
+        stats = dispatcher.stats()
+        assert (stats.dispatched, stats.pending) == (2, 2)
+        assert_balanced(stats)
+    assert [signal.number for signal in gate.signals] == [0, 1]

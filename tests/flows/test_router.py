@@ -1,0 +1,400 @@
+"""The router, with those who wait for room, against a plain model of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batchmill.flows import Backpressure
+from batchmill.flows.flows import Flow
+from batchmill.flows.lane import Lane
+from batchmill.flows.lines import Ticket
+from batchmill.flows.router import Router
+from tests.flows.kit import Signal, config
+
+KEYS = st.sampled_from(["a", "a", "b", "c", None])
+
+
+class Asked:
+    """A waiter that only notes that it was woken."""
+
+    def __init__(self) -> None:
+        self.woken = False
+
+    def wake(self) -> bool:
+        self.woken = True
+        return True
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Queues are plain lists of signals; a signal's number says when it was let in."""
+
+    @initialize(
+        policy=st.sampled_from(Backpressure),
+        workers=st.integers(1, 3),
+        capacity=st.integers(1, 3),
+        ingress=st.integers(1, 7),
+        most=st.one_of(st.none(), st.integers(1, 3)),
+        ttl=st.one_of(st.none(), st.integers(1, 3)),
+        batch=st.integers(1, 3),
+    )
+    def begin(
+        self,
+        policy: Backpressure,
+        workers: int,
+        capacity: int,
+        ingress: int,
+        most: int | None,
+        ttl: int | None,
+        batch: int,
+    ) -> None:
+        self.config = config(
+            worker_count=workers,
+            worker_queue_capacity=capacity,
+            ingress_capacity=ingress,
+            batch_max=batch,
+            backpressure=policy,
+            max_flows=most,
+            idle_ttl=ttl,
+        )
+        self.router = Router(self.config)
+        self.now = 0.0
+        self.queues: list[list[Signal]] = [[] for _ in range(workers)]
+        self.running: list[list[Signal]] = [[] for _ in range(workers)]
+        self.tickets: list[tuple[Ticket, Asked]] = []
+        self.numbers = 0
+        self.tally: Counter[str] = Counter()
+        self.arrivals: list[Signal] = []
+        self.seen: dict[Any, int] = {}
+
+    @rule(key=KEYS, finish=st.booleans())
+    def offer(self, key: str | None, finish: bool) -> None:
+        signal = self._next(key, finish)
+        before = [list(queue) for queue in self.queues]
+        known = None if key is None else self.router.flows.get(key)
+        home = None if known is None else known.worker
+        loads = [self._rank(worker) for worker in range(len(self.queues))]
+        reason = self.router.offer(signal, key, finish, self.now)
+        if reason is None:
+            self._note_arrival(signal, before, home, loads)
+        elif self.config.backpressure is Backpressure.BLOCK:
+            asked = Asked()
+            ticket = Ticket(signal, key, finish, reason, asked)
+            self.router.line_up(ticket, self.now)
+            self.tickets.append((ticket, asked))
+        else:
+            self.router.refuse(key, finish, reason, self.now)
+            self.tally[f"refused {reason}"] += 1
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        """A producer that waits notices that it was woken, or loses patience."""
+        index = data.draw(st.integers(0, len(self.tickets) - 1))
+        ticket, asked = self.tickets[index]
+        assert asked.woken is ticket.granted
+        if ticket.granted and data.draw(st.booleans()):
+            del self.tickets[index]
+            assert self.router.redeem(ticket, self.now)
+            assert ticket.lane is not None
+            self._arrive(ticket.signal, ticket.lane.index)
+        else:
+            del self.tickets[index]
+            self.router.give_up(ticket, "cancelled", self.now)
+            self.tally["refused cancelled"] += 1
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.queues) - 1))
+        if self.running[index]:
+            self.router.settle(self.router.lanes[index], data.draw(st.booleans()), self.now)
+            self.tally["settled"] += len(self.running[index])
+            self.running[index] = []
+        taken = [entry[0] for entry in self.router.take(self.router.lanes[index], self.now)]
+        most = self.config.batch_max
+        assert taken == self.queues[index][:most]
+        self.running[index], self.queues[index] = taken, self.queues[index][most:]
+        for signal in taken:
+            if signal.flow is not None:
+                assert self.seen.get(signal.flow, -1) < signal.number
+                self.seen[signal.flow] = signal.number
+
+    @rule(key=KEYS)
+    def complete(self, key: str | None) -> None:
+        self.router.complete(key, self.now)
+
+    @rule(seconds=st.integers(1, 3))
+    def let_time_pass(self, seconds: int) -> None:
+        self.now += seconds
+        self.router.expire(self.now)
+
+    @rule()
+    def recount(self) -> None:
+        """Counting anew what is counted right changes nothing."""
+        self.router.recount(self.now)
+
+    @invariant()
+    def queues_are_the_models_and_bounded(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        for lane, queue, running in zip(self.router.lanes, self.queues, self.running, strict=True):
+            assert [entry[0] for entry in lane.queued()] == queue
+            assert lane.depth == len(queue) <= self.config.worker_queue_capacity
+            assert lane.load == len(queue) + len(running)
+        assert self.router.depth <= self.config.ingress_capacity
+        assert self.router.waiting == len(self.tickets)
+
+    @invariant()
+    def signals_of_a_flow_are_on_its_worker_and_counted(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        pending: Counter[Any] = Counter()
+        for index, signals in enumerate(self.queues):
+            for signal in [*signals, *self.running[index]]:
+                if signal.flow is not None:
+                    pending[signal.flow] += 1
+                    assert self._flow(signal.flow).worker == index
+        for key in "abc":
+            flow = self.router.flows.get(key)
+            assert pending[key] == (0 if flow is None else flow.pending)
+        assert self.config.max_flows is None or len(self.router.flows) <= self.config.max_flows
+
+    @invariant()
+    def nobody_waits_where_there_is_room(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        promised = [ticket for ticket, _ in self.tickets if ticket.granted]
+        room = self.config.ingress_capacity - self.router.depth - len(promised)
+        for index, (ticket, _) in enumerate(self.tickets):
+            behind = any(other.key == ticket.key for other, _ in self.tickets[:index] if ticket.key)
+            if not ticket.granted and not behind and ticket.lane is not None:
+                lane = ticket.lane
+                here = sum(other.lane is lane for other in promised)
+                assert room < 1 or lane.depth + here >= lane.capacity
+
+    @invariant()
+    def every_signal_is_counted_once(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        router = self.router
+        settled = sum(lane.handled + lane.failed for lane in router.lanes)
+        assert settled == self.tally["settled"]
+        pending = sum(map(len, self.queues)) + sum(map(len, self.running))
+        assert router.dispatched == settled + sum(router.evicted.values()) + pending
+        assert sum(router.evicted.values()) == self.tally["evicted"]
+        for reason, count in router.refused.items():
+            assert count == self.tally[f"refused {reason}"]
+
+    def teardown(self) -> None:
+        """Closed, all who wait are told; drained, no flow is left but open ones."""
+        if not hasattr(self, "router"):
+            return
+        self.router.close()
+        assert all(asked.woken for _, asked in self.tickets)
+        for ticket, _ in self.tickets:
+            assert not self.router.redeem(ticket, self.now)
+        left = [entry[0] for entry in self.router.clear(self.now)]
+        assert left == [
+            signal for signal in self.arrivals if any(signal in queue for queue in self.queues)
+        ]
+        for lane in self.router.lanes:
+            self.router.settle(lane, True, self.now)
+        for key in "abc":
+            self.router.complete(key, self.now)
+        assert (len(self.router.flows), self.router.waiting) == (0, 0)
+        assert [lane.flows for lane in self.router.lanes] == [0] * len(self.router.lanes)
+
+    def _next(self, key: str | None, finish: bool) -> Signal:
+        self.numbers += 1
+        return Signal(key, self.numbers, finish)
+
+    def _note_arrival(
+        self,
+        signal: Signal,
+        before: list[list[Signal]],
+        home: int | None,
+        loads: list[tuple[bool, int]],
+    ) -> None:
+        """The signal is in: see where, and what had to go for it."""
+        [index] = [
+            lane.index
+            for lane in self.router.lanes
+            if signal in [entry[0] for entry in lane.queued()]
+        ]
+        if home is not None:
+            assert index == home
+        elif signal.flow is not None:
+            assert loads[index] == min(loads)
+        for lane, queue in zip(self.router.lanes, before, strict=True):
+            now_there = [entry[0] for entry in lane.queued()]
+            gone = [old for old in queue if old not in now_there]
+            if gone:
+                assert self.config.backpressure is Backpressure.DROP_OLDEST
+                victims = [old for old in queue if not old.last] or queue
+                assert gone == victims[:1]
+                self.queues[lane.index].remove(gone[0])
+                self.tally["evicted"] += 1
+        self._arrive(signal, index)
+
+    def _arrive(self, signal: Signal, index: int) -> None:
+        self.queues[index].append(signal)
+        self.arrivals.append(signal)
+
+    def _rank(self, worker: int) -> tuple[bool, int]:
+        lane = self.router.lanes[worker]
+        return lane.free < 1, len(self.queues[worker]) + len(self.running[worker])
+
+    def _flow(self, key: str) -> Flow:
+        flow = self.router.flows.get(key)
+        assert flow is not None
+        return flow
+
+
+TestRouter = RouterMachine.TestCase
+TestRouter.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def lane_with(*finishes: bool) -> Lane:
+    """A full lane of numbered signals, of which these finish their flow."""
+    lane = Lane(0, len(finishes))
+    for number, finish in enumerate(finishes):
+        lane.put((number, None, finish, 0.0, number))
+    return lane
+
+
+def test_finish_signals_are_evicted_last() -> None:
+    """The oldest that finishes nothing goes first; only then the finish signals, oldest first."""
+    lane = lane_with(True, False, True, False)
+    assert [lane.evict()[0] for _ in range(4)] == [1, 3, 0, 2]
+
+
+def test_finish_signals_that_were_passed_over_keep_their_place() -> None:
+    """Eviction changes nothing about the order of what stays."""
+    lane = lane_with(True, False, True, False, False)
+    lane.evict()
+    lane.evict()
+    lane.put((9, None, False, 0.0, 9))
+    assert [entry[0] for entry in lane.take(2)] == [0, 2]
+    assert [entry[0] for entry in lane.take(9)] == [4, 9]
+
+
+def test_who_waits_under_the_ingress_bound_is_served_in_turn() -> None:
+    """A busy worker's producers do not keep those of an idle one waiting."""
+    router = Router(config(worker_count=2, ingress_capacity=1))
+    assert router.offer("a1", "a", False, 0.0) is None
+    [busy] = [lane for lane in router.lanes if lane.depth]
+    tickets = []
+    for key in "bac":
+        reason = router.offer(f"{key}2", key, False, 0.0)
+        assert reason == "ingress_full"
+        tickets.append(Ticket(f"{key}2", key, False, reason, Asked()))
+        router.line_up(tickets[-1], 0.0)
+    lanes = [ticket.lane for ticket in tickets]
+    assert lanes.count(busy) in (1, 2)
+    served = []
+    for lane in router.lanes:
+        router.take(lane if lane.depth else busy, 0.0)
+        [ticket] = [ticket for ticket in tickets if ticket.granted and not ticket.gone]
+        assert router.redeem(ticket, 0.0)
+        served.append(ticket.lane)
+    assert len({id(lane) for lane in served}) == 2
+
+
+def test_a_ticket_whose_loop_is_gone_gets_no_promise() -> None:
+    """Room is not kept for somebody who cannot come."""
+
+    class Gone:
+        def wake(self) -> bool:
+            return False
+
+    router = Router(config(worker_queue_capacity=1))
+    assert router.offer("a1", "a", False, 0.0) is None
+    for waiter in (Gone(), Asked()):
+        reason = router.offer("b1", "b", False, 0.0)
+        assert reason == "queue_full"
+        router.line_up(ticket := Ticket("b1", "b", False, reason, waiter), 0.0)
+    router.take(router.lanes[0], 0.0)
+    assert ticket.granted
+    assert router.redeem(ticket, 0.0)
+
+
+def test_a_newcomer_does_not_pass_a_producer_that_waits_with_the_same_flow() -> None:
+    """Room that is left does not help it: the signal before it is not in yet."""
+    router = Router(config(worker_queue_capacity=2, batch_max=2))
+    for number in (1, 2):
+        assert router.offer(number, "a", False, 0.0) is None
+    reason = router.offer(3, "a", False, 0.0)
+    assert reason == "queue_full"
+    router.line_up(third := Ticket(3, "a", False, reason, Asked()), 0.0)
+    router.take(router.lanes[0], 0.0)
+    assert third.granted
+    assert router.offer(4, "a", False, 0.0) == "queue_full"
+    assert router.offer(4, "b", False, 0.0) is None
+    assert router.redeem(third, 0.0)
+
+
+def lined_up(router: Router, key: str | None) -> Ticket:
+    """A producer that found no room for a signal of that flow."""
+    reason = router.offer("signal", key, False, 0.0)
+    assert reason is not None
+    ticket = Ticket("signal", key, False, reason, Asked())
+    router.line_up(ticket, 0.0)
+    return ticket
+
+
+def test_a_lane_for_which_a_handler_waits_is_served_first() -> None:
+    """Under the ingress bound its room must not go where only that handler could free it."""
+    for waits in (False, True):
+        router = Router(config(worker_count=2, ingress_capacity=1))
+        assert router.offer("a1", "a", False, 0.0) is None
+        [busy] = [lane for lane in router.lanes if lane.depth]
+        [idle] = [lane for lane in router.lanes if not lane.depth]
+        other, same = lined_up(router, "b"), lined_up(router, "a")
+        assert (other.lane, same.lane) == (idle, busy)
+        router._served = busy.index  # the idle one's turn is next
+        idle.blocked_on = busy if waits else None
+        router.take(busy, 0.0)
+        assert (other.granted, same.granted) == (not waits, waits)
+
+
+def test_producers_without_a_flow_wait_on_their_own() -> None:
+    """They have no order to keep, so each has a place in line, and gets in when there is room."""
+    router = Router(config(worker_queue_capacity=2, batch_max=2))
+    for _ in range(2):
+        assert router.offer("signal", None, False, 0.0) is None
+    first, second, third = (lined_up(router, None) for _ in range(3))
+    router.take(router.lanes[0], 0.0)
+    assert [ticket.granted for ticket in (first, second, third)] == [True, True, False]
+    router.give_up(first, "cancelled", 0.0)
+    assert third.granted
+    assert router.redeem(third, 0.0)
+    assert router.redeem(second, 0.0)
+    assert router.waiting == 0
+
+
+def test_the_rest_of_a_flow_moves_up_when_its_first_gives_up() -> None:
+    """Whether room was kept for it or not."""
+    router = Router(config(worker_queue_capacity=1))
+    assert router.offer("signal", "a", False, 0.0) is None
+    first, second, third = (lined_up(router, "a") for _ in range(3))
+    router.give_up(first, "queue_full", 0.0)
+    router.take(router.lanes[0], 0.0)
+    assert (second.granted, third.granted) == (True, False)
+    router.give_up(second, "cancelled", 0.0)
+    assert third.granted
+
+
+def test_the_next_of_a_flow_is_served_as_soon_as_the_one_before_is_in() -> None:
+    """It does not wait for the worker to take something when there is room already."""
+    router = Router(config(worker_queue_capacity=2, batch_max=2))
+    for _ in range(2):
+        assert router.offer("signal", "a", False, 0.0) is None
+    first, second = lined_up(router, "a"), lined_up(router, "a")
+    router.take(router.lanes[0], 0.0)
+    assert (first.granted, second.granted) == (True, False)
+    assert router.redeem(first, 0.0)
+    assert second.granted

@@ -1,0 +1,160 @@
+"""OTLP requests for the tests of the decoder: the same spans in protobuf and in JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from batchmill.ingest.decode.request import Decoded, Limits, decode_traces
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+LIMITS = Limits()
+
+Attributes = Sequence[tuple[str, Any]]
+"""Values: None, text, bool, int, float, bytes, a list of values, a dict of values."""
+
+
+@dataclass(frozen=True)
+class S:
+    """A span as the tests write it."""
+
+    trace_id: bytes = b"\x01" * 16
+    span_id: bytes = b"\x02" * 8
+    parent_id: bytes = b""
+    name: str = "GET /"
+    kind: int = 2
+    start: int = 1_700_000_000_000_000_000
+    end: int = 1_700_000_000_005_000_000
+    status: int = 0
+    attributes: Attributes = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Spans of one resource."""
+
+    spans: Sequence[S] = ()
+    resource: Attributes = field(default=(("service.name", "cart"),))
+
+
+def protobuf(*groups: Group) -> bytes:
+    """The request in protobuf."""
+    request = ExportTraceServiceRequest()
+    for group in groups:
+        there = request.resource_spans.add()
+        there.resource.attributes.extend(_key_values(group.resource))
+        scope = there.scope_spans.add()
+        scope.scope.name = "tests"
+        for each in group.spans:
+            span = scope.spans.add(
+                trace_id=each.trace_id,
+                span_id=each.span_id,
+                parent_span_id=each.parent_id,
+                name=each.name,
+                start_time_unix_nano=each.start,
+                end_time_unix_nano=each.end,
+                attributes=_key_values(each.attributes),
+            )
+            span.kind = each.kind
+            span.status.code = each.status
+    return bytes(request.SerializeToString())
+
+
+def as_json(*groups: Group) -> bytes:
+    """The request in JSON."""
+    return json.dumps({"resourceSpans": [_group(each) for each in groups]}).encode()
+
+
+def decoded(*groups: Group, limits: Limits = LIMITS) -> Decoded:
+    """The request, decoded: the same from both forms."""
+    one = decode_traces(protobuf(*groups), PROTOBUF, limits)
+    other = decode_traces(as_json(*groups), JSON, limits)
+    assert other.batch.columns == one.batch.columns
+    assert (other.rejections, other.cuts) == (one.rejections, one.cuts)
+    return one
+
+
+def row(what: Decoded, index: int = 0) -> dict[str, Any]:
+    """A row of a batch."""
+    return {name: values[index] for name, values in what.batch.columns.items()}
+
+
+def texts(value: Any) -> str:
+    """The text that an attribute of this value becomes."""
+    (pairs,) = decoded(Group([S(attributes=[("k", value)])])).batch.columns["attributes"]
+    return str(dict(pairs)["k"])
+
+
+def _key_values(attributes: Attributes) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_any(value)) for key, value in attributes]
+
+
+def _any(value: Any) -> AnyValue:
+    made = AnyValue()
+    if isinstance(value, bool):
+        made.bool_value = value
+    elif isinstance(value, int):
+        made.int_value = value
+    elif isinstance(value, float):
+        made.double_value = value
+    elif isinstance(value, str):
+        made.string_value = value
+    elif isinstance(value, bytes):
+        made.bytes_value = value
+    elif isinstance(value, list):
+        made.array_value.SetInParent()
+        made.array_value.values.extend(_any(each) for each in value)
+    elif isinstance(value, Mapping):
+        made.kvlist_value.SetInParent()
+        made.kvlist_value.values.extend(_key_values(list(value.items())))
+    return made
+
+
+def _group(group: Group) -> dict[str, Any]:
+    spans = [_span(each) for each in group.spans]
+    resource = {"attributes": _json_pairs(group.resource)}
+    return {"resource": resource, "scopeSpans": [{"scope": {"name": "tests"}, "spans": spans}]}
+
+
+def _span(span: S) -> dict[str, Any]:
+    return {
+        "traceId": span.trace_id.hex(),
+        "spanId": span.span_id.hex(),
+        "parentSpanId": span.parent_id.hex(),
+        "name": span.name,
+        "kind": span.kind,
+        "startTimeUnixNano": str(span.start),
+        "endTimeUnixNano": span.end,
+        "status": {"code": span.status},
+        "attributes": _json_pairs(span.attributes),
+    }
+
+
+def _json_pairs(attributes: Attributes) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _json_any(value)} for key, value in attributes]
+
+
+def _json_any(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        odd = value != value or value in (float("inf"), float("-inf"))
+        names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+        return {"doubleValue": names[str(value)] if odd else value}
+    if isinstance(value, str):
+        return {"stringValue": value}
+    if isinstance(value, bytes):
+        return {"bytesValue": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_json_any(each) for each in value]}}
+    if isinstance(value, Mapping):
+        return {"kvlistValue": {"values": _json_pairs(list(value.items()))}}
+    return {}

@@ -1,0 +1,70 @@
+"""What the receivers have in common, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.proto")
+pytest.importorskip("pyarrow")
+
+from batchmill.ingest.decode.limits import Limits
+from batchmill.ingest.figures import Figures
+from batchmill.ingest.intake import Intake
+from batchmill.ingest.settings import ReceiverSettings
+from batchmill.spool import Spool
+from tests.kit.receivers import PROTOBUF, request
+from tests.kit.stress import BOUND_S
+
+LARGE = 20_000
+"""Spans: more than a megabyte."""
+
+
+class HeldSpool(Spool):
+    """Keeps whoever hands over a large batch inside until it is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, linger_s=0)
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def submit(self, source: str, batch: Any) -> Future[Path]:
+        if len(batch) >= LARGE:
+            self.reached.set()
+            assert self.opened.wait(BOUND_S), "the test never opened it"
+        return super().submit(source, batch)
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_a_small_body_does_not_wait_for_a_large_one(tmp_path: Path, encoding: str) -> None:
+    """It is decoded, stored and answered while the thread for large bodies is busy."""
+    large = request(*range(1, LARGE + 1))
+    body = gzip.compress(large, 1) if encoding else large
+
+    async def send(intake: Intake, spool: HeldSpool) -> list[tuple[int, str]]:
+        slow = asyncio.create_task(_take(intake, body, encoding))
+        assert await asyncio.to_thread(spool.reached.wait, BOUND_S)
+        try:
+            quick = await asyncio.wait_for(_take(intake, request(1), ""), BOUND_S / 4)
+            assert not slow.done()
+        finally:
+            spool.opened.set()
+        return [quick, await slow]
+
+    with HeldSpool(tmp_path) as spool:
+        intake = Intake(spool, Limits(), ReceiverSettings(), Figures())
+        answers = asyncio.run(send(intake, spool))
+        intake.close()
+    assert answers == [(0, ""), (0, "")]
+    assert spool.stats().written_rows == LARGE + 1
+
+
+async def _take(intake: Intake, body: bytes, encoding: str) -> tuple[int, str]:
+    with intake.admitted() as hold:
+        hold.add(body)
+        return await intake.take(hold, encoding, PROTOBUF)

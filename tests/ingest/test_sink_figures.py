@@ -1,0 +1,71 @@
+"""What a receiver tells of its spool, or topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from batchmill.ingest.sink_figures import sink_queues, thresholds
+from batchmill.spool import Judgement, Level, Measure
+
+MEASURES = (
+    Measure.of_capacity("queue rows", 30, 100),
+    Measure.of_capacity("queue bytes", 5, 1000),
+)
+
+
+@dataclass
+class Stats:
+    """Of a sink."""
+
+    level: Level = Level.NORMAL
+    queue_rows: int = 30
+    submitted_rows: int = 500
+    failed_rows: int = 2
+    refused_rows: int = 0
+
+
+def told(name: str, load: float) -> dict[str, Any]:
+    """A queue of the process, which counts something else."""
+    return {"name": name, "depth": 3, "threads": [{"name": f"{name}-0", "load": load}]}
+
+
+def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
+    """Against its bound, with the threads of its micro-batcher; other queues follow as they are."""
+    other = told("to kafka", 0.5)
+    sink, *rest = sink_queues([other, told("spool-Span", 0.1)], MEASURES, Stats())
+    assert (sink["name"], sink["unit"]) == ("spool", "spans")
+    assert (sink["depth"], sink["capacity"]) == (30, 100)
+    assert sink["threads"] == [{"name": "spool-Span-0", "load": 0.1}]
+    assert (sink["accepted"], sink["rejected"]) == (500, {"not stored": 2})
+    assert rest == [other]
+
+
+def test_a_topic_has_no_thread_of_ours() -> None:
+    """Yet what waits for it is told in the same way."""
+    (sink,) = sink_queues([], MEASURES, Stats())
+    assert (sink["name"], sink["depth"], sink["threads"]) == ("topic", 30, [])
+
+
+def test_a_sink_that_measures_nothing_is_left_out() -> None:
+    """The other queues are told."""
+    other = told("to kafka", 0.5)
+    assert sink_queues([other], (), Stats()) == [other]
+
+
+def test_thresholds_say_why() -> None:
+    """And have no free bytes where there is no disk."""
+    found = thresholds(Judgement(Level.CRITICAL, "too much waits", 1.0), MEASURES, Stats())
+    assert (found["level"], found["why"]) == ("CRITICAL", "too much waits")
+    assert "free_bytes" not in found
+    assert found["measures"][0] == {
+        "name": "queue rows",
+        "value": 30,
+        "warning": 50,
+        "critical": 100,
+        "critical_plus": 150,
+    }

@@ -1,0 +1,134 @@
+"""Spans as protobuf messages and back: no broker here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchmill.kafka import (
+    DESCRIPTOR_SET,
+    MESSAGE_NAME,
+    MessageTooLargeError,
+    Spans,
+    decode,
+    encode,
+)
+from batchmill.spool import SPAN_COLUMNS, BadRowsError, SpanBatch
+from tests.kafka.spans import Row, batch_of, noise, row, rows_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+PAIRS = st.dictionaries(TEXT, TEXT, max_size=4)
+TIME = st.integers(-(2**63), 2**63 - 1)
+ROWS = st.fixed_dictionaries(
+    {
+        "trace_id": st.integers(1, 3).map("{:032x}".format),
+        "span_id": st.binary(min_size=8, max_size=8).map(bytes.hex),
+        "parent_span_id": st.none() | st.binary(min_size=8, max_size=8).map(bytes.hex),
+        "name": TEXT,
+        "kind": st.sampled_from(["SERVER", "CLIENT", ""]),
+        "time": TIME,
+        "end_time": TIME,
+        "status": st.sampled_from(["UNSET", "OK", "ERROR"]),
+        "service": TEXT,
+        "resource": PAIRS,
+        "attributes": PAIRS,
+    }
+)
+
+
+@given(st.lists(ROWS, max_size=12))
+def test_what_is_encoded_is_what_is_decoded(rows: list[Row]) -> None:
+    """Every column of every span, in order within a trace; a message is of one trace."""
+    back: dict[str, list[Row]] = {}
+    for message in encode(batch_of(rows)):
+        decoded = rows_of(decode(message.value))
+        assert len(decoded) == message.spans
+        assert {each["trace_id"] for each in decoded} == {message.key.hex()}
+        back.setdefault(message.key.hex(), []).extend(decoded)
+    expected: dict[str, list[Row]] = {}
+    for each in rows:
+        expected.setdefault(each["trace_id"], []).append(each)
+    assert back == expected
+
+
+def test_a_trace_is_one_message() -> None:
+    """However its spans lie in the request."""
+    rows = [row(1, 1), row(2, 2), row(3, 1), row(4, 2)]
+    messages = encode(batch_of(rows))
+    assert [(each.key, each.spans) for each in messages] == [
+        (bytes.fromhex(f"{1:032x}"), 2),
+        (bytes.fromhex(f"{2:032x}"), 2),
+    ]
+
+
+def test_a_long_trace_is_several_messages_in_order() -> None:
+    """None of them larger than allowed, and none with fewer spans than would fit."""
+    rows = [row(number, attributes={"text": noise(100, number)}) for number in range(200)]
+    messages = encode(batch_of(rows), max_bytes=5_000)
+    assert [each for message in messages for each in rows_of(decode(message.value))] == rows
+    assert max(len(each.value) for each in messages) <= 5_000
+    assert min(len(each.value) for each in messages[:-1]) > 4_500
+
+
+def test_a_span_that_no_message_can_hold_is_told() -> None:
+    """With its size, the limit and the topic."""
+    rows = [row(1), row(2, attributes={"text": noise(3_000)})]
+    with pytest.raises(MessageTooLargeError) as caught:
+        encode(batch_of(rows), max_bytes=2_000, topic="spans")
+    assert caught.value.bytes > 3_000
+    assert (caught.value.limit, caught.value.topic) == (2_000, "spans")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "\ud800"},
+        {"attributes": {"key": "\udfff"}},
+        {"trace_id": "no number"},
+        {"time": 2**63},
+        {"name": 5},
+    ],
+)
+def test_a_value_that_does_not_fit_is_bad_rows(changes: dict[str, Any]) -> None:
+    """As in a spool: the sender hears that the request is malformed."""
+    with pytest.raises(BadRowsError):
+        encode(batch_of([row(1) | changes]))
+
+
+def test_no_spans_are_no_messages() -> None:
+    """Of an empty request."""
+    assert encode(SpanBatch()) == []
+
+
+def test_bytes_that_are_no_message_are_told() -> None:
+    """Somebody else may write to the topic."""
+    with pytest.raises(ValueError, match="no message of spans"):
+        decode(b"\x0a\xff")
+
+
+def test_the_descriptors_alone_are_enough_to_read() -> None:
+    """As for Spark: who has them reads what was written, absent values absent."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTOR_SET)
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    reader: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName(MESSAGE_NAME))
+    (message,) = encode(batch_of([row(3, name="", time=0)]))
+    (span,) = reader.FromString(message.value).spans
+    assert span.HasField("name")
+    assert span.HasField("time")
+    assert not span.HasField("parent_span_id")
+    assert dict(span.attributes) == {"http.request.method": "GET", "number": "3"}
+
+
+def test_the_message_has_the_columns_of_a_span() -> None:
+    """All of them and no other, by name."""
+    fields = Spans.DESCRIPTOR.fields_by_name["spans"].message_type.fields
+    assert {each.name for each in fields} == set(SPAN_COLUMNS)

@@ -1,0 +1,97 @@
+"""A real broker that asks for a user and a password: all who talk to Kafka, let in and not."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+pytest.importorskip("uvicorn")
+
+from batchmill.export import KafkaForwarder, Target
+from batchmill.kafka import KafkaAddress, KafkaLoginError, check_readable
+from tests.export.test_kafka import SETTINGS, points
+from tests.kafka.spans import rows_in
+from tests.kit.exporters import last_totals, measurements, mill, running, stored
+from tests.kit.kafka import Broker
+from tests.kit.receivers import PROTOBUF, ingest, request, until
+
+WRONG = "wr0ng-password"
+BOUND_S = 60.0
+
+
+def test_ingest_and_who_it_hands_on_to_log_in(kafka: Broker, tmp_path: Path) -> None:
+    """One file says how: spans are acknowledged, and the traces are in their topic, too."""
+    spans, traces = kafka.new_topic(), kafka.new_topic()
+    with ingest(
+        tmp_path,
+        *("--to", f"kafka://{kafka.login}/{spans}"),
+        *("--export-traces", f"kafka://{kafka.login}/{traces}"),
+        *("--kafka-config", str(kafka.login_file(tmp_path))),
+    ) as running:
+        assert running.post(request(1, 2)).status == 200
+        until(lambda: running.status()["forwarded"]["traces"]["sent"] == 2)
+    assert len(rows_in(kafka.read(spans))) == 2
+    assert len(kafka.read(traces)) == 1
+
+
+def test_a_wrong_password_ends_ingest(kafka: Broker, tmp_path: Path) -> None:
+    """With what to do; what was given is not repeated."""
+    command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(tmp_path)]
+    file = kafka.login_file(tmp_path, WRONG)
+    done = subprocess.run(
+        [*command, "--to", f"kafka://{kafka.login}/{kafka.new_topic()}", f"--kafka-config={file}"],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "does not let batchmill in" in done.stderr
+    assert "put the user, the password" in done.stderr
+    assert WRONG not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_password_does_not_read(kafka: Broker) -> None:
+    """It is told as such, not as a broker that does not answer."""
+    topic = kafka.new_topic()
+    address = KafkaAddress.parse(f"kafka://{kafka.login}/{topic}")
+    check_readable(address, kafka.login_options())
+    with pytest.raises(KafkaLoginError) as caught:
+        check_readable(address, kafka.login_options(WRONG))
+    assert WRONG not in str(caught.value)
+
+
+def test_an_exporter_logs_in(kafka: Broker, tmp_path: Path) -> None:
+    """With a wrong password everything waits, and the reason is told."""
+    topic = kafka.new_topic()
+    target = f"kafka://{kafka.login}/{topic}"
+    one = mill(tmp_path)
+    with one.store:
+        wrong = dataclasses.replace(
+            SETTINGS, kafka_options=kafka.login_options(WRONG), timeout_s=1.0, drain_s=1.0
+        )
+        exporter = one.exporter(target, wrong)
+        one.commit(*measurements(0))
+        with running(exporter):
+            until(lambda: exporter.stats().failing.startswith("AUTHENTICATION"))
+        assert exporter.stats().waiting.files == 1
+        right = dataclasses.replace(SETTINGS, kafka_options=kafka.login_options())
+        exporter = one.exporter(target, right)
+        with running(exporter):
+            until(lambda: exporter.stats().waiting.files == 0)
+        assert last_totals(points(kafka, topic)) == stored(one.store)
+
+
+def test_what_a_wrong_password_keeps_from_being_handed_on_is_counted(kafka: Broker) -> None:
+    """By that reason, not as time that was up."""
+    target = Target.parse(f"kafka://{kafka.login}/{kafka.new_topic()}")
+    forwarder = KafkaForwarder(target, options=kafka.login_options(WRONG), timeout_s=1.0)
+    forwarder.offer(request(1, 2), PROTOBUF, 2)
+    until(lambda: forwarder.figures()["dropped"] == {"AUTHENTICATION": 2})
+    forwarder.close()

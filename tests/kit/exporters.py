@@ -1,0 +1,204 @@
+"""What the tests of exporters share: commits with an outbox, exporters that run, who has what."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchmill.export import Exporter, ExporterSettings, Target, open_sender
+from batchmill.outbox import Outbox, OutboxSettings
+from batchmill.sources import bucket_end
+from batchmill.store import Batch, CommitResult, Store
+from tests.kit.otlp_metrics_receiver import GrpcReceiver, Point
+from tests.kit.stores import MINUTE, Backend, Measurement, Writer
+
+WAIT_S = 30.0
+PATIENCE_S = 60.0
+QUICK = ExporterSettings(initial_ms=5, max_ms=20, poll_s=0.02, timeout_s=5, drain_s=3)
+NAME = "test"
+Key = tuple[str, int, str, str | None]
+"""A metric, the end of a minute in nanoseconds, an entity's id and a label."""
+
+
+@dataclass
+class Mill:
+    """Commits measurements to a store, and their changes to an outbox."""
+
+    store: Store
+    checkpoint: Path
+    bound: OutboxSettings = field(default_factory=OutboxSettings)
+    stream: str = "live"
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox.open(self.checkpoint, self.bound)
+        self.writer = Writer(self.store, self.stream)
+
+    def batch(self, *rows: Measurement, **more: Any) -> Batch:
+        """A batch, whose changes lie in the outbox; the commit is the caller's."""
+        batch = self.writer.batch(rows, **more)
+        batch.outgoing = self.outbox.write(batch, self.writer.layout)
+        return batch
+
+    def commit(self, *rows: Measurement, **more: Any) -> CommitResult:
+        """Commit a batch as the pipeline does."""
+        result = self.store.commit(self.batch(*rows, **more))
+        assert result.applied
+        self.outbox.remove(result.outbox_dropped)
+        if not more.get("settle"):
+            self.writer.number += 1
+        return result
+
+    def files(self) -> list[str]:
+        """What lies in the outbox."""
+        return sorted(
+            f"{each.parent.name}/{each.name}" for each in self.outbox.folder.glob("*/*.arrow")
+        )
+
+    def named(self) -> list[str]:
+        """What the store says lies there."""
+        return sorted(each.path for each in self.store.outbox(self.outbox.place))
+
+    def exporter(
+        self,
+        target: str,
+        settings: ExporterSettings = QUICK,
+        name: str = NAME,
+        store: Store | None = None,
+    ) -> Exporter:
+        return exporter_of(store or self.store, self.outbox, target, settings, name)
+
+    def counted(self, what: str) -> dict[str, int]:
+        """The store's counters of the exporter, by reason."""
+        return {
+            reason: n
+            for (kind, source, reason), n in self.store.counters().items()
+            if (kind, source) == (what, NAME)
+        }
+
+
+def exporter_of(
+    store: Store, outbox: Outbox, target: str, settings: ExporterSettings = QUICK, name: str = NAME
+) -> Exporter:
+    """An exporter of an outbox."""
+    sender = open_sender(Target.parse(target), settings)
+    return Exporter(store=store, outbox=outbox, sender=sender, name=name, settings=settings)
+
+
+def mill(folder: Path, **more: Any) -> Mill:
+    """A mill with an SQLite store, which is closed by the caller."""
+    return Mill(Backend(f"sqlite:///{folder}/store.db").open(), folder / "checkpoint", **more)
+
+
+@contextlib.contextmanager
+def running(exporter: Exporter) -> Iterator[threading.Thread]:
+    """An exporter at work, in a thread; stopped in the end."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            exporter.run()
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        exporter.stop()
+        thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert not failed, failed
+
+
+def measurements(number: int, count: int = 5, entities: Sequence[str] = ("one", "two")) -> Any:
+    """Rows of the batch of that number: some of the same minutes as those of others."""
+    return [
+        Measurement(
+            latency=10 * number + each,
+            name=("GET", "POST")[each % 2],
+            minute=MINUTE + (number + each) % 3,
+            entity=entities[each % len(entities)],
+        )
+        for each in range(count)
+    ]
+
+
+def stored(store: Store) -> dict[Key, int | float]:
+    """The totals that a peer should have in the end: the store's minutes."""
+    found: dict[Key, int | float] = {}
+    for metric in store.metrics():
+        for value in store.values(metric):
+            end_ns = int(bucket_end(value.bucket).timestamp()) * 10**9
+            numbers: Mapping[Any, Any] = (
+                value.value if isinstance(value.value, dict) else {None: value.value}
+            )
+            for label, number in numbers.items():
+                name = f"batchmill.{metric.name}"
+                plain = None if label is None else re.sub(r"^\{[np]=(.*)\}$", r"\1", label)
+                found[name, end_ns, value.entity_id, plain] = number
+    return found
+
+
+def last_totals(points: Sequence[Point]) -> dict[Key, int | float]:
+    """The last total that a peer has of each value."""
+    return {
+        (each.metric, each.end_ns, each.entity, each.label): each.value
+        for each in points
+        if not each.metric.endswith(".increment")
+    }
+
+
+def check_all_arrived(one: Mill, points: Sequence[Point]) -> None:
+    """Everything arrived at least once: totals, increments and the counters of drops say so."""
+    wanted = stored(one.store)
+    assert last_totals(points) == wanted
+    for name in ("calls", "statuses"):
+        total = {key: n for key, n in wanted.items() if key[0] == f"batchmill.{name}"}
+        assert total
+        assert added_up(points, name) == total
+    assert one.counted("export values dropped") == one.counted("export dropped") == {}
+    assert one.named() == one.files() == []
+
+
+def added_up(points: Sequence[Point], metric: str) -> dict[Key, int | float]:
+    """The increments of a metric, each commit's once, added up; under the name of its total."""
+    found: dict[Key, int | float] = {}
+    # Whatever comes again is the same to the last bit.
+    for each in dict.fromkeys(points):
+        if each.metric == f"batchmill.{metric}.increment":
+            assert each.commit
+            key = (f"batchmill.{metric}", each.end_ns, each.entity, each.label)
+            found[key] = found.get(key, 0) + each.value
+    return found
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Mill]:
+    """A mill on SQLite."""
+    made = mill(tmp_path)
+    with made.store:
+        yield made
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with GrpcReceiver() as receiver:
+        return receiver.port
+
+
+def wait_until(done: Callable[[], Any]) -> Any:
+    """Nobody tells of what an exporter counts: it is asked for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := done()):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+    return found

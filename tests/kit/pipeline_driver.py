@@ -1,0 +1,141 @@
+"""A pipeline in a process of its own, which says what it is doing; to be killed at any moment.
+
+``python -m tests.kit.pipeline_driver JSON`` starts Spark, says ``ready``, waits for a line on its
+standard input, so that a successor can be warm before its predecessor is dead. Then it processes
+what the spool holds, lets go of all waiting spans, and ends. On its way it says::
+
+    claim LAST              the stream is ours; LAST is the last batch in the store, or None
+    batch N making          the store does not have it yet
+    batch N made
+    commit N begin          N is "settle" for the spans that are let go of in the end
+    commit N merged         all is in the transaction; only its COMMIT is to come
+    commit N end
+    batch N replayed        Spark asked for it again, and the store has it
+    done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from batchmill.spark import BatchReport, Pipeline, PipelineSettings, build_session
+from batchmill.spark.l2.batch import BatchMaker, BatchStats, Work
+from batchmill.store import Batch, Claim, CommitResult
+from batchmill.store.sql import streams
+from batchmill.store.store import SqlStore
+from tests.kit.pipelines import NOW
+
+SPAN_WAIT_S = 10 * 86400.0
+"""No span's wait ends by itself."""
+
+
+def say(what: str) -> None:
+    """One line, out at once."""
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
+def main(given: dict[str, Any]) -> None:
+    """Run the pipeline that was asked for."""
+    folder = Path(given["folder"])
+    session = build_session("local[2]", conf=given["conf"])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(SqlStore, "claim", _claiming(SqlStore.claim)))
+        stack.enter_context(mock.patch.object(SqlStore, "commit", _committing(SqlStore.commit)))
+        record = _recording(streams.record, given["linger_at"])
+        stack.enter_context(mock.patch.object(streams, "record", record))
+        stack.enter_context(mock.patch.object(BatchMaker, "make", _making(BatchMaker.make)))
+        say("ready")
+        stack.callback(session.stop)
+        if not sys.stdin.readline():
+            return
+        pipeline = stack.enter_context(
+            Pipeline(
+                oal=given["oal"],
+                spool=None if given.get("source") else folder / "spool",
+                source=given.get("source"),
+                store=given["store"],
+                checkpoint=folder / "checkpoint",
+                # It finds the session that is there.
+                master="local[2]",
+                settings=PipelineSettings(
+                    ttl_days=365,
+                    span_wait_s=SPAN_WAIT_S,
+                    max_batch_files=given["batch_files"],
+                    max_batch_messages=given.get("batch_messages", 200_000),
+                ),
+                clock=lambda: NOW,
+                on_batch=_tell,
+                dedup_s=given.get("dedup_s"),
+                remove_read=given.get("remove_read", False),
+                outbox=given.get("outbox", False),
+            )
+        )
+        pipeline.run_available()
+        pipeline.settle(everything=True)
+    say("done")
+
+
+def _tell(report: BatchReport) -> None:
+    if not report.applied:
+        say(f"batch {report.number} replayed")
+
+
+def _claiming(claim: Callable[..., Claim]) -> Callable[..., Claim]:
+    def marked(self: SqlStore, *args: Any, **kwargs: Any) -> Claim:
+        got = claim(self, *args, **kwargs)
+        say(f"claim {got.last_batch}")
+        return got
+
+    return marked
+
+
+def _committing(
+    commit: Callable[[SqlStore, Batch], CommitResult],
+) -> Callable[[SqlStore, Batch], CommitResult]:
+    def marked(self: SqlStore, batch: Batch) -> CommitResult:
+        name = "settle" if batch.settle else batch.number
+        say(f"commit {name} begin")
+        result = commit(self, batch)
+        say(f"commit {name} end")
+        return result
+
+    return marked
+
+
+def _recording(record: Callable[..., None], linger_at: str) -> Callable[..., None]:
+    """The number is the last that a commit writes; then it may linger, as on a slow disk."""
+
+    def marked(session: Any, stream: str, number: int | None, token: str) -> None:
+        record(session, stream, number, token)
+        moment = f"commit {'settle' if number is None else number} merged"
+        say(moment)
+        if re.fullmatch(linger_at, moment):
+            # Until it is killed; or until whoever was to kill it is gone.
+            sys.stdin.read()
+
+    return marked
+
+
+def _making(
+    make: Callable[[BatchMaker, Work], tuple[Batch, BatchStats]],
+) -> Callable[[BatchMaker, Work], tuple[Batch, BatchStats]]:
+    def marked(self: BatchMaker, work: Work) -> tuple[Batch, BatchStats]:
+        name = "settle" if work.settle else work.number
+        say(f"batch {name} making")
+        made = make(self, work)
+        say(f"batch {name} made")
+        return made
+
+    return marked
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

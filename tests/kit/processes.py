@@ -1,0 +1,114 @@
+"""One life of a process that says what it does: heard line by line, and ended with SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.kit.paths import ROOT
+
+PATIENCE_S = 150.0
+"""How long a process may take to say what it must say, on a machine that has much else to do."""
+
+
+class Life:
+    """A process group. All that it says on its standard output is kept in ``lines``."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.lines: list[str] = []
+        self._rest = b""
+        self._log = log
+        self._over = False
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                env=dict(env),
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+    def hear(self, pattern: str, nth: int = 1, seconds: float = PATIENCE_S) -> bool:
+        """Wait until it has said ``nth`` lines that match, from here on; False if time is up.
+
+        It is an error if it ends before.
+        """
+        deadline = time.monotonic() + seconds
+        heard = len(self.lines)
+        while True:
+            while heard < len(self.lines):
+                nth -= re.fullmatch(pattern, self.lines[heard]) is not None
+                heard += 1
+                if nth == 0:
+                    return True
+            if not self._readable(deadline):
+                return False
+            assert self._read(), f"it ended, before it said {pattern!r}:\n{self.report()}"
+
+    def must_hear(self, pattern: str, nth: int = 1) -> None:
+        """As :meth:`hear`, and it is an error if time is up."""
+        assert self.hear(pattern, nth), f"it did not say {pattern!r}:\n{self.report()}"
+
+    def kill(self) -> None:
+        """SIGKILL for it and all that it started, unless it is over; what it said last is heard."""
+        if not self._over:
+            # Not waited for yet, so the number is still its own.
+            os.killpg(self.pid, signal.SIGKILL)
+            self._hear_out()
+            self._close()
+
+    def end(self, expected: int = 0) -> None:
+        """Wait until it ends by itself, and with that exit code."""
+        self._hear_out()
+        code = self._close()
+        assert code == expected, f"exit code {code}:\n{self.report()}"
+
+    def report(self) -> str:
+        """What it has said last, and its log's last lines."""
+        errors = self._log.read_text("utf-8", "replace").splitlines()[-40:]
+        return "\n".join(["said:", *self.lines[-15:], "log:", *errors])
+
+    def _hear_out(self) -> None:
+        # A child of it, such as its JVM, has the same standard output: its end is the end of all.
+        deadline = time.monotonic() + PATIENCE_S
+        while self._readable(deadline):
+            if not self._read():
+                return
+        raise AssertionError(f"something of it still lives:\n{self.report()}")
+
+    def _readable(self, deadline: float) -> bool:
+        assert self._process.stdout is not None
+        wait = max(0.0, deadline - time.monotonic())
+        return bool(select.select([self._process.stdout], [], [], wait)[0])
+
+    def _read(self) -> bool:
+        assert self._process.stdout is not None
+        some = os.read(self._process.stdout.fileno(), 65536)
+        *lines, self._rest = (self._rest + some).split(b"\n")
+        self.lines += [line.decode() for line in lines]
+        return bool(some)
+
+    def _close(self) -> int:
+        self._over = True
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+        return self._process.wait(PATIENCE_S)

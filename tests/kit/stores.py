@@ -1,0 +1,255 @@
+"""What the tests of the store share: metrics, batches made of single measurements, both backends.
+
+A measurement is the states of one row, so that a batch is any number of measurements in any order,
+and what the store must hold is what ``State.merge`` makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchmill.oal import Metric as OalMetric
+from batchmill.oal import MetricSet, load
+from batchmill.sources import Grain
+from batchmill.store import (
+    Batch,
+    Claim,
+    Deltas,
+    EntityRow,
+    Layout,
+    RetryPolicy,
+    Store,
+    encode_label_sums,
+    encode_labels,
+    encode_numbers,
+    open_store,
+)
+from batchmill.store.cell import Shape, shape
+from batchmill.store.ttl import roll
+from tests.kit.paths import ROOT
+
+WAIT_S = 30.0
+"""How long anything may take before its test fails."""
+MINUTE = 202403011200
+SCRIPT = """
+calls = from(Endpoint.*).count();
+avg = from(Endpoint.latency).longAvg();
+slowest = from(Endpoint.latency).max();
+quickest = from(Endpoint.latency).min();
+percentile = from(Endpoint.latency).percentile2(10);
+statuses = from(Endpoint.*).labelCount(name);
+by_name = from(Endpoint.*).labelAvg(name, latency);
+"""
+PATIENT = RetryPolicy(initial_ms=10, max_ms=100, give_up_after_s=WAIT_S)
+
+
+def metrics(text: str = SCRIPT) -> MetricSet:
+    """The metrics of a script."""
+    return load(text)
+
+
+@dataclass
+class Backend:
+    """A place for one store, which may be opened several times."""
+
+    url: str
+    opened: list[Store] = field(default_factory=list)
+
+    def open(self, **settings: Any) -> Store:
+        store = open_store(self.url, **{"retry": PATIENT, **settings})
+        self.opened.append(store)
+        return store
+
+    def close(self) -> None:
+        for store in self.opened:
+            store.close()
+
+
+def backend_url(kind: str, request: pytest.FixtureRequest) -> str:
+    """The address of an empty place for a store."""
+    if kind == "sqlite":
+        folder: Path = request.getfixturevalue("tmp_path")
+        return f"sqlite:///{folder}/store.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: the latency and the name that all metrics of :data:`SCRIPT` are taken from."""
+
+    latency: int
+    name: str = "GET"
+    minute: int = MINUTE
+    entity: str = "one"
+
+
+def entity_row(name: str, layers: Iterable[str] = ("GENERAL",)) -> EntityRow:
+    """An endpoint of the shop."""
+    return EntityRow("endpoint", f"id-{name}", name, frozenset(layers), {"service": "shop"})
+
+
+def cells_of(metric: OalMetric, rows: Sequence[Measurement]) -> list[Any]:
+    """The cells of a metric over some rows, computed the plain way."""
+    found: list[Any] = []
+    for state in metric.states:
+        kind = shape(state)
+        latencies = [row.latency for row in rows]
+        if kind is Shape.COUNT:
+            found.append(len(rows))
+        elif kind is Shape.SUM:
+            found.append(sum(latencies))
+        elif kind is Shape.MAX_INT:
+            found.append(max(latencies))
+        elif kind is Shape.MIN_INT:
+            found.append(min(latencies))
+        elif kind is Shape.NUMBERS:
+            keys = [latency // 10 for latency in latencies]
+            found.append(encode_numbers({key: keys.count(key) for key in keys}))
+        elif kind is Shape.LABELS:
+            names = [row.name for row in rows]
+            found.append(encode_labels({name: names.count(name) for name in names}))
+        else:
+            sums: dict[str, tuple[int, int]] = {}
+            for row in rows:
+                total, count = sums.get(row.name, (0, 0))
+                sums[row.name] = (total + row.latency, count + 1)
+            found.append(encode_label_sums(sums))
+    return found
+
+
+def deltas(
+    found: MetricSet, layout: Layout, rows: Sequence[Measurement], names: Sequence[str]
+) -> list[Deltas]:
+    """The rows as deltas of all three grains."""
+    made = []
+    for grain in Grain:
+        places: dict[tuple[int, int], list[Measurement]] = {}
+        for row in rows:
+            place = (roll(grain, row.minute), names.index(row.entity))
+            places.setdefault(place, []).append(row)
+        cells: dict[str, list[Any]] = {
+            column: [] for each in found for column in layout.columns[each.name]
+        }
+        for inside in places.values():
+            for each in found:
+                for column, value in zip(
+                    layout.columns[each.name], cells_of(each, inside), strict=True
+                ):
+                    cells[column].append(value)
+        made.append(
+            Deltas(
+                "Endpoint",
+                grain,
+                [bucket for bucket, _ in places],
+                [entity for _, entity in places],
+                cells,
+            )
+        )
+    return made
+
+
+@dataclass
+class Writer:
+    """Writes measurements to a store, batch by batch."""
+
+    store: Store
+    stream: str = "live"
+    checkpoint: str = "checkpoint-1"
+    script: str = SCRIPT
+    retire: bool = True
+    number: int = 0
+    committed: int | None = None
+
+    def __post_init__(self) -> None:
+        self.metrics = metrics(self.script)
+        self.claim: Claim = self.store.claim(
+            self.stream, self.checkpoint, fresh=True, committed=self.committed
+        )
+        self.layout = self.store.register(self.metrics, retire=self.retire, stream=self.stream)
+
+    def batch(self, rows: Sequence[Measurement], /, **more: Any) -> Batch:
+        names = sorted({row.entity for row in rows})
+        batch = Batch(
+            self.stream,
+            self.claim.epoch,
+            self.number,
+            max((row.minute for row in rows), default=None),
+            [entity_row(name) for name in names],
+            deltas(self.metrics, self.layout, rows, names) if rows else [],
+        )
+        for name, value in more.items():
+            setattr(batch, name, value)
+        return batch
+
+    def write(self, *rows: Measurement, **more: Any) -> Batch:
+        batch = self.batch(rows, **more)
+        assert self.store.commit(batch).applied
+        self.number += 1
+        return batch
+
+
+def all_states(store: Store) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """Everything that the store holds of active metrics, decoded."""
+    return {
+        (each.name, grain, row.bucket, row.entity_id): row.states
+        for each in store.metrics()
+        for grain in Grain
+        for row in store.states(each, grain=grain)
+    }
+
+
+def expected_states(
+    found: MetricSet, rows: Sequence[Measurement]
+) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """What the store must hold after those rows, however they were cut into batches."""
+    expected: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for grain in Grain:
+        places: dict[tuple[int, str], list[Measurement]] = {}
+        for row in rows:
+            places.setdefault((roll(grain, row.minute), row.entity), []).append(row)
+        for (bucket, entity), inside in places.items():
+            for each in found:
+                values = cells_of(each, inside)
+                states = tuple(
+                    shape(state).decode([value])
+                    for state, value in zip(each.states, values, strict=True)
+                )
+                expected[each.name, grain, bucket, f"id-{entity}"] = states
+    return expected
+
+
+def in_another_process(code: str, **values: str) -> subprocess.Popen[str]:
+    """Python code that runs beside the test; ``values`` are its variables.
+
+    It says what it has done by printing a line, and waits by reading one.
+    """
+    given: Mapping[str, str] = values
+    header = f"import sys, json\nglobals().update(json.loads({json.dumps(json.dumps(given))}))\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", header + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a process, as kill -9 does, and wait until it is gone."""
+    process.kill()
+    process.communicate(timeout=WAIT_S)

@@ -1,0 +1,209 @@
+"""What the oracle makes of spans, against rows worked by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from tests.oracle.kit import NOON, rows_of, span
+from tests.oracle.spans import spans_to_events
+
+RELATION = (
+    "sourceServiceName",
+    "sourceLayer",
+    "destServiceName",
+    "destLayer",
+    "endpoint",
+    "detectPoint",
+)
+
+
+def test_a_server_span() -> None:
+    """It gives a Service, its instance and its endpoint, and a relation from the user."""
+    attributes = {"http.status_code": "503", "a": "1"}
+    resource = {"host.name": "h"}
+    spans = [span("1", "SERVER", attributes=attributes, resource=resource, status="ERROR", ms=1.9)]
+    outcome = ("latency", "status", "httpResponseStatusCode", "type", "tags", "time")
+    expected = (1, False, 503, "HTTP", ["a:1", "http.status_code:503"], NOON)
+    assert rows_of(spans, "Service", "name", *outcome) == [("a", *expected)]
+    assert rows_of(spans, "ServiceInstance", "name", *outcome) == [("h", *expected)]
+    assert rows_of(spans, "Endpoint", "name", *outcome) == [("n1", *expected)]
+    user = ("User", "UNDEFINED", "a", "GENERAL", "n1", "SERVER")
+    assert rows_of(spans, "ServiceRelation", *RELATION) == [user]
+    assert rows_of(spans, "EndpointRelation", "endpoint") == []
+
+
+def test_a_clock_that_goes_back_gives_no_latency() -> None:
+    """Latency is never below 0."""
+    assert rows_of([span("1", "SERVER", ms=-5)], "Service", "latency") == [(0,)]
+
+
+def test_a_span_of_no_service() -> None:
+    """No service name, or a blank one, is unknown_service; its instance bears the name too."""
+    spans = [span("1", "SERVER", None), span("2", "SERVER", " ")]
+    names = rows_of(spans, "Service", "name", "serviceInstanceName")
+    assert names == [("unknown_service", "unknown_service")] * 2
+
+
+def test_a_call_is_seen_from_both_sides() -> None:
+    """The client's span finds the child, the server's span the parent."""
+    spans = [
+        span("1", "CLIENT", attributes={"peer.service": "p"}),
+        span("2", "SERVER", "b", parent_span_id="1", ms=4),
+    ]
+    assert rows_of(spans, "ServiceRelation", *RELATION, "latency") == [
+        ("a", "GENERAL", "b", "GENERAL", "n2", "CLIENT", 10),
+        ("a", "GENERAL", "b", "GENERAL", "n2", "SERVER", 4),
+    ]
+    endpoints = ("serviceName", "endpoint", "childServiceName", "childEndpoint", "rpcLatency")
+    assert rows_of(spans, "EndpointRelation", *endpoints) == [("a", "n1", "b", "n2", 4)]
+
+
+def test_every_foreign_child_is_a_destination() -> None:
+    """All that answer, whenever they started; those of the own service and other traces do not."""
+    later = NOON + timedelta(microseconds=1)
+    spans = [
+        span("1", "PRODUCER", attributes={"peer.service": "p"}, ms=7),
+        span("2", "SERVER", "a", parent_span_id="1"),
+        span("3", "SERVER", "late", parent_span_id="1", time=later),
+        span("4", "CONSUMER", "b", parent_span_id="1"),
+        span("5", "CONSUMER", "b", parent_span_id="1"),
+        span("6", "INTERNAL", "c", parent_span_id="1"),
+        span("7", "SERVER", "other trace", parent_span_id="1", trace_id="u"),
+    ]
+    fields = ("detectPoint", "destServiceName", "endpoint", "latency", "time")
+    relations = rows_of(spans, "ServiceRelation", *fields)
+    assert [row for row in relations if row[0] == "CLIENT"] == [
+        ("CLIENT", "late", "n3", 7, NOON),
+        ("CLIENT", "b", "n4", 7, NOON),
+        ("CLIENT", "b", "n5", 7, NOON),
+    ]
+
+
+def test_spans_delivered_twice() -> None:
+    """A pair counts as often as its child was delivered, a call without one as often as itself."""
+    call, alone = (span(each, "CLIENT", attributes={"peer.service": "p"}) for each in "13")
+    child = span("2", "SERVER", "b", parent_span_id="1")
+    spans = [call, child, alone, call, child, alone, span("4", "CLIENT"), span("4", "CLIENT")]
+    relations = rows_of(spans, "ServiceRelation", "detectPoint", "destServiceName")
+    assert Counter(relations) == {("CLIENT", "b"): 2, ("SERVER", "b"): 2, ("CLIENT", "p"): 2}
+    assert spans_to_events(spans).counters["unresolved_destination"] == 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name", "layer"),
+    [
+        ({"peer.service": "p", "server.address": "s"}, "p", "GENERAL"),
+        ({"server.address": "s", "server.port": "1"}, "s", "UNDEFINED"),
+        ({"peer.service": "p", "db.system": "mysql"}, "p", "VIRTUAL_DATABASE"),
+        ({"server.address": "s", "db.system.name": "redis"}, "s", "VIRTUAL_CACHE"),
+        ({"server.address": "s", "messaging.system": "kafka"}, "s", "VIRTUAL_MQ"),
+        ({"server.address": "s", "gen_ai.system": "x"}, "s", "VIRTUAL_GENAI"),
+    ],
+)
+def test_destinations_by_attribute(attributes: dict[str, str], name: str, layer: str) -> None:
+    """Without a child the attributes name the destination, and the kind of work its layer."""
+    spans = [span("1", "CLIENT", attributes=attributes)]
+    relation = ("a", "GENERAL", name, layer, "n1", "CLIENT")
+    assert rows_of(spans, "ServiceRelation", *RELATION) == [relation]
+    assert rows_of(spans, "ServiceInstanceRelation", "destServiceInstanceName") == [(name,)]
+
+
+def test_what_cannot_be_resolved_is_counted() -> None:
+    """A parent that never came, a call to nobody known; a caller of the same service is neither."""
+    spans = [
+        span("1", "SERVER", parent_span_id="lost"),
+        span("2", "CLIENT", parent_span_id="1"),
+        span("3", "SERVER", parent_span_id="2"),
+        span("4", "INTERNAL"),
+    ]
+    events, counters = spans_to_events(spans)
+    assert set(events) == {"Service", "ServiceInstance", "Endpoint"}
+    assert counters == {"unresolved_parent": 1, "unresolved_destination": 1, "unresolved": 2}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        ({"peer.service": "p", "server.address": "s"}, "p"),
+        ({"server.address": "s", "server.port": "1", "db.name": "d"}, "s:1"),
+        ({"server.address": "s"}, "s"),
+        ({"db.namespace": "n", "db.name": "d"}, "n"),
+        ({"db.name": "d"}, "d"),
+        ({}, "mysql"),
+    ],
+)
+def test_database_names(attributes: dict[str, str], name: str) -> None:
+    """A database is named by the peer, its address, its own name, or its system."""
+    spans = [span("1", "CLIENT", attributes={"db.system": "mysql", **attributes})]
+    assert rows_of(spans, "DatabaseAccess", "name", "latency", "status") == [(name, 10, True)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "operation"),
+    [
+        ({"db.operation.name": "get", "db.statement": "SET k"}, "Read"),
+        ({"db.operation": "HSET"}, "Write"),
+        ({"db.query.text": "  lrange l 0 1"}, "Read"),
+        ({"db.statement": "PING"}, "Others"),
+        ({}, "Write"),
+    ],
+)
+def test_cache_operations(attributes: dict[str, str], operation: str) -> None:
+    """The command's first word tells, in capitals; the span's name is the last resort."""
+    cache = {"db.system": "redis", **attributes}
+    spans = [span("1", "CLIENT", attributes=cache, name="del k")]
+    assert rows_of(spans, "CacheAccess", "name", "operation") == [("redis", operation)]
+    assert rows_of(spans, "DatabaseAccess") == []
+
+
+def test_messaging() -> None:
+    """Producing takes no transmission; consuming does."""
+    queue = {"messaging.system": "kafka", "messaging.destination.name": "d"}
+    spans = [
+        span("1", "PRODUCER", attributes=queue),
+        span("2", "CONSUMER", attributes={"messaging.system": "kafka", "server.address": "s"}),
+        span("3", "SERVER", attributes=queue),
+    ]
+    access = ("operation", "transmissionLatency")
+    produced, consumed = ("Produce", 0), ("Consume", 10)
+    assert rows_of(spans, "MQAccess", "name", *access) == [("kafka", *produced), ("s", *consumed)]
+    assert rows_of(spans, "MQEndpointAccess", "serviceName", "endpoint", *access) == [
+        ("kafka", "d", *produced),
+        ("s", "n2", *consumed),
+    ]
+
+
+def test_gen_ai() -> None:
+    """Provider and model by their newer keys first; tokens that are no number are none."""
+    attributes = {
+        "gen_ai.system": "old",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": "12",
+        "gen_ai.usage.output_tokens": "many",
+        "db.system": "mysql",
+    }
+    spans = [span("1", "CLIENT", attributes=attributes)]
+    tokens = ("inputTokens", "outputTokens", "totalEstimatedCost")
+    assert rows_of(spans, "GenAIProviderAccess", "name", *tokens) == [("old", 12, 0, 0)]
+    model = ("serviceName", "modelName", "timeToFirstToken", *tokens)
+    assert rows_of(spans, "GenAIModelAccess", *model) == [("old", "m", None, 12, 0, 0)]
+    assert len(rows_of(spans, "DatabaseAccess", "name")) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        (["gen_ai.operation.name", "db.system", "messaging.system", "http.route"], "GenAI"),
+        (["db.system.name", "messaging.system", "http.route"], "DATABASE"),
+        (["messaging.system", "http.url"], "MQ"),
+        (["url.full"], "HTTP"),
+        (["rpc.system"], "RPC"),
+    ],
+)
+def test_request_types(keys: list[str], kind: str) -> None:
+    """Of several kinds of work the first of GenAI, DATABASE, MQ, HTTP is the type."""
+    spans = [span("1", "SERVER", attributes=dict.fromkeys(keys, "x"))]
+    assert rows_of(spans, "Service", "type") == [(kind,)]

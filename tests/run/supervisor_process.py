@@ -1,0 +1,73 @@
+"""A supervisor in a process of its own, for tests of its death and of Ctrl-C.
+
+``python -m tests.run.supervisor_process HOME CHILD…``: a CHILD is ``name=words``, which
+``child.py`` does. It says what happens, and ``up PID…`` once all of them run. SIGTERM or Ctrl-C
+asks them to end; a second one kills them. It ends with how each of them did.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from batchmill.run.home import Home
+from batchmill.run.log import RotatingLog
+from batchmill.run.supervisor import GaveUpError, RestartPolicy, Signals, Spec, State, Supervisor
+
+CHILD = str(Path(__file__).with_name("child.py"))
+
+
+def spec(name: str, *words: str, ready_line: str | None = None, keep: bool = True) -> Spec:
+    """A child that does ``words``."""
+    return Spec(name=name, target=CHILD, arguments=words, ready_line=ready_line, keep=keep)
+
+
+def say(text: str) -> None:
+    """A line for the test."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def run(folder: Path, children: list[str]) -> None:
+    """Supervise until a signal comes."""
+    home = Home(folder)
+    home.prepare()
+    policy = RestartPolicy(initial_s=0.01, failed_starts=3)
+
+    def log(name: str) -> RotatingLog:
+        return RotatingLog(home.log / f"{name}.log", limit=10_000, files=2)
+
+    with (
+        home.locked() as inherit,
+        Signals() as signals,
+        Supervisor(inherit=inherit, log=log, say=say, policy=policy) as supervisor,
+    ):
+        for child in children:
+            name, _, words = child.partition("=")
+            ready = "hang" if "hang" in words else "stubborn" if "stubborn" in words else None
+            supervisor.start(spec(name, *words.split(), ready_line=ready))
+        processes = supervisor.processes.values()
+        told: list[int | None] = []
+        try:
+            while not signals.count:
+                supervisor.look()
+                pids = [each.pid for each in processes]
+                if pids != told and all(each.state is State.RUNNING for each in processes):
+                    told = pids
+                    say(" ".join(["up", *map(str, pids)]))
+                signals.wait(0.02)
+        except GaveUpError as error:
+            say(str(error))
+            return
+        say("asked")
+        for each in processes:
+            each.terminate()
+        while signals.count < 2 and any(each.state is State.STOPPING for each in processes):
+            supervisor.look()
+            signals.wait(0.02)
+    for each in processes:
+        say(f"{each.spec.name} {each.state.value} {each.code}")
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,218 @@
+"""Settings of ``batchmill run``: where they come from, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchmill.cli import main
+from batchmill.cli.config import (
+    SETTINGS,
+    ConfigFileError,
+    Settings,
+    UnknownSettingError,
+    add_options,
+    load,
+    resolve,
+)
+from batchmill.errors import ConfigError
+from batchmill.run.check import check
+from batchmill.run.home import Home
+from batchmill.run.specs import demo_spec, ingest_spec, pinned, pipeline_spec
+
+
+def settings(
+    file: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    flags: dict[str, Any] | None = None,
+) -> Settings:
+    """What comes of these."""
+    return resolve(file, "batchmill.toml", environ or {}, flags or {})
+
+
+def parsed(*given: str) -> argparse.Namespace:
+    """A command line as argparse reads it."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(given)
+
+
+def show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *given: str
+) -> tuple[int, str, str]:
+    """Run the command; exit code, output and errors."""
+    monkeypatch.setattr(sys, "argv", ["batchmill", "config", "show", *given])
+    code = main()
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_flags_go_before_variables_before_the_file_before_defaults() -> None:
+    """And each value knows where it comes from."""
+    file = {"http_port": 1, "grpc_port": 1, "trigger": 7}
+    found = settings(
+        file, {"BATCHMILL_HTTP_PORT": "2", "BATCHMILL_GRPC_PORT": "2"}, {"http_port": "3"}
+    )
+    origins = {name: (found[name], found.chosen[name].origin) for name in (*file, "bind")}
+    assert origins == {
+        "http_port": (3, "--http-port"),
+        "grpc_port": (2, "BATCHMILL_GRPC_PORT"),
+        "trigger": (7.0, "batchmill.toml"),
+        "bind": ("127.0.0.1", "default"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "environ", "told"),
+    [
+        (
+            {"htpp_port": 1},
+            {},
+            "batchmill.toml: there is no setting htpp_port; did you mean http_port",
+        ),
+        ({}, {"BATCHMILL_GRPC_PROT": "1"}, "did you mean BATCHMILL_GRPC_PORT"),
+        ({"zzzzzz": 1}, {}, "batchmill config show"),
+    ],
+)
+def test_an_unknown_name_is_an_error_that_knows_the_nearest(
+    file: dict[str, Any], environ: dict[str, str], told: str
+) -> None:
+    """In the file and in the environment."""
+    with pytest.raises(UnknownSettingError) as caught:
+        settings(file, environ)
+    assert told in str(caught.value)
+
+
+def test_web_is_a_switch_and_a_table() -> None:
+    """`web = false`, or `[web]` with the port in it."""
+    assert settings({"web": False})["web"] is False
+    found = settings({"web": {"port": 81}})
+    assert (found["web"], found["web_port"]) == (True, 81)
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    """The tests' own, an empty one, and whatever has another prefix."""
+    settings({}, {"BATCHMILL_SOAK": "3", "BATCHMILL_BIND": "", "PATH": "/bin", "BATCH": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("http_port", 70_000), ("http_port", "x"), ("http_port", True), ("http_port", 1.5),
+        ("trigger", -1), ("trigger", "nan"), ("trigger", []), ("insecure", "maybe"),
+        ("dedup", "10"), ("dedup", ""), ("oal", 3), ("oal", [1]), ("bind", ""), ("bind", {"a": 1}),
+        ("ttl_days", 0), ("home", 5),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_none_is_refused_by_name(name: str, value: Any) -> None:
+    """With what it may be."""
+    with pytest.raises(ConfigError, match=f"batchmill.toml: {name}=.*must be"):
+        settings({name: value})
+
+
+def test_a_secret_is_never_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not where it is listed, and not where it is wrong."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "batchmill.toml").write_text('token = "s3cret"\n')
+    for form in ((), ("--json",)):
+        code, out, _ = show(monkeypatch, capsys, *form)
+        assert code == 0
+        assert "s3cret" not in out
+        assert "(hidden)" in out
+    (tmp_path / "batchmill.toml").write_text('token = ["s3cret"]\n')
+    code, out, err = show(monkeypatch, capsys)
+    assert code == 2
+    assert "s3cret" not in out + err
+    assert "token" in err
+
+
+def test_show_prints_values_and_origins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All of them, as text and as JSON."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BATCHMILL_MASTER", "local[2]")
+    code, out, _ = show(monkeypatch, capsys, "--http-port", "0")
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
+    assert code == 0
+    assert lines.keys() == {each.name for each in SETTINGS}
+    assert lines["master"] == ['"local[2]"', "BATCHMILL_MASTER"]
+    assert lines["http_port"] == ["0", "--http-port"]
+    found = json.loads(show(monkeypatch, capsys, "--json")[1])
+    assert found["master"] == {"value": "local[2]", "from": "BATCHMILL_MASTER"}
+
+
+def test_paths_of_a_file_are_looked_for_beside_it(tmp_path: Path) -> None:
+    """Those of flags and variables in the current folder."""
+    file = tmp_path / "mill.toml"
+    file.write_text('home = "data"\noal = ["a.oal", "/b.oal"]\n')
+    found = load(parsed("--config", str(file)), {"BATCHMILL_TLS_CERT": "c.pem"})
+    assert found["home"] == str(tmp_path / "data")
+    assert found["oal"] == (str(tmp_path / "a.oal"), "/b.oal")
+    assert found["tls_cert"] == "c.pem"
+    assert load(parsed(), {"BATCHMILL_CONFIG": str(file)})["home"] == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize("content", [b"home = ", b"\xff\xfe", None])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """Broken, no text, or not there though it was named."""
+    file = tmp_path / "mill.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigFileError, match=r"mill\.toml cannot be read"):
+        load(parsed("--config", str(file)), {})
+
+
+def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
+    """The token goes where other users of the machine cannot see it."""
+    found = settings({"token": "s3 c/ret", "dedup": "off", "conf": ["a=b"], "insecure": True})
+    home = Home(tmp_path)
+    ingest, pipeline = ingest_spec(found, home), pipeline_spec(found, home)
+    assert "s3 c/ret" not in " ".join((*ingest.arguments, *pipeline.arguments))
+    assert ingest.environment == {"BATCHMILL_TOKEN": "s3 c/ret"}
+    assert "--insecure" in ingest.arguments
+    assert "--dedup" not in pipeline.arguments
+    assert "--conf a=b" in " ".join(pipeline.arguments)
+    assert f"--store sqlite:///{tmp_path}/metrics.db" in " ".join(pipeline.arguments)
+    demo = demo_spec(found, "0.0.0.0:99", 60.0, 7)
+    assert demo.arguments[:3] == ["demo", "--endpoint", "http://127.0.0.1:99"]
+    assert demo.environment == {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20s3%20c/ret"}
+    with pytest.raises(ConfigError, match="--demo"):
+        check(settings({"tls_cert": "x"}), demo=True)
+
+
+def test_strangers_are_refused_before_anything_is_started() -> None:
+    """An address that others reach takes a token, a certificate or a clear word."""
+    with pytest.raises(ConfigError, match=r"bind.*0\.0\.0\.0.*token"):
+        check(settings({"bind": "0.0.0.0"}), demo=False)
+    check(settings({"bind": "0.0.0.0", "token": "t"}), demo=False)
+    check(settings({"bind": "0.0.0.0", "insecure": True}), demo=False)
+
+
+def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
+    """The commands that exist know all the options they are started with."""
+    from batchmill.cli import _parser
+
+    given = {"max_body_mb": 1, "max_connections": 1, "request_timeout": 1, "token_file": "t"}
+    given |= {f"unread_{level}_mb": 1 for level in ("warning", "critical", "critical_plus")}
+    found = settings({**given, "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"})
+    home = Home(tmp_path)
+    for each in (ingest_spec(found, home), pipeline_spec(found, home)):
+        _parser().parse_args(list(each.arguments))
+    _parser().parse_args(list(demo_spec(settings(), "h:1", 60.0, 1).arguments))
+    _parser().parse_args(list(demo_spec(settings(), "h:1", float("inf"), None).arguments))
+
+
+def test_a_port_that_was_free_is_kept(tmp_path: Path) -> None:
+    """Senders know it: the next life of ingest has the same one."""
+    spec = ingest_spec(settings({"http_port": 0, "grpc_port": 0}), Home(tmp_path))
+    told = " ".join(pinned(spec, {"http": "127.0.0.1:99", "grpc": "[::1]:98"}).arguments)
+    assert "--http-port 99 --grpc-port 98" in told
+    assert "--http-port 0" in " ".join(pinned(spec, {}).arguments)

@@ -1,0 +1,358 @@
+"""``batchmill status``, the balance and the view: what they make of the figures they find."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from batchmill.cli import main
+from batchmill.cli.status import DEGRADED, DOWN, HEALTHY, Seen, as_json, drops, health
+from batchmill.run.balance import Sent, balance, read_sent
+from batchmill.run.figures import (
+    STATEMENTS,
+    Counted,
+    Picture,
+    ServiceRow,
+    Tables,
+    Waiting,
+    counted_of,
+    read_tables,
+    service_rows,
+)
+from batchmill.run.home import Home, write_json
+from batchmill.run.view import Rates, draw, plain_line
+from batchmill.sources import Grain
+from batchmill.store import TopNRow, Value, open_store
+from tests.kit.stores import MINUTE, Measurement, Writer
+
+NOW = 1_000_000.0
+BEFORE = 202403011159
+RUNNING = {"ingest": {"state": "running"}, "pipeline": {"state": "running"}}
+
+
+def seen(**changes: Any) -> Seen:
+    """A run in which all is well, but for ``changes``."""
+    picture: dict[str, Any] = {"processes": RUNNING, "ingest": {"level": "NORMAL"}}
+    picture |= {
+        key: changes.pop(key) for key in ("processes", "ingest", "waiting", "web") if key in changes
+    }
+    rest: dict[str, Any] = {"supervisor": {"written_at": NOW - 1}, "supervised": True}
+    return Seen(Picture(NOW, **picture), **(rest | {"ingest_alive": True} | changes))
+
+
+def process(**states: str) -> dict[str, dict[str, str]]:
+    """Processes that run, but for ``states``."""
+    return RUNNING | {name: {"state": state, "exit": "SIGKILL"} for name, state in states.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "why"),
+    [
+        (seen(), HEALTHY, ""),
+        (seen(processes=process(demo="ended")), HEALTHY, ""),
+        (seen(processes=process(pipeline="restarting")), DEGRADED, "pipeline is restarting"),
+        (seen(processes=process(ingest="starting")), DEGRADED, "ingest is starting"),
+        (seen(processes=process(ingest="restarting")), DOWN, "SIGKILL"),
+        (seen(ingest={"level": "CRITICAL"}), DEGRADED, "pressure is CRITICAL"),
+        (seen(waiting=Waiting(3, 99, 61.0)), DEGRADED, "waited for 61 s"),
+        (seen(waiting=Waiting(3, 99, 59.0)), HEALTHY, ""),
+        (seen(supervisor={"written_at": NOW - 11}), DEGRADED, "said nothing for 11 s"),
+        (seen(supervisor={"written_at": NOW, "state": "stopping"}), DEGRADED, "being stopped"),
+        (seen(ingest_silent_s=12.0), DEGRADED, "ingest has said nothing for 12 s"),
+        (seen(processes=process(web="restarting")), DEGRADED, "web is restarting"),
+        (seen(processes=process(web="failed")), DEGRADED, "web is failed"),
+        (
+            seen(processes=RUNNING | {"web": {"state": "running"}}, web={"written_at": NOW - 11}),
+            DEGRADED,
+            "web has said nothing for 11 s",
+        ),
+        (seen(supervised=False, ingest_alive=False), DOWN, "nothing runs"),
+        (seen(supervised=False, processes={}), HEALTHY, ""),
+    ],
+)
+def test_health(found: Seen, code: int, why: str) -> None:
+    """Down: nothing is taken in. Degraded: something is not right. It says what."""
+    verdict = health(found)
+    assert verdict.code == code
+    assert why in " ".join(verdict.reasons)
+    assert bool(verdict.reasons) == (code != HEALTHY)
+
+
+def test_drops_are_told_by_reason() -> None:
+    """Those of ingest and those of the pipeline; what is zero is left out."""
+    picture = Picture(
+        NOW,
+        ingest={"rejected": {"no trace id": 3, "x": 0}, "refused_requests": {}},
+        progress={"left_out": {"duplicates": {"same trace and span id": 2}, "expired": {}}},
+    )
+    assert drops(picture) == {
+        "rejected spans": {"no trace id": 3},
+        "duplicates": {"same trace and span id": 2},
+    }
+
+
+def status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *given: str
+) -> tuple[int, str]:
+    """Run the command; exit code and output."""
+    monkeypatch.setattr(sys, "argv", ["batchmill", "status", *given])
+    return main(), capsys.readouterr().out
+
+
+def test_status_reads_what_a_run_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its folder alone, while it runs, and when it does not."""
+    home = Home(tmp_path / "home")
+    option = f"--home={home.folder}"
+    code, out = status(monkeypatch, capsys, option)
+    assert code == DOWN
+    assert "nothing runs" in out
+    home.prepare()
+    (home.spool / "Span").mkdir()
+    (home.spool / "Span" / "1.parquet").write_bytes(b"x" * 10)
+    home.checkpoint.mkdir()
+    now = time.time()
+    progress = {"last_batch": 4, "committed_at": now, "spans": 1234}
+    write_json(home.progress, progress | {"left_out": {"quarantined": {"no time": 5}}})
+    write_json(home.ingest, {"pid": os.getpid(), "queue_rows": 7, "level": "NORMAL"})
+    processes = process() | {
+        "pipeline": {
+            "state": "running",
+            "pid": 12,
+            "started": now,
+            "restarts": 2,
+            "exit": "SIGKILL",
+        }
+    }
+    write_json(home.supervisor, {"pid": 1, "written_at": now, "processes": processes})
+    with home.locked():
+        code, out = status(monkeypatch, capsys, option)
+        found = status(monkeypatch, capsys, option, "--json")
+    assert code == HEALTHY, out
+    for each in (
+        "started again 2 times (last end: SIGKILL)",
+        "queue      7 spans",
+        "1 segments, 10 bytes",
+        "batch 4, 0 s ago; 1,234 spans counted",
+        "dropped    5 quarantined: no time",
+    ):
+        assert each in out
+    content = json.loads(found[1])
+    assert found[0] == HEALTHY
+    assert content["health"] == "healthy"
+    assert content["spool"] == {"segments": 1, "bytes": 10}
+    assert content["last_batch"] == 4
+    assert content["drops"] == {"quarantined": {"no time": 5}}
+
+
+def queue(name: str) -> dict[str, Any]:
+    """A queue as a process tells of it."""
+    return {"name": name, "kind": "queue", "depth": 1, "capacity": 4}
+
+
+def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
+    """Queues by process, thresholds and batches stand at the top, and there alone."""
+    processes = process() | {name: {"state": "running"} for name in ("export", "export-2")}
+    processes["export-2"] = {"state": "restarting"}
+    levels = {"level": "WARNING", "measures": []}
+    batches = [{"batch": 7, "at": NOW, "rows": 5, "seconds": 1.0, "phases": {"commit": 1.0}}]
+    picture = Picture(
+        NOW,
+        processes,
+        {"queues": [queue("spool")], "thresholds": levels, "level": "WARNING"},
+        {"batches": batches, "queues": [queue("jdbc")], "last_batch": 7},
+        exports={"export": {"queues": [queue("out")]}, "export-2": {"queues": [queue("old")]}},
+    )
+    found = Seen(picture, {"written_at": NOW}, True, True)
+    told = as_json(Home(tmp_path), found, health(found))
+    assert [(each["process"], each["name"]) for each in told["queues"]] == [
+        ("ingest", "spool"),
+        ("pipeline", "jdbc"),
+        ("export", "out"),
+    ]
+    assert (told["thresholds"], told["batches"]) == (levels, batches)
+    assert told["ingest"] == {"level": "WARNING"}
+    assert told["pipeline"] == {"last_batch": 7}
+
+
+def test_what_an_older_version_tells_is_enough(tmp_path: Path) -> None:
+    """Its files have no queues, thresholds or batches."""
+    found = seen()
+    told = as_json(Home(tmp_path), found, health(found))
+    assert (told["queues"], told["thresholds"], told["batches"], told["web"]) == (
+        [],
+        None,
+        [],
+        None,
+    )
+
+
+def test_a_run_that_is_down_has_no_queues(tmp_path: Path) -> None:
+    """What its processes told last is not so any more; its last batches are."""
+    picture = Picture(
+        NOW,
+        ingest={"queues": [queue("spool")], "thresholds": {"level": "CRITICAL"}},
+        progress={"queues": [queue("jdbc")], "batches": [{"batch": 1}]},
+    )
+    found = Seen(picture)
+    told = as_json(Home(tmp_path), found, health(found))
+    assert (told["queues"], told["thresholds"], told["batches"]) == ([], None, [{"batch": 1}])
+
+
+def test_the_last_account_of_the_demo_counts() -> None:
+    """Whatever else it says."""
+    lines = [
+        "hello",
+        '{"sent": 1, "acknowledged": 1}',
+        '{"sent": 5, "acknowledged": 4}',
+        "bye",
+        "[1]",
+    ]
+    assert read_sent(lines) == Sent(5, 4)
+    assert read_sent(["nothing", "{}"]) is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "counted", "received", "whole", "told"),
+    [
+        (
+            Sent(10, 10),
+            Counted(10),
+            10,
+            True,
+            "balance: 10 spans sent = 10 acknowledged = 10 counted",
+        ),
+        (Sent(10, 10), Counted(10, duplicates=3), 13, True, "3 repeated deliveries counted once"),
+        (Sent(10, 10), Counted(15), 15, True, "5 of other senders"),
+        (Sent(10, 10), Counted(10), None, True, "10 counted"),
+        (Sent(10, 9), Counted(9), 9, False, "10 spans sent ≠ 9 acknowledged = 9 counted"),
+        (Sent(10, 10), Counted(9), 10, False, "10 acknowledged ≠ 9 counted"),
+        (Sent(10, 10), Counted(11), 10, False, "10 acknowledged ≠ 11 counted"),
+        (Sent(10, 10), Counted(9, quarantined=1), 10, False, "1 set aside"),
+        (Sent(10, 10), Counted(8), 8, False, "OUT OF BALANCE: 10 spans sent = 10 acknowledged ≠ 8"),
+        (Sent(10, 10), Counted(9), None, False, "OUT OF BALANCE"),
+        (None, Counted(9), 9, False, "gave no account"),
+    ],
+)
+def test_the_balance(
+    sent: Sent | None, counted: Counted, received: int | None, whole: bool, told: str
+) -> None:
+    """Sent = acknowledged = counted, with others and repeated deliveries taken into account."""
+    found = balance(sent, counted, received)
+    assert found.whole == whole
+    assert told in found.text
+
+
+def test_spans_are_counted_by_the_store() -> None:
+    """Other event types are not spans."""
+    counters = {
+        ("rows", "Span", ""): 7,
+        ("rows", "Service", ""): 100,
+        ("duplicates", "Span", "same"): 2,
+        ("quarantined", "Span", "no time"): 1,
+        ("quarantined", "Span", "odd"): 1,
+    }
+    assert counted_of(counters) == Counted(7, 2, 2)
+    assert Counted(7, 2, 2).since(Counted(5, 2, 0)) == Counted(2, 0, 2)
+
+
+def value(metric: str, entity: str, number: Any) -> dict[str, Value]:
+    """The value of a metric for one entity."""
+    found = Value(metric, Grain.MINUTE, 202402291345, entity, entity.upper(), frozenset(), number)
+    return {entity: found}
+
+
+def test_services_are_rows_the_busiest_first() -> None:
+    """What a service has no value of stays empty."""
+    rows = service_rows(
+        value("service_cpm", "a", 5) | value("service_cpm", "b", 9),
+        value("service_resp_time", "a", 120),
+        value("service_percentile", "a", {"{p=50}": 100, "{p=99}": 990}),
+        value("service_sla", "a", 9950),
+        value("service_apdex", "a", 8000),
+    )
+    assert rows == (ServiceRow("B", 9), ServiceRow("A", 5, 120, 990, 0.995, 0.8))
+
+
+def test_the_view_shows_the_road_and_the_tables() -> None:
+    """Also with names that look like markup, and with nothing known at all."""
+    console = Console(width=100, color_system=None)
+    picture = Picture(
+        NOW,
+        process(pipeline="restarting"),
+        {
+            "pid": 1,
+            "received_spans": 1500,
+            "acknowledged_spans": 1400,
+            "queue_rows": 100,
+            "level": "CRITICAL",
+        },
+        {"last_batch": 3, "committed_at": NOW - 2, "spans": 1200, "duplicates": 1},
+        Waiting(2, 2048, 1.5),
+        Tables(202402291345, (ServiceRow("[red]cart", 5, 120, 990, 0.995, 0.8),)),
+    )
+    rates = Rates()
+    rates.add(Picture(NOW - 1, ingest={"pid": 1, "received_spans": 500}))
+    rates.add(picture)
+    with console.capture() as shown:
+        console.print(draw(picture, rates))
+    text = shown.get()
+    for each in (
+        "1,500 spans in, 1,000/s; 1,400 acknowledged",
+        "restarting",
+        "pressure CRITICAL",
+        "2 segments, 2.0 KiB, the oldest 1.5 s old",
+        "batch 3, committed 2 s ago; 1,200 spans counted, 1 duplicates dropped",
+        "service, 13:45 UTC",
+        "[red]cart",
+        "99.50%",
+        "0.800",
+    ):
+        assert each in text
+    assert "1,200 spans counted" in plain_line(picture, rates)
+    with console.capture() as shown:
+        console.print(draw(Picture(NOW), Rates()))
+    assert "no metrics yet" in shown.get()
+
+
+def test_a_new_life_of_ingest_counts_from_zero() -> None:
+    """Its rate is not negative."""
+    rates = Rates()
+    rates.add(Picture(NOW, ingest={"pid": 1, "received_spans": 500}))
+    rates.add(Picture(NOW + 1, ingest={"pid": 2, "received_spans": 5}))
+    assert rates.spans_per_s() == 0
+    rates.add(Picture(NOW + 2, ingest={"pid": 2, "received_spans": 25}))
+    assert rates.spans_per_s() == 20
+
+
+def test_tables_are_read_from_a_store(tmp_path: Path) -> None:
+    """Of the newest minute, and the slowest statements of its hour; metrics may be missing."""
+    script = """
+        service_cpm = from(Endpoint.*).cpm();
+        service_resp_time = from(Endpoint.latency).longAvg();
+        service_percentile = from(Endpoint.latency).percentile2(10);
+    """
+    with open_store(f"sqlite:///{tmp_path}/metrics.db") as store:
+        assert read_tables(store) == Tables()
+        writer = Writer(store, script=script)
+        statements = [
+            TopNRow(STATEMENTS, 0, MINUTE, ms, ms, "t", f"s{ms}", f"select {ms}", "select ?")
+            for ms in range(300, 310)
+        ]
+        writer.write(Measurement(5, minute=BEFORE, entity="old"))
+        writer.write(Measurement(20), Measurement(40), Measurement(90, entity="two"))
+        writer.write(Measurement(1, minute=BEFORE), topn=statements)
+        found = read_tables(store)
+    assert found.minute == MINUTE
+    assert found.services == (ServiceRow("one", 2, 30, 40), ServiceRow("two", 1, 90, 90))
+    assert [each.statement for each in found.statements] == [
+        f"select {ms}" for ms in range(309, 304, -1)
+    ]

@@ -1,0 +1,237 @@
+"""The supervisor of ``batchmill run``: what it decides, and what it does with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchmill.run.home import Home, HomeInUseError, read_json, write_json
+from batchmill.run.log import RotatingLog
+from batchmill.run.supervisor import Death, Record, RestartPolicy, Verdict, judge, told
+from tests.kit.processes import Life
+
+POLICY = RestartPolicy(initial_s=1.0, max_s=5.0, multiplier=2.0, stable_s=30.0, failed_starts=3)
+KILLED = Death(-signal.SIGKILL, 4.0)
+
+
+def verdicts(*deaths: Death, policy: RestartPolicy = POLICY) -> list[Verdict]:
+    """What is decided about deaths, one after the other."""
+    record = Record()
+    found = []
+    for death in deaths:
+        verdict = judge(policy, record, death)
+        found.append(verdict)
+        record = verdict.record
+    return found
+
+
+def test_each_death_in_a_row_is_waited_out_longer() -> None:
+    """Up to a limit; nobody gives up on a process that was ready each time."""
+    assert [each.delay_s for each in verdicts(*[KILLED] * 6)] == [1, 2, 4, 5, 5, 5]
+
+
+def test_a_stable_time_makes_deaths_forgotten() -> None:
+    """The next death is the first one again."""
+    delays = [each.delay_s for each in verdicts(KILLED, KILLED, Death(1, 30.0), KILLED)]
+    assert delays == [1, 2, 1, 2]
+
+
+def test_starts_that_come_to_nothing_are_tried_so_often() -> None:
+    """In a row; then it is given up."""
+    failed = Death(1, None)
+    assert [each.delay_s for each in verdicts(failed, failed, failed)] == [1, 2, None]
+    delays = [each.delay_s for each in verdicts(failed, failed, KILLED, failed, failed)]
+    assert None not in delays
+
+
+def test_being_killed_while_starting_says_nothing_about_it() -> None:
+    """Somebody who kills it again and again is outlasted."""
+    killed = Death(-signal.SIGKILL, None)
+    assert None not in [each.delay_s for each in verdicts(*[killed] * 10)]
+    assert verdicts(*[Death(-signal.SIGSEGV, None)] * 3)[-1].delay_s is None
+
+
+def test_what_was_told_wrongly_is_not_tried_twice() -> None:
+    """Exit code 2 before it was ready; afterwards it is a death like others."""
+    assert verdicts(Death(2, None))[0].delay_s is None
+    assert verdicts(Death(2, 1.0))[0].delay_s == 1
+
+
+def test_ends_are_told_in_words() -> None:
+    """Also those that no system knows."""
+    assert (told(3), told(-9), told(-99)) == ("exit code 3", "SIGKILL", "signal 99")
+
+
+def test_a_log_begins_anew_when_it_is_large(tmp_path: Path) -> None:
+    """The newest lines are kept, up to the number of files; nobody else may read them."""
+    log = RotatingLog(tmp_path / "x.log", limit=100, files=3)
+    for number in range(10):
+        log.write(f"line {number} {'x' * 40}")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.log", "x.log.1", "x.log.2"]
+    kept = [(tmp_path / name).read_text().split()[2] for name in ("x.log", "x.log.1", "x.log.2")]
+    assert kept == ["9", "8", "7"]
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    """And says later how much it lacks."""
+    folder = tmp_path / "gone"
+    log = RotatingLog(folder / "x.log", limit=1000, files=2)
+    log.write("one")
+    log.write("two")
+    folder.mkdir()
+    log.write("three")
+    lines = [each.split(" ", 1)[1] for each in (folder / "x.log").read_text().splitlines()]
+    assert lines == ["(2 lines could not be written here)", "three"]
+
+
+def test_a_home_is_one_run_s(tmp_path: Path) -> None:
+    """A second one is refused at once, by name; the folder is nobody else's to look into."""
+    home = Home(tmp_path / "home")
+    home.prepare()
+    assert home.folder.stat().st_mode & 0o777 == 0o700
+    with home.locked():
+        write_json(home.supervisor, {"pid": 4711})
+        assert home.is_locked()
+        with pytest.raises(HomeInUseError, match=r"process 4711.*--home"), home.locked():
+            pass
+    assert not home.is_locked()
+    with home.locked():
+        pass
+
+
+def test_leftovers_of_a_killed_run_are_waited_for(tmp_path: Path) -> None:
+    """Their lock is what tells; if they stay, it says so."""
+    import fcntl
+
+    home = Home(tmp_path)
+    home.prepare()
+    left = os.open(home.run / "processes.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(left, fcntl.LOCK_EX)
+    with pytest.raises(HomeInUseError, match="was killed"), home.locked(wait_s=0.05):
+        pass
+    ending = threading.Timer(0.1, os.close, [left])
+    ending.start()
+    with home.locked():
+        pass
+    ending.join()
+
+
+@contextlib.contextmanager
+def supervisor(home: Path, *children: str) -> Iterator[Life]:
+    """A supervisor and its children, gone in the end."""
+    command = [sys.executable, "-m", "tests.run.supervisor_process", str(home), *children]
+    life = Life(command, home.parent / f"{home.name}.log", os.environ)
+    try:
+        yield life
+    finally:
+        life.kill()
+
+
+def pids(life: Life) -> list[int]:
+    """The children that it told of last."""
+    last = next(line for line in reversed(life.lines) if line.startswith("up"))
+    return [int(each) for each in last.split()[1:]]
+
+
+def wait_gone(pid: int) -> None:
+    """Nobody tells of the end of somebody else's child: it is asked for until time is up."""
+    with contextlib.suppress(ProcessLookupError):
+        while not _is_zombie(pid):
+            os.kill(pid, 0)
+            threading.Event().wait(0.02)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
+    """It is said, its log goes on, and what it had started is gone first."""
+    grandchild = tmp_path / "grandchild"
+    with supervisor(tmp_path / "home", f"worker=spawn {grandchild} hang") as life:
+        life.must_hear("up .*")
+        first, started = pids(life)[0], int(grandchild.read_text())
+        os.kill(first, signal.SIGKILL)
+        life.must_hear(r"worker died \(SIGKILL\): starting it again in 0.01 s")
+        life.must_hear("up .*")
+        assert pids(life) != [first]
+        wait_gone(started)
+        os.kill(life.pid, signal.SIGTERM)
+        life.end()
+    assert life.lines[-1] == "worker ended 0"
+    log = (tmp_path / "home" / "log" / "worker.log").read_text()
+    assert log.count("--- started") == 2
+    assert "--- ended: SIGKILL" in log
+
+
+def test_a_failed_start_or_two_are_survived(tmp_path: Path) -> None:
+    """As when a port is still taken."""
+    with supervisor(tmp_path / "home", f"worker=once {tmp_path / 'mark'} hang") as life:
+        life.must_hear(r"worker died \(exit code 3\): .*")
+        life.must_hear("up .*")
+
+
+def test_a_process_that_cannot_start_ends_the_run(tmp_path: Path) -> None:
+    """With its last words."""
+    with supervisor(tmp_path / "home", "other=hang", "worker=say why exit 7 hang") as life:
+        life.must_hear(r"worker did not start \(exit code 7\), 3 times in a row.*")
+        life.end()
+    assert life.lines[-1] == "  why"
+
+
+def test_ctrl_c_reaches_the_supervisor_alone(tmp_path: Path) -> None:
+    """Its children are in sessions of their own, and are asked to end by it."""
+    with supervisor(tmp_path / "home", "a=hang", "b=hang") as life:
+        life.must_hear("up .*")
+        os.killpg(life.pid, signal.SIGINT)  # as a terminal does it
+        life.must_hear("asked")
+        life.end()
+    assert life.lines[-2:] == ["a ended 0", "b ended 0"]
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    """For a child that does not want to end."""
+    with supervisor(tmp_path / "home", "a=stubborn") as life:
+        life.must_hear("up .*")
+        os.killpg(life.pid, signal.SIGINT)
+        life.must_hear("asked")
+        os.killpg(life.pid, signal.SIGINT)
+        life.end()
+    assert life.lines[-1] == "a ended -9"
+
+
+def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
+    """Nor do their own children; also those that hear no signal. The next run has the home."""
+    grandchild = tmp_path / "grandchild"
+    home = tmp_path / "home"
+    with supervisor(home, "a=stubborn", f"b=spawn {grandchild} hang") as life:
+        life.must_hear("up .*")
+        victims = [*pids(life), int(grandchild.read_text())]
+        os.kill(victims[0], signal.SIGSTOP)
+        os.kill(life.pid, signal.SIGKILL)
+        for each in victims:
+            wait_gone(each)
+    with supervisor(home, "a=hang") as life:
+        life.must_hear("up .*")
+
+
+def test_figures_are_replaced_whole(tmp_path: Path) -> None:
+    """What is not there or not whole is nothing, and no temporary file stays."""
+    path = tmp_path / "x.json"
+    assert read_json(path) is None
+    path.write_text('{"half')
+    assert read_json(path) is None
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,42 @@
+"""``batchmill`` commands in a process of their own, one after the other on one Spark session.
+
+``python -m tests.spark.cli_driver`` says ``ready`` and reads a JSON list of arguments per line of
+its standard input. It runs that command, and says ``exit CODE`` after all that the command said
+itself. Before each commit it says ``commit N begin``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+from unittest import mock
+
+from batchmill.cli import main
+from batchmill.spark import build_session
+from batchmill.store import Batch, CommitResult
+from batchmill.store.store import SqlStore
+from tests.kit.pipeline_driver import say
+from tests.kit.pipeline_spool import QUICK_SPARK
+
+
+def run() -> None:
+    """Run what is asked for until nothing more is."""
+    session = build_session("local[2]", conf=QUICK_SPARK)
+    commit: Any = SqlStore.commit
+
+    def marked(self: SqlStore, batch: Batch) -> CommitResult:
+        say(f"commit {batch.number} begin")
+        result: CommitResult = commit(self, batch)
+        return result
+
+    say("ready")
+    with mock.patch.object(SqlStore, "commit", marked):
+        for line in sys.stdin:
+            sys.argv = ["batchmill", *json.loads(line)]
+            say(f"exit {main()}")
+    session.stop()
+
+
+if __name__ == "__main__":
+    run()

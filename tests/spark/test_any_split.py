@@ -1,0 +1,213 @@
+"""Any split, any order: the same events make the same store, however they arrive."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from batchmill.oal import load
+from batchmill.spark import PipelineSettings
+from tests.kit.pipeline_runs import (
+    EVERY_FUNCTION_OF_TWO,
+    TWO_SOURCES,
+    States,
+    contents,
+    counted,
+    deal,
+    every_events,
+    top_expected,
+    top_of,
+    write_segment,
+)
+from tests.kit.pipelines import START, Stored, compiled, differences, expected
+from tests.oracle.catalog import Row
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+from tests.oracle.topn import expected_topn
+
+ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
+OF_SPANS = """
+cpm = from(Service.*).cpm();
+rel = from(ServiceRelation.latency).percentile2(10);
+server = from(ServiceRelation.*).filter(detectPoint == DetectPoint.SERVER).count();
+ep_rel = from(EndpointRelation.rpcLatency).longAvg();
+"""
+UNFILTERED = "\n".join(
+    line
+    for line in EVERY_FUNCTION_OF_TWO.splitlines()
+    if line.startswith("ep_") and "filter" not in line
+)
+"""Each function of whole numbers once or twice."""
+
+# Few examples, since each is a run of Spark; the same ones each time, and none made smaller.
+few = settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+
+def in_pieces(
+    spark: SparkSession, events: Mapping[str, Sequence[Row]], pieces: int, seed: int
+) -> tuple[States, Stored]:
+    """The store after those events in so many pieces, each segment of which is a batch."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        deal(events, folder / "spool", pieces, seed)
+        oal = EVERY_FUNCTION_OF_TWO
+        with compiled(spark, folder, oal=oal, settings=ONE_AT_A_TIME) as running:
+            assert len(running.run_available()) >= pieces
+            return contents(running.store)
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, list[Row]]:
+    """Rows of four days, a third of them late by up to that."""
+    return every_events(11, TWO_SOURCES, 60, days=4, late_share=0.3)
+
+
+@pytest.fixture(scope="module")
+def in_one_batch(
+    spark: SparkSession, events: dict[str, list[Row]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[States, Stored]:
+    """The store after all events at once."""
+    folder = tmp_path_factory.mktemp("once")
+    deal(events, folder / "spool", 1)
+    with compiled(spark, folder, oal=EVERY_FUNCTION_OF_TWO) as running:
+        assert len(running.run_available()) == 1
+        return contents(running.store)
+
+
+def test_one_batch_equals_the_oracle(
+    events: dict[str, list[Row]], in_one_batch: tuple[States, Stored]
+) -> None:
+    """What the other tests compare with is right."""
+    assert differences(in_one_batch[1], expected(events, EVERY_FUNCTION_OF_TWO)) == []
+
+
+@few
+@given(pieces=st.integers(2, 3), seed=st.integers(0, 2**32 - 1))
+def test_any_split_in_any_order_makes_the_same_store(
+    spark: SparkSession,
+    events: dict[str, list[Row]],
+    in_one_batch: tuple[States, Stored],
+    pieces: int,
+    seed: int,
+) -> None:
+    """Every function: states and values do not depend on how rows were cut and shuffled."""
+    states, values = in_pieces(spark, events, pieces, seed)
+    assert states == in_one_batch[0]
+    assert differences(values, in_one_batch[1]) == []
+
+
+def test_fifty_batches_make_the_same_store(
+    spark: SparkSession, events: dict[str, list[Row]], in_one_batch: tuple[States, Stored]
+) -> None:
+    """The same in fifty batches of one or two rows each, every function of whole numbers."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        deal({"Endpoint": events["Endpoint"]}, folder / "spool", 50, 5)
+        with compiled(spark, folder, oal=UNFILTERED, settings=ONE_AT_A_TIME) as running:
+            assert len(running.run_available()) == 50
+            states, values = contents(running.store)
+    names = {each.name for each in load(UNFILTERED)}
+    assert {key[0] for key in values} == names
+    wanted_states, wanted = in_one_batch
+    assert states == {key: each for key, each in wanted_states.items() if key[0] in names}
+    assert differences(values, {key: each for key, each in wanted.items() if key[0] in names}) == []
+
+
+@settings(few, max_examples=2)
+@given(pieces=st.integers(2, 3), seed=st.integers(0, 2**32 - 1))
+def test_spans_of_one_trace_may_come_in_different_batches(
+    spark: SparkSession, pieces: int, seed: int
+) -> None:
+    """Whoever called whom is found across batches, once; TopN and counters are the same, too."""
+    spans = random_spans(5, 120, start=START, days=1)
+    made = spans_to_events(spans)
+    with tempfile.TemporaryDirectory() as folder:
+        deal({"Span": spans}, Path(folder) / "spool", pieces, seed)
+        with compiled(spark, Path(folder), oal=OF_SPANS, settings=ONE_AT_A_TIME) as running:
+            assert len(running.run_available()) == pieces
+            running.settle(everything=True)
+            _, values = contents(running.store)
+            top = top_of(running.store)
+            unresolved = sum(counted(running.store, "unresolved").values())
+    assert differences(values, expected(made.events, OF_SPANS)) == []
+    assert top == top_expected(expected_topn(spans))
+    assert unresolved == made.counters["unresolved"]
+
+
+def test_waiting_spans_survive_a_restart_between_batches(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Children in the first run, parents in the second, with another pipeline: joined, once."""
+    spans = random_spans(6, 120, start=START, days=1)
+    random.Random(3).shuffle(spans)
+    served = [each for each in spans if each["kind"] == "SERVER"]
+    others = [each for each in spans if each["kind"] != "SERVER"]
+    for number, rows in enumerate((served, others)):
+        write_segment(tmp_path / "spool", "Span", rows, str(number), number)
+        with compiled(spark, tmp_path, oal=OF_SPANS) as running:
+            assert len(running.run_available()) == 1
+            if number:
+                running.settle(everything=True)
+                found = contents(running.store)[1]
+    assert differences(found, expected(spans_to_events(spans).events, OF_SPANS)) == []
+
+
+def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_path: Path) -> None:
+    """What the housekeeper lets go of is decided after a running batch, never under its hands."""
+    spans = random_spans(9, 80, start=START, days=1)
+    paths = [
+        str(write_segment(tmp_path / "spool", "Span", spans[number::2], str(number)))
+        for number in range(2)
+    ]
+    settled: list[object] = []
+    with compiled(spark, tmp_path, oal=OF_SPANS) as running:
+        with running._claimed(running.name, running.checkpoint) as (writer, _):
+            writer.write(0, paths=lambda: paths[:1])
+            housekeeper = threading.Thread(
+                target=lambda: settled.append(writer.settle(everything=True))
+            )
+
+            def order() -> list[str]:
+                housekeeper.start()
+                housekeeper.join(0.2)
+                assert housekeeper.is_alive()
+                return paths[1:]
+
+            writer.write(1, paths=order)
+            housekeeper.join()
+        found = contents(running.store)[1]
+        let_go = sum(counted(running.store, "unresolved").values())
+    whole = spans_to_events(spans)
+    assert settled[0] is not None
+    assert let_go == whole.counters["unresolved"]
+    assert differences(found, expected(whole.events, OF_SPANS)) == []
+
+
+def test_spans_wait_no_longer_than_they_should(spark: SparkSession, tmp_path: Path) -> None:
+    """After span_wait_s the next batch lets go of what came before it, in passing."""
+    spans = random_spans(4, 60, start=START, days=1)
+    now = [1_000_000_000.0 + START.timestamp()]
+    with compiled(spark, tmp_path, oal=OF_SPANS, clock=lambda: now[0]) as running:
+        write_segment(tmp_path / "spool", "Span", spans[:30], "0", 0)
+        running.run_available()
+        assert running.settle() is None
+        now[0] += running.settings.span_wait_s
+        write_segment(tmp_path / "spool", "Span", spans[30:], "1", 1)
+        running.run_available()
+        assert sum(counted(running.store, "unresolved").values()) > 0
+        assert len(list((tmp_path / "checkpoint" / "carry").iterdir())) == 1

@@ -1,0 +1,242 @@
+"""A span that is delivered twice counts once: in a batch, across batches, through restarts."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from batchmill.cli.options import pipeline_arguments
+from batchmill.cli.stream import add_parsers
+from batchmill.errors import ConfigError
+from batchmill.spark import BatchReport, PipelineError
+from tests.kit.pipeline_runs import counted, deal, top_expected, top_of, write_segment
+from tests.kit.pipeline_tables import ONE_AT_A_TIME
+from tests.kit.pipelines import NOW, START, Stored, differences, expected, pipeline, stored
+from tests.kit.spark import span
+from tests.oracle.catalog import Row
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+from tests.oracle.topn import expected_topn
+from tests.spark.test_any_split import OF_SPANS, few
+
+SPANS = random_spans(5, 90, start=START, days=1)
+SMALL = "n = from(Service.*).count(); slow = from(Service.latency).max();"
+SAME = ("Span", "same trace and span id")
+
+
+def wanted(spans: list[Row], oal: str = OF_SPANS) -> Stored:
+    """What the oracle makes of spans, each of them once."""
+    return expected(spans_to_events(spans).events, oal)
+
+
+def seen(folder: Path) -> list[Path]:
+    """The files of ids that there are."""
+    return sorted((folder / "checkpoint" / "seen").glob("*"))
+
+
+def counts(store: Any) -> tuple[int, int]:
+    """Spans that counted, and that were dropped."""
+    return counted(store, "rows")["Span", ""], counted(store, "duplicates").get(SAME, 0)
+
+
+@settings(few, max_examples=4)
+@given(pieces=st.integers(1, 4), share=st.sampled_from((0.1, 1.0)), seed=st.integers(0, 2**32 - 1))
+def test_any_duplication_in_any_split_equals_each_span_once(
+    spark: SparkSession, pieces: int, share: float, seed: int
+) -> None:
+    """Some or all spans up to three times more, shuffled: values, TopN and counters do not tell."""
+    rng = random.Random(seed)
+    again = [each for each in SPANS if rng.random() < share for _ in range(rng.randint(1, 3))]
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        deal({"Span": [*SPANS, *again]}, folder / "spool", pieces, seed)
+        given_: dict[str, Any] = {"oal": OF_SPANS, "settings": ONE_AT_A_TIME, "dedup_s": 600}
+        with pipeline(spark, folder, **given_) as running:
+            assert len(running.run_available()) == pieces
+            running.settle(everything=True)
+            assert differences(stored(running.store), wanted(SPANS)) == []
+            assert top_of(running.store) == top_expected(expected_topn(SPANS))
+            assert counts(running.store) == (len(SPANS), len(again))
+            assert counted(running.store, "quarantined") == {}
+
+
+def test_of_spans_that_share_an_id_the_same_one_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """In one batch: whichever file they lie in, and in which order."""
+    odd = [span("1", us=us * 1000, attributes={"n": str(us)}) for us in (7, 5, 9)]
+    same = [span("2", us=3000, attributes={"n": each}) for each in "ba"]
+    found = []
+    for number, rows in enumerate(([*odd, *same], [*same[::-1], *odd[::-1]])):
+        folder = tmp_path / str(number)
+        for place, row in enumerate(rows):
+            write_segment(folder / "spool", "Span", [row], str(place), place)
+        with pipeline(spark, folder, oal=SMALL, dedup_s=60) as running:
+            (report,) = running.run_available()
+            assert (report.stats.rows, report.stats.duplicates) == (2, 3)
+            found.append(stored(running.store))
+    assert found[0] == found[1]
+
+
+def test_the_first_to_arrive_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """Across batches; and a span without ids is nobody's double."""
+    nobody = span("", trace_id="")
+    rows = [span("1", us=9000), span("1", us=5000)]
+    for number, row in enumerate(rows):
+        write_segment(tmp_path / "spool", "Span", [row, nobody, nobody], str(number), number)
+    with pipeline(spark, tmp_path, oal=SMALL, dedup_s=60, settings=ONE_AT_A_TIME) as running:
+        running.run_available()
+        assert counts(running.store) == (5, 1)
+        assert {value for key, value in stored(running.store).items() if key[0] == "slow"} == {9}
+
+
+def test_the_window_ends(spark: SparkSession, tmp_path: Path) -> None:
+    """By the clock, from the first arrival on; old ids are let go of, the files stay few."""
+    now = [NOW]
+    spool = tmp_path / "spool"
+    given_: dict[str, Any] = {"oal": SMALL, "dedup_s": 600, "clock": lambda: now[0]}
+    with pipeline(spark, tmp_path, **given_) as running:
+        for number, later in enumerate((0, 599, 601, 700)):
+            now[0] = NOW + later
+            rows = [span("1"), span(str(number), trace_id="t2")]
+            write_segment(spool, "Span", rows, str(number), number)
+            running.run_available()
+        # At 601 it counted again, and at 700 it was that one's double.
+        assert counts(running.store) == (6, 2)
+        assert len(seen(tmp_path)) == 2
+
+
+def test_a_batch_that_spark_did_not_note_is_not_a_double(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It fails after its commit, and comes again in another pipeline; then its spans do."""
+
+    def fail(report: BatchReport) -> None:
+        if report.number == 1:
+            raise KeyError("pulled the plug")
+
+    spool = tmp_path / "spool"
+    for number in range(3):
+        write_segment(spool, "Span", SPANS[number::3], str(number), number)
+    given_: dict[str, Any] = {"oal": OF_SPANS, "settings": ONE_AT_A_TIME, "dedup_s": 600}
+    with pipeline(spark, tmp_path, **given_, on_batch=fail) as running:
+        with pytest.raises(KeyError, match="pulled the plug"):
+            running.run_available()
+        assert counts(running.store) == (60, 0)
+    write_segment(spool, "Span", SPANS, "again", 3)
+    with pipeline(spark, tmp_path, **given_) as running:
+        assert [each.applied for each in running.run_available()] == [False, True, True]
+        running.settle(everything=True)
+        assert counts(running.store) == (90, 90)
+        assert differences(stored(running.store), wanted(SPANS)) == []
+
+
+def test_a_batch_that_failed_before_its_commit_leaves_no_ids(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its spans come again, and are not taken for doubles of themselves."""
+    write_segment(tmp_path / "spool", "Span", SPANS)
+    with pipeline(spark, tmp_path, oal=SMALL, dedup_s=600) as running:
+
+        def fail(batch: Any) -> Any:
+            raise ArithmeticError("pulled the plug")
+
+        monkeypatch.setattr(running.store, "commit", fail)
+        with pytest.raises(ArithmeticError, match="pulled the plug"):
+            running.run_available()
+        monkeypatch.undo()
+        assert len(seen(tmp_path)) == 1
+        running.run_available()
+        assert counts(running.store) == (90, 0)
+        assert len(seen(tmp_path)) == 1
+
+
+def test_ids_that_are_gone_are_told_and_let_go_without_dedup(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Doubles would count in silence; without dedup nobody asks for them, and they go."""
+    write_segment(tmp_path / "spool", "Span", SPANS[:10], "0")
+    with pipeline(spark, tmp_path, oal=SMALL, dedup_s=600) as running:
+        running.run_available()
+        (folder,) = seen(tmp_path)
+        folder.rename(tmp_path / "lost")
+        write_segment(tmp_path / "spool", "Span", SPANS[:20], "1", 1)
+        with pytest.raises(PipelineError, match=r"10 ids of spans .* it is gone.*counted again"):
+            running.run_available()
+        (tmp_path / "lost").rename(folder)
+        running.run_available()
+        assert counts(running.store) == (20, 10)
+    write_segment(tmp_path / "spool", "Span", SPANS[:20], "2", 2)
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        assert counts(running.store) == (40, 10)
+        assert seen(tmp_path) == []
+
+
+def test_a_backfill_counts_each_span_once(spark: SparkSession, tmp_path: Path) -> None:
+    """However long it takes; its ids are let go of in the end."""
+    now = [NOW]
+
+    def clock() -> float:
+        now[0] += 3600
+        return now[0]
+
+    deal({"Span": [*SPANS, *SPANS[:30]]}, tmp_path / "old", 3)
+    given_: dict[str, Any] = {"oal": OF_SPANS, "settings": ONE_AT_A_TIME, "dedup_s": 60}
+    with pipeline(spark, tmp_path, **given_, clock=clock) as running:
+        running.backfill(tmp_path / "old")
+        assert counts(running.store) == (90, 30)
+        assert differences(stored(running.store), wanted(SPANS)) == []
+    assert list((tmp_path / "checkpoint").glob("backfill-*/seen/*")) == []
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), True, 1e9])
+def test_a_window_that_is_none_is_refused(tmp_path: Path, seconds: Any) -> None:
+    """Before Spark is started."""
+    with pytest.raises(ConfigError, match="dedup_s"):
+        pipeline(None, tmp_path, oal=SMALL, dedup_s=seconds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10m", 600), ("90", 90), ("90s", 90), ("1h", 3600), ("7d", 604_800)]
+)
+def test_the_command_line_takes_a_time(text: str, seconds: float) -> None:
+    """With a unit, or in seconds; and segments stay unless told."""
+    given_ = parsed("pipeline", f"--dedup={text}")
+    assert (given_["dedup_s"], given_["remove_read"]) == (seconds, False)
+    assert parsed("pipeline", "--remove-read") | {"settings": None} == {
+        **parsed("pipeline"),
+        "remove_read": True,
+        "settings": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "8d", "1.5m", "-1", "1w", "²s"])
+def test_a_time_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it may be."""
+    with pytest.raises(SystemExit):
+        parsed("pipeline", f"--dedup={text}")
+    assert "such as 90s, 10m or 1h" in capsys.readouterr().err
+
+
+def test_a_backfill_removes_nothing() -> None:
+    """It is not even offered."""
+    assert parsed("backfill", "old", "--dedup=1h")["remove_read"] is False
+    with pytest.raises(SystemExit):
+        parsed("backfill", "old", "--remove-read")
+
+
+def parsed(*command: str) -> dict[str, Any]:
+    """What a pipeline is made with."""
+    parser = argparse.ArgumentParser()
+    add_parsers(parser.add_subparsers())
+    return pipeline_arguments(parser.parse_args(command))

@@ -1,0 +1,239 @@
+"""Input that is unusual, little or none: read as what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.kit.pipeline_runs import (
+    SMALL,
+    counted,
+    endpoint_events,
+    expected_of,
+    quarantined,
+    quarantined_rows,
+    set_order,
+    write_segment,
+)
+from tests.kit.pipeline_tables import ONE_AT_A_TIME, with_column, write_table
+from tests.kit.pipelines import START, compiled, differences, stored
+from tests.oracle.catalog import Row
+from tests.oracle.generate import random_spans
+from tests.oracle.segments import to_table
+
+# What is unusual and can be read.
+
+READABLE: dict[str, Callable[[list[Row], Path], object]] = {
+    "nanoseconds, as pandas writes them": lambda rows, folder: write_table(
+        folder,
+        "ns",
+        with_column(rows, "time", [each["time"] for each in rows], pa.timestamp("ns", tz="UTC")),
+    ),
+    "nanoseconds without a zone": lambda rows, folder: write_table(
+        folder,
+        "naive-ns",
+        with_column(
+            rows, "time", [each["time"].replace(tzinfo=None) for each in rows], pa.timestamp("ns")
+        ),
+    ),
+    "no zone": lambda rows, folder: write_table(
+        folder,
+        "naive",
+        with_column(
+            rows, "time", [each["time"].replace(tzinfo=None) for each in rows], pa.timestamp("us")
+        ),
+    ),
+    "another zone": lambda rows, folder: write_table(
+        folder,
+        "tokyo",
+        with_column(
+            rows, "time", [each["time"] for each in rows], pa.timestamp("us", tz="Asia/Tokyo")
+        ),
+    ),
+    "a wider number": lambda rows, folder: write_table(
+        folder,
+        "int64",
+        with_column(rows, "latency", [each["latency"] for each in rows], pa.int64()),
+    ),
+    "an unsigned number": lambda rows, folder: write_table(
+        folder,
+        "uint32",
+        with_column(rows, "latency", [each["latency"] for each in rows], pa.uint32()),
+    ),
+    "a dictionary": lambda rows, folder: write_table(
+        folder,
+        "dictionary",
+        with_column(
+            rows, "name", [each["name"] for each in rows], pa.dictionary(pa.int32(), pa.string())
+        ),
+    ),
+    "more columns": lambda rows, folder: write_table(
+        folder, "more", with_column(rows, "colour", ["red"] * len(rows), pa.string())
+    ),
+    "old timestamps, as Spark writes them": lambda rows, folder: write_table(
+        folder, "int96", to_table("Endpoint", rows), use_deprecated_int96_timestamps=True
+    ),
+    "a column again in capitals": lambda rows, folder: write_table(
+        folder, "capitals", with_column(rows, "LATENCY", [1] * len(rows), pa.int32())
+    ),
+    "blanks and umlauts in its name": lambda rows, folder: write_segment(
+        folder, "Endpoint", rows, "a b ü"
+    ),
+    "a percent sign in its name": lambda rows, folder: write_segment(
+        folder, "Endpoint", rows, "a%41b"
+    ),
+    "marks of an address in its name": lambda rows, folder: write_segment(
+        folder, "Endpoint", rows, "a#1?b"
+    ),
+    "marks of a pattern in its name": lambda rows, folder: write_segment(
+        folder, "Endpoint", rows, "a[1]{b}*"
+    ),
+    "a modification time long ago": lambda rows, folder: set_order(
+        write_segment(folder, "Endpoint", rows, "ancient"), -3 * 365 * 86400
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_a_segment_that_is_unusual_is_read(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Whatever common writers produce: read, and equal to the oracle."""
+    rows = endpoint_events(40)
+    write_segment(tmp_path / "spool", "Endpoint", rows[:20])
+    with compiled(spark, tmp_path, oal=SMALL) as running:
+        if kind == "a modification time long ago":
+            running.run_available()
+        READABLE[kind](rows[20:], tmp_path / "spool")
+        running.run_available()
+        assert quarantined(running.quarantine) == {}
+        assert differences(stored(running.store), expected_of(rows)) == []
+
+
+def test_columns_that_are_missing_are_null(spark: SparkSession, tmp_path: Path) -> None:
+    """A segment with no more than the required columns, and one with a column of nulls only."""
+    rows = endpoint_events(20)
+    few = ("time", "name", "serviceName", "serviceLayer", "latency")
+    write_table(tmp_path / "spool", "few", to_table("Endpoint", rows[:10]).select(few))
+    nulls = with_column(rows[10:], "type", [None] * 10, pa.null())
+    write_table(tmp_path / "spool", "nulls", nulls)
+    with compiled(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        found = stored(running.store)
+    seen = [{name: row[name] for name in few} for row in rows[:10]]
+    seen += [{**row, "type": None} for row in rows[10:]]
+    assert differences(found, expected_of(seen)) == []
+
+
+def test_a_segment_without_a_required_column_has_no_row_that_fits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """No time column, or no latency: every row is set aside for that reason."""
+    rows = endpoint_events(20)
+    table = to_table("Endpoint", rows[:10])
+    write_table(tmp_path / "spool", "timeless", table.drop_columns(["time"]))
+    write_table(tmp_path / "spool", "unmeasured", table.drop_columns(["latency"]))
+    write_segment(tmp_path / "spool", "Endpoint", rows[10:])
+    with compiled(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        assert counted(running.store, "quarantined") == {
+            ("Endpoint", "no time"): 10,
+            ("Endpoint", "no latency"): 10,
+        }
+        assert differences(stored(running.store), expected_of(rows[10:])) == []
+
+
+def test_text_that_is_no_utf8_does_not_stop_the_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """A writer's Latin-1 in names and labels: set aside or read, and the other rows are right."""
+    rows = endpoint_events(20)
+    bad = pa.array([b"caf\xe9"] * 5, pa.binary()).view(pa.string())
+    table = to_table("Endpoint", rows[:5])
+    for name in ("name", "serviceName", "type"):
+        table = table.set_column(table.column_names.index(name), name, bad)
+    write_table(tmp_path / "spool", "latin1", table)
+    write_segment(tmp_path / "spool", "Endpoint", rows[5:])
+    with compiled(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        found = stored(running.store)
+    wanted = expected_of(rows[5:])
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+def test_odd_text_goes_all_the_way(spark: SparkSession, tmp_path: Path) -> None:
+    """Quotes, backslashes, control characters and emoji, in names and labels."""
+    odd = ['"', "\\", "\n\t", "\x00", "\x7f", "'", "💳é", "a:1,b", "{}[]", "\u2028", "\\u0000"]
+    row = endpoint_events(1)[0]
+    rows = [
+        {**row, "name": each, "rpcStatusCode": each, "latency": 7} for each in odd for _ in "ab"
+    ]
+    rows += [{**row, "rpcStatusCode": each} for each in odd]
+    oal = """
+    codes = from(Endpoint.*).labelCount(rpcStatusCode);
+    avg = from(Endpoint.*).labelAvg(rpcStatusCode, latency);
+    same = from(Endpoint.*).filter(rpcStatusCode == "'").count();
+    """
+    for number in range(2):
+        write_segment(tmp_path / "spool", "Endpoint", rows[number::2], str(number), number)
+    with compiled(spark, tmp_path, oal=oal, settings=ONE_AT_A_TIME) as running:
+        running.run_available()
+        assert differences(stored(running.store), expected_of(rows, oal)) == []
+        # PostgreSQL holds no null characters, so no store has them in a name.
+        assert set(odd) - {"\x00"} <= {each.name for each in running.store.entities("endpoint")}
+
+
+# Little or nothing to read.
+
+
+def test_an_empty_spool_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    """A spool that is not there yet is made; what comes later is read."""
+    rows = endpoint_events(20)
+    with compiled(spark, tmp_path, oal=SMALL) as running:
+        assert (tmp_path / "spool").is_dir()
+        assert running.run_available() == []
+        assert running.settle(everything=True) is None
+        write_segment(tmp_path / "spool", "Endpoint", rows)
+        assert len(running.run_available()) == 1
+        assert differences(stored(running.store), expected_of(rows)) == []
+
+
+def test_a_batch_without_rows_is_committed(spark: SparkSession, tmp_path: Path) -> None:
+    """Segments without a row, or none that can be read: an empty batch, and the next follows."""
+    rows = endpoint_events(20)
+    write_segment(tmp_path / "spool", "Endpoint", [], "0", 0)
+    write_segment(tmp_path / "spool", "Span", [], "1", 1)
+    garbage = tmp_path / "spool" / "Endpoint" / "2.parquet"
+    garbage.write_bytes(b"PAR1")
+    set_order(garbage, 2)
+    write_segment(tmp_path / "spool", "Endpoint", rows, "3", 3)
+    with compiled(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
+        reports = running.run_available()
+        assert [(each.number, each.stats.rows) for each in reports] == [
+            (0, 0),
+            (1, 0),
+            (2, 0),
+            (3, 20),
+        ]
+        assert differences(stored(running.store), expected_of(rows)) == []
+
+
+def test_folders_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Blanks, umlauts and percent signs in the folders of spool, checkpoint and quarantine."""
+    folder = tmp_path / "Müll eimer %41 #1"
+    rows = endpoint_events(20)
+    spans = random_spans(5, 30, start=START, days=1)
+    write_segment(folder / "spool", "Endpoint", [*rows, {**rows[0], "time": rows[0]["time"]}])
+    timeless = with_column(rows[:2], "time", [None] * 2, pa.timestamp("us", tz="UTC"))
+    write_table(folder / "spool", "timeless", timeless)
+    write_segment(folder / "spool", "Span", spans)
+    (folder / "spool" / "Endpoint" / "garbage.parquet").write_bytes(b"PAR1")
+    oal = SMALL + "rel = from(ServiceRelation.*).cpm();"
+    with compiled(spark, folder, oal=oal) as running:
+        (report,) = running.run_available()
+        assert report.stats.segments == 3
+        assert running.settle(everything=True) is not None
+        assert counted(running.store, "quarantined") == {("Endpoint", "no time"): 2}
+        assert len(quarantined_rows(running.quarantine)) == 2
+        assert quarantined(running.quarantine) == {"garbage.parquet": "corrupt"}
+        assert list(tmp_path.iterdir()) == [folder]

@@ -1,0 +1,142 @@
+"""The Spark session of a pipeline: whose it is, and by whose settings rows are counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from batchmill.spark import Pipeline
+from batchmill.spark.runtime.session import _collector, _memory
+from tests.kit.jvm import jvm_options
+from tests.kit.paths import ROOT
+from tests.kit.pipeline_runs import SMALL, counted, endpoint_events, write_segment
+from tests.kit.pipelines import pipeline
+
+TWO_PIPELINES = """
+import sys
+from pathlib import Path
+from batchmill.spark import Pipeline
+from batchmill.spark.runtime.session import _collector
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+folder = Path(sys.argv[1])
+first, second = (
+    Pipeline(
+        oal="c = from(Endpoint.*).count();",
+        spool=folder / "spool",
+        store=f"sqlite:///{folder}/{name}.db",
+        checkpoint=folder / name,
+        master="local[1]",
+    )
+    for name in ("first", "second")
+)
+first.stop()
+first.stop()
+print(sum(each.stats.rows for each in second.run_available()))
+second.stop()
+print(SparkContext._active_spark_context is None)
+theirs = SparkSession.builder.master("local[1]").getOrCreate()
+theirs.conf.set("spark.sql.caseSensitive", "false")
+with Pipeline(
+    oal="c = from(Endpoint.*).count();",
+    spool=folder / "spool",
+    store=f"sqlite:///{folder}/third.db",
+    checkpoint=folder / "third",
+    master="local[1]",
+) as third:
+    print(sum(each.stats.rows for each in third.run_available()))
+print(theirs.range(3).count(), theirs.conf.get("spark.sql.caseSensitive"))
+theirs.stop()
+"""
+
+
+def test_pipelines_of_one_process_share_a_session(tmp_path: Path, spark: SparkSession) -> None:
+    """One stops, the other goes on; the last one ends the session, and never somebody else's."""
+    rows = endpoint_events(20, start=datetime(2020, 1, 1, tzinfo=UTC))
+    write_segment(tmp_path / "spool", "Endpoint", rows)
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_PIPELINES, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["20", "True", "20", "3 false", ""]
+
+
+def test_a_session_that_runs_already_is_nobody_elses_to_change(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found, not passed: the pipeline uses a copy, says so if it is elsewhere, and leaves it."""
+    before = spark.conf.get("spark.sql.caseSensitive")
+    with caplog.at_level(logging.WARNING, "batchmill.spark"):
+        running = Pipeline(
+            oal=SMALL,
+            spool=tmp_path / "spool",
+            store=f"sqlite:///{tmp_path}/metrics.db",
+            checkpoint=tmp_path / "checkpoint",
+            master="local[7]",
+            spark_conf={"spark.driver.memory": "7g", "spark.sql.shuffle.partitions": "3"},
+        )
+    told = caplog.text
+    assert running.spark.conf.get("spark.sql.caseSensitive") == "true"
+    assert running.spark.conf.get("spark.sql.shuffle.partitions") == "3"
+    running.stop()
+    assert "not on local[7]" in told
+    assert "spark.driver.memory cannot be changed" in told
+    assert spark.conf.get("spark.sql.caseSensitive") == before
+    assert spark.range(3).count() == 3
+
+
+def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_path: Path) -> None:
+    """A session in another time zone, strict about numbers: buckets stay, odd rows are set aside.
+
+    What the frame itself does keeps its own session's meaning.
+    """
+    theirs = spark.newSession()
+    theirs.conf.set("spark.sql.session.timeZone", "America/New_York")
+    theirs.conf.set("spark.sql.ansi.enabled", "true")
+    rows = theirs.sql(
+        "SELECT TIMESTAMP_NTZ'2026-03-01 10:00:30' AS time, 'shop' AS serviceName, "
+        "'GENERAL' AS serviceLayer, '/a' AS name, id * 5000000000 AS latency, true AS status, "
+        "DATE_FORMAT(TIMESTAMP_SECONDS(0), 'HH') AS rpcStatusCode FROM RANGE(2)"
+    )
+    oal = SMALL + "hours = from(Endpoint.*).labelCount(rpcStatusCode);"
+    with pipeline(spark, tmp_path, oal=oal) as running:
+        (report,) = running.backfill(rows, source="Endpoint")
+        assert (report.stats.rows, report.stats.quarantined_rows) == (1, 1)
+        ((key, n),) = counted(running.store, "quarantined").items()
+        assert (key, n) == (("Endpoint", "latency: too large for an int"), 1)
+        (value,) = running.store.values("ep_cpm")
+        assert value.bucket == 202603011000
+        (value,) = running.store.values("hours")
+        assert value.value == {"{n=19}": 1}
+    assert theirs.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"])
+def test_a_garbage_collector_that_somebody_chose_stays(variable: str) -> None:
+    """A JVM that is told of two refuses to start."""
+    assert "-XX:+UseParallelGC" in _collector({})
+    assert "-XX:+UseParallelGC" in _collector({variable: "-Xss4m -XX:+UseStringDeduplication"})
+    assert _collector({variable: "-Xss4m -XX:+UseZGC"}) == []
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    """Its own limit counts where there is one; "max" and a file that is not there are none."""
+    limits = [tmp_path / name for name in ("limit", "none", "missing")]
+    limits[1].write_text("max\n")
+    whole = _memory(limits)
+    limits[0].write_text(f"{2**30}\n")
+    assert (_memory(limits), whole > 2**30) == (2**30, True)

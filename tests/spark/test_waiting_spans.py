@@ -1,0 +1,114 @@
+"""Spans that wait, in a whole pipeline: kept for good, and no clock decides what comes of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from batchmill.spark import PipelineError
+from batchmill.store.sqlite.store import SqliteStore
+from tests.kit.pipeline_runs import counted, deal, write_segment
+from tests.kit.pipeline_tables import ONE_AT_A_TIME
+from tests.kit.pipelines import NOW, START, differences, expected, pipeline, stored
+from tests.kit.spark import span
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+
+RELATIONS = """
+rel = from(ServiceRelation.*).cpm();
+rel_time = from(ServiceRelation.latency).longAvg();
+"""
+MINUTE_US = 60_000_000
+
+
+def test_how_long_a_backfill_takes_decides_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """An hour between two batches: spans pair all the same, as the folder is whole."""
+    spans = random_spans(5, 60, start=START, days=1)
+    deal({"Span": spans}, tmp_path / "old", 3)
+    now = [NOW]
+
+    def clock() -> float:
+        now[0] += 3600
+        return now[0]
+
+    with pipeline(spark, tmp_path, oal=RELATIONS, settings=ONE_AT_A_TIME, clock=clock) as running:
+        reports = running.backfill(tmp_path / "old")
+        assert len(reports) == 4
+        wanted = expected(spans_to_events(spans).events, RELATIONS)
+        assert differences(stored(running.store), wanted) == []
+        assert list((tmp_path / "checkpoint").glob("backfill-*/carry/*")) == []
+
+
+def test_lateness_is_that_of_spans_as_they_come(spark: SparkSession, tmp_path: Path) -> None:
+    """A relation given up after its wait is not late; a span that comes late is, once."""
+    now = [NOW]
+    spool = tmp_path / "spool"
+    call = span("1", "CLIENT", attributes={"peer.service": "far"})
+    later = span("2", trace_id="t2", at=30 * MINUTE_US)
+    behind = span("3", trace_id="t3", at=24 * MINUTE_US)
+    given: dict[str, Any] = {"oal": RELATIONS + "svc = from(Service.*).cpm();"}
+    with pipeline(spark, tmp_path, **given, clock=lambda: now[0]) as running:
+        write_segment(spool, "Span", [call], "0")
+        running.run_available()
+        write_segment(spool, "Span", [later], "1", 1)
+        running.run_available()
+        assert counted(running.store, "late") == {}
+        now[0] += 400
+        write_segment(spool, "Span", [{**later, "trace_id": "t4"}, behind], "2", 2)
+        (report,) = running.run_available()
+        # The call of batch 0 went where it said, 30 minutes behind; that came in time.
+        assert sum(key[0] == "rel" and "ZmFy" in key[3] for key in stored(running.store)) == 3
+        assert report.stats.late == 1
+        assert counted(running.store, "late") == {("Span", ""): 1}
+
+
+def test_waiting_spans_are_on_the_disk_before_the_commit_that_names_them(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure the store has the commit; so the files must be there, too."""
+    happened: list[str] = []
+    sync, commit = os.fsync, SqliteStore.commit
+
+    def note_sync(handle: int) -> None:
+        happened.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        sync(handle)
+
+    def note_commit(store: SqliteStore, batch: Any) -> Any:
+        happened.append("commit")
+        return commit(store, batch)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(SqliteStore, "commit", note_commit)
+    write_segment(tmp_path / "spool", "Span", [span("1", "CLIENT")])
+    with pipeline(spark, tmp_path, oal=RELATIONS) as running:
+        running.run_available()
+    before = happened[: happened.index("commit")]
+    (folder,) = (tmp_path / "checkpoint" / "carry").iterdir()
+    assert {str(each) for each in (*folder.iterdir(), folder, folder.parent)} <= set(before)
+
+
+def test_waiting_spans_that_are_gone_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    """The batch is not made without them; with them back, the pipeline goes on."""
+    spool = tmp_path / "spool"
+    served = span("2", parent_span_id="1", service="stock")
+    write_segment(spool, "Span", [span("1", "CLIENT")], "0")
+    with pipeline(spark, tmp_path, oal=RELATIONS) as running:
+        running.run_available()
+        (folder,) = (tmp_path / "checkpoint" / "carry").iterdir()
+        folder.rename(tmp_path / "lost")
+        write_segment(spool, "Span", [served], "1", 1)
+        with pytest.raises(PipelineError, match=f"1 spans .* in {folder}, but it is gone"):
+            running.run_available()
+        assert counted(running.store, "rows") == {("Span", ""): 1}
+        folder.parent.mkdir(exist_ok=True)
+        (tmp_path / "lost").rename(folder)
+        running.run_available()
+        assert counted(running.store, "rows")["Span", ""] == 2
+        assert len([key for key in stored(running.store) if key[0] == "rel"]) == 3

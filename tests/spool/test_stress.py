@@ -1,0 +1,64 @@
+"""Many senders at once, and a close in the middle: every batch is answered, and truthfully."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from batchmill.spool import Overloaded, Spool, SpoolClosedError
+from tests.kit.stress import BOUND_S, SOAK
+from tests.spool.kit import numbers_in, segments, spans
+
+
+@pytest.mark.parametrize("close_after", [5, 60] * SOAK)
+def test_every_batch_is_answered_and_what_is_acknowledged_is_there(
+    tmp_path: Path, close_after: int
+) -> None:
+    """Senders run into a full queue and into the end; the counters balance."""
+    spool = Spool(tmp_path, linger_s=0.001, max_rows=40, capacity_rows=100)
+    numbers = itertools.count()
+    taken: list[tuple[int, Future[Path]]] = []
+    refused = itertools.count()
+    enough = threading.Event()
+
+    def send() -> None:
+        while True:
+            first = next(numbers) * 10
+            try:
+                taken.append((first, spool.submit("Span", spans(range(first, first + 10)))))
+            except Overloaded:
+                next(refused)
+                taken[-1][1].exception(BOUND_S)
+            except SpoolClosedError:
+                return
+            if len(taken) >= close_after:
+                enough.set()
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert enough.wait(BOUND_S)
+    assert spool.close(BOUND_S)
+    for thread in threads:
+        thread.join(BOUND_S)
+
+    written = {
+        first + each
+        for first, future in taken
+        if future.exception(BOUND_S) is None
+        for each in range(10)
+    }
+    found = numbers_in(segments(tmp_path))
+    assert sorted(found) == sorted(written)
+    stats = spool.stats()
+    assert stats.submitted_rows == 10 * len(taken)
+    assert stats.written_rows == len(written)
+    assert stats.failed_rows == stats.submitted_rows - stats.written_rows
+    assert stats.refused_rows == 10 * next(refused)
+    assert (stats.queue_rows, stats.queue_bytes) == (0, 0)

@@ -1,0 +1,152 @@
+"""A standalone Spark cluster on the loopback, from the pyspark that is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.kit.jvm import QUICK
+from tests.kit.processes import PATIENCE_S, Life
+
+EXECUTOR = "CoarseGrainedExecutorBackend"
+WORKERS = 2
+ASK_S = 0.5
+TALKING = """
+rootLogger.level = info
+rootLogger.appenderRef.stdout.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_OUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %c{1}: %m%n
+"""
+"""What has the master say on its standard output what it does."""
+
+
+class Cluster:
+    """A master and two workers of one core and 1 GiB each, all in processes of their own.
+
+    They know nothing of the environment that the tests run in: no PYTHONPATH, no batchmill.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port, self._page = _free_port(), _free_port()
+        self._lives: list[Life] = []
+
+    @property
+    def url(self) -> str:
+        """The master's address."""
+        return f"spark://127.0.0.1:{self._port}"
+
+    @property
+    def workers(self) -> list[Life]:
+        """The workers; what a worker's executors do in the end is in its folder."""
+        return self._lives[1:]
+
+    def work_folder(self, number: int) -> Path:
+        """Where the executors of a worker have their own folders."""
+        return self._folder / f"work-{number}"
+
+    def __enter__(self) -> Self:
+        try:
+            port, page = str(self._port), str(self._page)
+            self._start("master", "master.Master", "--port", port, "--webui-port", page)
+            for number in range(WORKERS):
+                options = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
+                folder = ("--work-dir", str(self.work_folder(number)))
+                self._start(f"worker-{number}", "worker.Worker", *options, *folder, self.url)
+            self.wait_until(lambda: self.alive() == WORKERS, "the workers have come")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End everything that is left of it, executors included."""
+        for life in reversed(self._lives):
+            life.kill()
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the master's page says."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as page:
+            facts: dict[str, Any] = json.load(page)
+            return facts
+
+    def alive(self) -> int:
+        """How many workers the master counts as alive; 0 as long as it does not answer."""
+        try:
+            return sum(worker["state"] == "ALIVE" for worker in self.facts()["workers"])
+        except (OSError, ValueError):  # its first pages are none of JSON
+            return 0
+
+    def executors(self, number: int) -> list[int]:
+        """The processes that a worker's executors are."""
+        listed = subprocess.run(
+            ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        found = (line.split(maxsplit=2) for line in listed.splitlines())
+        parent = str(self.workers[number].pid)
+        return [int(pid) for pid, ppid, *args in found if ppid == parent and EXECUTOR in str(args)]
+
+    def wait_until(self, true: Callable[[], bool], what: str) -> None:
+        """Ask whenever the master has said something, and now and then: it says it beforehand."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not true():
+            if time.monotonic() > deadline:
+                reports = "\n".join(life.report() for life in self._lives)
+                raise AssertionError(f"waited in vain until {what}:\n{reports}")
+            self._lives[0].hear(".*", seconds=ASK_S)
+
+    def _start(self, name: str, kind: str, *options: str) -> None:
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        known = {
+            each: os.environ[each] for each in ("PATH", "JAVA_HOME", "HOME") if each in os.environ
+        }
+        talking = []
+        if name == "master":
+            log4j = self._folder / "log4j2.properties"
+            log4j.write_text(TALKING)
+            talking.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+        life = Life(
+            [*command, "--host", "127.0.0.1", *options],
+            self._folder / f"{name}.log",
+            {
+                **known,
+                "SPARK_HOME": str(home),
+                "SPARK_NO_DAEMONIZE": "1",
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "SPARK_DAEMON_MEMORY": "512m",
+                "SPARK_DAEMON_JAVA_OPTS": " ".join((*QUICK, *talking)),
+            },
+        )
+        self._lives.append(life)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

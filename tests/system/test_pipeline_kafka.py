@@ -1,0 +1,268 @@
+"""A topic in the spool's place: the same results, the same guarantees."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("confluent_kafka")
+
+from pyspark.sql import SparkSession
+
+from batchmill.errors import ConfigError
+from batchmill.kafka import KafkaLoginError, KafkaSink, KafkaTopicError
+from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
+from batchmill.spool import SPAN_SOURCE
+from tests.kit.jvm import java_missing
+from tests.kit.kafka import Broker, private_broker
+from tests.kit.kafka_jars import spark_jars
+from tests.kit.kafka_topics import send, span_batch
+from tests.kit.pipeline_runs import contents, counted, quarantined_rows, top_expected, top_of
+from tests.kit.pipeline_spool import OAL, QUICK_SPARK
+from tests.kit.pipeline_whole import difference, expected_whole, whole
+from tests.kit.pipelines import NOW, START, differences, expected, pipeline, stored
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+from tests.oracle.topn import expected_topn
+from tests.spark.test_any_split import OF_SPANS
+from tests.system.test_pipeline_kill import Run, shots
+
+pytestmark = pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
+
+BOUND_S = 120.0
+AHEAD = datetime.fromtimestamp(NOW, UTC) + timedelta(days=1)
+SPANS = random_spans(5, 90, start=START, days=1)
+
+
+def reading(
+    spark: SparkSession, folder: Path, broker: Broker, topic: str, **given: Any
+) -> Pipeline:
+    """A pipeline that reads a topic, a few messages at a time."""
+    few = PipelineSettings(ttl_days=365, max_batch_messages=given.pop("messages", 4))
+    source = given.pop("source", f"kafka://{broker.bootstrap}/{topic}")
+    given.setdefault("oal", OF_SPANS)
+    return pipeline(spark, folder, spool=None, source=source, settings=few, **given)
+
+
+def check(running: Pipeline, spans: Any = SPANS) -> None:
+    """The store is the oracle's."""
+    running.settle(everything=True)
+    assert (
+        differences(stored(running.store), expected(spans_to_events(spans).events, OF_SPANS)) == []
+    )
+    assert top_of(running.store) == top_expected(expected_topn(spans))
+    assert counted(running.store, "rows")["Span", ""] == len(spans)
+
+
+def test_spans_of_a_topic_give_the_store_of_the_oracle(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """In several batches, from several partitions, and by two pipelines one after the other."""
+    topic = kafka.new_topic(partitions=3)
+    first = send(kafka, topic, SPANS[:60])
+    with reading(spark, tmp_path, kafka, topic) as running:
+        assert running.progress().unread_segments == first
+        assert len(running.run_available()) > 1
+        assert running.progress().unread_segments == 0
+    send(kafka, topic, SPANS[60:])
+    with reading(spark, tmp_path, kafka, topic) as running:
+        assert running.progress().unread_segments > 0
+        assert running.progress().lag_s >= 0
+        running.run_available()
+        check(running)
+        # What a batch was decoded into is gone.
+        assert list((tmp_path / "checkpoint" / "kafka").glob("*")) == []
+
+
+def test_any_split_of_the_messages_makes_the_same_store(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """In one batch or many, of one partition or several, in another order: states and values."""
+    made = []
+    for number, (partitions, messages, step) in enumerate(((1, 1000, 1), (3, 13, -1))):
+        topic = kafka.new_topic(partitions=partitions)
+        for at in range(0, len(SPANS), 30)[::step]:
+            send(kafka, topic, SPANS[at : at + 30])
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with reading(spark, folder, kafka, topic, messages=messages) as running:
+            assert (len(running.run_available()) > 1) is (messages < 1000)
+            check(running)
+            made.append((contents(running.store), top_of(running.store)))
+    assert made[0] == made[1]
+
+
+def test_a_batch_that_comes_again_changes_nothing(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """It fails after its commit, and Spark asks for it again in the next pipeline."""
+
+    def fail(report: BatchReport) -> None:
+        raise KeyError("pulled the plug")
+
+    topic = kafka.new_topic()
+    send(kafka, topic, SPANS)
+    with (
+        reading(spark, tmp_path, kafka, topic, on_batch=fail) as running,
+        pytest.raises(KeyError, match="pulled the plug"),
+    ):
+        running.run_available()
+    with reading(spark, tmp_path, kafka, topic) as running:
+        applied = [each.applied for each in running.run_available()]
+        assert applied == [False, *[True] * (len(applied) - 1)]
+        check(running)
+
+
+def test_spans_that_are_delivered_again_count_once(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """A sender that did not hear the answer sends again: dedup works as with a spool."""
+    topic = kafka.new_topic(partitions=2)
+    send(kafka, topic, SPANS)
+    send(kafka, topic, SPANS[:40])
+    with reading(spark, tmp_path, kafka, topic, dedup_s=600) as running:
+        running.run_available()
+        check(running)
+        assert counted(running.store, "duplicates") == {("Span", "same trace and span id"): 40}
+
+
+def test_what_is_no_message_of_ours_is_set_aside(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """With its bytes, its reason and a counter; the stream goes on."""
+    topic = kafka.new_topic()
+    odd = [b"\xff\xff\xff", b'{"json": 1}', b""]
+    send(kafka, topic, SPANS, raw=odd)
+    with reading(spark, tmp_path, kafka, topic, messages=1000) as running:
+        running.run_available()
+        check(running)
+        assert counted(running.store, "quarantined") == {("Span", "not a message of spans"): 3}
+        rows = quarantined_rows(running.quarantine)
+    assert sorted(bytes(row["_value"]) for row in rows) == sorted(odd)
+
+
+def test_spans_that_do_not_fit_are_set_aside(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """One that lies too far ahead, among others of its trace: the rest of them counts."""
+    topic = kafka.new_topic()
+    ahead = {**SPANS[0], "span_id": f"{1:016x}", "time": AHEAD, "end_time": AHEAD}
+    send(kafka, topic, [*SPANS, ahead])
+    with reading(spark, tmp_path, kafka, topic, messages=1000) as running:
+        running.run_available()
+        check(running)
+        assert sum(counted(running.store, "quarantined").values()) == 1
+        (row,) = quarantined_rows(running.quarantine)
+    assert row["span_id"] == ahead["span_id"]
+
+
+def test_a_broker_that_goes_and_comes_back(spark: SparkSession, tmp_path: Path) -> None:
+    """While a stream runs: it waits, and goes on by itself; nothing is lost or counted twice."""
+    with private_broker() as broker:
+        topic = broker.new_topic(partitions=2)
+        send(broker, topic, SPANS[:45])
+        reports: list[int] = []
+
+        def note(report: BatchReport) -> None:
+            reports.append(report.stats.rows)
+
+        with reading(spark, tmp_path, broker, topic, on_batch=note, messages=1000) as running:
+            running.start(0.1)
+            assert not running.await_end(0.1)
+            _until(running, lambda: bool(reports))
+            broker.stop()
+            assert not running.await_end(2.0)
+            broker.start()
+            send(broker, topic, SPANS[45:])
+            _until(running, lambda: counted(running.store, "rows").get(("Span", ""), 0) == 90)
+        with reading(spark, tmp_path, broker, topic) as running:
+            check(running)
+
+
+def _until(running: Pipeline, true: Any) -> None:
+    waited = 0.0
+    while not true():
+        assert not running.await_end(0.2)
+        waited += 0.2
+        assert waited < BOUND_S
+
+
+def test_no_broker_and_no_topic_are_told(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """With what to do, before anything is begun."""
+    with (
+        reading(spark, tmp_path, kafka, "nobody-made-it") as running,
+        pytest.raises(KafkaTopicError, match=r"no topic nobody-made-it .* make it"),
+    ):
+        running.run_available()
+    with pytest.raises(ConfigError, match="not both"):
+        pipeline(spark, tmp_path, source="kafka://localhost:9092/spans")
+
+
+def test_a_topic_behind_tls_and_a_login(spark: SparkSession, tmp_path: Path) -> None:
+    """Who writes and who reads is told alike, in librdkafka's names; a wrong password is told."""
+    with private_broker(tls=shutil.which("openssl") is not None) as broker:
+        topic = broker.new_topic(partitions=2)
+        source = f"kafka://{broker.login}/{topic}"
+        with KafkaSink(source, options=broker.login_options()) as sink:
+            sink.submit(SPAN_SOURCE, span_batch(SPANS)).result(BOUND_S)
+        wrong = broker.login_options("wrong")
+        with (
+            reading(spark, tmp_path, broker, topic, source=source, kafka_options=wrong) as running,
+            pytest.raises(KafkaLoginError, match="put the user, the password"),
+        ):
+            running.run_available()
+        right = broker.login_options()
+        with reading(
+            spark, tmp_path, broker, topic, source=source, kafka_options=right, messages=1000
+        ) as running:
+            assert len(running.run_available()) == 1
+            assert running.progress().unread_segments == 0
+            check(running)
+
+
+def test_messages_that_the_topic_has_lost_are_told(
+    spark: SparkSession, tmp_path: Path, kafka: Broker
+) -> None:
+    """Spans were acknowledged and are gone unread: that is an error, not a gap."""
+    topic = kafka.new_topic()
+    send(kafka, topic, SPANS[:30])
+    with reading(spark, tmp_path, kafka, topic, messages=10) as running:
+        running.run_available()
+    kafka.delete_records(topic)
+    send(kafka, topic, SPANS[30:60])
+    kafka.delete_records(topic)
+    send(kafka, topic, SPANS[60:])
+    with (
+        reading(spark, tmp_path, kafka, topic) as running,
+        pytest.raises(PipelineError, match=r"no longer has .* were not read"),
+    ):
+        running.run_available()
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_killed_at_random_moments(tmp_path: Path, kafka: Broker) -> None:
+    """Before, inside and after commits: the store is the oracle's."""
+    topic = kafka.new_topic(partitions=2)
+    rng = random.Random(11)
+    spans = random_spans(3, 80, start=START)
+    for number in range(0, len(spans), 25):
+        send(kafka, topic, spans[number : number + 25])
+    url = f"sqlite:///{tmp_path / 'metrics.db'}"
+    run = Run(
+        tmp_path,
+        url,
+        source=f"kafka://{kafka.bootstrap}/{topic}",
+        batch_messages=6,
+        conf={**QUICK_SPARK, "spark.jars": spark_jars()},
+    )
+    deaths = run.kill_at(shots(rng, at_any_time=0, making=1, inside=2, after=1, settling=1))
+    assert len(deaths) == 5
+    assert difference(whole(url), expected_whole(OAL, {"Span": spans})) == ""

@@ -1,0 +1,265 @@
+"""The pages in front of a whole run: real traffic, real Spark, and processes that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.kit.browser import Watched, keep_shot, running_chromium, watched_page
+from tests.kit.jvm import java_missing, jvm_options
+
+pytest.importorskip("playwright.sync_api")
+pytest.importorskip("pyspark")
+pytest.importorskip("grpc")
+pytest.importorskip("opentelemetry.sdk")
+pytest.importorskip("uvicorn")
+
+from playwright.sync_api import expect
+
+from batchmill.oal import core_script
+from batchmill.run.figures import read_counted
+from batchmill.run.home import Home, read_json
+from batchmill.sources import Grain, bucket_end, bucket_start, split_entity_id
+from batchmill.store import Store, open_store
+from tests.kit.pipeline_spool import QUICK_SPARK
+from tests.kit.processes import Life
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
+]
+
+PATIENCE_S = 150.0
+SHOWN = re.compile(
+    r"(service|endpoint)_(instance_|relation_(server|client)_)?(cpm|resp_time|.*sla|"
+    r"percentile|apdex)\b.*;"
+)
+"""The metrics that the pages show: a driver that was just started takes long for all of them."""
+
+
+@pytest.fixture(autouse=True)
+def no_stacks_on_the_way() -> None:
+    """It takes minutes; pytest would print every thread's stack before its time is up."""
+    faulthandler.cancel_dump_traceback_later()
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """Wait for something that other processes will make true; what it was."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (found := true()):
+        assert time.monotonic() < deadline_s, "it did not come true"
+        time.sleep(0.05)
+    return found
+
+
+@contextlib.contextmanager
+def shop_running(folder: Path) -> Iterator[Home]:
+    """A run with demo traffic; killed in the end."""
+    script = folder / "shown.oal"
+    lines = core_script().read_text("utf-8").splitlines()
+    script.write_text("\n".join(line for line in lines if SHOWN.match(line)))
+    home = Home(folder / "home")
+    command = [
+        *(sys.executable, "-m", "batchmill", "run", "--demo=forever", "--demo-seed=7"),
+        *(f"--home={home.folder}", "--http-port=0", "--grpc-port=0", "--web-port=0"),
+        *("--master=local[2]", "--trigger=0.5", f"--oal={script}"),
+        *(f"--conf={key}={value}" for key, value in QUICK_SPARK.items()),
+    ]
+    life = Life(command, folder / "errors", os.environ | {"SPARK_SUBMIT_OPTS": jvm_options()})
+    try:
+        yield home
+    finally:
+        life.kill()
+
+
+def pid_of(home: Home, name: str) -> int:
+    """A process of the run, once it runs."""
+
+    def running() -> Any:
+        found = (read_json(home.supervisor) or {}).get("processes", {}).get(name, {})
+        return found.get("pid") if found.get("state") == "running" else None
+
+    return int(until(running))
+
+
+class Traffic:
+    """The demo's traffic, which comes when it is let: a busy machine is not to be flooded."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._pid = pid_of(home, "demo")
+
+    def some(self) -> None:
+        """A few hundred spans more, acknowledged."""
+        enough = self._acknowledged() + 300
+        os.kill(self._pid, signal.SIGCONT)
+        until(lambda: self._acknowledged() >= enough)
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def is_counted(self) -> bool:
+        """Whether everything that was acknowledged is in the store."""
+        return read_counted(self._home.store_url).spans == self._acknowledged()
+
+    def _acknowledged(self) -> int:
+        return int((read_json(self._home.ingest) or {}).get("acknowledged_spans", 0))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value of an entity: a number, or one for each label."""
+
+    name: str
+    value: Any
+
+
+def of_day(store: Store, metric: str, day: int) -> dict[str, Figure]:
+    """The values of a metric on a day, by the entity's id."""
+    found = store.values(metric, grain=Grain.DAY, start=day, end=day)
+    return {each.entity_id: Figure(each.entity_name, each.value) for each in found}
+
+
+def expected_overview(store: Store, day: int) -> dict[str, list[str]]:
+    """What the overview is to say of a day's services, but for calls per minute."""
+    average, p99, success, apdex = (
+        of_day(store, f"service_{each}", day)
+        for each in ("resp_time", "percentile", "sla", "apdex")
+    )
+    return {
+        each.name: [
+            shown_ms(each.value),
+            shown_ms(next(n for label, n in p99[id_].value.items() if "99" in label)),
+            f"{success[id_].value / 100:.2f} %",
+            f"{apdex[id_].value // 100 / 100:.2f}",
+        ]
+        for id_, each in average.items()
+    }
+
+
+def shown_ms(n: Any) -> str:
+    """As the pages write milliseconds."""
+    return f"{n:.0f} ms" if n < 1000 else f"{n / 1000:.2f} s"
+
+
+def shown_rows(page: Page, caption: str) -> list[list[str]]:
+    """A table as it is shown, once it has rows."""
+    rows = page.get_by_role("table", name=caption, exact=True).locator("tbody tr")
+    rows.first.wait_for()
+    return [
+        [" ".join(text.split()) for text in row.locator("th, td").all_inner_texts()]
+        for row in rows.all()
+    ]
+
+
+def fact(page: Page, station: str, name: str) -> str:
+    """A number on the road."""
+    box = page.locator(".station", has=page.get_by_role("heading", name=station, exact=True))
+    return box.locator("dl > div", has_text=name).locator("dd").inner_text()
+
+
+@contextlib.contextmanager
+def changing(page: Page, *facts: tuple[str, str]) -> Iterator[None]:
+    """Numbers on the road that become others by what is done meanwhile, by themselves."""
+    before = {each: fact(page, *each) for each in facts}
+    yield
+    for each, was in before.items():
+        until(lambda each=each, was=was: fact(page, *each) != was)  # type: ignore[misc]
+
+
+ON_THE_ROAD = (("Ingest", "Acknowledged"), ("Store", "Spans"), ("Spark", "Batch"))
+
+
+def test_the_pages_of_a_whole_run(tmp_path: Path) -> None:
+    """They go live, show what the store has, and survive the death of pipeline and server."""
+    with running_chromium() as browser, shop_running(tmp_path) as home:
+        address = until(lambda: (read_json(home.web) or {}).get("address"))
+        with watched_page(browser, address) as seen:
+            # Until the first commit there is no store, and that is said.
+            seen.expected = ("503",)
+            traffic = Traffic(home)
+            _goes_live(seen, traffic)
+            until(traffic.is_counted)
+            _shows_what_the_store_has(seen, home)
+            seen.expected = ("503", "net::ERR_")
+            _survives(seen, home, traffic)
+
+
+def _goes_live(seen: Watched, traffic: Traffic) -> None:
+    """What the first commit brings shows without a reload; so do the numbers on the road."""
+    page = seen.open("#/services")
+    page.locator("#live[data-state=live]").wait_for()
+    traffic.some()
+    page.locator("table.services tbody tr").first.wait_for(timeout=PATIENCE_S * 1000)
+    page.get_by_role("link", name="Pipeline").click()
+    page.locator(".bars rect").first.wait_for()
+    assert page.locator(".station[data-state=good]").count() >= 3
+    with changing(page, *ON_THE_ROAD):
+        traffic.some()
+    keep_shot(page, "whole-pipeline")
+
+
+def _shows_what_the_store_has(seen: Watched, home: Home) -> None:
+    """Everything is counted, no more comes, and each page is compared."""
+    with open_store(home.store_url, create=False) as store:
+        day = (store.newest_minute() or 0) // 10_000
+        begin, end = (int(at.timestamp()) for at in (bucket_start(day), bucket_end(day)))
+        _compare(seen, store, day, f"from={begin}&to={end}&grain=day")
+
+
+def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
+    page = seen.open(f"#/services?{range_}")
+    page.reload()
+    overview = {name: rest[1:] for name, *rest in shown_rows(page, "Services")}
+    assert overview == expected_overview(store, day)
+    keep_shot(page, "whole-overview")
+    calls = of_day(store, "service_cpm", day)
+    busiest = max(of_day(store, "service_resp_time", day), key=lambda id_: calls[id_].value)
+    page = seen.open(f"#/service/{busiest}?{range_}")
+    name = calls[busiest].name
+    page.get_by_role("heading", name=name, level=1).wait_for()
+    expected = {
+        each.name: shown_ms(each.value)
+        for id_, each in of_day(store, "endpoint_resp_time", day).items()
+        if id_.startswith(f"{busiest}_")
+    }
+    assert {row[0]: row[2] for row in shown_rows(page, "Endpoints")} == expected
+    page = seen.open(f"#/topology?{range_}")
+    relations = {
+        split_entity_id("service_relation", id_)
+        for side in ("server", "client")
+        for id_ in of_day(store, f"service_relation_{side}_cpm", day)
+    }
+    assert {tuple(row[:2]) for row in shown_rows(page, "Who calls whom")} == relations
+    expect(page.locator(".map .edge")).to_have_count(len(relations))
+    keep_shot(page, "whole-topology")
+
+
+def _survives(seen: Watched, home: Home, traffic: Traffic) -> None:
+    """The pipeline is killed, then the server: the page says so, and goes on."""
+    page = seen.open("#/pipeline")
+    page.locator(".bars rect").first.wait_for()
+    killed = pid_of(home, "pipeline")
+    os.kill(killed, signal.SIGKILL)
+    page.locator(".reasons", has_text="pipeline is").wait_for()
+    with changing(page, *ON_THE_ROAD):
+        traffic.some()
+    process = page.get_by_role("table", name="Processes").locator("tr", has_text="pipeline")
+    expect(process).to_contain_text("SIGKILL")
+    os.kill(pid_of(home, "web"), signal.SIGKILL)
+    page.locator("#live:not([data-state=live])").wait_for()
+    page.locator("#live[data-state=live]").wait_for(timeout=PATIENCE_S * 1000)
+    with changing(page, ("Ingest", "Acknowledged")):
+        traffic.some()

@@ -1,0 +1,159 @@
+"""What a process tells of its queues and micro-batchers, for a status file."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from batchmill import PartitionPolicy, snapshot_queues
+from batchmill.batcher import BatcherConfig, MicroBatcher, snapshot_batchers
+from batchmill.pressure import QueueThresholdConfig
+from batchmill.telemetry.census import Census
+from batchmill.testing import ManualClock
+from tests.kit import stress
+from tests.kit.queues import WAIT_S, Gate, Red, fill, make_queue, reds
+
+
+def named(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The one of that name."""
+    (one,) = [each for each in found if each["name"] == name]
+    return one
+
+
+class Seconds:
+    """A clock that is told what time it is."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_queue_is_found_as_long_as_it_runs() -> None:
+    """Nobody has to tell who made it; one that is shut down is not there any more."""
+    with make_queue("one"), make_queue("two"):
+        assert [each.name for each in snapshot_queues()] == ["one", "two"]
+    assert snapshot_queues() == ()
+
+
+def test_a_queue_tells_how_full_each_partition_is() -> None:
+    """And what it turned away, by reason; all of it fit for a JSON file."""
+    gate = Gate()
+    with make_queue(
+        "full", buffer_size=5, partitions=PartitionPolicy.fixed(2), consumer=gate
+    ) as queue:
+        queue.produce(Red())
+        gate.wait_entered()
+        held = fill(queue)
+        found = named(Census().take(), "full")
+    assert json.loads(json.dumps(found)) == found
+    assert found["kind"] == "queue"
+    assert (found["depth"], found["capacity"]) == (held, 10)
+    assert sorted(each["depth"] for each in found["partitions"]) == [0, 5]
+    assert [each["capacity"] for each in found["partitions"]] == [5, 5]
+    assert found["rejected"] == {"full": 1}
+    assert found["accepted"] == held + 1
+
+
+def test_a_handler_that_hangs_is_a_full_load() -> None:
+    """Though its call is not over, and so not counted in busy_seconds yet."""
+    gate, clock = Gate(), Seconds()
+    census = Census(clock)
+    with make_queue("held", consumer=gate) as queue:
+        idle = named(census.take(), "held")
+        queue.produce(Red())
+        gate.wait_entered()
+        clock.now += 1
+        census.take()
+        clock.now += 1
+        held = named(census.take(), "held")
+    assert [each["load"] for each in idle["threads"]] == [0.0]
+    assert held["threads"] == [{"name": "held-0", "load": 1.0}]
+
+
+def test_a_load_is_what_was_done_since_the_last_look() -> None:
+    """Not since the start, and never more than all of the time."""
+    clock = Seconds()
+    census = Census(clock)
+    with make_queue("busy", consumer=lambda batch: None) as queue:
+        census.take()
+        queue.produce_many(reds(1000))
+        assert queue.flush(WAIT_S)
+        clock.now += 1e-9
+        worked = named(census.take(), "busy")
+        clock.now += 1
+        rested = named(census.take(), "busy")
+    assert worked["threads"][0]["load"] == 1.0
+    assert rested["threads"][0]["load"] == 0.0
+
+
+def test_the_balancers_moves_are_told() -> None:
+    """How many, and the newest of them in words, the newest first."""
+    balancer = stress.Scripted()
+    with stress.make_queue(threads=2, partitions=3, balancer=balancer) as queue:
+        first = stress.owners(queue)
+        for plan in ([1, 1, 1], [0, 0, 0]):
+            balancer.plan = plan
+            stress.rebalance_now(queue)
+            stress.settled(queue, plan)
+        moves = queue.stats().last_moves
+        found = named(Census().take(), queue.name)
+    moved = first.count(0) + 3
+    assert found["moves"] == moved == len(moves)
+    assert [(each.from_thread, each.to_thread) for each in moves[-3:]] == [(1, 0)] * 3
+    assert len(found["last_moves"]) == moved
+    assert found["last_moves"][0].endswith(f"partition {moves[-1].partition}: thread 1 → 0")
+
+
+def test_few_moves_are_kept() -> None:
+    """A queue that moves partitions for weeks keeps the newest eight."""
+    balancer = stress.Scripted()
+    with stress.make_queue(threads=2, partitions=4, balancer=balancer) as queue:
+        for turn in range(6):
+            balancer.plan = [turn % 2] * 4
+            stress.rebalance_now(queue)
+            stress.settled(queue, balancer.plan)
+        stats = queue.stats()
+    assert stats.moved_partitions > len(stats.last_moves) == 8
+
+
+def test_a_batcher_tells_what_waits_and_how_busy_its_workers_are() -> None:
+    """A batch that is under way counts up to now, on the batcher's own clock."""
+    clock, entered, go = ManualClock(), threading.Event(), threading.Event()
+
+    def backend(batch: list[int]) -> list[int]:
+        entered.set()
+        assert go.wait(WAIT_S)
+        return batch
+
+    thresholds = QueueThresholdConfig(max_queue_size=10)
+    config = BatcherConfig(batch_size=1, max_in_flight=1)
+    orders: MicroBatcher[int] = MicroBatcher(
+        backend, config, thresholds, name="orders", clock=clock
+    )
+    with orders as batcher:
+        answer = batcher.submit(1)
+        assert entered.wait(WAIT_S)
+        batcher.submit(2)
+        clock.advance(3.0)
+        (stats,) = snapshot_batchers()
+        found = named(Census().take(), "orders")
+        go.set()
+        answer.result(WAIT_S)
+    assert [(each.name, each.busy_seconds) for each in stats.workers] == [("batchmill-orders-0", 3)]
+    assert found["kind"] == "batcher"
+    assert (found["depth"], found["capacity"]) == (1, 20)
+    assert found["partitions"] == [{"depth": 1, "capacity": 20}]
+    assert found["accepted"] == 2
+    assert snapshot_batchers() == ()
+
+
+def test_a_batcher_without_thresholds_has_no_capacity() -> None:
+    """Nothing bounds what waits there, and no number is made up."""
+    unbounded: MicroBatcher[int] = MicroBatcher(lambda batch: batch, name="open")
+    with unbounded as batcher:
+        batcher.submit(1).result(WAIT_S)
+        found = named(Census().take(), "open")
+    assert found["capacity"] is None

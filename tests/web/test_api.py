@@ -1,0 +1,400 @@
+"""The JSON API: every figure is that of the calls that were written, worked out the plain way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchmill.sources import Grain, endpoint_id, service_id
+from batchmill.store import EntityRow, StatementRow, TopNRow, open_store
+from batchmill.web.api import rows
+from tests.web.kit import (
+    DATABASE_STATEMENTS,
+    START_S,
+    STATEMENTS,
+    Call,
+    CallWriter,
+    Client,
+    bucket_of,
+    figures,
+    percentile,
+    serving,
+)
+
+HOUR_S = 3600
+NEWEST_S = START_S + 30 * HOUR_S
+
+
+def _calls(seed: int = 7) -> list[Call]:
+    """Two and a half days of calls, with holes: of a shop, its parts and a database."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(1500):
+        service = chance.choice(["shop", "shop", "cart", "Änderung/1"])
+        found.append(
+            Call(
+                service,
+                START_S - 30 * HOUR_S + chance.randrange(60 * HOUR_S),
+                int(chance.lognormvariate(5, 1)),
+                chance.random() < 0.95,
+                f"GET /{chance.randrange(3)}",
+                chance.choice("ab"),
+                chance.choice([None, "gate", "shop"]) if service != "shop" else None,
+            )
+        )
+    found += [
+        Call("orders", each.at_s, each.latency // 2, caller="shop", database=True)
+        for each in found[:200]
+    ]
+    return [*found, Call("shop", NEWEST_S, 77)]
+
+
+CALLS = _calls()
+
+
+def _of(
+    service: str, start_s: int, end_s: int, calls: Sequence[Call] = CALLS, **more: Any
+) -> list[Call]:
+    return [
+        each
+        for each in calls
+        if each.service == service
+        and start_s <= each.at_s < end_s
+        and all(getattr(each, name) == value for name, value in more.items())
+    ]
+
+
+def _service(name: str, normal: bool, layer: str) -> EntityRow:
+    id_ = service_id(name, normal)
+    return EntityRow("service", id_, name, frozenset({layer}), {"service": name})
+
+
+@pytest.fixture(scope="module")
+def calls_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a store with all the calls."""
+    path: Path = tmp_path_factory.mktemp("web") / "store.db"
+    url = f"sqlite:///{path}"
+    with open_store(url) as store:
+        writer = CallWriter(store)
+        shop = _service("shop", True, "GENERAL")
+        orders = _service("orders", False, "VIRTUAL_DATABASE")
+        minute = bucket_of(Grain.MINUTE, START_S)
+        for number in range(0, len(CALLS), 400):
+            writer.write(CALLS[number : number + 400])
+        writer.write(
+            [],
+            [
+                TopNRow(stream, entity, minute, ms, ms, f"t{ms}", f"s{ms}", f"SELECT {ms}", text)
+                for stream, entity in ((STATEMENTS, 0), (DATABASE_STATEMENTS, 1))
+                for ms, text in ((900, "SELECT ?"), (800, "SELECT ?"), (700, "DELETE"))
+            ],
+            [
+                StatementRow(stream, entity, minute + each, "SELECT ?", 3, 30)
+                for stream, entity in ((STATEMENTS, 0), (DATABASE_STATEMENTS, 1))
+                for each in range(2)
+            ],
+            [shop, orders],
+        )
+    return url
+
+
+@pytest.fixture
+def client(calls_store: str) -> Iterator[Client]:
+    """A server over the store of the calls."""
+    with serving(calls_store) as found:
+        yield found
+
+
+RANGES = [
+    pytest.param(START_S - 90 * 60, START_S, "minute", id="minutes"),
+    pytest.param(START_S - 24 * HOUR_S + 17 * 60, START_S + 17 * 60, "hour", id="ragged hours"),
+    pytest.param(START_S - 24 * HOUR_S - 60, NEWEST_S + HOUR_S, "hour", id="up to the newest"),
+    pytest.param(START_S - 29 * HOUR_S - 120, START_S + 25 * HOUR_S, "day", id="ragged days"),
+    pytest.param(START_S - 20 * HOUR_S, START_S + 180, "minute", id="many minutes"),
+]
+
+
+@pytest.mark.parametrize(("start_s", "end_s", "grain"), RANGES)
+def test_a_service_over_a_range_is_all_its_calls(
+    client: Client, start_s: int, end_s: int, grain: str
+) -> None:
+    """However ragged the range, its figures are those of just the calls in it."""
+    asked = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
+    found = client.get("/api/v1/services", **asked)
+    minutes = (min(end_s, NEWEST_S + 60) - start_s) / 60
+    expected = {
+        name: figures(_of(name, start_s, end_s, database=False), minutes)
+        for name in ("shop", "cart", "Änderung/1")
+        if _of(name, start_s, end_s)
+    }
+    assert {each["name"]: each["range"] for each in found["services"]} == expected
+    assert found["total"] == len(expected)
+    again = client.get("/api/v1/services", **asked)
+    assert again == found  # what was remembered is what was worked out
+
+
+@pytest.mark.parametrize(("start_s", "end_s", "grain"), RANGES)
+def test_each_bucket_has_the_metrics_own_values(
+    client: Client, calls_store: str, start_s: int, end_s: int, grain: str
+) -> None:
+    """The series are what the store answers for each metric, bucket by bucket."""
+    asked = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
+    found = client.get("/api/v1/services", **asked)
+    size_s = 60 * Grain(grain).minutes
+    assert found["times"] == list(range(start_s // size_s * size_s, end_s, size_s))
+    with open_store(calls_store) as store:
+        for figure, metric in (
+            ("cpm", "service_cpm"),
+            ("avg", "service_resp_time"),
+            ("p99", "service_percentile"),
+            ("success", "service_sla"),
+            ("apdex", "service_apdex"),
+        ):
+            values = store.values(metric, grain=Grain(grain))
+            for service in found["services"]:
+                mine: dict[int, Any] = {
+                    each.bucket: each.value for each in values if each.entity_id == service["id"]
+                }
+                shown = [mine.get(bucket_of(Grain(grain), each)) for each in found["times"]]
+                if figure == "p99":
+                    shown = [each and each["{p=99}"] for each in shown]
+                if figure in ("success", "apdex"):
+                    shown = [None if each is None else each / 10_000 for each in shown]
+                assert service["series"][figure] == shown, (figure, service["name"])
+
+
+def test_services_are_sorted_searched_and_cut(client: Client) -> None:
+    """By any figure, either way, by part of the name in any case, page by page."""
+    asked = {"from_": START_S - 24 * HOUR_S, "to": START_S}
+
+    def names(**more: Any) -> list[str]:
+        found = client.get("/api/v1/services", **asked, **more)
+        return [each["name"] for each in found["services"]]
+
+    by_calls = sorted(
+        ("shop", "cart", "Änderung/1"),
+        key=lambda name: -len(_of(name, START_S - 24 * HOUR_S, START_S)),
+    )
+    assert names() == by_calls
+    assert names(order="asc") == by_calls[::-1]
+    assert names(sort="name") == ["cart", "shop", "Änderung/1"]
+    assert names(sort="name", limit=1, offset=1) == ["shop"]
+    assert names(search="änder") == ["Änderung/1"]
+    assert names(search="nobody") == []
+    assert len(names(layer="GENERAL")) == 3
+    assert names(layer="MESH") == []
+
+
+def test_a_service_with_its_parts(client: Client) -> None:
+    """Its endpoints and instances, the busiest first, each with the figures of its own calls."""
+    start_s, end_s = START_S - 24 * HOUR_S + 60, START_S
+    found = client.get("/api/v1/services/cart", from_=start_s, to=end_s)
+    minutes = (end_s - start_s) / 60
+    for part, field in (("endpoints", "endpoint"), ("instances", "instance")):
+        names = {getattr(each, field) for each in CALLS}
+        expected = []
+        for name in names:
+            whole = figures(_of("cart", start_s, end_s, **{field: name}), minutes)
+            if whole["cpm"]:
+                expected.append({"name": name, **whole} | {"apdex": None})
+        expected.sort(key=lambda each: (-each["cpm"], each["name"]))
+        shown = [
+            {name: value for name, value in each.items() if name != "id"} | {"apdex": None}
+            for each in found[part]
+        ]
+        assert shown == expected
+    assert found["endpoints"][0]["id"] == endpoint_id(
+        service_id("cart", True), found["endpoints"][0]["name"]
+    )
+    assert found["range"] == figures(_of("cart", start_s, end_s), minutes)
+
+
+def test_a_services_percentiles_over_time(client: Client) -> None:
+    """Five ranks of each bucket."""
+    found = client.get("/api/v1/services/shop", from_=START_S - 5 * HOUR_S, to=START_S)
+    for rank, values in found["series"]["percentiles"].items():
+        for start_s, value in zip(found["times"], values, strict=True):
+            calls = _of("shop", start_s, start_s + HOUR_S)
+            latencies = [each.latency for each in calls]
+            assert value == (percentile(latencies, int(rank[1:])) if latencies else None)
+
+
+def test_a_service_is_found_by_id_whatever_is_in_it(client: Client) -> None:
+    """An id is base64, which may hold a slash; a name may hold anything."""
+    id_ = service_id("Änderung/1", True)
+    for given in (id_, "Änderung%2F1", id_.replace("/", "%2F")):
+        found = client.get(f"/api/v1/services/{given}", from_=START_S - HOUR_S, to=START_S)
+        assert found["service"] == {"id": id_, "name": "Änderung/1", "layers": ["GENERAL"]}
+
+
+def test_callers_and_callees(client: Client) -> None:
+    """Who calls a service, as it saw it, and whom it calls, be it a database."""
+    start_s, end_s = START_S - 24 * HOUR_S, START_S
+    asked = {"from_": start_s, "to": end_s}
+    minutes = (end_s - start_s) / 60
+    cart = client.get("/api/v1/services/cart", **asked)
+    expected = {
+        name: figures(_of("cart", start_s, end_s, caller=name), minutes)
+        for name in ("gate", "shop")
+    }
+    assert {each["name"]: each["cpm"] for each in cart["callers"]} == {
+        name: each["cpm"] for name, each in expected.items()
+    }
+    assert {each["name"]: each["avg"] for each in cart["callers"]} == {
+        name: each["avg"] for name, each in expected.items()
+    }
+    shop = client.get("/api/v1/services/shop", **asked)
+    called = {each["name"]: each for each in shop["callees"]}
+    assert called.keys() == {"cart", "Änderung/1", "orders"}
+    orders = figures(_of("orders", start_s, end_s), minutes)
+    assert (called["orders"]["cpm"], called["orders"]["avg"]) == (orders["cpm"], orders["avg"])
+
+
+def test_slow_statements_with_counts(client: Client) -> None:
+    """Each normalised statement once, its slowest run, how often it ran, and in which database."""
+    asked = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
+    for service in ("shop", "orders"):
+        found = client.get(f"/api/v1/services/{service}", **asked)["statements"]
+        assert [
+            (each["statement"], each["latency"], each["runs"], each["total_ms"], each["database"])
+            for each in found
+        ] == [("SELECT 900", 900, 6, 60, "orders"), ("SELECT 700", 700, 0, 0, "orders")]
+
+
+def test_a_service_that_is_not_there(client: Client) -> None:
+    """404, with the nearest names."""
+    status, found = client.ask("/api/v1/services/shopp")
+    assert (status, found["error"]) == (
+        404,
+        "there is no service 'shopp': did you mean 'shop'?",
+    )
+
+
+def test_who_calls_whom(client: Client) -> None:
+    """An edge for each pair, as the callee saw it; a database as its callers did."""
+    start_s, end_s = START_S - 24 * HOUR_S + 300, START_S - 60
+    found = client.get("/api/v1/topology", from_=start_s, to=end_s)
+    minutes = (end_s - start_s) / 60
+    names = {each["id"]: each["name"] for each in found["nodes"]}
+    edges = {(names[each["from"]], names[each["to"]]): each for each in found["edges"]}
+    pairs = {
+        (each.caller, each.service)
+        for each in CALLS
+        if each.caller and start_s <= each.at_s < end_s
+    }
+    assert edges.keys() == pairs
+    for (caller, callee), edge in edges.items():
+        expected = figures(_of(callee, start_s, end_s, caller=caller), minutes)
+        shown = {name: edge[name] for name in ("cpm", "avg", "p99", "success")}
+        assert shown == {name: expected[name] for name in shown}
+    nodes = {each["name"]: each for each in found["nodes"]}
+    expected = figures(_of("orders", start_s, end_s), minutes)
+    assert nodes["orders"]["cpm"] == expected["cpm"]
+    assert nodes["orders"]["layers"] == ["VIRTUAL_DATABASE"]
+    assert nodes["gate"]["cpm"] is None
+    assert found["left_out"] == {"nodes": 0, "edges": 0}
+
+
+def test_the_topology_of_a_layer(client: Client) -> None:
+    """Its services, and whoever is at the other end of their edges."""
+    asked = {"from_": START_S - 24 * HOUR_S, "to": START_S, "layer": "VIRTUAL_DATABASE"}
+    found = client.get("/api/v1/topology", **asked)
+    assert {each["name"] for each in found["nodes"]} == {"shop", "orders"}
+    assert len(found["edges"]) == 1
+
+
+def test_the_values_of_a_metric(client: Client, calls_store: str) -> None:
+    """A series for each entity, with what the store has, labelled or not."""
+    asked = {"from_": START_S - 24 * HOUR_S, "to": START_S, "grain": "hour"}
+    with open_store(calls_store) as store:
+        for metric in ("endpoint_cpm", "endpoint_percentile"):
+            found = client.get(f"/api/v1/metrics/{metric}/values", **asked)
+            expected: dict[str, list[Any]] = {}
+            for each in store.values(metric, grain=Grain.HOUR):
+                place = [bucket_of(Grain.HOUR, start_s) for start_s in found["times"]]
+                if each.bucket in place:
+                    mine = expected.setdefault(each.entity_id, [None] * len(place))
+                    mine[place.index(each.bucket)] = each.value
+            assert {e["entity"]["id"]: e["values"] for e in found["series"]} == expected
+            assert found["left_out"] == 0
+    cut = client.get("/api/v1/metrics/endpoint_cpm/values", **asked, limit=2)
+    assert (len(cut["series"]), cut["left_out"]) == (2, len(expected) - 2)
+    one = client.get("/api/v1/metrics/service_cpm/values", **asked, entity="shop")
+    assert [each["entity"]["name"] for each in one["series"]] == ["shop"]
+
+
+def test_metrics_and_entities(client: Client) -> None:
+    """What is measured, how it is defined, and about whom."""
+    metrics = {each["name"]: each for each in client.get("/api/v1/metrics")["metrics"]}
+    assert metrics["service_cpm"]["definition"] == "service_cpm = from(Service.*).cpm();"
+    assert metrics["service_percentile"]["labelled"] is True
+    found = client.get("/api/v1/entities", kind="service", name="OR")
+    assert [each["name"] for each in found["entities"]] == ["orders"]
+    assert client.get("/api/v1/entities", kind="endpoint", limit=1)["total"] == 10
+
+
+def test_the_slowest_calls(client: Client) -> None:
+    """Ranked over the range; without a stream, those of the first there is."""
+    asked = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
+    found = client.get("/api/v1/topn", **asked, stream=STATEMENTS, entity="shop", n=2)
+    assert found["streams"] == [DATABASE_STATEMENTS, STATEMENTS]
+    assert [(each["rank"], each["latency"]) for each in found["records"]] == [(1, 900), (2, 800)]
+    assert client.get("/api/v1/topn", **asked)["stream"] == DATABASE_STATEMENTS
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "status", "reason"),
+    [
+        ("/api/v1/services", {"sort": "size"}, 400, "it must be cpm, name, avg"),
+        ("/api/v1/services", {"limit": "0"}, 400, "a whole number from 1 to 1,000"),
+        ("/api/v1/services", {"from_": "now-1d", "grain": "minute"}, 400, "1,000,000 are answered"),
+        ("/api/v1/services", {"page": 2}, 400, "'page' is no parameter here"),
+        ("/api/v1/services", {"search": "\0"}, 400, "NUL"),
+        ("/api/v1/services/%00", {}, 400, "NUL"),
+        ("/api/v1/metrics/service_cpn/values", {}, 404, "did you mean service_cpm"),
+        ("/api/v1/metrics/service_cpm/values", {"entity": "x"}, 404, "no entity 'x'"),
+        ("/api/v1/topn", {"stream": "x"}, 404, "there are top_n_database_statement"),
+        ("/api/v1/nothing", {}, 404, "openapi.json"),
+        ("/api/v1/pipeline", {}, 503, "knows no run"),
+    ],
+)
+def test_a_bad_question_gets_a_reason(
+    client: Client, path: str, params: dict[str, Any], status: int, reason: str
+) -> None:
+    """What is wrong, and what would be right."""
+    found = client.ask(path, **params)
+    assert found[0] == status
+    assert reason in found[1]["error"]
+
+
+def test_too_many_rows_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that would read without end is answered 400 instead."""
+    monkeypatch.setattr(rows, "MOST_ROWS", 10)
+    status, found = client.ask("/api/v1/services", from_=START_S - HOUR_S * 24, to=START_S)
+    assert (status, "rows would be read" in found["error"]) == (400, True)
+
+
+def test_postgresql_answers_the_same(postgres_url: str, calls_store: str) -> None:
+    """Both databases, one answer: overview, service, topology, values and entities."""
+    with open_store(postgres_url) as store:
+        CallWriter(store).write(CALLS)
+    asked = {"from_": START_S - 24 * HOUR_S + 17 * 60, "to": START_S + 17 * 60}
+    with serving(postgres_url) as one, serving(calls_store) as other:
+        for path, more in (
+            ("/api/v1/services", asked),
+            ("/api/v1/topology", asked),
+            ("/api/v1/entities", {}),
+            ("/api/v1/metrics/endpoint_percentile/values", asked),
+            ("/api/v1/status", {}),
+        ):
+            ours, theirs = one.get(path, **more), other.get(path, **more)
+            for each in (ours, theirs):
+                each.pop("now", None)
+                each.pop("answers", None)
+            assert ours == theirs, path
+        service = one.get("/api/v1/services/cart", **asked)
+        assert service == other.get("/api/v1/services/cart", **asked)

@@ -1,0 +1,450 @@
+"""The pages in a real browser, in front of a real server and a store whose numbers are known."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchmill.run.home import Home, write_json
+from tests.kit.browser import PHONE, Watched, keep_shot, running_chromium, watched_page
+from tests.web.pages_kit import BEGIN, OWN, SLOWEST, Served, filled_store, serving
+from tests.web.traffic import Call
+
+pytest.importorskip("playwright.sync_api")
+pytest.importorskip("uvicorn")
+
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+PAGES = {
+    "services": f"#/services?{OWN}",
+    "service": f"#/service/cart?{OWN}",
+    "topology": f"#/topology?{OWN}",
+    "pipeline": "#/pipeline",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests; each has a session of its own."""
+    with running_chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server on a store with known calls; it knows of a run's folder in which nothing runs."""
+    folder = tmp_path_factory.mktemp("web")
+    with filled_store(folder) as (url, store, shop):
+        home = f"--home={folder / 'home'}"
+        with serving(folder, f"--store={url}", home) as (address, life):
+            yield Served(address, life, store, shop)
+
+
+@pytest.fixture
+def seen(browser: Browser, served: Served) -> Iterator[Watched]:
+    """A page of that server."""
+    with watched_page(browser, served.address) as found:
+        yield found
+
+
+def cells(row: Locator) -> list[str]:
+    """What stands in a row, cell by cell."""
+    return [" ".join(text.split()) for text in row.locator("th, td").all_inner_texts()]
+
+
+def table(page: Page, caption: str) -> dict[str, list[str]]:
+    """The rows of a table, once there are any, by what stands first in them."""
+    rows = page.get_by_role("table", name=caption, exact=True).locator("tbody tr")
+    rows.first.wait_for()
+    return {found[0]: found[1:] for found in map(cells, rows.all())}
+
+
+def names(page: Page) -> list[str]:
+    """The services in the order they are shown in."""
+    return page.locator("table.services tbody th a").all_inner_texts()
+
+
+def test_the_overview_shows_the_numbers_of_the_store(seen: Watched) -> None:
+    """Calls a minute, average, p99, success and apdex of an hour, each with a line."""
+    page = seen.open(PAGES["services"])
+    found = table(page, "Services")
+    assert found == {
+        "shop": ["10", "30 ms", "40 ms", "99.00 %", "0.99"],
+        "cart": ["5.0", "700 ms", "700 ms", "100.00 %", "0.50"],
+    }
+    lines = page.locator("table.services .spark .line")
+    expect(lines).to_have_count(10)
+    assert all((each.get_attribute("d") or "").count("L") == 59 for each in lines.all()[:2])
+    keep_shot(page, "overview")
+
+
+def test_services_are_sorted_by_a_button_in_each_header(seen: Watched) -> None:
+    """With the keyboard; the header says how, the address too, and the button keeps the focus."""
+    page = seen.open(PAGES["services"])
+    table(page, "Services")
+    assert names(page) == ["shop", "cart"]
+    page.get_by_role("button", name="Average").focus()
+    page.keyboard.press("Enter")
+    page.locator("table.services tbody tr:first-child", has_text="cart").wait_for()
+    assert names(page) == ["cart", "shop"]
+    head = page.get_by_role("columnheader", name="Average")
+    expect(head).to_have_attribute("aria-sort", "descending")
+    page.keyboard.press("Enter")
+    page.locator("table.services tbody tr:first-child", has_text="shop").wait_for()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert "sort=avg&order=asc" in page.url
+    page.reload()
+    table(page, "Services")
+    assert names(page) == ["shop", "cart"]
+    expect(head).to_have_attribute("aria-sort", "ascending")
+
+
+def test_services_are_searched_by_name(seen: Watched) -> None:
+    """As one types; what is not there is said."""
+    page = seen.open(PAGES["services"])
+    table(page, "Services")
+    search = page.get_by_role("searchbox", name="Search services")
+    search.press_sequentially("CAR")
+    page.get_by_text("1 service", exact=True).wait_for()
+    assert names(page) == ["cart"]
+    search.fill("nobody")
+    page.get_by_text("No service has “nobody” in its name").wait_for()
+    assert search.evaluate("each => each === document.activeElement")
+
+
+def test_the_range_and_the_grain_are_asked_for(seen: Watched) -> None:
+    """By radio buttons and a list; a grain that would give too many buckets cannot be chosen."""
+    page = seen.open("#/services")
+    page.get_by_text("No service was called in this time.").wait_for()
+    page.get_by_role("radio", name="6h").check()
+    table(page, "Services")
+    page.get_by_label("Grain").select_option("hour")
+    page.wait_for_function("location.hash.includes('grain=hour')")
+    table(page, "Services")
+    page.get_by_role("radio", name="30d").check()
+    minute = page.get_by_label("Grain").locator("option[value=minute]")
+    assert minute.is_disabled()
+    page.wait_for_function("location.hash.includes('range=30d')")
+    table(page, "Services")
+    wanted = ("from=now-6h&to=now&grain=auto", "from=now-6h&to=now&grain=hour", "from=now-30d")
+    for each in wanted:
+        assert any(each in asked for asked in seen.asked), each
+
+
+def test_a_range_of_ones_own(seen: Watched) -> None:
+    """From and to, in local time."""
+    page = seen.open("#/services")
+    page.get_by_role("radio", name="Custom").check()
+    local = "each => new Date(each * 1000 - new Date().getTimezoneOffset() * 60000)"
+    begin, end = (
+        str(page.evaluate(f"({local})({at}).toISOString().slice(0, 16)"))
+        for at in (BEGIN, BEGIN + 3600)
+    )
+    page.get_by_label("From, UTC").fill(begin)
+    page.get_by_label("To, UTC").fill(end)
+    page.get_by_role("button", name="Show", exact=True).click()
+    assert table(page, "Services")["shop"][0] == "10"
+    assert f"from={BEGIN}&to={BEGIN + 3600}" in page.url
+
+
+def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
+    """Endpoints, instances, both kinds of relations, statements with counts; values as a table."""
+    page = seen.open(PAGES["services"])
+    page.get_by_role("link", name="cart", exact=True).click()
+    page.get_by_role("heading", name="cart", level=1).wait_for()
+    assert table(page, "Endpoints") == {"POST /cart": ["5.0", "700 ms", "700 ms", "100.00 %"]}
+    assert table(page, "Instances") == {"cart-1": ["5.0", "700 ms", "700 ms", "100.00 %"]}
+    assert table(page, "Called by") == {"shop": ["5.0", "700 ms", "100.00 %"]}
+    assert table(page, "Calls") == {"orders-db": ["2.0", "5 ms", "100.00 %"]}
+    [statement] = table(page, "Slow statements").items()
+    assert statement[0] == SLOWEST
+    assert statement[1][:4] == ["orders-db", "900 ms", "7", "6.30 s"]
+    page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
+    page.get_by_text("The values as a table").click()
+    values = page.get_by_role("table", name="Values over time").locator("tbody tr")
+    expect(values).to_have_count(60)
+    assert cells(values.first)[1:] == ["5.0", *["700 ms"] * 6, "100.00 %", "0.50"]
+    keep_shot(page, "service")
+
+
+def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
+    """Each service a box that leads to its page, each relation a line; the same as a table."""
+    page = seen.open(PAGES["topology"])
+    calls = page.get_by_role("table", name="Who calls whom").locator("tbody tr")
+    calls.first.wait_for()
+    assert [cells(each) for each in calls.all()] == [
+        ["shop", "cart", "5.0", "700 ms", "700 ms", "100.00 %"],
+        ["cart", "orders-db", "2.0", "5 ms", "0 ms", "100.00 %"],
+    ]
+    boxes = page.locator(".map a.node")
+    assert sorted(boxes.locator("text:first-of-type").all_text_contents()) == [
+        *("cart", "orders-db", "shop"),
+    ]
+    expect(page.locator(".map .edge")).to_have_count(2)
+    left = [page.locator(".map a.node", has_text=each).bounding_box() for each in ("shop", "cart")]
+    assert left[0] is not None
+    assert left[1] is not None
+    assert left[0]["x"] < left[1]["x"], "a caller stands before whom it calls"
+    keep_shot(page, "topology")
+    page.locator(".map a.node", has_text="cart").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="cart", level=1).wait_for()
+
+
+def test_a_commit_shows_by_itself(seen: Watched, served: Served) -> None:
+    """Without a reload; the sort, the focus and where one has scrolled to stay."""
+    page = seen.open("#/services?sort=name&order=asc")
+    page.locator("#live[data-state=live]").wait_for()
+    page.get_by_text("No service was called in this time.").wait_for()
+    now = int(time.time())
+    many = [Call(f"s{n:02}", 30, now) for n in range(40)]
+    served.shop.commit(many)
+    page.get_by_text("40 services", exact=True).wait_for()
+    page.get_by_role("link", name="s30").focus()
+    page.evaluate("window.scrollTo(0, 500)")
+    page.evaluate("document.querySelector('table.services').dataset.same = 'yes'")
+    served.shop.commit([*many, *(Call("a-new-one", 50, now, ok=False) for _ in range(30))])
+    page.get_by_text("41 services", exact=True).wait_for()
+    assert names(page)[:2] == ["a-new-one", "s00"]
+    assert page.evaluate("document.activeElement.textContent") == "s30"
+    assert page.evaluate("document.querySelector('table.services').dataset.same") == "yes"
+    assert abs(page.evaluate("window.scrollY") - 500) < 80, "but for the row that came in above"
+    assert (
+        page.get_by_role("columnheader", name="Service").get_attribute("aria-sort") == "ascending"
+    )
+
+
+def test_all_pages_fit_a_phone_in_light_and_dark(browser: Browser, served: Served) -> None:
+    """Nothing is wider than the screen; the switch wins over the system, and is remembered."""
+    with watched_page(browser, served.address, PHONE, color_scheme="dark") as seen:
+        for name, where in PAGES.items():
+            page = seen.open(where)
+            page.reload()  # so that each begins anew
+            page.locator("main[aria-busy]").wait_for(state="detached")
+            page.locator("#live[data-state=live]").wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
+            keep_shot(page, f"{name}-phone-dark")
+        colour = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(colour)
+        page.get_by_label("Theme").select_option("light")
+        assert page.evaluate(colour) != dark
+        page.reload()
+        assert page.evaluate(colour) != dark
+        assert page.get_by_label("Theme").input_value() == "light"
+
+
+def test_everything_is_reached_with_the_tab_key(seen: Watched) -> None:
+    """First the link over the head, then the pages, the range, the table; and out again."""
+    page = seen.open(PAGES["services"])
+    table(page, "Services")
+    passed = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        passed.append(
+            page.evaluate(
+                "(({tagName, textContent, value, ariaLabel}) => tagName === 'BODY' ? '' : "
+                "(ariaLabel || textContent || value).trim())(document.activeElement)"
+            )
+        )
+        assert page.evaluate(
+            "document.activeElement.matches(':focus-visible, [type=datetime-local], body')"
+        ), passed[-1]
+    wanted = ["Skip to the content", "Topology", "Search services", "Average", "shop", "API"]
+    places = [passed.index(each) for each in wanted]
+    assert places == sorted(places)
+    assert "" in passed, "the focus leaves the page at its end"
+    page.get_by_text("Skip to the content").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_what_is_not_there_is_said(seen: Watched) -> None:
+    """A service that nobody knows, with the names that come near; a page that there is not."""
+    seen.expected = ("404",)
+    page = seen.open("#/service/crat")
+    page.get_by_role("alert").get_by_text("cart").wait_for()
+    page.get_by_role("link", name="To the services").click()
+    page.get_by_role("heading", name="Services", level=1).wait_for()
+    page = seen.open("#/nothing")
+    page.get_by_text("There is no page “nothing”").wait_for()
+
+
+def test_the_pipeline_page_says_that_nothing_runs(seen: Watched) -> None:
+    """A run's folder that nobody uses: down, and what to do about it."""
+    page = seen.open(PAGES["pipeline"])
+    page.locator(".reasons", has_text="nothing runs: start batchmill run").wait_for()
+    expect(page.locator(".verdict")).to_have_text("Down", use_inner_text=True)
+    page.get_by_text("No micro-batch yet").wait_for()
+    expect(page.locator(".station")).to_have_count(6)
+
+
+def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Path) -> None:
+    """Partitions, threads, moves, thresholds, batches by phase, drops; and what is new each second.
+
+    Ingest is this process, as far as anybody can tell.
+    """
+    home = Home(tmp_path / "home")
+    home.prepare()
+    write_json(home.ingest, ingest_told(received=1000))
+    home.checkpoint.mkdir(exist_ok=True)
+    write_json(home.progress, progress_told())
+    with (
+        serving(tmp_path, f"--home={home.folder}") as (address, _),
+        watched_page(browser, address) as seen,
+    ):
+        seen.expected = ("503",)  # there is no store
+        page = seen.open(PAGES["pipeline"])
+        queue = page.locator("article.queue", has_text="EVENTS")
+        queue.wait_for()
+        heat = queue.locator(".cell").evaluate_all("all => all.map(each => each.dataset.heat)")
+        assert heat == ["0", "1", "2", "3", "4", *"0" * 35]
+        summary = "40 partitions, 4 in use, the fullest 95 %"
+        expect(queue.locator(".heat")).to_have_attribute("aria-label", summary)
+        assert queue.locator(".threads li").all_inner_texts() == [
+            "thread 0\n25 %",
+            "thread 1\n75 %",
+        ]
+        expect(queue).to_contain_text("14 moves by the balancer; last: 05:04:10 partition 3")
+        expect(queue).to_contain_text("90 accepted, turned away: 3 full")
+        gauge = page.locator(".gauge", has_text="Unread bytes")
+        expect(gauge).to_contain_text("300 MiB")
+        expect(gauge.locator(".fill.warn")).to_have_count(1)
+        expect(page.locator(".back strong")).to_have_text("WARNING")
+        expect(page.locator(".bars g")).to_have_count(2)
+        assert page.locator(".legend").inner_text().split("\n") == ["read 1.0 s", "commit 500 ms"]
+        assert table(page, "Dropped, refused, left out") == {
+            "rejected spans": ["no trace id", "12"],
+            "duplicates": ["delivered again", "7"],
+        }
+        assert table(page, "Requests") == {"http": ["ok", "40"]}
+        number = page.locator(".station", has_text="OTLP").locator("dd").nth(1)
+        expect(number).to_have_text("1,000")
+        write_json(home.ingest, ingest_told(received=2500))
+        page.locator(".station dd", has_text="2,500").first.wait_for()
+        keep_shot(page, "pipeline-told")
+
+
+def ingest_told(received: int) -> dict[str, Any]:
+    """What ingest tells of itself in its file."""
+    partitions = [(0, 20), (1, 20), (6, 20), (12, 20), (19, 20), *[(0, 20)] * 35]
+    queue = {
+        "name": "EVENTS",
+        "kind": "queue",
+        "depth": 38,
+        "capacity": 800,
+        "partitions": [{"depth": used, "capacity": of} for used, of in partitions],
+        "threads": [{"name": "EVENTS-0", "load": 0.25}, {"name": "EVENTS-1", "load": 0.75}],
+        "moves": 14,
+        "last_moves": ["05:04:10 partition 3: thread 0 → 1"],
+        "accepted": 90,
+        "rejected": {"full": 3},
+    }
+    mib = 2**20
+    levels = {"warning": 256 * mib, "critical": 512 * mib, "critical_plus": 1024 * mib}
+    measure = {"name": "unread bytes", "value": 300 * mib, **levels}
+    return {
+        "pid": os.getpid(),
+        "received_spans": received,
+        "acknowledged_spans": received,
+        "rejected": {"no trace id": 12},
+        "requests": {"http ok": 40},
+        "level": "WARNING",
+        "queues": [queue],
+        "thresholds": {"level": "WARNING", "why": "", "measures": [measure]},
+    }
+
+
+def progress_told() -> dict[str, Any]:
+    """What the pipeline tells of itself in its file."""
+    phases = {"read": 1.0, "commit": 0.5}
+    batch = {"rows": 10, "segments": 1, "seconds": 1.5, "phases": phases}
+    return {
+        "last_batch": 1,
+        "spans": 900,
+        "left_out": {"duplicates": {"delivered again": 7}},
+        "batches": [{"batch": n, "at": time.time(), **batch} for n in range(2)],
+    }
+
+
+def test_a_token_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
+    """A wrong one is told; the right one is kept for the tab's session, and can be forgotten.
+
+    The store is not there yet, and the server knows no run: both are said.
+    """
+    given = (f"--store=sqlite:///{tmp_path}/none.db", "--token=sesame")
+    with (
+        serving(tmp_path, *given) as (address, _),
+        watched_page(browser, address) as seen,
+    ):
+        seen.expected = ("401", "503")
+        page = seen.open("#/services")
+        page.get_by_text("This server asks for a token").wait_for()
+        field = page.get_by_label("Token")
+        field.fill("wrong")
+        field.press("Enter")
+        page.get_by_text("That token was refused.").wait_for()
+        field.fill("sesame")
+        field.press("Enter")
+        page.locator("#live[data-state=live]").wait_for()
+        page.get_by_role("alert").get_by_text(re.compile("none.db")).first.wait_for()
+        page.reload()
+        page.locator("#live[data-state=live]").wait_for()
+        seen.open(PAGES["pipeline"])
+        page.get_by_text("this server knows no run").wait_for()
+        page.get_by_role("button", name="Forget token").click()
+        page.get_by_text("This server asks for a token").wait_for()
+        assert not any("sesame" in each for each in seen.asked)
+
+
+def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) -> None:
+    """And the first commit shows by itself."""
+    from batchmill.store import open_store
+    from tests.web.traffic import Shop
+
+    url = f"sqlite:///{tmp_path}/store.db"
+    with (
+        open_store(url) as store,
+        serving(tmp_path, f"--store={url}") as (address, _),
+        watched_page(browser, address) as seen,
+    ):
+        page = seen.open("#/services")
+        page.get_by_text("No data yet").wait_for()
+        page.get_by_text("batchmill run --demo").wait_for()
+        Shop(store).commit([Call("first", 30, int(time.time()))])
+        assert list(table(page, "Services")) == ["first"]
+
+
+def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
+    """The page says so, keeps what it shows, and is live again without a reload."""
+    with (
+        filled_store(tmp_path) as (url, _, shop),
+        serving(tmp_path, f"--store={url}") as (address, life),
+        watched_page(browser, address) as seen,
+    ):
+        seen.expected = ("net::ERR_",)
+        page = seen.open(PAGES["services"])
+        table(page, "Services")
+        page.locator("#live[data-state=live]").wait_for()
+        os.kill(life.pid, signal.SIGTERM)
+        life.end(0)
+        page.locator("#live[data-state=reconnecting]").wait_for()
+        assert names(page) == ["shop", "cart"]
+        page.locator("#live[data-state=down]").wait_for()
+        page.get_by_text(re.compile("Not live since .*: the server does not")).wait_for()
+        shop.commit([Call("third", 30, BEGIN)])
+        port = address.rpartition(":")[2]
+        with serving(tmp_path, f"--store={url}", f"--port={port}"):
+            page.get_by_role("button", name="Try now").click()
+            page.locator("#live[data-state=live]").wait_for()
+            page.get_by_text("3 services", exact=True).wait_for()
+            page.get_by_text("Not live since").wait_for(state="detached")

@@ -1,0 +1,115 @@
+"""The files of the pages as they are served: what headers they have, and that all are there."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kit.paths import ROOT
+from tests.web.pages_kit import serving
+
+pytest.importorskip("uvicorn")
+
+STATIC = ROOT / "src" / "batchmill" / "web" / "static"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server that asks for a token; the pages need none."""
+    folder = tmp_path_factory.mktemp("pages")
+    given = (f"--store=sqlite:///{folder}/none.db", "--token=sesame")
+    with serving(folder, *given) as (address, _):
+        yield int(address.rpartition(":")[2])
+
+
+def ask(
+    port: int, path: str, method: str = "GET", **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """An answer and its body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, headers=named)
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def test_every_file_is_served(port: int) -> None:
+    """As it lies in the package, with its type; the page names only files that there are."""
+    files = [each for each in STATIC.rglob("*") if each.is_file()]
+    assert len(files) > 20
+    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+    for each in files:
+        path = "/" if each.name == "index.html" else f"/static/{each.relative_to(STATIC)}"
+        response, body = ask(port, path)
+        assert response.status == 200, path
+        assert body == each.read_bytes(), path
+        kind = {".html": "text/html", "": "text/plain"} | kinds
+        assert response.headers["content-type"].startswith(kind[each.suffix]), path
+    named = re.findall(r'(?:src|href)="(static/[^"]+)"', (STATIC / "index.html").read_text())
+    assert len(named) >= 6
+    assert all((STATIC.parent / each).is_file() for each in named)
+
+
+def test_nothing_but_our_own_files_may_be_loaded(port: int) -> None:
+    """No inline script or style, no other host, no frame, no guessing of types, no referrer."""
+    response, body = ask(port, "/")
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'; ")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert re.search(rb"<style|<script>|\son\w+=|\sstyle=", body) is None
+    for each in STATIC.rglob("*"):
+        if each.suffix in (".js", ".css") and "vendor" not in each.parts:
+            text = each.read_text("utf-8")
+            assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)\w", text), each
+
+
+def test_a_file_that_is_known_is_not_sent_again(port: int) -> None:
+    """304 for its tag, and a packed body for whoever takes one."""
+    first, body = ask(port, "/static/js/main.js")
+    assert first.headers["cache-control"] == "no-cache"
+    again, nothing = ask(port, "/static/js/main.js", if_none_match=first.headers["etag"])
+    assert (again.status, nothing) == (304, b"")
+    packed, less = ask(port, "/static/js/main.js", accept_encoding="br, gzip")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(less) == body
+    other, _ = ask(port, "/static/js/main.js", if_none_match='"other"')
+    assert other.status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/static/js/main.js"])
+def test_pages_are_read_and_nothing_else(port: int, path: str) -> None:
+    """HEAD has no body; POST, PUT and DELETE are refused."""
+    head, body = ask(port, path, "HEAD")
+    assert (head.status, body) == (200, b"")
+    assert int(head.headers["content-length"]) > 0
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(port, path, method)[0].status == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../_pages.py",
+        "/static/%2e%2e/_pages.py",
+        "/static//etc/passwd",
+        "/static/js",
+        "/static/",
+        "/static/js/none.js",
+        "/index.html",
+    ],
+)
+def test_what_is_no_file_of_ours_is_not_found(port: int, path: str) -> None:
+    """However it is asked for."""
+    response, body = ask(port, path)
+    assert response.status == 404
+    assert b"error" in body
