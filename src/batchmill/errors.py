@@ -24,6 +24,25 @@ class ConfigError(BatchmillError, ValueError):
         return f"{self.field}={self.value!r} is not valid: it must be {self.allowed}"
 
 
+class MissingExtraError(BatchmillError, ImportError):
+    """A part of batchmill needs packages that are not installed.
+
+    Carries ``feature`` (what needs them), ``extra`` (the extra that brings them) and ``reason``.
+    """
+
+    def __init__(self, feature: str, extra: str, reason: str) -> None:
+        super().__init__(feature, extra, reason)
+        self.feature = feature
+        self.extra = extra
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.feature} needs the extra {self.extra!r} ({self.reason}): "
+            f"install it with: pip install 'batchmill[{self.extra}]'"
+        )
+
+
 class QueueExistsError(BatchmillError, ValueError):
     """A queue of that name is running already; carries ``name``."""
 

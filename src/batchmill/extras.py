@@ -1,18 +1,22 @@
-"""Names that are imported when they are first asked for, and say which extra they need."""
+"""Packages behind an extra: names that load on first use, and a check that the extra is there."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from batchmill.errors import MissingExtraError
+
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], missing: Callable[[str], ImportError]
+    package: str, modules: Mapping[str, str], *, feature: str, extra: str
 ) -> Callable[[str], Any]:
-    """A package's ``__getattr__``: ``modules`` tells in which module of it each name stands.
+    """Make a package's ``__getattr__``, which imports a public name when it is first used.
 
-    ``missing`` is the error for when something that is not batchmill's own is not installed.
+    ``modules`` maps a public name to the module of ``package`` that defines it. Where a third-party
+    package is missing, the error says that ``feature`` needs ``extra``.
     """
 
     def get(name: str) -> Any:
@@ -24,6 +28,17 @@ def lazy_names(
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("batchmill"):
                 raise
-            raise missing(f"{error.name} is not installed") from error
+            raise MissingExtraError(feature, extra, f"{error.name} is not installed") from error
 
     return get
+
+
+def require_extra(feature: str, extra: str, *packages: str) -> None:
+    """Raise :class:`MissingExtraError` unless all of ``packages`` can be imported."""
+    for package in packages:
+        try:
+            installed = importlib.util.find_spec(package) is not None
+        except ModuleNotFoundError:  # the parent package of a dotted name is missing
+            installed = False
+        if not installed:
+            raise MissingExtraError(feature, extra, f"{package} is not installed")

@@ -14,6 +14,7 @@ from batchmill import (
     BatchmillError,
     ConfigError,
     HandlerExistsError,
+    MissingExtraError,
     QueueClosedError,
     QueueConflictError,
     QueueExistsError,
@@ -28,6 +29,12 @@ ERRORS: list[tuple[BatchmillError, type[Exception], dict[str, Any], list[str]]] 
         ValueError,
         {"field": "buffer_size", "value": 0, "allowed": "a whole number of at least 1"},
         ["buffer_size", "=0", "a whole number of at least 1"],
+    ),
+    (
+        MissingExtraError("the spool", "spool", "pyarrow is not installed"),
+        ImportError,
+        {"feature": "the spool", "extra": "spool", "reason": "pyarrow is not installed"},
+        ["the spool", "pyarrow is not installed", "pip install 'batchmill[spool]'"],
     ),
     (
         QueueExistsError("orders"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from batchmill.errors import MissingExtraError
 from batchmill.store import (
-    MissingDriverError,
     NamesClashError,
     RetryPolicy,
     StoreInUseError,
@@ -252,7 +252,7 @@ def test_stores_in_two_schemas_are_two_stores(place: Backend, postgres: Postgres
 def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """psycopg is asked for only here, and its absence says what to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingDriverError, match=r"batchmill\[postgres\]"):
+    with pytest.raises(MissingExtraError, match=r"batchmill\[postgres\]"):
         open_store("postgresql://postgres@127.0.0.1:1/x")
 
 

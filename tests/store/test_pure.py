@@ -18,7 +18,6 @@ from batchmill.store import (
     Cell,
     CheckpointMismatchError,
     FencedError,
-    MissingDriverError,
     NamesClashError,
     NotAStoreError,
     RetryPolicy,
@@ -334,7 +333,6 @@ def test_a_password_is_never_shown() -> None:
 
 
 ERRORS: list[StoreError] = [
-    MissingDriverError("why"),
     StoreMissingError("url"),
     NotAStoreError("url", "why"),
     StoreVersionError("url", 9, 1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from batchmill.cli import prometheus
 from batchmill.cli.options import add_kafka_option, kafka_options
 from batchmill.errors import BatchmillError, ConfigError
+from batchmill.extras import require_extra
 from batchmill.run.home import Home, write_json
 from batchmill.run.supervisor import Signals
 from batchmill.store import RetryPolicy, Store, StoreError, StoreMissingError, open_store
@@ -111,19 +111,14 @@ def run(given: argparse.Namespace) -> int:
 
 def check_extra(target: str) -> None:
     """Raise if what a target takes is not installed."""
-    from batchmill.export import MissingExportError
-
     if prometheus.takes(target):
         prometheus.check_extra(target)
         return
     scheme = target.partition("://")[0]
-    for each in ("pyarrow", "google.protobuf", "opentelemetry.proto", _NEEDED.get(scheme)):
-        try:
-            there = each is None or importlib.util.find_spec(each) is not None
-        except ModuleNotFoundError:
-            there = False
-        if not there:
-            raise MissingExportError(f"{each} is not installed")
+    sender = (_NEEDED[scheme],) if scheme in _NEEDED else ()
+    require_extra(
+        "exporting", "export", "pyarrow", "google.protobuf", "opentelemetry.proto", *sender
+    )
 
 
 def forget_others(home: Home, prefix: str, wanted: Collection[str]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 from batchmill.cli.numbers import above_zero
 from batchmill.errors import ConfigError
+from batchmill.extras import require_extra
 from batchmill.run.home import write_json
 from batchmill.run.supervisor import Signals
 from batchmill.store import RetryPolicy, Store, StoreMissingError, open_store
@@ -54,15 +54,8 @@ def check(to: str) -> str:
 
 def check_extra(to: str) -> None:
     """Raise if what a target takes is not installed."""
-    from batchmill.export import MissingExportError
-
-    for each in ("pyarrow", "google.protobuf") if to.partition("://")[0] in PUSHED else ():
-        try:
-            there = importlib.util.find_spec(each) is not None
-        except ModuleNotFoundError:
-            there = False
-        if not there:
-            raise MissingExportError(f"{each} is not installed")
+    if to.partition("://")[0] in PUSHED:
+        require_extra("remote write", "export", "pyarrow", "google.protobuf")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import os
 import signal
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchmill.cli import config, ingest, status
-from batchmill.errors import BatchmillError, ConfigError
+from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
+from batchmill.extras import require_extra
 from batchmill.run.home import Home, write_json
 
 if TYPE_CHECKING:
@@ -84,11 +84,10 @@ def run(given: argparse.Namespace) -> int:
 
 def missing() -> str:
     """What to do about what is not installed; empty: all is there."""
-    from batchmill.web import MissingWebError
-
-    for each in _NEEDED:
-        if importlib.util.find_spec(each) is None:
-            return str(MissingWebError(f"{each} is not installed"))
+    try:
+        require_extra("the web server", "web", *_NEEDED)
+    except MissingExtraError as error:
+        return str(error)
     return ""
 
 

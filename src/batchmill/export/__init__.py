@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill.export.errors import ExporterInUseError, MissingExportError, SendError
+from batchmill.export.errors import ExporterInUseError, SendError
 from batchmill.export.forget import forget_exporter
 from batchmill.export.settings import ExporterSettings
 from batchmill.export.target import Sender, Target, open_sender
@@ -43,7 +43,6 @@ __all__ = [
     "ExporterSettings",
     "ExporterStats",
     "KafkaForwarder",
-    "MissingExportError",
     "PageSettings",
     "PrometheusServer",
     "PrometheusSettings",
@@ -87,4 +86,4 @@ _MODULES = {
     "to_otlp": "senders.otlp",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, MissingExportError)
+__getattr__ = lazy_names(__name__, _MODULES, feature="exporting", extra="export")

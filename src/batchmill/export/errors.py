@@ -5,20 +5,6 @@ from __future__ import annotations
 from batchmill.errors import BatchmillError
 
 
-class MissingExportError(BatchmillError, ImportError):
-    """What exporters are built on is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"exporting needs packages that are missing ({self.what}): "
-            "install them with: pip install 'batchmill[export]'"
-        )
-
-
 class ExporterInUseError(BatchmillError, RuntimeError):
     """Another process runs an exporter of that name; carries ``name`` and ``folder``."""
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from batchmill.errors import ConfigError
-from batchmill.export.errors import MissingExportError
+from batchmill.errors import ConfigError, MissingExtraError
 from batchmill.export.settings import ExporterSettings
 from batchmill.export.values import ExportedValue
 
@@ -94,7 +93,7 @@ def open_sender(target: Target, settings: ExporterSettings) -> Sender:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("batchmill"):
             raise
-        raise MissingExportError(f"{error.name} is not installed") from error
+        raise MissingExtraError("exporting", "export", f"{error.name} is not installed") from error
 
 
 def _peer(text: str, place: str, port: int) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill.errors import BatchmillError
 from batchmill.extras import lazy_names
 from batchmill.http import Access
 
@@ -24,7 +23,6 @@ __all__ = [
     "BadRequest",
     "Decoded",
     "Limits",
-    "MissingIngestError",
     "Receiver",
     "ReceiverSettings",
     "TooLarge",
@@ -46,18 +44,4 @@ _MODULES = {
 }
 
 
-class MissingIngestError(BatchmillError, ImportError):
-    """What the receivers are built on is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"receiving OpenTelemetry data needs packages that are missing ({self.what}): "
-            "install them with: pip install 'batchmill[otlp]'"
-        )
-
-
-__getattr__ = lazy_names(__name__, _MODULES, MissingIngestError)
+__getattr__ = lazy_names(__name__, _MODULES, feature="receiving OpenTelemetry data", extra="otlp")

@@ -17,7 +17,6 @@ from batchmill.kafka.errors import (
     KafkaTopicError,
     KafkaWriteError,
     MessageTooLargeError,
-    MissingKafkaError,
 )
 from batchmill.kafka.java import JavaOptions, java_options
 from batchmill.kafka.options import check_options, hide_secrets, read_options
@@ -48,7 +47,6 @@ __all__ = [
     "MESSAGE_NAME",
     "Message",
     "MessageTooLargeError",
-    "MissingKafkaError",
     "Span",
     "Spans",
     "Trouble",
@@ -80,4 +78,4 @@ _MODULES = {
     "span_rows": "table",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, MissingKafkaError)
+__getattr__ = lazy_names(__name__, _MODULES, feature="Kafka", extra="kafka")

@@ -117,17 +117,3 @@ class MessageTooLargeError(BatchmillError, ValueError):
             f"a span takes {self.bytes:,} bytes, and a message of the topic {self.topic} at most "
             f"{self.limit:,}: send smaller spans, or raise the topic's max.message.bytes"
         )
-
-
-class MissingKafkaError(BatchmillError, ImportError):
-    """What talks to Kafka is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"Kafka needs packages that are missing ({self.what}): "
-            "install them with: pip install 'batchmill[kafka]'"
-        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.outbox.errors import MissingOutboxError, NoOutboxError, OutboxFileError
+from batchmill.outbox.errors import NoOutboxError, OutboxFileError
 from batchmill.outbox.settings import OutboxSettings
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Changes",
     "LayoutEntry",
-    "MissingOutboxError",
     "NoOutboxError",
     "Outbox",
     "OutboxFileError",
@@ -30,4 +29,4 @@ __all__ = [
 
 _MODULES = {"Changes": "file", "LayoutEntry": "file", "Outbox": "folder"}
 
-__getattr__ = lazy_names(__name__, _MODULES, MissingOutboxError)
+__getattr__ = lazy_names(__name__, _MODULES, feature="the outbox", extra="export")

@@ -5,20 +5,6 @@ from __future__ import annotations
 from batchmill.errors import BatchmillError
 
 
-class MissingOutboxError(BatchmillError, ImportError):
-    """What the outbox is built on is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"the outbox needs packages that are missing ({self.what}): "
-            "install them with: pip install 'batchmill[export]'"
-        )
-
-
 class NoOutboxError(BatchmillError, FileNotFoundError):
     """There is no outbox in that folder; carries ``folder``."""
 

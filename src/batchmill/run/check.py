@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from batchmill.cli import export
 from batchmill.cli.config import Settings
 from batchmill.errors import ConfigError
+from batchmill.extras import require_extra
 
 _OF_A_SPOOL = ("segment_rows", "unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb")
 
 
 def check(settings: Settings, *, demo: bool) -> None:
     """Find out what is missing before anything is started."""
-    from batchmill.spark import MissingSparkError, find_java
+    from batchmill.spark import find_java
 
-    if importlib.util.find_spec("pyspark") is None:
-        raise MissingSparkError("pyspark is not installed")
+    require_extra("the pipeline", "spark", "pyspark")
     find_java()
     if demo and settings["tls_cert"]:
         raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
@@ -33,7 +31,7 @@ def check(settings: Settings, *, demo: bool) -> None:
 
 
 def _check_kafka(settings: Settings) -> None:
-    from batchmill.kafka import MissingKafkaError, java_options, read_options
+    from batchmill.kafka import java_options, read_options
 
     options: dict[str, str] = {}
     if (file := settings.path("kafka_config")) is not None:
@@ -45,8 +43,7 @@ def _check_kafka(settings: Settings) -> None:
     if not settings["kafka"]:
         return
     java_options(options)  # the pipeline reads with that client
-    if importlib.util.find_spec("confluent_kafka") is None:
-        raise MissingKafkaError("confluent_kafka is not installed")
+    require_extra("Kafka", "kafka", "confluent_kafka")
     for name in _OF_A_SPOOL:
         if settings.chosen[name].origin != "default":
             allowed = "left out with kafka: a topic has no segments, and its retention bounds it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.spark.errors import MissingSparkError, PipelineError
+from batchmill.spark.errors import PipelineError
 
 if TYPE_CHECKING:
     from batchmill.spark.l2.batch import BatchStats
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchReport",
     "BatchStats",
-    "MissingSparkError",
     "Pipeline",
     "PipelineError",
     "PipelineSettings",
@@ -38,4 +37,4 @@ _MODULES = {
     "find_java": "runtime.java",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, MissingSparkError)
+__getattr__ = lazy_names(__name__, _MODULES, feature="the pipeline", extra="spark")

@@ -14,17 +14,3 @@ class PipelineError(BatchmillError, RuntimeError):
 
     def __str__(self) -> str:
         return self.why
-
-
-class MissingSparkError(BatchmillError, ImportError):
-    """PySpark, or something it needs, is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"the pipeline runs on Spark, but {self.what}; "
-            "install it with: pip install 'batchmill[spark]' (and Java 17 or newer)"
-        )

@@ -12,7 +12,6 @@ from batchmill.spool.backlog import Unread, unread
 from batchmill.spool.batches import SPAN_COLUMNS, SPAN_SOURCE, EventBatch, SpanBatch
 from batchmill.spool.errors import (
     BadRowsError,
-    MissingSpoolError,
     Overloaded,
     SpoolClosedError,
     SpoolWriteError,
@@ -31,7 +30,6 @@ __all__ = [
     "Judgement",
     "Level",
     "Measure",
-    "MissingSpoolError",
     "Overloaded",
     "SPAN_COLUMNS",
     "SPAN_SOURCE",
@@ -48,4 +46,4 @@ __all__ = [
 
 _NEED_PYARROW = {"Spool": "spool", "SpoolStats": "spool", "span_table": "rows"}
 
-__getattr__ = lazy_names(__name__, _NEED_PYARROW, MissingSpoolError)
+__getattr__ = lazy_names(__name__, _NEED_PYARROW, feature="the spool", extra="spool")

@@ -78,17 +78,3 @@ class BadRowsError(BatchmillError, ValueError):
             f"not written, since it does not fit the type {self.source}: {self.detail}; "
             f"docs/sources.md lists its fields, and batchmill.sources.catalog() has them"
         )
-
-
-class MissingSpoolError(BatchmillError, ImportError):
-    """What writing segments takes is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"segments are Parquet files, but {self.what}; "
-            "install it with: pip install 'batchmill[spool]'"
-        )

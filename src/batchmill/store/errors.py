@@ -17,22 +17,6 @@ class StoreError(BatchmillError):
         return type(self), tuple(getattr(self, name) for name in self._fields)
 
 
-class MissingDriverError(StoreError, ImportError):
-    """The PostgreSQL driver cannot be loaded; carries ``why``."""
-
-    _fields = ("why",)
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"a PostgreSQL store takes psycopg, which could not be loaded ({self.why}): "
-            "install it with: pip install 'batchmill[postgres]'"
-        )
-
-
 class StoreMissingError(StoreError, FileNotFoundError):
     """There is no store at that address, and none was to be made; carries ``url``."""
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.web.errors import MissingWebError
 
 if TYPE_CHECKING:
     from batchmill.web.app import make_app
     from batchmill.web.server import WebServer, WebSettings
 
 __all__ = [
-    "MissingWebError",
     "WebServer",
     "WebSettings",
     "make_app",
@@ -27,4 +25,4 @@ _MODULES = {
     "make_app": "app",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, MissingWebError)
+__getattr__ = lazy_names(__name__, _MODULES, feature="the web server", extra="web")

@@ -4,22 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from batchmill.errors import BatchmillError
-
-
-class MissingWebError(BatchmillError, ImportError):
-    """What the server is built on is not installed; carries ``what``."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"serving the dashboard needs packages that are missing ({self.what}): "
-            "install them with: pip install 'batchmill[web]'"
-        )
-
 
 class Refused(Exception):
     """A question that is answered with an error; carries ``status`` and ``reason``."""

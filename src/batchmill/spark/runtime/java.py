@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from batchmill.spark.errors import MissingSparkError
+from batchmill.errors import MissingExtraError
 
 OLDEST = 17
 LEFT_OUT = "--add-modules=jdk.incubator.vector"
@@ -30,12 +30,16 @@ _ASKING_S = 60.0
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
-class MissingJavaError(MissingSparkError):
-    """There is no Java that Spark could be started with; ``what`` is wrong with those there are."""
+class MissingJavaError(MissingExtraError):
+    """There is no Java that Spark can be started with; carries ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("the pipeline", "jre", reason)
+        self.args = (reason,)
 
     def __str__(self) -> str:
         return (
-            f"the pipeline runs on Spark, which needs Java {OLDEST} or newer, but {self.what}; "
+            f"the pipeline runs on Spark, which needs Java {OLDEST} or newer, but {self.reason}; "
             "install one and put it on the PATH or name it in JAVA_HOME, "
             "or let pip bring one: pip install 'batchmill[jre]'"
         )

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from batchmill.errors import MissingExtraError
 from batchmill.store.errors import (
-    MissingDriverError,
     StoreFullError,
     StoreReadOnlyError,
     StoreRefusedError,
@@ -40,7 +40,7 @@ def translated(url: str) -> Iterator[None]:
     try:
         import psycopg
     except ImportError as error:
-        raise MissingDriverError(str(error)) from error
+        raise MissingExtraError("a PostgreSQL store", "postgres", str(error)) from error
     try:
         yield
     except psycopg.Error as fault:
