@@ -1,16 +1,21 @@
-"""One life of a process that says what it does: heard line by line, and ended with SIGKILL."""
+"""Other processes in tests: a script, a forked child, and one that is listened to and killed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
 import signal
 import subprocess
+import sys
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import batchmill
 from tests.kit.paths import ROOT
 
 PATIENCE_S = 150.0
@@ -112,3 +117,34 @@ class Life:
             except BrokenPipeError:
                 pass
         return self._process.wait(PATIENCE_S)
+
+
+def run_script(
+    source: str, *, options: Sequence[str] = (), timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run ``source`` in a new interpreter; one that does not end in time fails the test."""
+    return subprocess.run(
+        [sys.executable, *options, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=dict(os.environ, PYTHONPATH=str(Path(batchmill.__file__).parents[1])),
+        check=False,
+    )
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns in a forked child of this process; it has to be JSON."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    assert text, "the child failed; its traceback is above"
+    return json.loads(text)
