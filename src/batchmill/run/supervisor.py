@@ -28,7 +28,7 @@ from batchmill.run.log import Pump, RotatingLog
 TICK_S = 0.1
 USAGE = 2
 """The exit code of a command that was told something it does not take."""
-_LEASH = Path(__file__).with_name("_run_leash.py")
+_LEASH = Path(__file__).with_name("child.py")
 _LAST_WORDS_S = 2.0
 
 

@@ -1,6 +1,6 @@
 """Runs a command of ``batchmill run`` so that it cannot outlive its supervisor.
 
-``python -P _run_leash.py LEASH TARGET ARGUMENT…`` is started in a session of its own. ``LEASH`` is
+``python -P child.py LEASH TARGET ARGUMENT…`` is started in a session of its own. ``LEASH`` is
 the number of the reading end of a pipe whose other end the supervisor alone holds, and nobody ever
 writes: it ends when the supervisor does, however that happens. A guard, forked off before anything
 is loaded, waits for that and then kills the whole group: the command, and what it started (a JVM).
@@ -13,6 +13,7 @@ loaded before the guard is there.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import runpy
 import signal
@@ -32,17 +33,12 @@ def main() -> None:
     os.close(leash)
     _die_with(parent)
     sys.argv = sys.argv[2:]
-    if target != "batchmill":
+    if target == "batchmill":
+        if importlib.util.find_spec("batchmill") is None:  # the supervisor runs from a source tree
+            sys.path.append(str(Path(__file__).resolve().parents[2]))
+        runpy.run_module("batchmill", run_name="__main__")
+    else:
         runpy.run_path(target, run_name="__main__")
-        return
-    try:
-        from batchmill.cli import main as command
-    except ModuleNotFoundError as error:  # the supervisor found it in its current folder
-        if error.name != "batchmill":
-            raise
-        sys.path.append(str(Path(__file__).resolve().parents[2]))
-        from batchmill.cli import main as command
-    sys.exit(command())
 
 
 def _guard(leash: int) -> NoReturn:
