@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from batchmill import BatchQueueConfig, BatchQueueManager, ThreadPolicy
+from batchmill import BatchQueueManager, BatchQueueSettings, ThreadPolicy
 from benchmarks import peers
 from benchmarks.check import Sink
 from benchmarks.mill import unique_name
@@ -87,7 +87,7 @@ def _percent_of_a_core(seconds: float) -> float:
 def _mills(count: int, *, shared: bool) -> Iterator[None]:
     manager = BatchQueueManager()
     one = ThreadPolicy.fixed(1)
-    config = BatchQueueConfig(shared_scheduler=("idle", one)) if shared else _own_thread()
+    config = BatchQueueSettings(shared_scheduler=("idle", one)) if shared else _own_thread()
     try:
         for _ in range(count):
             queue = manager.create(unique_name(), config)
@@ -98,8 +98,8 @@ def _mills(count: int, *, shared: bool) -> Iterator[None]:
         manager.shutdown_all()
 
 
-def _own_thread() -> BatchQueueConfig:
-    return BatchQueueConfig(threads=ThreadPolicy.fixed(1))
+def _own_thread() -> BatchQueueSettings:
+    return BatchQueueSettings(threads=ThreadPolicy.fixed(1))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from batchmill import BatchQueue, BatchQueueConfig, BufferStrategy, PartitionPolicy, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueSettings, BufferStrategy, PartitionPolicy, ThreadPolicy
 from benchmarks.peers import BOUND, CONSUMERS, JOIN_TIMEOUT_S, MAX_BATCH, Handlers
 from benchmarks.work import Feed, Item
 
@@ -21,7 +21,7 @@ def unique_name() -> str:
 class MillPeer:
     """A BatchQueue fed by ``produce``, or by ``produce_many`` where helpings are lists."""
 
-    def __init__(self, handlers: Handlers, config: BatchQueueConfig, feed: Feed) -> None:
+    def __init__(self, handlers: Handlers, config: BatchQueueSettings, feed: Feed) -> None:
         self.queue: BatchQueue[Item] = BatchQueue(unique_name(), config)
         for cls, handler in handlers.items():
             self.queue.add_handler(cls, handler)
@@ -44,9 +44,9 @@ class MillPeer:
         self.queue.shutdown()
 
 
-def roomy_config(buffer_size: int = BOUND) -> BatchQueueConfig:
+def roomy_config(buffer_size: int = BOUND) -> BatchQueueSettings:
     """As batchmill's users run it: adaptive partitions, ``buffer_size`` items in each."""
-    return BatchQueueConfig(
+    return BatchQueueSettings(
         threads=ThreadPolicy.fixed(CONSUMERS),
         partitions=PartitionPolicy.adaptive(),
         buffer_size=buffer_size,
@@ -55,9 +55,9 @@ def roomy_config(buffer_size: int = BOUND) -> BatchQueueConfig:
     )
 
 
-def tight_config(total: int = BOUND) -> BatchQueueConfig:
+def tight_config(total: int = BOUND) -> BatchQueueSettings:
     """With the peers' bound: one partition a drain thread, ``total`` items in all of them."""
-    return BatchQueueConfig(
+    return BatchQueueSettings(
         threads=ThreadPolicy.fixed(CONSUMERS),
         partitions=PartitionPolicy.fixed(CONSUMERS),
         buffer_size=total // CONSUMERS,

@@ -17,7 +17,7 @@ from typing import Any
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
+    BatchQueueSettings,
     BatchQueueStats,
     DrainBalancer,
     PartitionPolicy,
@@ -154,8 +154,8 @@ def measure(*, repeats: int, settle_s: float, seconds: float) -> Rebalance:
     return result
 
 
-def _config(mode: str) -> BatchQueueConfig:
-    return BatchQueueConfig(
+def _config(mode: str) -> BatchQueueSettings:
+    return BatchQueueSettings(
         threads=ThreadPolicy.fixed(DRAIN_THREADS),
         partitions=PartitionPolicy.adaptive(),
         buffer_size=BUFFER_SIZE,
@@ -165,7 +165,7 @@ def _config(mode: str) -> BatchQueueConfig:
     )
 
 
-def _phase(config: BatchQueueConfig, work: Work, settle_s: float, seconds: float) -> Phase:
+def _phase(config: BatchQueueSettings, work: Work, settle_s: float, seconds: float) -> Phase:
     hurry = threading.Event()
     queue: BatchQueue[Item] = BatchQueue(unique_name(), config)
     for cls in ITEM_CLASSES:  # the most frequent one first; partitions are dealt out in turn

@@ -1,6 +1,6 @@
 """Ready settings for the queues of a metrics pipeline: aggregation, persistence, TopN, I/O.
 
-Each function returns a :class:`BatchQueueConfig`; pass any of its fields to change them.
+Each function returns a :class:`BatchQueueSettings`; pass any of its fields to change them.
 
 >>> l2_persistence(buffer_size=500).buffer_size
 500
@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from batchmill.queue import (
-    BatchQueueConfig,
+    BatchQueueSettings,
     BufferStrategy,
     DrainBalancer,
     HandlerConsumer,
@@ -58,7 +58,7 @@ leaves room to spare.
 """
 
 
-def l1_aggregation(**overrides: Any) -> BatchQueueConfig:
+def l1_aggregation(**overrides: Any) -> BatchQueueSettings:
     """Many classes, a handler each, and producers that must not wait: overload drops."""
     return _made(
         overrides,
@@ -73,7 +73,7 @@ def l1_aggregation(**overrides: Any) -> BatchQueueConfig:
     )
 
 
-def l2_persistence(**overrides: Any) -> BatchQueueConfig:
+def l2_persistence(**overrides: Any) -> BatchQueueSettings:
     """What L1 has merged, on its way to storage: nothing may be dropped any more."""
     return _made(
         overrides,
@@ -88,7 +88,7 @@ def l2_persistence(**overrides: Any) -> BatchQueueConfig:
     )
 
 
-def topn_persistence(**overrides: Any) -> BatchQueueConfig:
+def topn_persistence(**overrides: Any) -> BatchQueueSettings:
     """Rankings of several classes, cheap enough for one thread."""
     return _made(
         overrides,
@@ -103,18 +103,18 @@ def topn_persistence(**overrides: Any) -> BatchQueueConfig:
 
 def remote_client(
     consumer: Consumer, *, channel_size: int = 1, **overrides: Any
-) -> BatchQueueConfig:
+) -> BatchQueueSettings:
     """One stream to one peer. The buffer is ``channel_size`` times ``buffer_size``."""
     buffer_size = channel_size * overrides.pop("buffer_size", 10_000)
     return _one_consumer(consumer, overrides, buffer_size=buffer_size, max_idle_ms=50)
 
 
-def grpc_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueConfig:
+def grpc_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueSettings:
     """Metrics to a gRPC receiver: producers wait for a slow one."""
     return _one_consumer(consumer, overrides, buffer_size=20_000, max_idle_ms=200)
 
 
-def kafka_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueConfig:
+def kafka_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueSettings:
     """Traces or logs to Kafka: when the broker is slow they are dropped, and counted."""
     return _one_consumer(
         consumer,
@@ -125,7 +125,7 @@ def kafka_exporter(consumer: Consumer, **overrides: Any) -> BatchQueueConfig:
     )
 
 
-def jdbc_batch(consumer: Consumer, *, pool_size: int = 4, **overrides: Any) -> BatchQueueConfig:
+def jdbc_batch(consumer: Consumer, *, pool_size: int = 4, **overrides: Any) -> BatchQueueSettings:
     """Batches to a database over ``pool_size`` connections at once.
 
     All items are of one class, so they go round the partitions: by class they would all meet in
@@ -143,8 +143,8 @@ def jdbc_batch(consumer: Consumer, *, pool_size: int = 4, **overrides: Any) -> B
 
 
 def on_io_pool(
-    config: BatchQueueConfig, pool: tuple[str, ThreadPolicy] = IO_POOL
-) -> BatchQueueConfig:
+    config: BatchQueueSettings, pool: tuple[str, ThreadPolicy] = IO_POOL
+) -> BatchQueueSettings:
     """The same queue on a shared scheduler; to be created through a manager."""
     return dataclasses.replace(config, threads=None, shared_scheduler=pool)
 
@@ -161,7 +161,7 @@ def thread_plan(cores: int, *, l2: ThreadPolicy = L2_THREADS) -> dict[str, int]:
 
 def _one_consumer(
     consumer: Consumer, overrides: dict[str, Any], **defaults: Any
-) -> BatchQueueConfig:
+) -> BatchQueueSettings:
     base: dict[str, Any] = {
         "threads": ThreadPolicy.fixed(1),
         "partitions": PartitionPolicy.fixed(1),
@@ -172,5 +172,5 @@ def _one_consumer(
     return _made(overrides, **(base | defaults))
 
 
-def _made(overrides: dict[str, Any], **defaults: Any) -> BatchQueueConfig:
-    return BatchQueueConfig(**(defaults | overrides))
+def _made(overrides: dict[str, Any], **defaults: Any) -> BatchQueueSettings:
+    return BatchQueueSettings(**(defaults | overrides))

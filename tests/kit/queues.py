@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 from hypothesis import settings
 
-from batchmill import BatchQueue, BatchQueueConfig, BatchQueueStats, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueSettings, BatchQueueStats, ThreadPolicy
 from batchmill.queue import intake
 from batchmill.queue.task import Cell, DrainTask
 from batchmill.waiters import ThreadWaiter
@@ -201,7 +201,7 @@ def make_queue(name: str = "test", **settings: Any) -> Iterator[BatchQueue[Any]]
     settings.setdefault("shutdown_timeout_ms", WAIT_S * 1000)
     if "shared_scheduler" not in settings:
         settings.setdefault("threads", ThreadPolicy.fixed(1))
-    queue: BatchQueue[Any] = BatchQueue(name, BatchQueueConfig(**settings))
+    queue: BatchQueue[Any] = BatchQueue(name, BatchQueueSettings(**settings))
     try:
         yield queue
     except BaseException:

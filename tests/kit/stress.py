@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import pytest
 
 import batchmill
-from batchmill import BatchQueue, BatchQueueConfig, PartitionPolicy, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueSettings, PartitionPolicy, ThreadPolicy
 from batchmill.queue.partition import Lane, Partition
 from batchmill.queue.task import DrainTask, current_task
 
@@ -47,7 +47,7 @@ def make_queue(
     settings.setdefault("shutdown_timeout_ms", BOUND_S * 1000)
     if isinstance(partitions, int):
         partitions = PartitionPolicy.fixed(partitions)
-    config = BatchQueueConfig(
+    config = BatchQueueSettings(
         threads=ThreadPolicy.fixed(threads), partitions=partitions, **settings
     )
     return BatchQueue(f"test-{next(_names)}", config)

@@ -38,9 +38,9 @@ print(*sorted(loaded - sys.stdlib_module_names - {"batchmill"}))
 """
 
 PRODUCE_ONE_ITEM = """
-from batchmill import BatchQueue, BatchQueueConfig, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueSettings, ThreadPolicy
 consumed = []
-config = BatchQueueConfig(threads=ThreadPolicy.fixed(1), consumer=consumed.extend)
+config = BatchQueueSettings(threads=ThreadPolicy.fixed(1), consumer=consumed.extend)
 with BatchQueue("packaging", config) as queue:
     accepted = queue.produce("an item")
     flushed = queue.flush(30)

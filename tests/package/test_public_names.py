@@ -24,6 +24,7 @@ import batchmill.web
 QUEUE = {
     "BatchQueue",
     "BatchQueueConfig",
+    "BatchQueueSettings",
     "BatchQueueManager",
     "BatchQueueStats",
     "BufferStrategy",

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from batchmill import BatchQueueConfig, BatchQueueManager, ThreadPolicy
+from batchmill import BatchQueueManager, BatchQueueSettings, ThreadPolicy
 from tests.kit.queues import WAIT_S, Gate
 
 POOL = ("pool", ThreadPolicy.fixed(2))
 
 
-def config(**settings: Any) -> BatchQueueConfig:
+def config(**settings: Any) -> BatchQueueSettings:
     """Settings of a queue with a thread of its own, unless told otherwise."""
     settings.setdefault("shutdown_timeout_ms", WAIT_S * 1000)
     if "shared_scheduler" not in settings:
         settings.setdefault("threads", ThreadPolicy.fixed(1))
-    return BatchQueueConfig(**settings)
+    return BatchQueueSettings(**settings)
 
 
-def pooled(**settings: Any) -> BatchQueueConfig:
+def pooled(**settings: Any) -> BatchQueueSettings:
     """Settings of a queue on the shared scheduler."""
     return config(**({"shared_scheduler": POOL} | settings))
 

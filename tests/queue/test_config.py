@@ -1,4 +1,4 @@
-"""BatchQueueConfig: what it starts from, what it refuses, and how it says so."""
+"""BatchQueueSettings: what it starts from, what it refuses, and how it says so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
+    BatchQueueSettings,
     BufferStrategy,
     ConfigError,
     DrainBalancer,
@@ -50,17 +50,17 @@ class NotAHandler:
 )
 def test_default(field: str, value: object) -> None:
     """What is not given is what the documentation says."""
-    assert getattr(BatchQueueConfig(threads=ONE), field) == value
+    assert getattr(BatchQueueSettings(threads=ONE), field) == value
 
 
 def test_default_selector_goes_by_class() -> None:
     """Items go by class unless a selector is given."""
-    assert isinstance(BatchQueueConfig(threads=ONE).selector, TypeHash)
+    assert isinstance(BatchQueueSettings(threads=ONE).selector, TypeHash)
 
 
 def test_config_is_frozen() -> None:
     """A running queue's settings cannot be changed under it."""
-    config = BatchQueueConfig(threads=ONE)
+    config = BatchQueueSettings(threads=ONE)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.buffer_size = 1  # type: ignore[misc]
 
@@ -68,7 +68,7 @@ def test_config_is_frozen() -> None:
 def test_config_is_keyword_only() -> None:
     """Settings are given by name: nobody can mix two of them up by place."""
     with pytest.raises(TypeError, match="positional"):
-        BatchQueueConfig(ONE)  # type: ignore[call-arg]
+        BatchQueueSettings(ONE)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_config_is_keyword_only() -> None:
 def test_threads_or_shared_scheduler(settings: dict[str, Any], field: str) -> None:
     """Exactly one of threads and shared_scheduler has to be given."""
     with pytest.raises(ConfigError, match="exactly one of the two") as caught:
-        BatchQueueConfig(**settings)
+        BatchQueueSettings(**settings)
     assert caught.value.field == field
 
 
@@ -119,7 +119,7 @@ def test_bad_value_is_refused(field: str, value: object, allowed: str) -> None:
     """A bad value raises a ValueError whose message has field, value and what is allowed."""
     settings: dict[str, Any] = {"threads": ONE, field: value}
     with pytest.raises(ValueError) as caught:
-        BatchQueueConfig(**settings)
+        BatchQueueSettings(**settings)
     assert str(caught.value) == f"{field}={value!r} is not valid: it must be {allowed}"
 
 
@@ -129,7 +129,7 @@ def test_bad_value_is_refused(field: str, value: object, allowed: str) -> None:
 def test_bad_shared_scheduler_is_refused(value: object) -> None:
     """A shared scheduler is a name and a policy; anything else raises, naming the field."""
     with pytest.raises(ConfigError) as caught:
-        BatchQueueConfig(shared_scheduler=value)  # type: ignore[arg-type]
+        BatchQueueSettings(shared_scheduler=value)  # type: ignore[arg-type]
     error = caught.value
     assert (error.field, error.value, error.allowed) == ("shared_scheduler", value, PAIR)
 
@@ -138,19 +138,19 @@ def test_object_without_consume_is_no_consumer() -> None:
     """A consumer that is neither callable nor has consume() is refused when the config is made."""
     thing = NotAHandler()
     with pytest.raises(ConfigError) as caught:
-        BatchQueueConfig(threads=ONE, consumer=thing)  # type: ignore[arg-type]
+        BatchQueueSettings(threads=ONE, consumer=thing)  # type: ignore[arg-type]
     assert caught.value.value is thing
 
 
 @pytest.mark.parametrize("consumer", [print, Recorder()], ids=["callable", "object"])
 def test_callables_and_objects_are_consumers(consumer: Any) -> None:
     """A consumer is a plain callable or an object with consume()."""
-    assert BatchQueueConfig(threads=ONE, consumer=consumer).consumer is consumer
+    assert BatchQueueSettings(threads=ONE, consumer=consumer).consumer is consumer
 
 
 def test_equal_idle_bounds_are_allowed() -> None:
     """min_idle_ms may equal max_idle_ms: a back-off that does not grow."""
-    config = BatchQueueConfig(threads=ONE, min_idle_ms=7, max_idle_ms=7)
+    config = BatchQueueSettings(threads=ONE, min_idle_ms=7, max_idle_ms=7)
     assert (config.min_idle_ms, config.max_idle_ms) == (7, 7)
 
 
@@ -162,7 +162,7 @@ def test_own_balancer_needs_no_base_class() -> None:
             return owners
 
     lazy = Lazy()
-    assert BatchQueueConfig(threads=ONE, balancer=lazy).balancer is lazy
+    assert BatchQueueSettings(threads=ONE, balancer=lazy).balancer is lazy
 
 
 def test_own_balancer_may_name_the_protocol() -> None:
@@ -173,13 +173,13 @@ def test_own_balancer_may_name_the_protocol() -> None:
             return owners
 
     lazy = Lazy()
-    assert BatchQueueConfig(threads=ONE, balancer=lazy).balancer is lazy
+    assert BatchQueueSettings(threads=ONE, balancer=lazy).balancer is lazy
 
 
 def test_shared_scheduler_needs_a_manager() -> None:
     """A queue made without a manager has nobody to get a shared scheduler from, and says so."""
     with pytest.raises(ConfigError, match="through a manager") as caught:
-        BatchQueue("alone", BatchQueueConfig(shared_scheduler=POOL))
+        BatchQueue("alone", BatchQueueSettings(shared_scheduler=POOL))
     assert caught.value.field == "shared_scheduler"
 
 

@@ -10,7 +10,7 @@ from tests.kit.stress import BOUND_S, run_script
 
 PREAMBLE = """
 import atexit, gc, os, sys, threading, time
-from batchmill import (BatchQueue, BatchQueueConfig, BatchQueueManager, PartitionPolicy,
+from batchmill import (BatchQueue, BatchQueueSettings, BatchQueueManager, PartitionPolicy,
     ThreadPolicy, default_manager)
 
 class Item:
@@ -25,7 +25,7 @@ def handler(batch):
 def config(**settings):
     settings.setdefault("threads", ThreadPolicy.fixed(2))
     settings.setdefault("max_batch", 3)
-    return BatchQueueConfig(partitions=PartitionPolicy.fixed(2), **settings)
+    return BatchQueueSettings(partitions=PartitionPolicy.fixed(2), **settings)
 
 queue = BatchQueue("q", config())
 queue.add_handler(Item, handler)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from batchmill import BatchQueue, BatchQueueConfig, BatchQueueManager, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueManager, BatchQueueSettings, ThreadPolicy
 from tests.kit.stress import (
     BOUND_S,
     SOAK,
@@ -240,7 +240,7 @@ def test_fork_while_closing() -> None:
 def test_manager_and_shared_scheduler_in_the_child() -> None:
     """The child's manager has the queues, on a scheduler of its own, and can create more."""
     manager = BatchQueueManager()
-    config = BatchQueueConfig(shared_scheduler=("pool", ThreadPolicy.fixed(2)))
+    config = BatchQueueSettings(shared_scheduler=("pool", ThreadPolicy.fixed(2)))
     first, second = manager.create("first", config), manager.create("second", config)
     recorders = [Recorder(), Recorder()]
     first.add_handler(A, recorders[0])
@@ -266,7 +266,7 @@ def test_manager_and_shared_scheduler_in_the_child() -> None:
 def test_fork_while_a_manager_is_in_use() -> None:
     """A manager's lock that was held at the fork does not stop the child, whatever is closing."""
     manager = BatchQueueManager()
-    queue = manager.create("closing", BatchQueueConfig(threads=ThreadPolicy.fixed(1)))
+    queue = manager.create("closing", BatchQueueSettings(threads=ThreadPolicy.fixed(1)))
     with Gate() as gate:
         queue.add_handler(A, Recorder(gate))
         queue.produce(A())
@@ -315,7 +315,7 @@ def test_fork_while_a_queue_is_being_made() -> None:
     """A queue that another thread was just making at the fork does not delay the child's exit."""
     script = """
 import os, threading, time
-from batchmill import BatchQueue, BatchQueueConfig, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueSettings, ThreadPolicy
 from batchmill.queue.scheduler import Scheduler
 
 start = Scheduler._start_threads
@@ -330,7 +330,7 @@ def slow_start(self):
     start(self)
 
 Scheduler._start_threads = slow_start
-maker = threading.Thread(target=BatchQueue, args=("q", BatchQueueConfig(
+maker = threading.Thread(target=BatchQueue, args=("q", BatchQueueSettings(
     threads=ThreadPolicy.fixed(1), shutdown_timeout_ms=8_000)))
 maker.start()
 reached.wait(10)
@@ -385,13 +385,13 @@ def test_multiprocessing_child_makes_its_own_queue(
     module.write_text(
         f"""
 def work():
-    from batchmill import BatchQueue, BatchQueueConfig, ThreadPolicy
+    from batchmill import BatchQueue, BatchQueueSettings, ThreadPolicy
 
     def handler(batch):
         with open({str(consumed)!r}, "a") as file:
             file.write("x" * len(batch))
 
-    queue = BatchQueue("q", BatchQueueConfig(threads=ThreadPolicy.fixed(1), max_batch=3))
+    queue = BatchQueue("q", BatchQueueSettings(threads=ThreadPolicy.fixed(1), max_batch=3))
     queue.add_handler(int, handler)
     queue.produce_many(list(range(100)))
     global kept

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from batchmill import (
-    BatchQueueConfig,
     BatchQueueManager,
+    BatchQueueSettings,
     PartitionPolicy,
     PartitionSelector,
     ThreadPolicy,
@@ -350,7 +350,7 @@ class Neighbours:
         self.parking = Parking(monkeypatch)
         self.manager = BatchQueueManager()
         self.clock = Idler()
-        config = BatchQueueConfig(**OFTEN, shared_scheduler=("pool", ThreadPolicy.fixed(1)))
+        config = BatchQueueSettings(**OFTEN, shared_scheduler=("pool", ThreadPolicy.fixed(1)))
         self.resting = self.manager.create("resting", config)
         self.manager.create("ticking", config).add_handler(Red, self.clock)
 

@@ -44,7 +44,7 @@ def _fill(queue: BatchQueue[Any], gate: Gate) -> None:
 
 PREAMBLE = """
 import signal, sys, threading, time
-from batchmill import BatchQueue, BatchQueueConfig, PartitionPolicy, ThreadPolicy
+from batchmill import BatchQueue, BatchQueueSettings, PartitionPolicy, ThreadPolicy
 
 # A shell that starts the tests in the background has Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,7 +70,7 @@ def press_until_out():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 def config(**settings):
-    return BatchQueueConfig(threads=ThreadPolicy.fixed(1), shutdown_timeout_ms=5_000, **settings)
+    return BatchQueueSettings(threads=ThreadPolicy.fixed(1), shutdown_timeout_ms=5_000, **settings)
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
     BatchQueueManager,
+    BatchQueueSettings,
     BufferStrategy,
     ConfigError,
     PartitionPolicy,
@@ -27,7 +27,7 @@ ONE_THREAD, ONE_PARTITION = ThreadPolicy.fixed(1), PartitionPolicy.fixed(1)
 ADAPTIVE = PartitionPolicy.adaptive()
 
 CONSUMER = Recorder()
-PRESETS: dict[str, BatchQueueConfig] = {
+PRESETS: dict[str, BatchQueueSettings] = {
     "l1_aggregation": presets.l1_aggregation(),
     "l2_persistence": presets.l2_persistence(),
     "topn_persistence": presets.topn_persistence(),
@@ -146,7 +146,7 @@ def test_jdbc_keeps_all_connections_busy() -> None:
     ],
     ids=PRESETS,
 )
-def test_any_field_can_be_changed(make: Callable[..., BatchQueueConfig]) -> None:
+def test_any_field_can_be_changed(make: Callable[..., BatchQueueSettings]) -> None:
     """A field that is passed replaces the preset's, defaults and figures alike."""
     config = make(buffer_size=77, max_batch=5, max_idle_ms=1_000)
     assert (config.buffer_size, config.max_batch, config.max_idle_ms) == (77, 5, 1_000)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from batchmill import (
-    BatchQueueConfig,
     BatchQueueManager,
+    BatchQueueSettings,
     BufferStrategy,
     PartitionPolicy,
     ThreadPolicy,
@@ -146,9 +146,9 @@ def test_produce_to_a_queue_on_the_same_thread_would_deadlock() -> None:
     manager = BatchQueueManager()
     pool = ("single", ThreadPolicy.fixed(1))
     handler = Inside(lambda: [second.produce(item) for item in reds(9)])
-    config = BatchQueueConfig(shared_scheduler=pool, consumer=Recorder(), buffer_size=4)
+    config = BatchQueueSettings(shared_scheduler=pool, consumer=Recorder(), buffer_size=4)
     second = manager.create("second", config)
-    first = manager.create("first", BatchQueueConfig(shared_scheduler=pool, consumer=handler))
+    first = manager.create("first", BatchQueueSettings(shared_scheduler=pool, consumer=handler))
     try:
         first.produce(Red())
         assert handler.over(), "the thread waits for itself"

@@ -8,8 +8,8 @@ import pytest
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
     BatchQueueManager,
+    BatchQueueSettings,
     ThreadPolicy,
     WouldDeadlockError,
 )
@@ -188,7 +188,7 @@ def test_produce_to_a_full_neighbour_on_the_same_thread() -> None:
     One queue feeding the next on a shared scheduler is the everyday case.
     """
     manager = BatchQueueManager()
-    config = BatchQueueConfig(
+    config = BatchQueueSettings(
         shared_scheduler=("one", ThreadPolicy.fixed(1)),
         buffer_size=1,
         shutdown_timeout_ms=BOUND_S * 1000,

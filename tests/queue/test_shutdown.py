@@ -10,8 +10,8 @@ import pytest
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
     BatchQueueManager,
+    BatchQueueSettings,
     QueueClosedError,
     ThreadPolicy,
 )
@@ -147,7 +147,7 @@ def test_shutdown_inside_a_handler() -> None:
 def test_shutdown_inside_a_handler_of_a_neighbour() -> None:
     """A handler may shut down another queue of its own one-thread scheduler; nothing hangs."""
     manager = BatchQueueManager()
-    config = BatchQueueConfig(
+    config = BatchQueueSettings(
         shared_scheduler=("one", ThreadPolicy.fixed(1)), shutdown_timeout_ms=BOUND_S * 1000
     )
     first, second = manager.create("first", config), manager.create("second", config)
@@ -324,9 +324,9 @@ def test_stopped_before_anything_began() -> None:
     assert queue.flush(BOUND_S)
 
 
-def _config(**settings: Any) -> BatchQueueConfig:
+def _config(**settings: Any) -> BatchQueueSettings:
     settings.setdefault("threads", ThreadPolicy.fixed(1))
-    return BatchQueueConfig(shutdown_timeout_ms=BOUND_S * 1000, **settings)
+    return BatchQueueSettings(shutdown_timeout_ms=BOUND_S * 1000, **settings)
 
 
 def test_shutdown_all_closes_every_gate_first() -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
+    BatchQueueSettings,
     BufferStrategy,
     PartitionPolicy,
     PartitionSelector,
@@ -92,7 +92,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.faults: list[str] = []
         self.queue: BatchQueue[Item] = BatchQueue(
             "machine",
-            BatchQueueConfig(
+            BatchQueueSettings(
                 threads=ThreadPolicy.fixed(threads),
                 partitions=policy,
                 selector=selector,

@@ -12,8 +12,8 @@ import pytest
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
     BatchQueueManager,
+    BatchQueueSettings,
     BufferStrategy,
     DrainBalancer,
     PartitionPolicy,
@@ -206,7 +206,7 @@ def test_many_queues_on_one_scheduler() -> None:
     """Queues that share threads do not mix up, starve or lose anything."""
     for _ in range(SOAK):
         manager = BatchQueueManager()
-        config = BatchQueueConfig(
+        config = BatchQueueSettings(
             shared_scheduler=("pool", ThreadPolicy.fixed(2)),
             partitions=PartitionPolicy.adaptive(4),
             buffer_size=16,

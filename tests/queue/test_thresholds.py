@@ -12,7 +12,7 @@ import pytest
 
 from batchmill import (
     BatchQueue,
-    BatchQueueConfig,
+    BatchQueueSettings,
     ConfigError,
     PartitionPolicy,
     PartitionSelector,
@@ -58,7 +58,7 @@ def held_queue(
 ) -> Iterator[tuple[BatchQueue[Any], Held]]:
     """A queue of depth 0 whose only thread is held in the handler with one item."""
     held = Held()
-    config = BatchQueueConfig(
+    config = BatchQueueSettings(
         **{"threads": ThreadPolicy.fixed(1), "consumer": held, **settings}, thresholds=thresholds
     )
     queue: BatchQueue[Any] = BatchQueue("guarded", config)
@@ -243,7 +243,7 @@ def test_counters_still_balance() -> None:
 def test_anything_else_is_refused() -> None:
     """``thresholds`` that cannot guard a queue raise an error that names the field."""
     with pytest.raises(ConfigError, match="thresholds"):
-        BatchQueueConfig(threads=ThreadPolicy.fixed(1), thresholds=0.5)  # type: ignore[arg-type]
+        BatchQueueSettings(threads=ThreadPolicy.fixed(1), thresholds=0.5)  # type: ignore[arg-type]
 
 
 def test_hard_capacity_holds_for_many_producers() -> None:

@@ -41,7 +41,7 @@ from batchmill.export.settings import ExporterSettings
 from batchmill.export.target import Sender
 from batchmill.export.values import ExportedValue, ValueReader
 from batchmill.outbox import OutboxFileError
-from batchmill.queue import BatchQueue, BatchQueueConfig, BufferStrategy
+from batchmill.queue import BatchQueue, BatchQueueSettings, BufferStrategy
 from batchmill.store import OutboxFile, Store, StoreClosedError, StoreError
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class Exporter:
 
     # The queue's thread.
 
-    def _queue_settings(self) -> BatchQueueConfig:
+    def _queue_settings(self) -> BatchQueueSettings:
         settings = self.settings
         return presets.grpc_exporter(
             self._deliver,

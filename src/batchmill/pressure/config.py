@@ -111,7 +111,7 @@ class QueueThresholdConfig:
         object.__setattr__(self, "thresholds", thresholds)
 
     def guard(self, name: str) -> ThresholdGuard:
-        """What a :class:`BatchQueue` asks about its items (``BatchQueueConfig(thresholds=…)``)."""
+        """What a :class:`BatchQueue` asks about items (``BatchQueueSettings(thresholds=…)``)."""
         from batchmill.pressure.guard import ThresholdGuard  # it needs this module
 
         return ThresholdGuard(self, name)

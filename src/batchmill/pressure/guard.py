@@ -30,7 +30,7 @@ _SHED = GuardVerdict(False, None, SHED)
 
 
 class ThresholdGuard:
-    """Decides about the items of a :class:`BatchQueue` (``BatchQueueConfig(thresholds=…)``)."""
+    """Decides about the items of a :class:`BatchQueue` (``BatchQueueSettings(thresholds=…)``)."""
 
     def __init__(self, config: QueueThresholdConfig, name: str) -> None:
         self.manager = QueueThresholdManager(config, lambda: 0, name=name)

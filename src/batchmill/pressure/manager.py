@@ -30,7 +30,7 @@ from batchmill.pressure.decision import (
 )
 from batchmill.pressure.errors import QueueFullError
 from batchmill.pressure.levels import LevelTracker, ThresholdLevel
-from batchmill.queue import BatchQueue, BatchQueueConfig, BufferStrategy, ThreadPolicy
+from batchmill.queue import BatchQueue, BatchQueueSettings, BufferStrategy, ThreadPolicy
 
 log = logging.getLogger("batchmill.pressure")
 
@@ -258,7 +258,7 @@ class QueueThresholdManager:
         if self._line is None and not self._closed:
             self._line = BatchQueue(
                 f"{self.name}-listeners",
-                BatchQueueConfig(
+                BatchQueueSettings(
                     threads=ThreadPolicy.fixed(1),
                     buffer_size=self.config.listener_capacity,
                     strategy=BufferStrategy.IF_POSSIBLE,

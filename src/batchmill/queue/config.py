@@ -28,10 +28,10 @@ class BufferStrategy(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchQueueConfig:
+class BatchQueueSettings:
     """The settings of a :class:`BatchQueue`.
 
-    >>> BatchQueueConfig(threads=ThreadPolicy.fixed(1)).buffer_size
+    >>> BatchQueueSettings(threads=ThreadPolicy.fixed(1)).buffer_size
     10000
     """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from batchmill import lifecycle
 from batchmill.queue import knots
-from batchmill.queue.config import BatchQueueConfig
+from batchmill.queue.config import BatchQueueSettings
 from batchmill.queue.gate import Gate
 from batchmill.queue.handler import Receiver
 from batchmill.queue.layout import Layout
@@ -38,7 +38,7 @@ class QueueCore:
     def __init__(
         self,
         name: str,
-        config: BatchQueueConfig,
+        config: BatchQueueSettings,
         scheduler: Scheduler,
         tasks: int,
         partitions: int,

@@ -67,7 +67,7 @@ class Guard(Protocol):
 
 
 class GuardFactory(Protocol):
-    """What ``BatchQueueConfig.thresholds`` takes."""
+    """What ``BatchQueueSettings.thresholds`` takes."""
 
     def guard(self, name: str) -> Guard:
         """A guard for one queue."""

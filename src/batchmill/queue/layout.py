@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 
 from batchmill.errors import ConfigError, HandlerExistsError, QueueClosedError, QueueConflictError
 from batchmill.queue import placement
-from batchmill.queue.config import BatchQueueConfig
+from batchmill.queue.config import BatchQueueSettings
 from batchmill.queue.handler import Handler, Receiver, identity_of
 from batchmill.queue.partition import Lane, Partition
 from batchmill.queue.policy import check_positive
@@ -33,7 +33,7 @@ class Layout:
     """The partitions of a queue, their owners, and the handlers behind them."""
 
     def __init__(
-        self, name: str, config: BatchQueueConfig, tasks: Sequence[DrainTask], partitions: int
+        self, name: str, config: BatchQueueSettings, tasks: Sequence[DrainTask], partitions: int
     ) -> None:
         self.name = name
         self.config = config

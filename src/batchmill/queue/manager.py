@@ -8,7 +8,7 @@ from typing import Any
 
 from batchmill import lifecycle
 from batchmill.errors import QueueClosedError, QueueConflictError, QueueExistsError
-from batchmill.queue.config import BatchQueueConfig
+from batchmill.queue.config import BatchQueueSettings
 from batchmill.queue.core import QueueCore
 from batchmill.queue.policy import ThreadPolicy
 from batchmill.queue.queue import BatchQueue
@@ -34,14 +34,14 @@ class BatchQueueManager:
         self._shutting_down = 0
         lifecycle.track(self)
 
-    def create(self, name: str, config: BatchQueueConfig) -> BatchQueue[Any]:
+    def create(self, name: str, config: BatchQueueSettings) -> BatchQueue[Any]:
         """A new queue of that name; a name that is taken raises and starts nothing."""
         with self._lock:
             if self._running(name) is not None:
                 raise QueueExistsError(name)
             return self._make(name, config)
 
-    def get_or_create(self, name: str, config: BatchQueueConfig) -> BatchQueue[Any]:
+    def get_or_create(self, name: str, config: BatchQueueSettings) -> BatchQueue[Any]:
         """The queue of that name, made with ``config`` if there is none: the first caller wins.
 
         A later caller who wants a direct consumer where there are handlers, or the reverse, gets
@@ -95,7 +95,7 @@ class BatchQueueManager:
                 for queue in queues:
                     self._forget(queue._core)
 
-    def _make(self, name: str, config: BatchQueueConfig) -> BatchQueue[Any]:
+    def _make(self, name: str, config: BatchQueueSettings) -> BatchQueue[Any]:
         if self._shutting_down:
             raise QueueClosedError("manager", f"creating queue {name!r}")
         scheduler = None
@@ -150,7 +150,7 @@ class BatchQueueManager:
         self._shutting_down = 0
 
 
-def _compare(name: str, running: BatchQueueConfig, asked: BatchQueueConfig) -> None:
+def _compare(name: str, running: BatchQueueSettings, asked: BatchQueueSettings) -> None:
     if (running.consumer is None) != (asked.consumer is None):
         has, wants = ("handlers", "a direct consumer")
         if running.consumer is not None:

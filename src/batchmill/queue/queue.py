@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from batchmill import lifecycle
 from batchmill.errors import ConfigError, SelectorError, WouldDeadlockError
 from batchmill.queue import intake, knots, placement
-from batchmill.queue.config import BatchQueueConfig
+from batchmill.queue.config import BatchQueueSettings
 from batchmill.queue.core import QueueCore
 from batchmill.queue.gate import REFUSED, Guard, apass_gate, pass_gate
 from batchmill.queue.handler import HandlerConsumer
@@ -46,7 +46,7 @@ class BatchQueue(Generic[T]):
     * *By exact class*: an instance of a subclass needs a handler for that subclass.
     * *After fork*: the child's queue is empty and running; what the parent had queued stays there.
 
-    >>> with BatchQueue("sizes", BatchQueueConfig(threads=ThreadPolicy.fixed(1))) as queue:
+    >>> with BatchQueue("sizes", BatchQueueSettings(threads=ThreadPolicy.fixed(1))) as queue:
     ...     queue.add_handler(str, lambda batch: print(len(batch)))
     ...     queue.produce("an item")
     True
@@ -57,7 +57,7 @@ class BatchQueue(Generic[T]):
         # Classes find their partition in one table, which is most of what makes produce() quick.
         # A selector that looks at the item, and thresholds, take more: the subclass below.
         config = kwargs.get("config", args[1] if len(args) > 1 else None)
-        if isinstance(config, BatchQueueConfig) and not (
+        if isinstance(config, BatchQueueSettings) and not (
             isinstance(config.selector, TypeHash) and config.thresholds is None
         ):
             return super().__new__(_CarefulQueue)
@@ -70,7 +70,7 @@ class BatchQueue(Generic[T]):
     def __init__(
         self,
         name: str,
-        config: BatchQueueConfig,
+        config: BatchQueueSettings,
         *,
         scheduler: Scheduler | None = None,
         on_done: Callable[[QueueCore], None] | None = None,
@@ -107,7 +107,7 @@ class BatchQueue(Generic[T]):
         return self._core.name
 
     @property
-    def config(self) -> BatchQueueConfig:
+    def config(self) -> BatchQueueSettings:
         """The settings the queue was made with."""
         return self._core.config
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from batchmill.queue import balancer as balancer_module
-from batchmill.queue.config import BatchQueueConfig
+from batchmill.queue.config import BatchQueueSettings
 from batchmill.queue.layout import Layout
 
 log = logging.getLogger("batchmill.queue")
@@ -23,7 +23,7 @@ class Rebalancer:
     passed does the asking.
     """
 
-    def __init__(self, config: BatchQueueConfig, layout: Layout) -> None:
+    def __init__(self, config: BatchQueueSettings, layout: Layout) -> None:
         self._config = config
         self._layout = layout
         self.reset()
