@@ -31,15 +31,15 @@ PACKAGE := $(VENV)/.package-editable
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run queues test docs bench lint format lock build dist clean
+.PHONY: help run queues test test-system docs bench lint format lock build dist clean
 # Two pips must not write to one environment at once, so `make -j` changes nothing here.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## list the commands
 	@echo "batchmill: make <command>   (ARGS=... is passed on to run, test and bench)"
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
-		printf '  %-8s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
+		printf '  %-12s %s\n' "$$name" "$$what"; done
 
 run: $(VENV)/.run-installed $(PACKAGE) ## a simulated shop's spans in, its metrics out, for a minute (FOREVER=1: until Ctrl-C)
 	@$(FIND_JAVA)
@@ -48,14 +48,20 @@ run: $(VENV)/.run-installed $(PACKAGE) ## a simulated shop's spans in, its metri
 queues: $(VENV)/.run-installed $(PACKAGE) ## watch four queues at work, in the terminal
 	@$(BIN)/batchmill queues $(ARGS)
 
-test: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE) ## run the tests
+test: .test-setup ## run the tests, but for the long ones (ARGS="tests/queue -k fork": some of them)
+	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) --ignore=tests/system $(ARGS)
+
+test-system: .test-setup ## run the long tests: kills, whole runs, Kafka, a cluster
+	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) $(if $(ARGS),$(ARGS),tests/system)
+
+.PHONY: .test-setup
+.test-setup: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE)
 	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
 	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
 	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start one are skipped" >&2
 	@$(FIND_CHROMIUM) || echo "==> without chromium, the tests of the pages $(if $(CI),fail,are skipped)" >&2
 	@$(KAFKA_JARS) || echo "==> without its jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
 	@$(SPARK_ARCHIVE)
-	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) $(ARGS)
 
 docs: $(VENV)/.test-installed ## make the site of the documentation, in build/site
 	@$(BIN)/mkdocs build --strict --quiet

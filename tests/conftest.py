@@ -31,19 +31,11 @@ __all__ = [
 settings.register_profile("untimed", settings.default, deadline=None)
 settings.load_profile("untimed")
 
-SLOW_FIRST = (
-    *("test_pipeline_kill", "test_pipeline_kafka", "test_pipeline_remove", "test_road_kill"),
-    *("test_pipeline_dedup", "test_pipeline_cluster", "test_pipeline_any_split"),
-    *("test_road_full_spool", "test_pipeline_exact", "test_export_kill", "test_web_whole"),
-    *("test_cli_stream", "test_run_kafka"),
-)
-"""Files that take a minute or more: begun last, they would keep one process busy alone."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow files first, the others as they come."""
-    place = {name: number for number, name in enumerate(SLOW_FIRST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    """Start files with the marker ``slow`` first: begun last, they would keep one process busy alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 # Time for threads that were told to stop, and are on their way out, to get there.

@@ -60,8 +60,8 @@ class Watched:
         self.strangers: list[str] = []
         self.expected: tuple[str, ...] = ()
         """Parts of lines on the console that belong to the test: of a server that was stopped."""
-        self.asked: list[str] = []
-        """The paths, with their parameters, that were asked for."""
+        self.requested: list[str] = []
+        """The paths, with their parameters, that were requested so far."""
         page.set_default_timeout(WAIT_MS)
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.said.append(f"an error: {error}"))
@@ -71,6 +71,12 @@ class Watched:
         """Go to a page of the dashboard."""
         self.page.goto(f"{self.address}/{where}")
         return self.page
+
+    def wait_for_request(self, part: str) -> None:
+        """Return once a path with ``part`` in it was requested: a click returns before its request."""
+        # Events are dispatched inside of Playwright's calls only: none is missed in between.
+        if not any(part in path for path in self.requested):
+            self.page.wait_for_event("request", lambda request: part in request.url)
 
     def check(self) -> None:
         """Nothing on the console, nobody else asked."""
@@ -85,7 +91,7 @@ class Watched:
         found, own = urlsplit(request.url), urlsplit(self.address)
         if (found.scheme, found.netloc) != (own.scheme, own.netloc):
             self.strangers.append(request.url)
-        self.asked.append(f"{found.path}?{found.query}" if found.query else found.path)
+        self.requested.append(f"{found.path}?{found.query}" if found.query else found.path)
 
 
 @contextlib.contextmanager

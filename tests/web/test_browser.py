@@ -122,7 +122,7 @@ def test_services_are_searched_by_name(seen: Watched) -> None:
     assert search.evaluate("each => each === document.activeElement")
 
 
-def test_the_range_and_the_grain_are_asked_for(seen: Watched) -> None:
+def test_the_range_and_the_grain_are_requested(seen: Watched) -> None:
     """By radio buttons and a list; a grain that would give too many buckets cannot be chosen."""
     page = seen.open("#/services")
     page.get_by_text("No service was called in this time.").wait_for()
@@ -137,8 +137,8 @@ def test_the_range_and_the_grain_are_asked_for(seen: Watched) -> None:
     page.wait_for_function("location.hash.includes('range=30d')")
     table(page, "Services")
     wanted = ("from=now-6h&to=now&grain=auto", "from=now-6h&to=now&grain=hour", "from=now-30d")
-    for each in wanted:
-        assert any(each in asked for asked in seen.asked), each
+    for query in wanted:
+        seen.wait_for_request(query)
 
 
 def test_a_range_of_ones_own(seen: Watched) -> None:
@@ -403,7 +403,7 @@ def test_a_token_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
         page.get_by_text("this server knows no run").wait_for()
         page.get_by_role("button", name="Forget token").click()
         page.get_by_text("This server asks for a token").wait_for()
-        assert not any("sesame" in each for each in seen.asked)
+        assert not any("sesame" in path for path in seen.requested)
 
 
 def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) -> None:
