@@ -46,7 +46,7 @@ run: $(VENV)/.run-installed $(PACKAGE) ## a simulated shop's spans in, its metri
 	@$(WITH_SYSTEM) $(BIN)/batchmill run --demo $(if $(FOREVER),forever,60) $(ARGS)
 
 queues: $(VENV)/.run-installed $(PACKAGE) ## watch four queues at work, in the terminal
-	@$(BIN)/batchmill queues $(ARGS)
+	@$(BIN)/python -m examples.queue_demo $(ARGS)
 
 test: .test-setup ## run the tests, but for the long ones (ARGS="tests/queue -k fork": some of them)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) --ignore=tests/system $(ARGS)

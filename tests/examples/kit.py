@@ -1,4 +1,4 @@
-"""What the tests of the demonstration share: queues' figures, a meter, what a terminal shows."""
+"""What the tests of the queue demo share: queue stats, a meter, what a terminal shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console, RenderableType
 
 from batchmill import BatchQueueStats, PartitionStats, ThreadLoad, presets
-from batchmill.cli.queues.meter import Look, Meter
+from examples.queue_demo.view import Meter, Snapshot
 
 NAMES = (
     presets.METRICS_L1_AGGREGATION,
@@ -28,7 +28,7 @@ def queue(
     rebalances: int = 0,
     busy: tuple[float, ...] = (0.0, 0.0),
 ) -> BatchQueueStats:
-    """A snapshot with these figures and nothing else in it."""
+    """Stats with these numbers, the others 0."""
     row = PartitionStats(
         index=0, used=0, capacity=100, drained=accepted, refused=full, thread=0, classes=()
     )
@@ -55,15 +55,16 @@ def queue(
 def rebalanced_meter(*, four: bool = False) -> Meter:
     """Two threads, 0.8 and 0.4 busy for two seconds, 0.6 each for two after the rebalance."""
 
-    def look(at_s: float, rebalances: int, busy: tuple[float, float]) -> Look:
+    def snapshot(at_s: float, rebalances: int, busy: tuple[float, float]) -> Snapshot:
         done = int(at_s * 99_999)
         stats = queue(accepted=done, consumed=done, full=12_345, rebalances=rebalances, busy=busy)
-        return Look(at_s, tuple(replace(stats, name=name) for name in NAMES[: 4 if four else 1]))
+        names = NAMES[: 4 if four else 1]
+        return Snapshot(at_s, tuple(replace(stats, name=name) for name in names))
 
-    meter = Meter(look(0.0, 0, (0.0, 0.0)))
-    meter.add(look(2.0, 0, (1.6, 0.8)))
-    meter.add(look(2.5, 1, (2.0, 1.0)))
-    meter.add(look(4.5, 1, (3.2, 2.2)))
+    meter = Meter(snapshot(0.0, 0, (0.0, 0.0)))
+    meter.add(snapshot(2.0, 0, (1.6, 0.8)))
+    meter.add(snapshot(2.5, 1, (2.0, 1.0)))
+    meter.add(snapshot(4.5, 1, (3.2, 2.2)))
     return meter
 
 

@@ -1,4 +1,4 @@
-"""The demonstration's second act: thresholds at work."""
+"""The second part of the queue demo: thresholds at work."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from batchmill.batcher import BatcherConfig, MicroBatcher
-from batchmill.cli.queues import pressure
 from batchmill.pressure import QueueAction, ThresholdLevel
+from examples.queue_demo import pressure
 
 
 def shown() -> tuple[bool, str]:
-    """The act as it appears in a file, and whether it says all is well."""
+    """The part as it appears in a file, and whether it says all is well."""
     console = Console(file=io.StringIO(), width=80, color_system=None, force_terminal=False)
     well = pressure.run(console)
     assert isinstance(console.file, io.StringIO)
@@ -24,7 +24,7 @@ def shown() -> tuple[bool, str]:
 
 
 def test_every_order_is_accounted_for() -> None:
-    """The act ends with a balance, and the balance holds."""
+    """The part ends with a balance, and the balance holds."""
     well, text = shown()
     assert well
     assert "submitted 800 = sent" in text

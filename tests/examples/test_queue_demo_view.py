@@ -1,14 +1,14 @@
-"""The demonstration's parts: its pipeline, its traffic, its meter, and what is drawn."""
+"""The parts of the queue demo: its pipeline, its traffic, its meter, and what is drawn."""
 
 from __future__ import annotations
 
 import pytest
 
-from batchmill.cli.queues import demo, view
-from batchmill.cli.queues.meter import Look, Meter, balances
-from batchmill.cli.queues.metrics import METRIC_CLASSES, SlowSql
-from batchmill.cli.queues.pipeline import Pipeline
-from batchmill.cli.queues.traffic import Pace, rates_per_s
+pytest.importorskip("rich")
+
+from examples.queue_demo import demo, view
+from examples.queue_demo.pipeline import METRIC_CLASSES, Pace, Pipeline, SlowSql, rates_per_s
+from examples.queue_demo.view import Meter, Snapshot, balances
 from tests.examples.kit import NAMES, drawn, queue, rebalanced_meter
 
 
@@ -54,22 +54,22 @@ def test_pace_keeps_fractions() -> None:
 
 
 def test_rates_are_of_the_last_second() -> None:
-    """A rate is the difference to the look a second ago, not to the start."""
-    meter = Meter(Look(0.0, (queue(),)))
-    meter.add(Look(5.0, (queue(accepted=900, consumed=900),)))
-    meter.add(Look(7.0, (queue(accepted=1000, consumed=940),)))
+    """A rate is the difference to the snapshot a second ago, not to the start."""
+    meter = Meter(Snapshot(0.0, (queue(),)))
+    meter.add(Snapshot(5.0, (queue(accepted=900, consumed=900),)))
+    meter.add(Snapshot(7.0, (queue(accepted=1000, consumed=940),)))
     [rate] = meter.rates()
     assert (rate.accepted, rate.consumed) == (50, 20)
 
 
-def test_rates_of_a_single_look_are_zero() -> None:
+def test_rates_of_a_single_snapshot_are_zero() -> None:
     """With nothing to compare with there is no rate, and no error."""
-    [rate] = Meter(Look(0.0, (queue(),))).rates()
+    [rate] = Meter(Snapshot(0.0, (queue(),))).rates()
     assert (rate.accepted, rate.consumed) == (0, 0)
 
 
 def test_loads_before_freeze_at_the_rebalance() -> None:
-    """'Before' is what threads did up to the last look without a rebalance."""
+    """'Before' is what threads did up to the last snapshot without a rebalance."""
     before = rebalanced_meter().loads_before()
     assert before is not None
     assert before.shares == pytest.approx((0.8, 0.4))
@@ -85,15 +85,15 @@ def test_loads_after_begin_with_the_rebalance() -> None:
 
 def test_no_loads_after_without_a_rebalance() -> None:
     """As long as nothing was moved there is no 'after'."""
-    meter = Meter(Look(0.0, (queue(),)))
-    meter.add(Look(1.0, (queue(busy=(0.8, 0.4)),)))
+    meter = Meter(Snapshot(0.0, (queue(),)))
+    meter.add(Snapshot(1.0, (queue(busy=(0.8, 0.4)),)))
     assert meter.loads_after() is None
 
 
 def test_ratio_of_a_thread_without_work_is_none() -> None:
     """A thread that did nothing makes no infinite ratio."""
-    meter = Meter(Look(0.0, (queue(),)))
-    meter.add(Look(1.0, (queue(busy=(0.8, 0.0)),)))
+    meter = Meter(Snapshot(0.0, (queue(),)))
+    meter.add(Snapshot(1.0, (queue(busy=(0.8, 0.0)),)))
     loads = meter.loads_before()
     assert loads is not None
     assert loads.ratio is None
@@ -136,22 +136,22 @@ def test_view_cuts_nothing_in_a_small_terminal() -> None:
 )
 def test_phase_is_one_line(seconds_s: float) -> None:
     """What is said about the moment fits a line of 80, so that the view does not jump."""
-    meter = Meter(Look(0.0, (queue(),)))
-    meter.add(Look(seconds_s, (queue(rebalances=int(seconds_s > 4)),)))
+    meter = Meter(Snapshot(0.0, (queue(),)))
+    meter.add(Snapshot(seconds_s, (queue(rebalances=int(seconds_s > 4)),)))
     assert len(demo.Script(12).phase(meter)) <= 80
 
 
 def test_closing_marks_what_does_not_balance() -> None:
     """A queue that lost an item has a cross, and the words say it is not equal."""
     lost = queue(accepted=7, consumed=6)
-    text = drawn(view.closing([lost], rows=1, samples=6, before=None, after=None))
+    text = drawn(view.summary([lost], rows=1, samples=6, before=None, after=None))
     assert f"✗ {NAMES[0]}: accepted 7 is not consumed 6" in text
 
 
 def test_closing_marks_samples_that_did_not_arrive() -> None:
     """Fewer samples in the database than L1 consumed is a cross."""
     fine = queue(accepted=7, consumed=7)
-    text = drawn(view.closing([fine], rows=1, samples=6, before=None, after=None))
+    text = drawn(view.summary([fine], rows=1, samples=6, before=None, after=None))
     assert "✗ end to end" in text
 
 

@@ -129,9 +129,9 @@ def test_queue_works_without_any_other_package(bare_python: Path) -> None:
 
 
 def test_command_names_the_extra_it_misses(bare_python: Path) -> None:
-    """Without rich, `batchmill queues` fails and says which extra to install."""
+    """Without rich, `batchmill top` fails and says which extra to install."""
     answer = subprocess.run(
-        [bare_python, "-I", "-c", RUN_THE_COMMAND, "queues"],
+        [bare_python, "-I", "-c", RUN_THE_COMMAND, "top"],
         capture_output=True,
         text=True,
         timeout=60,

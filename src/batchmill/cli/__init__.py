@@ -6,7 +6,6 @@ Loads without its extra, so that it can say which one is missing.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 from batchmill import __version__
 from batchmill.cli import config, demo, export, ingest, query, run, status, stream, top, web
 from batchmill.cli.sources import add_sources_option
-
-LONGEST_QUEUES_S = 3600.0
 
 
 def main() -> int:
@@ -26,7 +23,7 @@ def main() -> int:
     except KeyboardInterrupt:  # the second Ctrl-C: the first one ends everything in order
         print("batchmill: stopped before everything was drained", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `batchmill queues | head`: nobody reads any more
+    except BrokenPipeError:  # `batchmill query | head`
         # Python flushes stdout once more on its way out, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -58,10 +55,6 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    if arguments.command == "queues":
-        from batchmill.cli.queues import demo as queue_demo
-
-        return queue_demo.run(arguments.seconds)
     if arguments.command == "top":
         return top.run(arguments)
     if arguments.command == "run":
@@ -73,20 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    queues = commands.add_parser(
-        "queues",
-        help="watch four queues of a metrics pipeline at work",
-        description="Run four queues of a metrics pipeline side by side, in this process, and "
-        "watch depth, throughput, drops, and thread load before and after a rebalance. "
-        "Ctrl-C ends it early. The exit code is 1 if anything accepted was not consumed.",
-    )
-    queues.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=12.0,
-        metavar="S",
-        help="how long it runs (default: %(default)g)",
-    )
     run.add_parser(commands)
     status.add_parser(commands)
     top.add_parser(commands)
@@ -111,15 +90,3 @@ def _add_oal(commands: Any) -> None:
     )
     check.add_argument("paths", nargs="+", metavar="FILE", help="a script, or a folder of *.oal")
     add_sources_option(check)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= LONGEST_QUEUES_S:  # also refuses nan
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not valid: it must be a number above 0, up to {LONGEST_QUEUES_S:g}"
-        )
-    return value

@@ -1,8 +1,10 @@
-"""What the demonstration shows, drawn from snapshots of the queues and from nothing else."""
+"""What the demo shows: rates and thread loads between two snapshots, and how they are drawn."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,7 +13,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from batchmill.cli.queues.meter import Loads, Meter, balances
 from batchmill.queue import BatchQueueStats
 
 EXPLANATION = (
@@ -20,9 +21,122 @@ EXPLANATION = (
     "on any machine, and buffers are small."
 )
 
+RATE_WINDOW_S = 1.0
+LOAD_WINDOW_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All queues at one moment."""
+
+    at_s: float
+    """Seconds since the start."""
+    stats: tuple[BatchQueueStats, ...]
+    """One per queue; the first is the queue whose thread load is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a queue did per second."""
+
+    accepted: float
+    consumed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """How busy each drain thread of a queue was between two snapshots."""
+
+    from_s: float
+    to_s: float
+    shares: tuple[float, ...]
+    """Per thread: the share of the time that it spent in handlers."""
+    partitions: tuple[int, ...]
+    """Per thread: how many partitions it had at the end."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Share of the busiest thread over that of the least busy; None while one had nothing."""
+        return max(self.shares) / min(self.shares) if min(self.shares) > 0 else None
+
+
+class Meter:
+    """Computes rates and loads from snapshots, which are added in order of time."""
+
+    def __init__(self, first: Snapshot) -> None:
+        self._first = first
+        self._recent: deque[Snapshot] = deque([first])
+        self._last_static = first
+        self._rebalanced: Snapshot | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Add the next snapshot."""
+        if snapshot.stats[0].rebalances == 0:
+            self._last_static = snapshot
+        elif snapshot.stats[0].rebalances != self.last.stats[0].rebalances:
+            self._rebalanced = snapshot
+        self._recent.append(snapshot)
+        # Keeps one snapshot older than the window, so that a window is never shorter than it says.
+        while snapshot.at_s - self._recent[1].at_s >= LOAD_WINDOW_S:
+            self._recent.popleft()
+
+    @property
+    def last(self) -> Snapshot:
+        """The newest snapshot."""
+        return self._recent[-1]
+
+    def rates(self) -> tuple[Rate, ...]:
+        """Rates per queue over the last second, or over less at the start."""
+        new = self.last
+        old = self._at_least_back(RATE_WINDOW_S)
+        passed_s = new.at_s - old.at_s
+        if passed_s <= 0:
+            return tuple(Rate(0.0, 0.0) for _ in new.stats)
+        return tuple(
+            Rate((b.accepted - a.accepted) / passed_s, (b.consumed - a.consumed) / passed_s)
+            for a, b in zip(old.stats, new.stats, strict=True)
+        )
+
+    def loads_before(self) -> Loads | None:
+        """From the start up to the first rebalance; up to now while there was none."""
+        return _loads(self._first, self._last_static)
+
+    def loads_after(self) -> Loads | None:
+        """Since the latest rebalance, the last few seconds at most; None before the first."""
+        if self._rebalanced is None:
+            return None
+        old = self._at_least_back(LOAD_WINDOW_S)
+        return _loads(max(old, self._rebalanced, key=lambda snapshot: snapshot.at_s), self.last)
+
+    def _at_least_back(self, window_s: float) -> Snapshot:
+        for snapshot in reversed(self._recent):
+            if self.last.at_s - snapshot.at_s >= window_s:
+                return snapshot
+        return self._recent[0]
+
+
+def _loads(old: Snapshot, new: Snapshot) -> Loads | None:
+    passed_s = new.at_s - old.at_s
+    if passed_s <= 0:
+        return None
+    threads = list(zip(old.stats[0].threads, new.stats[0].threads, strict=True))
+    return Loads(
+        from_s=old.at_s,
+        to_s=new.at_s,
+        shares=tuple((b.busy_seconds - a.busy_seconds) / passed_s for a, b in threads),
+        partitions=tuple(b.partitions for _, b in threads),
+    )
+
+
+def balances(stats: BatchQueueStats) -> bool:
+    """Whether the queue consumed everything it accepted: nothing failed, nothing is left."""
+    return stats.accepted == stats.consumed and not (
+        stats.pending or stats.failed or stats.dropped["unregistered"]
+    )
+
 
 class Bar:
-    """A bar as wide as there is room; blocks and shades, or ASCII where a terminal has no more."""
+    """A bar as wide as its column; block characters, or ASCII where the output has no others."""
 
     NARROWEST = 6
     WIDEST = 48
@@ -39,7 +153,7 @@ class Bar:
         yield self.draw(min(options.max_width, self.WIDEST), ascii_only=options.ascii_only)
 
     def draw(self, width: int, *, ascii_only: bool = False) -> Text:
-        """The bar in ``width`` characters; a share above nothing is never drawn as nothing."""
+        """The bar in ``width`` characters; a share above 0 never looks like 0."""
         if ascii_only:
             full = min(width, round(self._share * width + 0.49))
             return Text("#" * full, self._style).append("." * (width - full), "bright_black")
@@ -52,14 +166,14 @@ class Bar:
 
 
 def frame(meter: Meter, *, seconds: float, phase: str) -> RenderableType:
-    """The live view: every queue a row, and the load of L1's threads before and after."""
+    """The live view: one row per queue, and L1's thread load before and after a rebalance."""
     title = Table.grid(expand=True)
     title.add_column(no_wrap=True)
     title.add_column(justify="right", no_wrap=True)
     clock = f"{min(meter.last.at_s, seconds):.1f} of {seconds:g} s"
     if meter.last.at_s < seconds:
         clock += ", Ctrl-C ends it"
-    title.add_row(Text("batchmill queues", "bold"), Text(clock, "bright_black"))
+    title.add_row(Text("batchmill: four queues", "bold"), Text(clock, "bright_black"))
     loads = Table.grid(expand=True, padding=(0, 1, 0, 0), pad_edge=False)
     loads.add_column(ratio=1)
     loads.add_column(ratio=1)
@@ -76,12 +190,12 @@ def frame(meter: Meter, *, seconds: float, phase: str) -> RenderableType:
         Text(),
         Text(phase, "bold"),
         loads,
-        Text(),  # the cursor waits here, and so does the ^C that a terminal echoes
+        Text(),  # an empty line for the cursor and the ^C that a terminal echoes
     )
 
 
 def queue_table(meter: Meter) -> Table:
-    """A row a queue: how full, how fast, what was turned away, who drains it."""
+    """One row per queue: depth, rates, drops, threads and partitions."""
     table = _table()
     table.add_column("queue", no_wrap=True)
     table.add_column("depth", ratio=1, min_width=Bar.NARROWEST)
@@ -110,7 +224,7 @@ def queue_table(meter: Meter) -> Table:
 
 
 def load_panel(title: str, loads: Loads | None) -> Panel:
-    """How busy each drain thread is: a bar a thread, and the ratio of the extremes."""
+    """How busy each drain thread is: one bar per thread, and the ratio of busiest to least busy."""
     if loads is None:
         return Panel(
             Text("\nthe balancer has not moved\nanything yet\n", "bright_black"),
@@ -131,7 +245,7 @@ def load_panel(title: str, loads: Loads | None) -> Panel:
     return Panel(rows, title=heading, title_align="left", border_style=style)
 
 
-def closing(
+def summary(
     stats: Sequence[BatchQueueStats],
     *,
     rows: int,
@@ -139,9 +253,9 @@ def closing(
     before: Loads | None,
     after: Loads | None,
 ) -> RenderableType:
-    """The account at the end: where everything went, and whether it adds up.
+    """The table and checks at the end: whether everything accepted was consumed.
 
-    ``rows`` and ``samples`` are the database's own count of what reached it.
+    ``rows`` and ``samples`` are counted by the database.
     """
     table = _table()
     table.add_column("queue", no_wrap=True)
@@ -157,13 +271,13 @@ def closing(
         table.add_column(heading, justify="right", no_wrap=True)
     for queue in stats:
         dropped = queue.dropped
-        figures = (queue.accepted, queue.consumed, queue.failed)
+        outcomes = (queue.accepted, queue.consumed, queue.failed)
         reasons = (dropped["full"], dropped["stopped"], dropped["unregistered"])
         table.add_row(
             Text(queue.name, "cyan"),
-            *[f"{figure:,}" for figure in (*figures, *reasons, queue.pending)],
+            *[f"{count:,}" for count in (*outcomes, *reasons, queue.pending)],
         )
-    checks = [_Check(balances(queue), _account(queue)) for queue in stats]
+    checks = [_Check(balances(queue), _balance_line(queue)) for queue in stats]
     merged = stats[0].consumed
     checks.append(
         _Check(
@@ -176,12 +290,12 @@ def closing(
     if any(queue.dropped["full"] or queue.dropped["stopped"] for queue in stats):
         lines.append(Text("What was dropped as full or stopped was never accepted."))
     if before is not None:
-        lines += [Text(), Text(_rebalance_account(stats[0], before, after))]
+        lines += [Text(), Text(_rebalance_line(stats[0], before, after))]
     return Group(table, *lines)
 
 
 def plain_line(meter: Meter) -> str:
-    """The live view in a line, for where there is no terminal to draw on."""
+    """The live view as one line of text, for output that is no terminal."""
     parts = []
     for stats, rate in zip(meter.last.stats, meter.rates(), strict=True):
         part = f"{short_name(stats.name)} {rate.accepted:,.0f}/s in, {rate.consumed:,.0f}/s out"
@@ -199,19 +313,19 @@ def drop_text(dropped: Mapping[str, int]) -> str:
 
 
 def moves_text(stats: BatchQueueStats) -> str:
-    """Partitions moved, and in how many rebalances; a dash where there is but one thread."""
+    """Partitions moved, and in how many rebalances; a dash for a queue with one thread."""
     if len(stats.threads) < 2:
         return "-"
     return f"{stats.moved_partitions} in {stats.rebalances}" if stats.rebalances else "0"
 
 
 def ratio_text(loads: Loads) -> str:
-    """Max/min with two digits behind the point."""
+    """Max/min with two decimals."""
     return "-" if loads.ratio is None else f"{loads.ratio:.2f}"
 
 
 def short_name(name: str) -> str:
-    """The part of a queue's name that tells it from the others: METRICS_L1_AGGREGATION is L1."""
+    """The distinct part of a queue's name: L1 for METRICS_L1_AGGREGATION."""
     return name.removeprefix("METRICS_").partition("_")[0]
 
 
@@ -230,12 +344,12 @@ class _Check:
         yield grid
 
 
-def _account(stats: BatchQueueStats) -> str:
+def _balance_line(stats: BatchQueueStats) -> str:
     sign = "=" if stats.accepted == stats.consumed else "is not"
     return f"{stats.name}: accepted {stats.accepted:,} {sign} consumed {stats.consumed:,}"
 
 
-def _rebalance_account(l1: BatchQueueStats, before: Loads, after: Loads | None) -> str:
+def _rebalance_line(l1: BatchQueueStats, before: Loads, after: Loads | None) -> str:
     text = f"L1's busiest thread had {ratio_text(before)} times the load of its least busy one"
     if after is None:
         return f"{text}; nothing was rebalanced."

@@ -1,4 +1,4 @@
-"""The demonstration's second act: a burst that crosses all three thresholds of a micro-batcher."""
+"""The demo's second part: a burst that crosses all three thresholds of a micro-batcher."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from batchmill.batcher import BatcherConfig, BatcherStats, MicroBatcher
-from batchmill.cli.queues.view import Bar
 from batchmill.pressure import QueueAction, QueueThresholdConfig, ThresholdLevel, strategies
+from examples.queue_demo.view import Bar
 
 BATCH = 20
 BATCH_S = 0.02
 BURST = 800
 MAX_QUEUE_SIZE = 200
-LOOK_PERIOD_S = 0.1
+REFRESH_S = 0.1
 EXPLANATION = (
     f"Pressure: {BURST} orders at once for a backend that takes {BATCH} every "
     f"{BATCH_S * 1000:.0f} ms. Express orders are accepted to the hard capacity; the others are "
@@ -29,7 +29,7 @@ EXPLANATION = (
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Something to send; every second one is express."""
+    """An order to send; every second one is express."""
 
     number: int
 
@@ -39,7 +39,7 @@ class Order:
 
 
 def thresholds() -> QueueThresholdConfig:
-    """Levels at 100, 200 and 300 waiting orders; 400 is the most that is ever kept."""
+    """Levels at 100, 200 and 300 waiting orders; the hard capacity is 400."""
     by_kind = strategies.by_priority(
         lambda order: order.express,
         {True: strategies.accept()},
@@ -51,7 +51,7 @@ def thresholds() -> QueueThresholdConfig:
 
 
 def run(console: Console) -> bool:
-    """Show the burst; whether every order was answered exactly once."""
+    """Show the burst; returns whether every order was answered exactly once."""
     console.print(Text(EXPLANATION))
     console.print()
     batcher: MicroBatcher[Order] = MicroBatcher(
@@ -63,12 +63,12 @@ def run(console: Console) -> bool:
             _watch(batcher, console)
     stats = batcher.stats()
     console.print(decisions(stats))
-    ends = (stats.succeeded, stats.rejected, stats.dropped)
-    balanced = stats.submitted == sum(ends) and all(answer.done() for answer in answers)
+    outcomes = (stats.succeeded, stats.rejected, stats.dropped)
+    balanced = stats.submitted == sum(outcomes) and all(answer.done() for answer in answers)
     mark = "✓" if balanced and not console.options.ascii_only else "ok" if balanced else "WRONG"
     console.print(
-        f"{mark} submitted {stats.submitted:,} = sent {ends[0]:,} + rejected {ends[1]:,} "
-        f"+ dropped {ends[2]:,}; all answered"
+        f"{mark} submitted {stats.submitted:,} = sent {stats.succeeded:,} + "
+        f"rejected {stats.rejected:,} + dropped {stats.dropped:,}; all answered"
     )
     return balanced
 
@@ -82,7 +82,7 @@ def _watch(batcher: MicroBatcher[Order], console: Console) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while batcher.queue_depth:
             live.update(_frame(batcher.stats()), refresh=True)
-            time.sleep(LOOK_PERIOD_S)
+            time.sleep(REFRESH_S)
 
 
 def _frame(stats: BatcherStats) -> RenderableType:
@@ -106,8 +106,8 @@ def decisions(stats: BatcherStats) -> Table:
     for action in QueueAction:
         table.add_column(action.name.lower(), justify="right")
     counts = stats.thresholds.decisions if stats.thresholds is not None else {}
-    begins = thresholds().thresholds
+    depths = thresholds().thresholds
     for level in ThresholdLevel:
         row = [f"{counts.get((level, action), 0):,}" for action in QueueAction]
-        table.add_row(level.name, f"{begins.of(level)}", *row)
+        table.add_row(level.name, f"{depths.of(level)}", *row)
     return table
