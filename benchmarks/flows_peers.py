@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
-from batchmill.flows import FlowConfig, FlowDispatcher
+from batchmill.flows import FlowDispatcher, FlowSettings
 from batchmill.flows.assign import Loaded
 
 BATCH_MAX = 128
@@ -49,7 +49,7 @@ class MillFlows:
         batch_max: int = BATCH_MAX,
         assignment: SeedRule | None = None,
     ) -> None:
-        config = FlowConfig(
+        config = FlowSettings(
             worker_count=workers,
             worker_queue_capacity=QUEUE_CAPACITY,
             batch_max=batch_max,

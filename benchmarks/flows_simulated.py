@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from statistics import quantiles
 
-from batchmill.flows import FlowConfig
+from batchmill.flows import FlowSettings
 from batchmill.flows.assign import Assignment
 from batchmill.flows.router import Router
 from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arrivals
@@ -17,7 +17,7 @@ from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arri
 
 def simulate(rule: Assignment | None, case: Case, seconds: float, seed: int) -> Turn:
     """The waits under a rule (None: the dispatcher's own)."""
-    config = FlowConfig(worker_count=WORKERS, batch_max=1, idle_ttl=None)
+    config = FlowSettings(worker_count=WORKERS, batch_max=1, idle_ttl=None)
     router = Router(config)
     if rule is not None:
         router.assignment = rule

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from batchmill.flows import FlowConfig, FlowDispatcher
+from batchmill.flows import FlowDispatcher, FlowSettings
 from batchmill.spool import SPAN_COLUMNS, SPAN_SOURCE, SpanBatch, Spool
 
 DIRECT, FLOWS = "straight into the spool", "FlowDispatcher by trace id"
@@ -49,7 +49,7 @@ class Flowed:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._lock = threading.Lock()
-        config = FlowConfig(worker_count=2, idle_ttl=5.0, max_flows=None)
+        config = FlowSettings(worker_count=2, idle_ttl=5.0, max_flows=None)
         self._flows: FlowDispatcher[Piece] = FlowDispatcher(self._put, config)
 
     def submit(self, batch: SpanBatch) -> Future[Any]:

@@ -10,7 +10,7 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
-from batchmill.batcher import BatcherConfig, ItemResult, MicroBatcher
+from batchmill.batcher import BatcherSettings, ItemResult, MicroBatcher
 from batchmill.pressure import QueueFullError, QueueThresholdConfig, ThresholdLevel, strategies
 from benchmarks.report import Table, say, spread
 from benchmarks.work import SEED
@@ -130,7 +130,7 @@ def measure(*, repeats: int, submits: int) -> Cost:
 def _run(case: Case, submits: int) -> float:
     """Nanoseconds of a submit to a batcher that sends nothing before it is closed."""
     gc.collect()
-    config = BatcherConfig(batch_size=1_000_000, linger_ms=600_000)
+    config = BatcherSettings(batch_size=1_000_000, linger_ms=600_000)
     items = list(range(submits))
     with MicroBatcher[int](list, config, case.thresholds(submits)) as batcher:
         for item in range(case.waiting):

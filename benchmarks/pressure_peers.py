@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import QueueThresholdConfig
 from benchmarks.third_party import MissingPeer
 
@@ -49,7 +49,9 @@ class MillThreads:
     def __init__(
         self, backend: Backend, in_flight: int, thresholds: QueueThresholdConfig | None = None
     ) -> None:
-        config = BatcherConfig(batch_size=BATCH_SIZE, linger_ms=LINGER_MS, max_in_flight=in_flight)
+        config = BatcherSettings(
+            batch_size=BATCH_SIZE, linger_ms=LINGER_MS, max_in_flight=in_flight
+        )
         batcher: MicroBatcher[int] = MicroBatcher(backend, config, thresholds)
         self.submit = batcher.submit
         self.close = batcher.close
@@ -130,7 +132,9 @@ class MillTasks:
     """The micro-batcher's ``asubmit``."""
 
     def __init__(self, backend: Backend, in_flight: int) -> None:
-        config = BatcherConfig(batch_size=BATCH_SIZE, linger_ms=LINGER_MS, max_in_flight=in_flight)
+        config = BatcherSettings(
+            batch_size=BATCH_SIZE, linger_ms=LINGER_MS, max_in_flight=in_flight
+        )
         self._batcher: MicroBatcher[int] = MicroBatcher(backend, config)
 
     async def ask(self, item: int, /) -> Any:

@@ -11,7 +11,7 @@ Prints:
 
 from __future__ import annotations
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import QueueFullError, QueueThresholdConfig, strategies
 
 
@@ -26,7 +26,7 @@ thresholds = QueueThresholdConfig(
     critical_handler=strategies.reject(retry_after_s=0.5),
 )
 # So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherConfig(batch_size=10_000, linger_ms=60_000)
+config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
 with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
     futures = batcher.submit_many(range(1002))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
     QueueThresholdConfig,
@@ -40,7 +40,7 @@ def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
 
 thresholds = QueueThresholdConfig(max_queue_size=1000, critical_handler=decide)
 # So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherConfig(batch_size=10_000, linger_ms=60_000)
+config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 asked = []
 
 with MicroBatcher[str].with_thresholds(store, config, thresholds) as batcher:

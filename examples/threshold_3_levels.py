@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
     QueueThresholdConfig,
@@ -55,7 +55,7 @@ thresholds = QueueThresholdConfig(
     critical_plus_handler=let_go,
 )
 # So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherConfig(batch_size=10_000, linger_ms=60_000)
+config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
 with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
     batcher.submit_many(range(1002))

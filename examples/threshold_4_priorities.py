@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
     QueueThresholdConfig,
@@ -69,7 +69,7 @@ def run(batch: list[Job]) -> list[str]:
     return ["done"] * len(batch)
 
 
-config = BatcherConfig(batch_size=1000, linger_ms=0)
+config = BatcherSettings(batch_size=1000, linger_ms=0)
 with MicroBatcher[Job].with_thresholds(run, config, thresholds) as batcher:
     batcher.submit(Job(Priority.LOW))
     hangs.wait(timeout=30)

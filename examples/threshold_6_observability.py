@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import QueueAction, QueueThresholdConfig, QueueThresholdEvent, strategies
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
@@ -54,7 +54,7 @@ thresholds = QueueThresholdConfig(
     listeners=(measure, write_log),
 )
 # So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherConfig(batch_size=10_000, linger_ms=60_000)
+config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
 with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
     batcher.submit_many(range(1002))

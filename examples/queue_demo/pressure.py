@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from batchmill.batcher import BatcherConfig, BatcherStats, MicroBatcher
+from batchmill.batcher import BatcherSettings, BatcherStats, MicroBatcher
 from batchmill.pressure import QueueAction, QueueThresholdConfig, ThresholdLevel, strategies
 from examples.queue_demo.view import Bar
 
@@ -55,7 +55,7 @@ def run(console: Console) -> bool:
     console.print(Text(EXPLANATION))
     console.print()
     batcher: MicroBatcher[Order] = MicroBatcher(
-        _send, BatcherConfig(batch_size=BATCH), thresholds(), name="orders"
+        _send, BatcherSettings(batch_size=BATCH), thresholds(), name="orders"
     )
     with batcher:
         answers = batcher.submit_many(map(Order, range(BURST)))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from batchmill.batcher import BatcherConfig, BatcherStats, ItemResult, MicroBatcher
+from batchmill.batcher import BatcherSettings, BatcherStats, ItemResult, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
     QueueThresholdConfig,
@@ -99,7 +99,7 @@ def batching(
     settings.setdefault("close_timeout_s", WAIT_S)
     name = settings.pop("name", "test")
     batcher: MicroBatcher[Any] = MicroBatcher(
-        backend, BatcherConfig(**settings), thresholds, name=name, clock=clock
+        backend, BatcherSettings(**settings), thresholds, name=name, clock=clock
     )
     try:
         yield batcher

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchmill import WouldDeadlockError
-from batchmill.batcher import BatcherClosedError, BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherClosedError, BatcherSettings, MicroBatcher
 from batchmill.pressure import QueueDecision
 from tests.batcher.kit import (
     FOREVER_MS,
@@ -134,7 +134,7 @@ def test_close_inside_the_backend_ends_the_listeners_too() -> None:
         listeners=(heard.append,), critical_handler=lambda _: QueueDecision.retry(3_600_000)
     )
     batcher: MicroBatcher[Any] = MicroBatcher(
-        backend, BatcherConfig(linger_ms=FOREVER_MS), thresholds, name="inside"
+        backend, BatcherSettings(linger_ms=FOREVER_MS), thresholds, name="inside"
     )
     futures = batcher.submit_many(range(5))
     assert batcher.flush(WAIT_S)

@@ -10,7 +10,7 @@ import pytest
 from batchmill import ConfigError
 from batchmill.batcher import (
     BackendContractError,
-    BatcherConfig,
+    BatcherSettings,
     BreakerPolicy,
     CircuitOpenError,
     MicroBatcher,
@@ -224,7 +224,7 @@ def test_a_poison_item_does_not_open_the_circuit() -> None:
             raise ValueError("poison")
         return batch
 
-    config = BatcherConfig(
+    config = BatcherSettings(
         batch_size=100, on_batch_failure=bisect(), breaker=BreakerPolicy(failures=3)
     )
     batcher: MicroBatcher[int] = MicroBatcher(backend, config)

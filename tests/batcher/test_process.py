@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from batchmill.batcher import BatcherConfig, BreakerPolicy, MicroBatcher, intake
+from batchmill.batcher import BatcherSettings, BreakerPolicy, MicroBatcher, intake
 from batchmill.pressure import QueueDecision
 from batchmill.waiters import ThreadWaiter
 from tests.batcher.kit import (
@@ -175,7 +175,7 @@ def test_a_batcher_that_was_never_closed_drains_at_exit(backend: str) -> None:
     """Everything accepted is sent before the interpreter goes, and nothing is said."""
     result = run_script(
         f"""
-        from batchmill.batcher import BatcherConfig, MicroBatcher
+        from batchmill.batcher import BatcherSettings, MicroBatcher
         count = 0
         {backend} send(batch):
             global count
@@ -183,7 +183,7 @@ def test_a_batcher_that_was_never_closed_drains_at_exit(backend: str) -> None:
             if count == 1050:
                 print("sent", count, flush=True)
             return batch
-        keep = MicroBatcher(send, BatcherConfig(linger_ms=3_600_000))
+        keep = MicroBatcher(send, BatcherSettings(linger_ms=3_600_000))
         keep.submit_many(range(1050))
         """
     )
@@ -195,12 +195,12 @@ def test_a_backend_that_hangs_does_not_keep_the_interpreter() -> None:
     result = run_script(
         """
         import threading
-        from batchmill.batcher import BatcherConfig, MicroBatcher
+        from batchmill.batcher import BatcherSettings, MicroBatcher
         began, never = threading.Event(), threading.Event()
         def send(batch):
             began.set()
             never.wait()
-        keep = MicroBatcher(send, BatcherConfig(batch_size=1, close_timeout_s=0.05))
+        keep = MicroBatcher(send, BatcherSettings(batch_size=1, close_timeout_s=0.05))
         keep.submit(1)
         began.wait()
         keep.submit(2).add_done_callback(lambda f: print(f.result().error, flush=True))
@@ -220,7 +220,7 @@ def _threads_end(name: str) -> None:
 def test_a_batcher_that_nobody_references_ends() -> None:
     """What it had accepted is sent first."""
     echo = Echo()
-    batcher: Any = MicroBatcher(echo, BatcherConfig(linger_ms=FOREVER_MS), name="lost")
+    batcher: Any = MicroBatcher(echo, BatcherSettings(linger_ms=FOREVER_MS), name="lost")
     futures = batcher.submit_many(range(3))
     del batcher
     gc.collect()
@@ -261,7 +261,7 @@ def test_a_lost_batcher_takes_its_loop_its_timer_and_its_listeners_along() -> No
 
     thresholds = levels(listeners=(heard.append,))
     batcher: Any = MicroBatcher(
-        backend, BatcherConfig(linger_ms=FOREVER_MS), thresholds, name="all"
+        backend, BatcherSettings(linger_ms=FOREVER_MS), thresholds, name="all"
     )
     future = batcher.submit(1, deadline_s=3600)
     batcher.submit_many(range(4))

@@ -11,7 +11,7 @@ import pytest
 from batchmill import ConfigError
 from batchmill.batcher import (
     BackendContractError,
-    BatcherConfig,
+    BatcherSettings,
     BatchResult,
     DroppedError,
     ItemResult,
@@ -170,7 +170,7 @@ def test_without_thresholds_nothing_is_refused() -> None:
 def test_with_thresholds_is_the_same_as_giving_them() -> None:
     """The seed's factory."""
     echo = Echo()
-    batcher: MicroBatcher[Any] = MicroBatcher.with_thresholds(echo, BatcherConfig(), levels())
+    batcher: MicroBatcher[Any] = MicroBatcher.with_thresholds(echo, BatcherSettings(), levels())
     with batcher:
         assert answer(batcher.submit(1)).is_success
         assert batcher.stats().thresholds is not None
@@ -247,4 +247,4 @@ def test_repr_tells_the_state() -> None:
 def test_a_wrong_setting_is_named(wrong: dict[str, Any], message: str) -> None:
     """The field, its value and what is allowed."""
     with pytest.raises(ConfigError, match=message):
-        BatcherConfig(**wrong)
+        BatcherSettings(**wrong)

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batchmill.batcher import BatcherConfig, BatcherStats, MicroBatcher
+from batchmill.batcher import BatcherSettings, BatcherStats, MicroBatcher
 from batchmill.pressure import QueueDecision, strategies
 from batchmill.testing import ManualClock
 from tests.batcher.kit import FOREVER_MS, WAIT_S, assert_balanced, levels, wait_until
@@ -64,7 +64,7 @@ class Batching(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.batcher: MicroBatcher[Item] = MicroBatcher(
             _backend,
-            BatcherConfig(batch_size=1000, linger_ms=FOREVER_MS, close_timeout_s=WAIT_S),
+            BatcherSettings(batch_size=1000, linger_ms=FOREVER_MS, close_timeout_s=WAIT_S),
             levels(critical_handler=HANDLER),
             clock=self.clock,
         )

@@ -15,7 +15,7 @@ import pytest
 
 from batchmill.batcher import (
     AdaptiveConcurrency,
-    BatcherConfig,
+    BatcherSettings,
     ItemResult,
     MicroBatcher,
     RetryPolicy,
@@ -58,13 +58,13 @@ THRESHOLDS = QueueThresholdConfig(
     ),
 )
 VARIANTS = {
-    "plain": (BatcherConfig(batch_size=16, linger_ms=0.1), None),
+    "plain": (BatcherSettings(batch_size=16, linger_ms=0.1), None),
     "pressed": (
-        BatcherConfig(batch_size=8, linger_ms=0.1, max_in_flight=3, on_batch_failure=bisect()),
+        BatcherSettings(batch_size=8, linger_ms=0.1, max_in_flight=3, on_batch_failure=bisect()),
         THRESHOLDS,
     ),
     "keyed": (
-        BatcherConfig(
+        BatcherSettings(
             batch_size=8,
             linger_ms=0.1,
             max_in_flight=2,
@@ -185,7 +185,7 @@ def test_the_hard_capacity_holds_under_a_stampede() -> None:
         deepest.append(batcher.queue_depth)
         return batch
 
-    batcher: MicroBatcher[int] = MicroBatcher(backend, BatcherConfig(batch_size=4), thresholds)
+    batcher: MicroBatcher[int] = MicroBatcher(backend, BatcherSettings(batch_size=4), thresholds)
     start = threading.Barrier(SUBMITTERS)
 
     def submit() -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from batchmill.batcher import BatcherConfig, MicroBatcher
+from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import QueueAction, ThresholdLevel
 from examples.queue_demo import pressure
 
@@ -33,7 +33,7 @@ def test_every_order_is_accounted_for() -> None:
 def test_the_burst_crosses_all_three_levels() -> None:
     """At each level something was decided, and it is in the table."""
     batcher: MicroBatcher[pressure.Order] = MicroBatcher(
-        pressure._send, BatcherConfig(batch_size=pressure.BATCH), pressure.thresholds()
+        pressure._send, BatcherSettings(batch_size=pressure.BATCH), pressure.thresholds()
     )
     with batcher:
         batcher.submit_many(map(pressure.Order, range(pressure.BURST)))

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from batchmill.flows import FlowConfig, FlowDispatcher, FlowStats
+from batchmill.flows import FlowDispatcher, FlowSettings, FlowStats
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def signals(flow: object, count: int, start: int = 0) -> list[Signal]:
     return [Signal(flow, number) for number in range(start, start + count)]
 
 
-def config(**settings: Any) -> FlowConfig:
+def config(**settings: Any) -> FlowSettings:
     """A configuration for :class:`Signal`: one worker, one signal a call, unless said otherwise."""
     settings = {
         "worker_count": 1,
@@ -42,7 +42,7 @@ def config(**settings: Any) -> FlowConfig:
         "finished": operator.attrgetter("last"),
         **settings,
     }
-    return FlowConfig(**settings)
+    return FlowSettings(**settings)
 
 
 class ManualClock:

@@ -156,7 +156,7 @@ def test_a_dispatcher_that_was_never_closed_drains_at_exit() -> None:
     result = run_script(
         """
         import threading
-        from batchmill.flows import FlowConfig, FlowDispatcher
+        from batchmill.flows import FlowSettings, FlowDispatcher
         count = 0
         began = threading.Event()
         def handle(batch):
@@ -165,7 +165,7 @@ def test_a_dispatcher_that_was_never_closed_drains_at_exit() -> None:
             count += len(batch)
             if count == 1000:
                 print("handled", count, flush=True)
-        keep = FlowDispatcher(handle, FlowConfig(worker_count=1, flow_id=lambda s: s % 7))
+        keep = FlowDispatcher(handle, FlowSettings(worker_count=1, flow_id=lambda s: s % 7))
         for number in range(1000):
             keep.dispatch(number)
         began.set()
@@ -179,13 +179,14 @@ def test_a_handler_that_hangs_does_not_keep_the_interpreter() -> None:
     result = run_script(
         """
         import threading
-        from batchmill.flows import FlowConfig, FlowDispatcher
+        from batchmill.flows import FlowSettings, FlowDispatcher
         began, never = threading.Event(), threading.Event()
         def handle(batch):
             began.set()
             never.wait()
         keep = FlowDispatcher(
-            handle, FlowConfig(worker_count=1, flow_id=lambda s: s, batch_max=1, close_timeout=0.05)
+            handle,
+            FlowSettings(worker_count=1, flow_id=lambda s: s, batch_max=1, close_timeout=0.05),
         )
         keep.dispatch(1)
         began.wait()

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from batchmill import PartitionPolicy, snapshot_queues
-from batchmill.batcher import BatcherConfig, MicroBatcher, snapshot_batchers
+from batchmill.batcher import BatcherSettings, MicroBatcher, snapshot_batchers
 from batchmill.pressure import QueueThresholdConfig
 from batchmill.telemetry.census import Census
 from batchmill.testing import ManualClock
@@ -129,7 +129,7 @@ def test_a_batcher_tells_what_waits_and_how_busy_its_workers_are() -> None:
         return batch
 
     thresholds = QueueThresholdConfig(max_queue_size=10)
-    config = BatcherConfig(batch_size=1, max_in_flight=1)
+    config = BatcherSettings(batch_size=1, max_in_flight=1)
     orders: MicroBatcher[int] = MicroBatcher(
         backend, config, thresholds, name="orders", clock=clock
     )

@@ -4,7 +4,6 @@ from batchmill.batcher.adaptive import AdaptiveConcurrency
 from batchmill.batcher.backend import Backend
 from batchmill.batcher.batcher import MicroBatcher
 from batchmill.batcher.clock import Clock, SystemClock
-from batchmill.batcher.config import BatcherConfig
 from batchmill.batcher.engine import snapshot_batchers
 from batchmill.batcher.failure import BreakerPolicy, RetryPolicy, bisect
 from batchmill.batcher.pending import FlushReason
@@ -18,7 +17,10 @@ from batchmill.batcher.result import (
     ItemResult,
     Outcome,
 )
+from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.stats import BatcherStats, WorkerLoad
+
+BatcherConfig = BatcherSettings  # its former name
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -27,6 +29,7 @@ __all__ = [
     "BatchResult",
     "BatcherClosedError",
     "BatcherConfig",
+    "BatcherSettings",
     "BatcherStats",
     "BreakerPolicy",
     "CircuitOpenError",

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from batchmill.batcher import inside
 from batchmill.batcher.clock import Clock
-from batchmill.batcher.config import BatcherConfig
 from batchmill.batcher.failure import CircuitBreaker
 from batchmill.batcher.result import BackendContractError, BatchResult, CircuitOpenError
+from batchmill.batcher.settings import BatcherSettings
 from batchmill.errors import ConfigError
 from batchmill.waiters import ThreadWaiter
 
@@ -35,7 +35,7 @@ class BackendCaller:
     def __init__(
         self,
         backend: Any,
-        config: BatcherConfig,
+        config: BatcherSettings,
         clock: Clock,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:

@@ -13,10 +13,10 @@ from batchmill import lifecycle
 from batchmill.batcher import inside
 from batchmill.batcher.backend import Backend, BackendCaller
 from batchmill.batcher.clock import Clock, SystemClock
-from batchmill.batcher.config import BatcherConfig
 from batchmill.batcher.engine import Engine
 from batchmill.batcher.entries import LoopMailbox, TaskEntry, ThreadEntry
 from batchmill.batcher.result import ItemResult
+from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.stats import BatcherStats
 from batchmill.errors import ConfigError, WouldDeadlockError
 from batchmill.pressure import QueueThresholdConfig
@@ -44,13 +44,13 @@ class MicroBatcher(Generic[T]):
     def __init__(
         self,
         backend: BackendLike,
-        config: BatcherConfig | None = None,
+        config: BatcherSettings | None = None,
         thresholds: QueueThresholdConfig | None = None,
         *,
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
-        config = config or BatcherConfig()
+        config = config or BatcherSettings()
         clock = clock or SystemClock()
         # An async backend runs on the loop that the batcher was made on, if there is one.
         caller = BackendCaller(backend, config, clock, asyncio._get_running_loop())
@@ -62,7 +62,7 @@ class MicroBatcher(Generic[T]):
 
     @classmethod
     def with_thresholds(
-        cls, backend: BackendLike, config: BatcherConfig, thresholds: QueueThresholdConfig
+        cls, backend: BackendLike, config: BatcherSettings, thresholds: QueueThresholdConfig
     ) -> Self:
         """A batcher that handles pressure; the same as giving ``thresholds`` to the class."""
         return cls(backend, config, thresholds)

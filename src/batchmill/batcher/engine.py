@@ -23,13 +23,13 @@ from batchmill.batcher import inside
 from batchmill.batcher.adaptive import InFlightLimit
 from batchmill.batcher.backend import BackendCaller
 from batchmill.batcher.clock import Clock
-from batchmill.batcher.config import BatcherConfig
 from batchmill.batcher.desk import Desk, Work
 from batchmill.batcher.intake import Answer, Intake, failure, late
 from batchmill.batcher.ledger import Ledger
 from batchmill.batcher.lock import give_way
 from batchmill.batcher.pending import Entry, FlushReason, Pending
 from batchmill.batcher.result import BatcherClosedError, ItemResult, Outcome
+from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.shifts import Shifts
 from batchmill.batcher.stats import BatcherStats
 from batchmill.batcher.timer import Timer
@@ -49,7 +49,7 @@ class Engine:
     def __init__(
         self,
         name: str,
-        config: BatcherConfig,
+        config: BatcherSettings,
         thresholds: QueueThresholdConfig | None,
         caller: BackendCaller,
         clock: Clock,

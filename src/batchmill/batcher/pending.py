@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from batchmill.batcher.config import BatcherConfig
 from batchmill.batcher.result import ItemResult
+from batchmill.batcher.settings import BatcherSettings
 
 
 class FlushReason(enum.Enum):
@@ -64,7 +64,7 @@ class Entry:
 class Pending:
     """Entries in the order they were accepted; its user holds a lock."""
 
-    def __init__(self, config: BatcherConfig) -> None:
+    def __init__(self, config: BatcherSettings) -> None:
         self._config = config
         self._linger_s = config.linger_ms / 1000
         self._entries: deque[Entry] = deque()

@@ -1,9 +1,11 @@
 """Flow-ordered dispatch: each flow in order on one worker, new flows to the least loaded."""
 
 from batchmill.errors import BatchmillError, ConfigError, WouldDeadlockError
-from batchmill.flows.config import Backpressure, FlowConfig
 from batchmill.flows.dispatcher import FlowDispatcher
+from batchmill.flows.settings import Backpressure, FlowSettings
 from batchmill.flows.stats import FlowStats, LatencyStats, WorkerStats
+
+FlowConfig = FlowSettings  # its former name
 
 __all__ = [
     "Backpressure",
@@ -11,6 +13,7 @@ __all__ = [
     "ConfigError",
     "FlowConfig",
     "FlowDispatcher",
+    "FlowSettings",
     "FlowStats",
     "LatencyStats",
     "WorkerStats",

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from batchmill import lifecycle
-from batchmill.flows.config import FlowConfig
 from batchmill.flows.lines import Ticket
 from batchmill.flows.router import Router
+from batchmill.flows.settings import FlowSettings
 from batchmill.flows.stats import CANCELLED
 from batchmill.flows.worker import Worker
 from batchmill.waiters import ThreadWaiter, Waiter
@@ -46,7 +46,7 @@ class FlowCore:
     def __init__(
         self,
         handler: Handler,
-        config: FlowConfig,
+        config: FlowSettings,
         name: str,
         error_handler: ErrorHandler | None,
         clock: Clock,

@@ -12,9 +12,9 @@ from typing import Generic, Self, TypeVar
 from batchmill import lifecycle
 from batchmill.errors import ConfigError, WouldDeadlockError
 from batchmill.flows import intake
-from batchmill.flows.config import FlowConfig
 from batchmill.flows.core import FlowCore
 from batchmill.flows.lines import Ticket
+from batchmill.flows.settings import FlowSettings
 from batchmill.flows.snapshot import snapshot
 from batchmill.flows.stats import FlowStats
 from batchmill.waiters import TaskWaiter, ThreadWaiter
@@ -43,7 +43,7 @@ class FlowDispatcher(Generic[T]):
     ``error_handler``, called with the batch and the error, or else to the log. ``clock`` is what
     ages and durations are measured by.
 
-    >>> config = FlowConfig(worker_count=2, flow_id=lambda signal: signal[0])
+    >>> config = FlowSettings(worker_count=2, flow_id=lambda signal: signal[0])
     >>> with FlowDispatcher(lambda batch: None, config) as dispatcher:
     ...     dispatcher.dispatch(("order-7", "paid"))
     True
@@ -52,7 +52,7 @@ class FlowDispatcher(Generic[T]):
     def __init__(
         self,
         handler: Callable[[list[T]], object],
-        config: FlowConfig | None = None,
+        config: FlowSettings | None = None,
         *,
         error_handler: Callable[[list[T], BaseException], object] | None = None,
         name: str = "flows",
@@ -62,9 +62,9 @@ class FlowDispatcher(Generic[T]):
             raise ConfigError("handler", handler, "a callable that takes a list of signals")
         if error_handler is not None and not callable(error_handler):
             raise ConfigError("error_handler", error_handler, "a callable (batch, error), or None")
-        config = FlowConfig() if config is None else config
-        if not isinstance(config, FlowConfig):
-            raise ConfigError("config", config, "a FlowConfig")
+        config = FlowSettings() if config is None else config
+        if not isinstance(config, FlowSettings):
+            raise ConfigError("config", config, "a FlowSettings")
         core = FlowCore(handler, config, name, error_handler, clock)
         lifecycle.track(core)
         core.start()
@@ -78,7 +78,7 @@ class FlowDispatcher(Generic[T]):
         return self._core.name
 
     @property
-    def config(self) -> FlowConfig:
+    def config(self) -> FlowSettings:
         """The settings the dispatcher was made with."""
         return self._core.config
 

@@ -7,10 +7,10 @@ steps there are is decided by the router; here is what only a caller has: a time
 from __future__ import annotations
 
 from batchmill.errors import WouldDeadlockError
-from batchmill.flows.config import Backpressure
 from batchmill.flows.core import FlowCore
 from batchmill.flows.lane import Lane
 from batchmill.flows.lines import Ticket
+from batchmill.flows.settings import Backpressure
 from batchmill.flows.stats import CANCELLED, CLOSED, INGRESS_FULL
 from batchmill.waiters import TaskWaiter, ThreadWaiter
 

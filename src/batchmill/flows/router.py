@@ -19,17 +19,17 @@ from collections.abc import Hashable
 from typing import Any
 
 from batchmill.flows.assign import Assignment, LeastLoaded, RoundRobin
-from batchmill.flows.config import Backpressure, FlowConfig
 from batchmill.flows.flows import Entry, Flow, FlowMap
 from batchmill.flows.lane import Lane
 from batchmill.flows.lines import Lines, Ticket
+from batchmill.flows.settings import Backpressure, FlowSettings
 from batchmill.flows.stats import CANCELLED, CLOSED, INGRESS_FULL, MAX_FLOWS, QUEUE_FULL
 
 
 class Router:
     """The lanes, the flows, the lines of those who wait, and the counts."""
 
-    def __init__(self, config: FlowConfig) -> None:
+    def __init__(self, config: FlowSettings) -> None:
         self.lanes = [
             Lane(index, config.worker_queue_capacity) for index in range(config.worker_count)
         ]

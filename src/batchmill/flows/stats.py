@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from batchmill.flows.config import Backpressure
+from batchmill.flows.settings import Backpressure
 
 QUEUE_FULL = "queue_full"
 INGRESS_FULL = "ingress_full"

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from batchmill import lifecycle
-from batchmill.batcher import BatcherClosedError, BatcherConfig, ItemResult, MicroBatcher
+from batchmill.batcher import BatcherClosedError, BatcherSettings, ItemResult, MicroBatcher
 from batchmill.sources import SourceType, catalog
 from batchmill.spool import rows as rows_module
 from batchmill.spool import segment
@@ -268,7 +268,7 @@ class Spool:
                 raise SpoolClosedError(str(self.folder))
             known = self._batchers.get(source)
             if known is None:
-                config = BatcherConfig(
+                config = BatcherSettings(
                     batch_size=settings.max_rows,
                     linger_ms=settings.linger_s * 1000,
                     max_in_flight=settings.writers,

@@ -42,10 +42,10 @@ def default_worker_count() -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FlowConfig:
+class FlowSettings:
     """The settings of a :class:`FlowDispatcher`.
 
-    >>> FlowConfig(worker_count=4).worker_queue_capacity
+    >>> FlowSettings(worker_count=4).worker_queue_capacity
     8192
     """
 

