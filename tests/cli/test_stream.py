@@ -22,8 +22,8 @@ from batchmill.cli import main
 from batchmill.cli.stream_view import error_line
 from batchmill.spark import BatchReport
 from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.pipeline_runs import SMALL, endpoint_events, expected_of, sqlite, write_segment
-from tests.kit.pipelines import differences, pipeline, stored
+from tests.kit.pipeline_results import differences, expected_of, stored
+from tests.kit.pipelines import SMALL, endpoint_events, pipeline, sqlite, write_segment
 from tests.kit.processes import Life
 
 pytestmark = [
@@ -211,7 +211,7 @@ def test_signals_end_every_command_after_its_batch(tmp_path: Path) -> None:
     backfill = arguments(tmp_path, "backfill", str(tmp_path / "old"))
     ended = "ended; started again, it goes on where it was"
     early = "ended early by {}: run the same command again to go on"
-    with process(tmp_path, "-m", "tests.spark.cli_driver") as life:
+    with process(tmp_path, "-m", "tests.cli.stream_driver") as life:
         life.must_hear("ready")
         for command, signum, code, last in (
             (stream, signal.SIGTERM, 0, ended),

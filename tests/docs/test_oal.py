@@ -15,7 +15,8 @@ from tests.oracle.catalog import Row
 
 pytest.importorskip("pyspark")
 
-from tests.kit.pipelines import Stored, expected, pipeline, spool, stored
+from tests.kit.pipeline_results import Stored, expected, stored
+from tests.kit.pipelines import pipeline, write_spool
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +102,7 @@ def test_the_examples_come_to_what_the_oracle_says() -> None:
 
 def test_the_examples_come_to_what_the_pipeline_says(spark: SparkSession, tmp_path: Path) -> None:
     """The pipeline itself, from segments to the store, finds the same values."""
-    spool(events(), tmp_path / "spool", files=1)
+    write_spool(events(), tmp_path / "spool", files=1)
     with pipeline(spark, tmp_path, oal=script()) as running:
         running.run_available()
         assert differing(stored(running.store)) == []

@@ -14,14 +14,15 @@ from batchmill.outbox import Outbox
 from batchmill.store import Store, StoreUnavailableError, open_store
 from tests.kit.exporters import added_up, exporter_of, last_totals, stored
 from tests.kit.otlp_metrics_receiver import GrpcReceiver
-from tests.kit.pipeline_runs import (
+from tests.kit.pipelines import (
+    EVERY_FUNCTION,
     SMALL,
     TWO_SOURCES,
     endpoint_events,
     every_events,
+    pipeline,
     write_segment,
 )
-from tests.kit.pipelines import EVERY_FUNCTION, pipeline
 
 NAMES = ("ep_count", "ep_avg", "ep_max", "ep_apdex", "ep_p10", "ep_codes", "ep_slow", "cpu")
 SOME = "\n".join(line for line in EVERY_FUNCTION.splitlines() if line.split(" ")[0] in NAMES)

@@ -1,22 +1,31 @@
-"""What the pipeline tests share: a script with every function, runs, and stores as plain dicts."""
+"""Pipelines for tests: scripts, the events and segments they read, and how they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, Phase, settings
 from pyspark.sql import SparkSession
 
-from batchmill.sources import Grain
 from batchmill.spark import Pipeline, PipelineSettings
-from batchmill.store import Store, open_store
-from tests.oracle.generate import write_segments
-from tests.oracle.metrics import expected_metrics
+from tests.oracle.catalog import Row
+from tests.oracle.generate import random_events, random_spans, write_segments
+from tests.oracle.segments import to_table
 
 START = datetime(2026, 3, 1, 10, tzinfo=UTC)
+
 NOW = datetime(2026, 3, 20, tzinfo=UTC).timestamp()
+
+MTIME = START.timestamp()
+"""When the first segment was modified; see :func:`set_order`."""
 
 EVERY_FUNCTION = """
 // Every function of the language, and every kind of filter.
@@ -65,6 +74,7 @@ inst = from(ServiceInstance.latency).longAvg();
 gone = from(Endpoint.*).count();
 disable(gone);
 """
+
 EVERY_SOURCE = (
     "Endpoint",
     "Service",
@@ -77,8 +87,57 @@ EVERY_SOURCE = (
     "EndpointRelation",
 )
 
-Stored = dict[tuple[str, str, int, str], Any]
+TWO_SOURCES = ("Endpoint", "ServiceInstanceJVMCPU")
 
+EVERY_FUNCTION_OF_TWO = "\n".join(
+    line
+    for line in EVERY_FUNCTION.splitlines()
+    if "Endpoint." in line or "JVMCPU" in line or line.startswith("disable")
+)
+"""Every function of the language, over two sources."""
+
+SMALL = """
+ep_cpm = from(Endpoint.*).cpm();
+ep_avg = from(Endpoint.latency).longAvg();
+ep_p10 = from(Endpoint.latency).percentile2(10);
+ep_types = from(Endpoint.*).labelCount(type, 2);
+"""
+"""A few metrics of one source: where a fact does not depend on the function."""
+
+OF_SPANS = """
+cpm = from(Service.*).cpm();
+rel = from(ServiceRelation.latency).percentile2(10);
+server = from(ServiceRelation.*).filter(detectPoint == DetectPoint.SERVER).count();
+ep_rel = from(EndpointRelation.rpcLatency).longAvg();
+"""
+"""Metrics of sources that spans become, relations included."""
+
+MIXED_OAL = """
+ep_cpm = from(Endpoint.*).cpm();
+ep_count = from(Endpoint.*).count();
+ep_avg = from(Endpoint.latency).longAvg();
+ep_max = from(Endpoint.latency).max();
+ep_min = from(Endpoint.latency).min();
+ep_sla = from(Endpoint.*).percent(status == true);
+ep_rate = from(Endpoint.*).rate(status == true, httpResponseStatusCode >= 400);
+ep_apdex = from(Endpoint.latency).apdex(serviceName, status);
+ep_percentile = from(Endpoint.latency).percentile2(1);
+ep_old = from(Endpoint.latency).percentile(10);
+ep_histogram = from(Endpoint.latency).histogram(100, 5);
+ep_codes = from(Endpoint.*).labelCount(rpcStatusCode);
+ep_slow = from(Endpoint.latency).labelAvg(rpcStatusCode, latency);
+cpu = from(ServiceInstanceJVMCPU.usePercent).doubleAvg();
+cpu_max = from(ServiceInstanceJVMCPU.usePercent).maxDouble();
+cpu_min = from(ServiceInstanceJVMCPU.usePercent).minDouble();
+cpu_sum = from(ServiceInstanceJVMCPU.usePercent).sum();
+gc_time = from(ServiceInstanceJVMGC.time).filter(phase == GCPhase.NEW).sum();
+relation = from(ServiceRelation.latency).filter(detectPoint == DetectPoint.CLIENT).longAvg();
+relation_from = from(ServiceRelation.*).filter(detectPoint == DetectPoint.SERVER).count();
+database = from(DatabaseAccess.latency).longAvg();
+"""
+"""Every function, over sources that come as typed events, from spans, or both."""
+
+_TYPED = ("Endpoint", "ServiceInstanceJVMCPU", "ServiceInstanceJVMGC")
 
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
@@ -86,6 +145,21 @@ INTERPRETED = {
     "spark.sql.adaptive.enabled": "false",
 }
 """A test's batches have a few rows: compiling them takes longer than running them."""
+
+QUICK_SPARK = {**INTERPRETED, "spark.driver.memory": "512m"}
+
+ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
+"""Each segment is a batch."""
+
+FEW_EXAMPLES = settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+"""For property tests whose examples each run Spark: few, always the same, none made smaller."""
 
 
 def pipeline(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
@@ -109,34 +183,99 @@ def compiled(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
     return Pipeline(spark=spark, **given)
 
 
-def stored(store: Store | str) -> Stored:
-    """Every value that a store holds."""
-    if isinstance(store, str):
-        with open_store(store) as opened:
-            return stored(opened)
-    return {
-        (metric.name, grain.value, value.bucket, value.entity_id): value.value
-        for metric in store.metrics()
-        for grain in Grain
-        for value in store.values(metric, grain=grain)
-    }
+def sqlite(folder: Path) -> str:
+    """The address of the store that a pipeline in ``folder`` has."""
+    return f"sqlite:///{folder / 'metrics.db'}"
 
 
-def expected(events: Mapping[str, Sequence[Any]], oal: str = EVERY_FUNCTION) -> Stored:
-    """Every value that the oracle expects."""
-    return dict(expected_metrics(oal, {name: list(rows) for name, rows in events.items()}))  # type: ignore[arg-type]
+def every_events(
+    seed: int, names: Iterable[str], n: int, *, days: int = 3, late_share: float = 0.1
+) -> dict[str, list[Row]]:
+    """Random rows among which each filter of :data:`EVERY_FUNCTION` finds some."""
+    events = random_events(seed, names, n, start=START, days=days, late_share=late_share)
+    rng = random.Random(seed)
+    for row in events.get("Endpoint", ()):
+        if rng.random() < 0.3:
+            row["tags"] = [*(row["tags"] or ()), "a:b"]
+        if rng.random() < 0.3:
+            row["tag"] = {**(row["tag"] or {}), "n": rng.choice(("7", "-7", "70000000000", "x"))}
+        if rng.random() < 0.3:
+            row["name"] = rng.choice(("/orders", "orders", "s"))
+    return events
 
 
-def differences(found: Stored, wanted: Stored, limit: int = 10) -> list[str]:
-    """Where two stores differ; empty if they do not."""
-    lines = [
-        f"{key}: {found.get(key, 'missing')!r}, expected {wanted.get(key, 'nothing')!r}"
-        for key in sorted(found.keys() | wanted.keys())
-        if found.get(key) != wanted.get(key)
-    ]
-    return [*lines[:limit], f"… {len(lines)} in all"] if lines else []
+def endpoint_events(n: int, seed: int = 1, days: int = 2, start: datetime = START) -> list[Row]:
+    """Rows of Endpoint."""
+    return random_events(seed, ["Endpoint"], n, start=start, days=days)["Endpoint"]
 
 
-def spool(events: Mapping[str, Sequence[Any]], folder: Path, files: int = 2, seed: int = 0) -> None:
+def write_spool(
+    events: Mapping[str, Sequence[Any]], folder: Path, files: int = 2, seed: int = 0
+) -> None:
     """Write events as segments."""
     write_segments({name: list(rows) for name, rows in events.items()}, folder, files, seed)
+
+
+def mixed_spool(folder: Path, rng: random.Random, *, typed: int, spans: int) -> Mapping[str, Any]:
+    """So many segments of each typed source and of spans, to be read in a random order."""
+    events: dict[str, Any] = random_events(1, _TYPED, 100 * typed, start=START)
+    paths = write_segments(events, folder, typed, seed=1)
+    events["Span"] = random_spans(1, 25 * spans, start=START)
+    paths += write_segments({"Span": events["Span"]}, folder, spans, seed=2)
+    # Spark takes the oldest first.
+    rng.shuffle(paths)
+    oldest = time.time() - 2 * len(paths)
+    for number, path in enumerate(paths):
+        os.utime(path, (oldest + number, oldest + number))
+    return events
+
+
+def write_segment(
+    folder: Path, source: str, rows: Sequence[Row], name: str = "0", order: int = 0
+) -> Path:
+    """One segment of the spool ``folder``; Spark takes those of a lower ``order`` first."""
+    path = folder / source / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(to_table(source, rows), path)
+    set_order(path, order)
+    return path
+
+
+def set_order(path: Path, order: int) -> None:
+    """When Spark takes a segment: it goes by the time of modification."""
+    os.utime(path, (MTIME + order, MTIME + order))
+
+
+def deal(
+    events: Mapping[str, Sequence[Row]], folder: Path, pieces: int, seed: int = 0
+) -> list[Path]:
+    """Shuffle all rows, cut them into ``pieces`` segments in all, in any order of arrival."""
+    rng = random.Random(seed)
+    rows = [(source, row) for source in events for row in events[source]]
+    rng.shuffle(rows)
+    cuts = sorted(rng.sample(range(1, len(rows)), pieces - 1))
+    orders = rng.sample(range(pieces), pieces)
+    written = []
+    for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(rows)], strict=True)):
+        for source in events:
+            inside = [row for name, row in rows[start:end] if name == source]
+            if inside:
+                written.append(write_segment(folder, source, inside, str(number), orders[number]))
+    return written
+
+
+def write_table(folder: Path, name: str, table: pa.Table, **options: Any) -> Path:
+    """One segment of Endpoint, of any columns."""
+    path = folder / "Endpoint" / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+    return path
+
+
+def with_column(rows: Sequence[Row], name: str, values: Sequence[Any], kind: Any) -> pa.Table:
+    """Rows of Endpoint as a table, one column of it replaced or added."""
+    table = to_table("Endpoint", rows)
+    column = pa.array(values, kind)
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, column)
+    return table.append_column(name, column)

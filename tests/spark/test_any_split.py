@@ -9,53 +9,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from batchmill.oal import load
-from batchmill.spark import PipelineSettings
-from tests.kit.pipeline_runs import (
-    EVERY_FUNCTION_OF_TWO,
-    TWO_SOURCES,
+from tests.kit.pipeline_results import (
     States,
+    Stored,
     contents,
     counted,
-    deal,
-    every_events,
+    differences,
+    expected,
     top_expected,
     top_of,
+)
+from tests.kit.pipelines import (
+    EVERY_FUNCTION_OF_TWO,
+    FEW_EXAMPLES,
+    OF_SPANS,
+    ONE_AT_A_TIME,
+    START,
+    TWO_SOURCES,
+    compiled,
+    deal,
+    every_events,
     write_segment,
 )
-from tests.kit.pipelines import START, Stored, compiled, differences, expected
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
 
-ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
-OF_SPANS = """
-cpm = from(Service.*).cpm();
-rel = from(ServiceRelation.latency).percentile2(10);
-server = from(ServiceRelation.*).filter(detectPoint == DetectPoint.SERVER).count();
-ep_rel = from(EndpointRelation.rpcLatency).longAvg();
-"""
 UNFILTERED = "\n".join(
     line
     for line in EVERY_FUNCTION_OF_TWO.splitlines()
     if line.startswith("ep_") and "filter" not in line
 )
 """Each function of whole numbers once or twice."""
-
-# Few examples, since each is a run of Spark; the same ones each time, and none made smaller.
-few = settings(
-    max_examples=5,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
 
 
 def in_pieces(
@@ -96,7 +87,7 @@ def test_one_batch_equals_the_oracle(
     assert differences(in_one_batch[1], expected(events, EVERY_FUNCTION_OF_TWO)) == []
 
 
-@few
+@FEW_EXAMPLES
 @given(pieces=st.integers(2, 3), seed=st.integers(0, 2**32 - 1))
 def test_any_split_in_any_order_makes_the_same_store(
     spark: SparkSession,
@@ -128,7 +119,7 @@ def test_fifty_batches_make_the_same_store(
     assert differences(values, {key: each for key, each in wanted.items() if key[0] in names}) == []
 
 
-@settings(few, max_examples=2)
+@settings(FEW_EXAMPLES, max_examples=2)
 @given(pieces=st.integers(2, 3), seed=st.integers(0, 2**32 - 1))
 def test_spans_of_one_trace_may_come_in_different_batches(
     spark: SparkSession, pieces: int, seed: int

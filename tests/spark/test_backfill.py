@@ -11,26 +11,25 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.errors import ConfigError
-from batchmill.spark import BatchReport, Pipeline, PipelineSettings
-from tests.kit.pipeline_runs import (
+from batchmill.spark import BatchReport, Pipeline
+from tests.kit.pipeline_results import contents, counted, differences, expected, expected_of, stored
+from tests.kit.pipelines import (
     EVERY_FUNCTION_OF_TWO,
+    ONE_AT_A_TIME,
     SMALL,
+    START,
     TWO_SOURCES,
-    contents,
-    counted,
     deal,
     endpoint_events,
     every_events,
-    expected_of,
+    pipeline,
     write_segment,
 )
-from tests.kit.pipelines import START, differences, expected, pipeline, stored
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans
 from tests.oracle.spans import spans_to_events
 
 WAIT_S = 120.0
-ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
 
 
 def frame(running: Pipeline, folder: Path) -> DataFrame:

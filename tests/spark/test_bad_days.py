@@ -13,14 +13,15 @@ from batchmill.spark import BatchReport
 from batchmill.store import RetryPolicy, StoreFullError, StoreUnavailableError
 from batchmill.store.sqlite.store import SqliteStore
 from batchmill.store.store import SqlStore
-from tests.kit.pipeline_runs import (
+from tests.kit.pipeline_results import Stored, differences, expected_of, stored
+from tests.kit.pipelines import (
+    ONE_AT_A_TIME,
     SMALL,
+    START,
     endpoint_events,
-    expected_of,
+    pipeline,
     write_segment,
 )
-from tests.kit.pipeline_tables import ONE_AT_A_TIME
-from tests.kit.pipelines import START, Stored, differences, pipeline, stored
 from tests.kit.postgres import Postgres
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans

@@ -15,17 +15,26 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import Pipeline
 from batchmill.spark.input.segments import look_at
-from tests.kit.pipeline_runs import (
-    SMALL,
+from tests.kit.pipeline_results import (
     counted,
-    endpoint_events,
+    differences,
+    expected,
     expected_of,
     quarantined,
     quarantined_rows,
-    write_segment,
+    stored,
 )
-from tests.kit.pipeline_tables import ONE_AT_A_TIME, with_column, write_table
-from tests.kit.pipelines import NOW, START, differences, expected, pipeline, stored
+from tests.kit.pipelines import (
+    NOW,
+    ONE_AT_A_TIME,
+    SMALL,
+    START,
+    endpoint_events,
+    pipeline,
+    with_column,
+    write_segment,
+    write_table,
+)
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.segments import to_table

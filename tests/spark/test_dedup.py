@@ -20,15 +20,30 @@ from batchmill.cli.options import pipeline_arguments
 from batchmill.cli.stream import add_parsers
 from batchmill.errors import ConfigError
 from batchmill.spark import BatchReport, PipelineError
-from tests.kit.pipeline_runs import counted, deal, top_expected, top_of, write_segment
-from tests.kit.pipeline_tables import ONE_AT_A_TIME
-from tests.kit.pipelines import NOW, START, Stored, differences, expected, pipeline, stored
+from tests.kit.pipeline_results import (
+    Stored,
+    counted,
+    differences,
+    expected,
+    stored,
+    top_expected,
+    top_of,
+)
+from tests.kit.pipelines import (
+    FEW_EXAMPLES,
+    NOW,
+    OF_SPANS,
+    ONE_AT_A_TIME,
+    START,
+    deal,
+    pipeline,
+    write_segment,
+)
 from tests.kit.spark import span
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
-from tests.spark.test_any_split import OF_SPANS, few
 
 SPANS = random_spans(5, 90, start=START, days=1)
 SMALL = "n = from(Service.*).count(); slow = from(Service.latency).max();"
@@ -50,7 +65,7 @@ def counts(store: Any) -> tuple[int, int]:
     return counted(store, "rows")["Span", ""], counted(store, "duplicates").get(SAME, 0)
 
 
-@settings(few, max_examples=4)
+@settings(FEW_EXAMPLES, max_examples=4)
 @given(pieces=st.integers(1, 4), share=st.sampled_from((0.1, 1.0)), seed=st.integers(0, 2**32 - 1))
 def test_any_duplication_in_any_split_equals_each_span_once(
     spark: SparkSession, pieces: int, share: float, seed: int

@@ -18,27 +18,27 @@ from batchmill.oal import core_script, load
 from batchmill.sources import Grain
 from batchmill.spark import Pipeline, PipelineSettings
 from batchmill.spark.l1 import fusion, listed
-from tests.kit.pipeline_runs import (
-    EVERY_FUNCTION_OF_TWO,
-    SMALL,
-    TWO_SOURCES,
+from tests.kit.pipeline_results import (
     counted,
-    endpoint_events,
-    every_events,
+    differences,
+    expected,
     expected_of,
+    stored,
     top_expected,
     top_of,
-    write_segment,
 )
 from tests.kit.pipelines import (
     EVERY_FUNCTION,
+    EVERY_FUNCTION_OF_TWO,
     EVERY_SOURCE,
+    SMALL,
     START,
+    TWO_SOURCES,
     compiled,
-    differences,
-    expected,
-    spool,
-    stored,
+    endpoint_events,
+    every_events,
+    write_segment,
+    write_spool,
 )
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans
@@ -70,7 +70,7 @@ def every_run(
     """Random rows of nine sources, in."""
     folder = tmp_path_factory.mktemp("every")
     events = every_events(7, EVERY_SOURCE, 300)
-    spool(events, folder / "spool", 3)
+    write_spool(events, folder / "spool", 3)
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
     with compiled(spark, folder, settings=settings) as running:
         running.run_available()
@@ -84,7 +84,7 @@ def span_run(
     """Random spans with the core metrics, in, and every wait over."""
     folder = tmp_path_factory.mktemp("spans")
     spans = random_spans(7, 400, start=START, days=2)
-    spool({"Span": spans}, folder / "spool", 3)
+    write_spool({"Span": spans}, folder / "spool", 3)
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
     with compiled(spark, folder, oal=CORE, settings=settings) as running:
         running.run_available()
@@ -178,7 +178,7 @@ def test_events_and_spans_on_postgresql_equal_the_oracle(
     """The same on PostgreSQL, every function and TopN, in several batches."""
     events = every_events(8, TWO_SOURCES, 120, days=2)
     spans = random_spans(8, 120, start=START, days=1)
-    spool({**events, "Span": spans}, tmp_path / "spool", 2)
+    write_spool({**events, "Span": spans}, tmp_path / "spool", 2)
     oal = EVERY_FUNCTION_OF_TWO + "db = from(DatabaseAccess.latency).percentile2(10);"
     settings = PipelineSettings(ttl_days=365, max_batch_files=3)
     with compiled(spark, tmp_path, oal=oal, store=postgres_url, settings=settings) as running:

@@ -20,9 +20,15 @@ from pyspark.sql import SparkSession
 from batchmill.spark import PipelineError
 from tests.kit.disks import fill, small_disk
 from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.pipeline_runs import SMALL, counted, endpoint_events, expected_of, write_segment
-from tests.kit.pipeline_tables import with_column, write_table
-from tests.kit.pipelines import differences, pipeline, stored
+from tests.kit.pipeline_results import counted, differences, expected_of, stored
+from tests.kit.pipelines import (
+    SMALL,
+    endpoint_events,
+    pipeline,
+    with_column,
+    write_segment,
+    write_table,
+)
 from tests.kit.spark import span
 
 RELATIONS = "rel = from(ServiceRelation.*).cpm();"
@@ -92,7 +98,6 @@ import json, sys, time
 from pathlib import Path
 from batchmill.spark import Pipeline, PipelineError
 from tests.kit.disks import resize
-from tests.kit.pipeline_runs import SMALL, endpoint_events, write_segment
 
 folder = Path(sys.argv[1])
 stop = []

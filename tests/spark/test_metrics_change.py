@@ -9,14 +9,8 @@ from pyspark.sql import SparkSession
 
 from batchmill.sources import Grain
 from batchmill.store import Store, StoredMetric, open_store
-from tests.kit.pipeline_runs import (
-    counted,
-    endpoint_events,
-    expected_of,
-    sqlite,
-    write_segment,
-)
-from tests.kit.pipelines import Stored, differences, pipeline, stored
+from tests.kit.pipeline_results import Stored, counted, differences, expected_of, stored
+from tests.kit.pipelines import endpoint_events, pipeline, sqlite, write_segment
 from tests.oracle.catalog import Row
 
 KEPT = "kept = from(Endpoint.latency).longAvg(); tally = from(Endpoint.latency).percentile2(10);"

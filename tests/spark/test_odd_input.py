@@ -9,18 +9,25 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kit.pipeline_runs import (
-    SMALL,
+from tests.kit.pipeline_results import (
     counted,
-    endpoint_events,
+    differences,
     expected_of,
     quarantined,
     quarantined_rows,
-    set_order,
-    write_segment,
+    stored,
 )
-from tests.kit.pipeline_tables import ONE_AT_A_TIME, with_column, write_table
-from tests.kit.pipelines import START, compiled, differences, stored
+from tests.kit.pipelines import (
+    ONE_AT_A_TIME,
+    SMALL,
+    START,
+    compiled,
+    endpoint_events,
+    set_order,
+    with_column,
+    write_segment,
+    write_table,
+)
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.segments import to_table

@@ -9,8 +9,7 @@ import json
 import os
 import random
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,29 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport, PipelineSettings
 from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.pipeline_runs import (
+from tests.kit.pipeline_results import counted, differences, expected, expected_of, stored
+from tests.kit.pipelines import (
     MTIME,
+    NOW,
+    OF_SPANS,
+    ONE_AT_A_TIME,
+    QUICK_SPARK,
     SMALL,
-    counted,
+    START,
     deal,
     endpoint_events,
-    expected_of,
+    pipeline,
     sqlite,
     write_segment,
 )
-from tests.kit.pipeline_spool import QUICK_SPARK
-from tests.kit.pipeline_tables import ONE_AT_A_TIME
-from tests.kit.pipelines import NOW, START, differences, expected, pipeline, stored
 from tests.kit.processes import Life
+from tests.kit.threads import until
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
-from tests.spark.test_any_split import OF_SPANS
 from tests.spark.test_restart import forget_commit
 
 ROWS = endpoint_events(60)
+WAIT_S = 120.0
 REMOVING: dict[str, Any] = {"oal": SMALL, "settings": ONE_AT_A_TIME, "remove_read": True}
 
 
@@ -166,17 +168,11 @@ def test_an_idle_stream_removes_too(spark: SparkSession, tmp_path: Path) -> None
     }
     with pipeline(spark, tmp_path, **given) as running:
         running.start(0.1)
-        until(lambda: left(tmp_path) == [])
+        until(lambda: left(tmp_path) == [], "segments are removed", WAIT_S)
         first = progress(tmp_path)["written_at"]
-        until(lambda: progress(tmp_path)["written_at"] > first)
+        until(lambda: progress(tmp_path)["written_at"] > first, "progress is written", WAIT_S)
         assert progress(tmp_path)["last_batch"] == 0
         assert differences(stored(running.store), expected_of(ROWS)) == []
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Nobody tells of a change in a folder: it is asked for, until the test's time is up."""
-    while not true():
-        threading.Event().wait(0.02)
 
 
 @pytest.mark.timeout(600)

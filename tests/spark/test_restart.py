@@ -11,30 +11,29 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.errors import ConfigError
-from batchmill.spark import BatchReport, PipelineError, PipelineSettings
+from batchmill.spark import BatchReport, PipelineError
 from batchmill.store import (
     CheckpointMismatchError,
     FencedError,
     StoreInUseError,
     open_store,
 )
-from tests.kit.pipeline_runs import (
+from tests.kit.pipeline_results import contents, counted, differences, expected, expected_of, stored
+from tests.kit.pipelines import (
+    ONE_AT_A_TIME,
     SMALL,
-    contents,
-    counted,
+    START,
     deal,
     endpoint_events,
-    expected_of,
+    pipeline,
     sqlite,
     write_segment,
 )
-from tests.kit.pipelines import START, differences, expected, pipeline, stored
 from tests.kit.stores import end, in_another_process, line_of
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 
 ROWS = endpoint_events(60)
-ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
 
 HOLD = """
 from batchmill.store import open_store

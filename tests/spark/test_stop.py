@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,24 @@ from pyspark.sql import SparkSession
 from batchmill.errors import ConfigError
 from batchmill.spark import BatchReport, PipelineError, PipelineSettings
 from batchmill.store import Batch, CommitResult, FencedError, StoreUnavailableError
-from tests.kit.pipeline_runs import (
+from tests.kit.pipeline_results import counted, differences, expected, expected_of, stored
+from tests.kit.pipelines import (
+    NOW,
+    ONE_AT_A_TIME,
     SMALL,
-    counted,
+    START,
     deal,
     endpoint_events,
-    expected_of,
+    pipeline,
     sqlite,
     write_segment,
 )
-from tests.kit.pipelines import NOW, START, differences, expected, pipeline, stored
+from tests.kit.threads import until
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 
 ROWS = endpoint_events(60)
 SEGMENTS = 6
-ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
 WAIT_S = 120.0
 SPANS_OAL = "rel = from(ServiceRelation.latency).percentile2(10); c = from(Service.*).count();"
 
@@ -48,14 +49,6 @@ def rows_until(number: int) -> list[Any]:
 def numbers(reports: list[BatchReport]) -> list[int]:
     """The batches that got in."""
     return [each.number for each in reports if each.applied]
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Ask again and again, with a deadline: nobody tells."""
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        threading.Event().wait(0.02)
 
 
 def goes_on_exactly(spark: SparkSession, folder: Path, first: int) -> None:
@@ -105,7 +98,7 @@ def test_a_backlog_is_not_worked_off_before_the_end(
     assert inside.wait(WAIT_S)
     stopping = threading.Thread(target=running.stop)
     stopping.start()
-    wait_until(lambda: running._asked, "it was asked")
+    until(lambda: running._asked, "it was asked", WAIT_S)
     go_on.set()
     stopping.join(WAIT_S)
     assert not stopping.is_alive()
@@ -125,7 +118,7 @@ def test_a_backfill_ends_with_its_pipeline(spark: SparkSession, tmp_path: Path) 
         if report.number == 1:
             stops.append(threading.Thread(target=running.stop))
             stops[0].start()
-            wait_until(lambda: running._asked, "it was asked")
+            until(lambda: running._asked, "it was asked", WAIT_S)
 
     with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         assert numbers(running.backfill(tmp_path / "old", on_batch=stop)) == [0, 1]
@@ -196,7 +189,9 @@ def test_a_running_stream_lets_go_of_spans_in_time(spark: SparkSession, tmp_path
         wanted = expected(spans_to_events(spans).events, SPANS_OAL)
         assert differences(stored(running.store), wanted) != []
         now[0] += 1
-        wait_until(lambda: not differences(stored(running.store), wanted), "spans were let go of")
+        until(
+            lambda: not differences(stored(running.store), wanted), "spans were let go of", WAIT_S
+        )
         assert counted(running.store, "unresolved")
 
 

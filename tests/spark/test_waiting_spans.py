@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineError
 from batchmill.store.sqlite.store import SqliteStore
-from tests.kit.pipeline_runs import counted, deal, write_segment
-from tests.kit.pipeline_tables import ONE_AT_A_TIME
-from tests.kit.pipelines import NOW, START, differences, expected, pipeline, stored
+from tests.kit.pipeline_results import counted, differences, expected, stored
+from tests.kit.pipelines import NOW, ONE_AT_A_TIME, START, deal, pipeline, write_segment
 from tests.kit.spark import span
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events

@@ -9,8 +9,7 @@ from pyspark.sql import SparkSession
 
 from batchmill.sources import Grain
 from batchmill.store import open_store
-from tests.kit.pipeline_runs import endpoint_events, sqlite, write_segment
-from tests.kit.pipelines import compiled
+from tests.kit.pipelines import compiled, endpoint_events, sqlite, write_segment
 
 SCRIPT = """
 total = from((str->long)Endpoint.tag["n"]).sum();

@@ -16,7 +16,7 @@ from typing import Any
 
 from batchmill.run.home import Home, read_json
 from tests.kit.jvm import jvm_options
-from tests.kit.pipeline_spool import QUICK_SPARK
+from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life
 
 PATIENCE_S = 120.0

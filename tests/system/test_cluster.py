@@ -23,9 +23,8 @@ pytest.importorskip("pyspark")
 
 from batchmill.spark import PipelineSettings
 from tests.kit.pipeline_driver import SPAN_WAIT_S
-from tests.kit.pipeline_spool import OAL, QUICK_SPARK, spool
-from tests.kit.pipeline_whole import difference, expected_whole, whole
-from tests.kit.pipelines import pipeline
+from tests.kit.pipeline_results import differences, expected_whole, whole
+from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK, mixed_spool, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +104,7 @@ def test_a_worker_killed_mid_run_changes_nothing(
     cluster: Cluster, tmp_path: Path, spark: SparkSession
 ) -> None:
     """On two executors, one of which dies with its worker on the way: the store is exact."""
-    events = spool(tmp_path / "spool", random.Random(5), typed=2, spans=4)
+    events = mixed_spool(tmp_path / "spool", random.Random(5), typed=2, spans=4)
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
 
     with driver(cluster, tmp_path, url) as life:
@@ -128,16 +127,16 @@ def test_a_worker_killed_mid_run_changes_nothing(
     assert done == [f"batch {number}" for number in range(10)]
     assert before < len(life.lines) - 3, "it was nearly over when the worker was killed"
     settings = PipelineSettings(ttl_days=365, span_wait_s=SPAN_WAIT_S)
-    with pipeline(spark, tmp_path, oal=OAL, settings=settings) as here:
+    with pipeline(spark, tmp_path, oal=MIXED_OAL, settings=settings) as here:
         here.settle(everything=True)
-    assert difference(whole(url), expected_whole(OAL, events)) == ""
+    assert differences(whole(url), expected_whole(MIXED_OAL, events)) == []
 
 
 @contextlib.contextmanager
 def driver(cluster: Cluster, folder: Path, url: str) -> Iterator[Life]:
     """The pipeline as a user runs it, one segment a batch."""
     script = folder / "metrics.oal"
-    script.write_text(OAL)
+    script.write_text(MIXED_OAL)
     places = {"oal": script, "spool": folder / "spool", "checkpoint": folder / "checkpoint"}
     options = {**places, "store": url, "master": cluster.url, "batch-files": 1, "ttl-days": 365}
     options["span-wait"] = int(SPAN_WAIT_S)

@@ -25,8 +25,8 @@ from tests.kit.exporters import (
     wait_until,
 )
 from tests.kit.otlp_metrics_receiver import GrpcReceiver, Verdict
-from tests.kit.pipeline_spool import OAL, spool
-from tests.kit.pipeline_whole import difference, expected_whole, whole
+from tests.kit.pipeline_results import differences, expected_whole, whole
+from tests.kit.pipelines import MIXED_OAL, mixed_spool
 from tests.system.test_pipeline_kill import Run, no_stacks_on_the_way, shots
 
 __all__ = ["no_stacks_on_the_way"]
@@ -39,7 +39,9 @@ pytestmark = [
 SUMMED = ("ep_count", "ep_codes", "relation_from")
 """Metrics whose increments add up."""
 SOME = "\n".join(
-    line for line in OAL.splitlines() if line.split(" ")[0] in (*SUMMED, "ep_avg", "ep_percentile")
+    line
+    for line in MIXED_OAL.splitlines()
+    if line.split(" ")[0] in (*SUMMED, "ep_avg", "ep_percentile")
 )
 NOT_TAKEN = Verdict(grpc.StatusCode.UNAVAILABLE)
 ANSWER_LOST = Verdict(grpc.StatusCode.UNAVAILABLE, taken=True)
@@ -52,7 +54,7 @@ def test_a_driver_killed_with_an_outbox_exports_every_commit(tmp_path: Path) -> 
     nothing is counted as dropped, and no file is left.
     """
     rng = random.Random(11)
-    events = spool(tmp_path / "spool", rng, typed=2, spans=2)
+    events = mixed_spool(tmp_path / "spool", rng, typed=2, spans=2)
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
     outbox = Outbox.open(tmp_path / "checkpoint")
 
@@ -86,4 +88,4 @@ def test_a_driver_killed_with_an_outbox_exports_every_commit(tmp_path: Path) -> 
     # The oracle knows nothing of exporters, nor of rows that no metric reads.
     others = {("counter", what) for what in (*counters, "unused")}
     found = {key: n for key, n in whole(url).items() if key[:2] not in others}
-    assert difference(found, expected_whole(SOME, events)) == ""
+    assert differences(found, expected_whole(SOME, events)) == []

@@ -80,9 +80,9 @@ def test_senders_wait_for_spark_and_everything_is_counted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A pipeline that comes late frees the spool: senders get through, and each span counts."""
-    from tests.kit.pipeline_runs import counted
-    from tests.kit.pipelines import differences, expected, pipeline
-    from tests.kit.pipelines import stored as values
+    from tests.kit.pipeline_results import counted, differences, expected
+    from tests.kit.pipeline_results import stored as values
+    from tests.kit.pipelines import pipeline
 
     home = tmp_path / "home"
     clients = make_clients(random.Random(4), pause_s=0.5)

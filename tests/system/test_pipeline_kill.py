@@ -22,8 +22,8 @@ from tests.kit.processes import Life
 
 pytest.importorskip("pyspark")
 
-from tests.kit.pipeline_spool import OAL, QUICK_SPARK, spool
-from tests.kit.pipeline_whole import difference, expected_whole, whole
+from tests.kit.pipeline_results import differences, expected_whole, whole
+from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK, mixed_spool
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -76,7 +76,7 @@ class Death:
 def test_a_driver_killed_25_times_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
     """Killed at 25 random moments, before, inside and after commits: the store is exact."""
     rng = random.Random(4)
-    events = spool(tmp_path / "spool", rng, typed=15, spans=10)
+    events = mixed_spool(tmp_path / "spool", rng, typed=15, spans=10)
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
 
     run = Run(tmp_path, url)
@@ -87,20 +87,20 @@ def test_a_driver_killed_25_times_leaves_the_store_of_the_oracle(tmp_path: Path)
     assert min(moments[f"{each} a commit"] for each in ("before", "inside", "after")) >= 3, moments
     assert run.made_again, "no batch was lost and made again"
     assert run.replayed, "no batch was replayed that the store had already"
-    assert difference(whole(url), expected_whole(OAL, events)) == ""
+    assert differences(whole(url), expected_whole(MIXED_OAL, events)) == []
 
 
 def test_a_killed_driver_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
     """Killed before, inside and after commits to PostgreSQL: the store is exact."""
     rng = random.Random(7)
-    events = spool(tmp_path / "spool", rng, typed=3, spans=3)
+    events = mixed_spool(tmp_path / "spool", rng, typed=3, spans=3)
 
     run = Run(tmp_path, postgres_url)
     deaths = run.kill_at(shots(rng, at_any_time=0, making=1, inside=2, after=1, settling=1))
 
     assert len(deaths) == 5
     assert "inside a commit" in {death.moment for death in deaths}
-    assert difference(whole(postgres_url), expected_whole(OAL, events)) == ""
+    assert differences(whole(postgres_url), expected_whole(MIXED_OAL, events)) == []
 
 
 def shots(
@@ -192,7 +192,7 @@ class Run:
         given = {
             "folder": str(self._folder),
             "store": self._url,
-            "oal": OAL,
+            "oal": MIXED_OAL,
             "batch_files": shot.batch_files if shot else None,
             # The transaction is still open then when the signal comes.
             "linger_at": shot.after if shot else "",

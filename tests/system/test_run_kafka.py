@@ -24,7 +24,7 @@ from batchmill.run.view import Rates, draw, plain_line
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.kafka import PASSWORD, Broker
 from tests.kit.kafka_jars import spark_jars
-from tests.kit.pipeline_spool import QUICK_SPARK
+from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life
 from tests.run.test_run_whole import pid_of, wait_until
 

@@ -27,8 +27,8 @@ from batchmill.run.figures import waiting_in
 from batchmill.run.home import Home
 from batchmill.spark import Pipeline
 from tests.kit.otlp_senders import Traffic, as_received, nearly_in_order, otlp, sizes
-from tests.kit.pipeline_spool import OAL
-from tests.kit.pipeline_whole import difference, expected_whole, whole
+from tests.kit.pipeline_results import differences, expected_whole, whole
+from tests.kit.pipelines import MIXED_OAL
 from tests.oracle.generate import random_spans
 from tests.system.run_kill import Road, Strike, few_strikes, free_ports, many_strikes, say
 
@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 SOAK = bool(os.environ.get("BATCHMILL_SOAK"))
-SCRIPT = core_script().read_text("utf-8") if SOAK else OAL
+SCRIPT = core_script().read_text("utf-8") if SOAK else MIXED_OAL
 """A driver that was just started takes 20 s for its first batch of all core metrics."""
 SOAK_S = 120.0
 IN_A_REQUEST = 5
@@ -90,7 +90,7 @@ def test_whatever_is_killed_the_store_is_that_of_the_oracle(
     assert found.pop(SAME) >= again  # also what was stored, and its answer lost
     assert found["counter", "rows", "Span", ""] == len(spans)
     events = {"Span": spans}
-    assert difference(found, expected_whole(SCRIPT, events)) == ""
+    assert differences(found, expected_whole(SCRIPT, events)) == []
 
 
 def kill(road: Road, traffic: Traffic, strikes: Sequence[Strike]) -> None:

@@ -32,7 +32,7 @@ from batchmill.run.figures import read_counted
 from batchmill.run.home import Home, read_json
 from batchmill.sources import Grain, bucket_end, bucket_start, split_entity_id
 from batchmill.store import Store, open_store
-from tests.kit.pipeline_spool import QUICK_SPARK
+from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life
 
 if TYPE_CHECKING:

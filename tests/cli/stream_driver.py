@@ -1,6 +1,6 @@
 """``batchmill`` commands in a process of their own, one after the other on one Spark session.
 
-``python -m tests.spark.cli_driver`` says ``ready`` and reads a JSON list of arguments per line of
+``python -m tests.cli.stream_driver`` says ``ready`` and reads a JSON list of arguments per line of
 its standard input. It runs that command, and says ``exit CODE`` after all that the command said
 itself. Before each commit it says ``commit N begin``.
 """
@@ -17,7 +17,7 @@ from batchmill.spark import build_session
 from batchmill.store import Batch, CommitResult
 from batchmill.store.store import SqlStore
 from tests.kit.pipeline_driver import say
-from tests.kit.pipeline_spool import QUICK_SPARK
+from tests.kit.pipelines import QUICK_SPARK
 
 
 def run() -> None:
