@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from batchmill.batcher import BatcherSettings, ItemResult, MicroBatcher
-from batchmill.pressure import QueueFullError, QueueThresholdConfig, ThresholdLevel, strategies
+from batchmill.pressure import QueueFullError, QueueThresholdSettings, ThresholdLevel, strategies
 from benchmarks.report import Table, say, spread
 from benchmarks.work import SEED
 
@@ -25,7 +25,7 @@ CRITICAL_AT = 100
 class Case:
     """Thresholds, how many items wait before the clock runs, and what each submit must answer."""
 
-    thresholds: Callable[[int], QueueThresholdConfig | None]
+    thresholds: Callable[[int], QueueThresholdSettings | None]
     """From the number of submits."""
     waiting: int = 1
     answer: Callable[[ItemResult[int]], bool] = lambda result: result.is_success
@@ -40,15 +40,15 @@ def _dropped(result: ItemResult[int]) -> bool:
     return result.is_dropped and result.level is ThresholdLevel.CRITICAL
 
 
-def _full(**settings: Any) -> QueueThresholdConfig:
-    return QueueThresholdConfig(max_queue_size=CRITICAL_AT, **settings)
+def _full(**settings: Any) -> QueueThresholdSettings:
+    return QueueThresholdSettings(max_queue_size=CRITICAL_AT, **settings)
 
 
 CASES: dict[str, Case] = {
     PLAIN: Case(thresholds=lambda submits: None),
-    BELOW: Case(thresholds=lambda submits: QueueThresholdConfig(max_queue_size=4 * submits)),
+    BELOW: Case(thresholds=lambda submits: QueueThresholdSettings(max_queue_size=4 * submits)),
     "at WARNING, accepted": Case(
-        thresholds=lambda submits: QueueThresholdConfig(
+        thresholds=lambda submits: QueueThresholdSettings(
             max_queue_size=4 * submits, warning_threshold=1
         )
     ),

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
 from batchmill.batcher import BatcherSettings, MicroBatcher
-from batchmill.pressure import QueueThresholdConfig
+from batchmill.pressure import QueueThresholdSettings
 from benchmarks.third_party import MissingPeer
 
 MILL = "batchmill"
@@ -47,7 +47,7 @@ class MillThreads:
     """The micro-batcher, as its users run it."""
 
     def __init__(
-        self, backend: Backend, in_flight: int, thresholds: QueueThresholdConfig | None = None
+        self, backend: Backend, in_flight: int, thresholds: QueueThresholdSettings | None = None
     ) -> None:
         config = BatcherSettings(
             batch_size=BATCH_SIZE, linger_ms=LINGER_MS, max_in_flight=in_flight

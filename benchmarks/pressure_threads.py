@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from batchmill.pressure import QueueThresholdConfig
+from batchmill.pressure import QueueThresholdSettings
 from benchmarks.pressure_peers import (
     BATCH_SIZE,
     EXECUTOR_LOOP,
@@ -50,7 +50,7 @@ BACKENDS: dict[str, Backend] = {"trivial": answer, "1 ms": answer_after_1_ms}
 CONTENDERS: dict[str, Callable[[Backend, int], ThreadPeer]] = {
     MILL: MillThreads,
     MILL_THRESHOLDS: lambda backend, in_flight: MillThreads(
-        backend, in_flight, QueueThresholdConfig(max_queue_size=1_000_000)
+        backend, in_flight, QueueThresholdSettings(max_queue_size=1_000_000)
     ),
     EXECUTOR_LOOP: ExecutorLoop,
     SIMPLE_LOOP: lambda backend, in_flight: ExecutorLoop(backend, in_flight, queue.SimpleQueue),

@@ -12,7 +12,7 @@ Prints:
 from __future__ import annotations
 
 from batchmill.batcher import BatcherSettings, MicroBatcher
-from batchmill.pressure import QueueFullError, QueueThresholdConfig, strategies
+from batchmill.pressure import QueueFullError, QueueThresholdSettings, strategies
 
 
 def store(batch: list[int]) -> list[str]:
@@ -20,7 +20,7 @@ def store(batch: list[int]) -> list[str]:
     return [f"stored {item}" for item in batch]
 
 
-thresholds = QueueThresholdConfig(
+thresholds = QueueThresholdSettings(
     max_queue_size=1000,
     critical_threshold=1000,
     critical_handler=strategies.reject(retry_after_s=0.5),

@@ -20,8 +20,8 @@ from typing import Any
 from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
-    QueueThresholdConfig,
     QueueThresholdContext,
+    QueueThresholdSettings,
     ThresholdLevel,
 )
 
@@ -38,7 +38,7 @@ def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
     return QueueDecision.reject()
 
 
-thresholds = QueueThresholdConfig(max_queue_size=1000, critical_handler=decide)
+thresholds = QueueThresholdSettings(max_queue_size=1000, critical_handler=decide)
 # So patient and so large a batcher sends nothing before it is closed: the queue fills up.
 config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 asked = []

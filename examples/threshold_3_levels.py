@@ -20,9 +20,9 @@ from typing import Any
 from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
-    QueueThresholdConfig,
     QueueThresholdContext,
     QueueThresholdManager,
+    QueueThresholdSettings,
 )
 
 warnings: list[int] = []
@@ -45,7 +45,7 @@ def store(batch: list[int]) -> list[str]:
     return [f"stored {item}" for item in batch]
 
 
-thresholds = QueueThresholdConfig(
+thresholds = QueueThresholdSettings(
     max_queue_size=1000,
     warning_threshold=500,
     critical_threshold=1000,

@@ -21,8 +21,8 @@ from typing import Any
 from batchmill.batcher import BatcherSettings, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
-    QueueThresholdConfig,
     QueueThresholdContext,
+    QueueThresholdSettings,
     ThresholdLevel,
     strategies,
 )
@@ -51,7 +51,7 @@ def decide_low(context: QueueThresholdContext[Any]) -> QueueDecision:
     return QueueDecision.reject()
 
 
-thresholds = QueueThresholdConfig(
+thresholds = QueueThresholdSettings(
     max_queue_size=1000,
     critical_handler=strategies.by_priority(
         lambda job: job.priority,

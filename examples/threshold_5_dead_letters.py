@@ -14,7 +14,7 @@ Prints:
 from __future__ import annotations
 
 from batchmill.batcher import BatcherSettings, MicroBatcher
-from batchmill.pressure import QueueThresholdConfig, strategies
+from batchmill.pressure import QueueThresholdSettings, strategies
 
 dead_letters: list[int] = []
 
@@ -29,7 +29,7 @@ def store(batch: list[int]) -> list[str]:
     return [f"stored {item}" for item in batch]
 
 
-thresholds = QueueThresholdConfig(
+thresholds = QueueThresholdSettings(
     max_queue_size=1000,
     critical_plus_threshold=1500,
     critical_handler=strategies.dead_letter(bury, otherwise=strategies.accept()),

@@ -23,7 +23,7 @@ from collections import Counter
 from typing import Any
 
 from batchmill.batcher import BatcherSettings, MicroBatcher
-from batchmill.pressure import QueueAction, QueueThresholdConfig, QueueThresholdEvent, strategies
+from batchmill.pressure import QueueAction, QueueThresholdEvent, QueueThresholdSettings, strategies
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 decisions: Counter[str] = Counter()
@@ -48,7 +48,7 @@ def store(batch: list[int]) -> list[str]:
     return [f"stored {item}" for item in batch]
 
 
-thresholds = QueueThresholdConfig(
+thresholds = QueueThresholdSettings(
     max_queue_size=1000,
     critical_handler=strategies.reject(),
     listeners=(measure, write_log),

@@ -33,7 +33,7 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start files with the marker ``slow`` first: begun last, they would keep one process busy alone."""
+    """Start files marked ``slow`` first: started last, they would keep one process busy alone."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

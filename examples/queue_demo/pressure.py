@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchmill.batcher import BatcherSettings, BatcherStats, MicroBatcher
-from batchmill.pressure import QueueAction, QueueThresholdConfig, ThresholdLevel, strategies
+from batchmill.pressure import QueueAction, QueueThresholdSettings, ThresholdLevel, strategies
 from examples.queue_demo.view import Bar
 
 BATCH = 20
@@ -38,14 +38,14 @@ class Order:
         return self.number % 2 == 0
 
 
-def thresholds() -> QueueThresholdConfig:
+def thresholds() -> QueueThresholdSettings:
     """Levels at 100, 200 and 300 waiting orders; the hard capacity is 400."""
     by_kind = strategies.by_priority(
         lambda order: order.express,
         {True: strategies.accept()},
         default=strategies.graceful_degradation(),
     )
-    return QueueThresholdConfig(
+    return QueueThresholdSettings(
         max_queue_size=MAX_QUEUE_SIZE, warning_handler=by_kind, retry_after_s=BATCH_S
     )
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from batchmill.batcher import BatcherSettings, BatcherStats, ItemResult, MicroBatcher
 from batchmill.pressure import (
     QueueDecision,
-    QueueThresholdConfig,
     QueueThresholdContext,
+    QueueThresholdSettings,
     ThresholdLevel,
 )
 
@@ -93,7 +93,10 @@ class Failing(Echo):
 
 @contextlib.contextmanager
 def batching(
-    backend: Any, thresholds: QueueThresholdConfig | None = None, clock: Any = None, **settings: Any
+    backend: Any,
+    thresholds: QueueThresholdSettings | None = None,
+    clock: Any = None,
+    **settings: Any,
 ) -> Iterator[MicroBatcher[Any]]:
     """A batcher that always ends, and with it the gate that may hold it up."""
     settings.setdefault("close_timeout_s", WAIT_S)
@@ -112,7 +115,7 @@ def batching(
 
 @contextlib.contextmanager
 def held(
-    thresholds: QueueThresholdConfig | None = None, waiting: int = 0, **settings: Any
+    thresholds: QueueThresholdSettings | None = None, waiting: int = 0, **settings: Any
 ) -> Iterator[tuple[MicroBatcher[Any], Gate]]:
     """A batcher whose only worker is held at the gate, with so many items waiting behind it."""
     gate = Gate()
@@ -125,9 +128,9 @@ def held(
         yield batcher, gate
 
 
-def levels(**settings: Any) -> QueueThresholdConfig:
+def levels(**settings: Any) -> QueueThresholdSettings:
     """Thresholds at 2, 4 and 6, and a hard capacity of 8."""
-    return QueueThresholdConfig(max_queue_size=4, **settings)
+    return QueueThresholdSettings(max_queue_size=4, **settings)
 
 
 @contextlib.contextmanager

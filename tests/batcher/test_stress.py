@@ -21,7 +21,7 @@ from batchmill.batcher import (
     RetryPolicy,
     bisect,
 )
-from batchmill.pressure import QueueThresholdConfig, strategies
+from batchmill.pressure import QueueThresholdSettings, strategies
 from tests.batcher.kit import WAIT_S, assert_balanced
 
 SUBMITTERS = 6
@@ -46,7 +46,7 @@ def _backend(batch: list[int]) -> list[Any]:
     return [ValueError(item) if item % 11 == 0 else _payload(item) for item in batch]
 
 
-THRESHOLDS = QueueThresholdConfig(
+THRESHOLDS = QueueThresholdSettings(
     max_queue_size=40,
     warning_handler=strategies.by_priority(
         lambda item: item % 4,
@@ -178,7 +178,7 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
 
 def test_the_hard_capacity_holds_under_a_stampede() -> None:
     """However many submit at once, the depth never passes it."""
-    thresholds = QueueThresholdConfig(max_queue_size=10, warning_handler=strategies.accept())
+    thresholds = QueueThresholdSettings(max_queue_size=10, warning_handler=strategies.accept())
     deepest: list[int] = []
 
     def backend(batch: list[int]) -> list[int]:

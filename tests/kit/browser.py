@@ -73,7 +73,7 @@ class Watched:
         return self.page
 
     def wait_for_request(self, part: str) -> None:
-        """Return once a path with ``part`` in it was requested: a click returns before its request."""
+        """Return once a path that contains ``part`` was requested."""
         # Events are dispatched inside of Playwright's calls only: none is missed in between.
         if not any(part in path for path in self.requested):
             self.page.wait_for_event("request", lambda request: part in request.url)

@@ -56,6 +56,7 @@ PRESSURE = {
     "QueueDecision",
     "QueueFullError",
     "QueueThresholdConfig",
+    "QueueThresholdSettings",
     "QueueThresholdContext",
     "QueueThresholdEvent",
     "QueueThresholdManager",

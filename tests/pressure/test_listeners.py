@@ -132,7 +132,7 @@ def test_after_close_events_are_dropped_and_no_thread_is_started() -> None:
     manager = _manager(heard.append)
     manager.close()
     manager.decide("item", 4)
-    assert manager._line is None
+    assert manager._event_queue is None
     assert manager.stats().dropped_events == 3
     assert heard == []
 

@@ -12,9 +12,9 @@ from batchmill.pressure import (
     QueueAction,
     QueueDecision,
     QueueFullError,
-    QueueThresholdConfig,
     QueueThresholdContext,
     QueueThresholdManager,
+    QueueThresholdSettings,
     ThresholdLevel,
     strategies,
 )
@@ -92,7 +92,7 @@ def test_a_handler_that_fails_leaves_it_to_the_default_action(
     with caplog.at_level(logging.ERROR, PRESSURE_LOGGER):
         assert _action(manager) is DROP
     assert manager.stats().handler_failures == 1
-    assert "the default action stands in" in caplog.text
+    assert "the default action is taken" in caplog.text
 
 
 def test_past_the_hard_capacity_even_accept_rejects() -> None:
@@ -181,7 +181,7 @@ def test_any_depth_will_do() -> None:
     """A spool's bytes, for one: the supplier is asked each time."""
     spool = {"bytes": 0}
     manager = QueueThresholdManager(
-        QueueThresholdConfig(max_queue_size=1 << 20), lambda: spool["bytes"]
+        QueueThresholdSettings(max_queue_size=1 << 20), lambda: spool["bytes"]
     )
     assert manager.check(b"row") is None
     spool["bytes"] = 1 << 20

@@ -22,13 +22,13 @@ from batchmill.pressure import (
     EventKind,
     QueueAction,
     QueueDecision,
-    QueueThresholdConfig,
     QueueThresholdContext,
     QueueThresholdEvent,
+    QueueThresholdSettings,
     ThresholdLevel,
     strategies,
 )
-from batchmill.pressure.guard import ThresholdGuard
+from batchmill.pressure.manager import ThresholdGuard
 
 WAIT_S = 30.0
 
@@ -54,7 +54,7 @@ class Held:
 
 @contextmanager
 def held_queue(
-    thresholds: QueueThresholdConfig, **settings: Any
+    thresholds: QueueThresholdSettings, **settings: Any
 ) -> Iterator[tuple[BatchQueue[Any], Held]]:
     """A queue of depth 0 whose only thread is held in the handler with one item."""
     held = Held()
@@ -80,14 +80,14 @@ def decisions(queue: BatchQueue[Any]) -> dict[tuple[ThresholdLevel, QueueAction]
 
 def test_below_warning_nobody_is_asked() -> None:
     """Items that meet a depth below WARNING go in without a decision."""
-    with held_queue(QueueThresholdConfig(max_queue_size=10)) as (queue, _):
+    with held_queue(QueueThresholdSettings(max_queue_size=10)) as (queue, _):
         assert [queue.produce(Red()) for _ in range(5)] == [True] * 5
         assert decisions(queue) == {}
 
 
 def test_levels_are_met_at_their_depths() -> None:
     """From depth 5 of 10 items are decided at WARNING, from 10 at CRITICAL, from 15 above it."""
-    thresholds = QueueThresholdConfig(max_queue_size=10, critical_handler=strategies.accept())
+    thresholds = QueueThresholdSettings(max_queue_size=10, critical_handler=strategies.accept())
     with held_queue(thresholds) as (queue, _):
         assert queue.produce_many([Red()] * 17) == 17
         assert decisions(queue) == {
@@ -99,7 +99,7 @@ def test_levels_are_met_at_their_depths() -> None:
 
 def test_rejected_items_are_counted_under_their_reason() -> None:
     """At CRITICAL the default action answers False, and the item counts as rejected."""
-    with held_queue(QueueThresholdConfig(max_queue_size=4)) as (queue, held):
+    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, held):
         assert [queue.produce(Red()) for _ in range(6)] == [True] * 4 + [False] * 2
         assert queue.stats().dropped["rejected"] == 2
         held.let_go.set()
@@ -109,7 +109,7 @@ def test_rejected_items_are_counted_under_their_reason() -> None:
 
 def test_dropped_items_are_counted_apart() -> None:
     """A DROP is no rejection: it counts as shed."""
-    thresholds = QueueThresholdConfig(max_queue_size=2, critical_handler=strategies.drop())
+    thresholds = QueueThresholdSettings(max_queue_size=2, critical_handler=strategies.drop())
     with held_queue(thresholds) as (queue, _):
         assert [queue.produce(Red()) for _ in range(5)] == [True, True, False, False, False]
         assert queue.stats().dropped["shed"] == 3
@@ -117,7 +117,7 @@ def test_dropped_items_are_counted_apart() -> None:
 
 def test_hard_capacity_rejects_what_was_accepted() -> None:
     """Past the hard capacity an ACCEPT does not hold."""
-    thresholds = QueueThresholdConfig(
+    thresholds = QueueThresholdSettings(
         max_queue_size=4, hard_capacity=8, critical_handler=strategies.accept()
     )
     with held_queue(thresholds) as (queue, _):
@@ -126,7 +126,7 @@ def test_hard_capacity_rejects_what_was_accepted() -> None:
 
 def test_produce_many_stops_at_the_first_that_is_turned_away() -> None:
     """None is skipped: the answer is how many of the first got in, the rest is counted."""
-    with held_queue(QueueThresholdConfig(max_queue_size=4)) as (queue, _):
+    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, _):
         assert queue.produce_many([Red()] * 10) == 4
         assert queue.stats().dropped["rejected"] == 6
 
@@ -142,7 +142,7 @@ def test_retry_waits_and_gets_in() -> None:
             assert queue.flush(WAIT_S)
         return QueueDecision.retry(1)
 
-    with held_queue(QueueThresholdConfig(max_queue_size=2, critical_handler=decide)) as (
+    with held_queue(QueueThresholdSettings(max_queue_size=2, critical_handler=decide)) as (
         queue,
         held,
     ):
@@ -154,7 +154,10 @@ def test_retry_waits_and_gets_in() -> None:
 def test_retry_ends_with_its_attempts() -> None:
     """retry(max_attempts=3) asks three times and then rejects."""
     handler = strategies.retry(initial_ms=1, max_ms=1, max_attempts=3)
-    with held_queue(QueueThresholdConfig(max_queue_size=2, critical_handler=handler)) as (queue, _):
+    with held_queue(QueueThresholdSettings(max_queue_size=2, critical_handler=handler)) as (
+        queue,
+        _,
+    ):
         assert queue.produce_many([Red()] * 3) == 2
         assert decisions(queue)[(ThresholdLevel.CRITICAL, QueueAction.RETRY)] == 2
         assert queue.stats().dropped["rejected"] == 1
@@ -163,7 +166,10 @@ def test_retry_ends_with_its_attempts() -> None:
 def test_retry_is_not_waited_for_past_the_timeout() -> None:
     """A delay that would end after the producer's timeout is a rejection at once."""
     handler = strategies.retry(initial_ms=60_000, max_ms=60_000)
-    with held_queue(QueueThresholdConfig(max_queue_size=2, critical_handler=handler)) as (queue, _):
+    with held_queue(QueueThresholdSettings(max_queue_size=2, critical_handler=handler)) as (
+        queue,
+        _,
+    ):
         assert queue.produce_many([Red()] * 2) == 2
         assert not queue.produce(Red(), timeout=0.01)
 
@@ -177,7 +183,10 @@ def test_shutdown_ends_a_retry() -> None:
         return QueueDecision.retry(3_600_000)
 
     answers: list[bool] = []
-    with held_queue(QueueThresholdConfig(max_queue_size=2, critical_handler=decide)) as (queue, _):
+    with held_queue(QueueThresholdSettings(max_queue_size=2, critical_handler=decide)) as (
+        queue,
+        _,
+    ):
         assert queue.produce_many([Red()] * 2) == 2
         producer = threading.Thread(target=lambda: answers.append(queue.produce(Red())))
         producer.start()
@@ -194,7 +203,10 @@ def test_asyncio_is_decided_about_too() -> None:
         return await queue.aproduce(Red()), await queue.aproduce_many([Red()] * 5)
 
     handler = strategies.retry(initial_ms=1, max_ms=1, max_attempts=2)
-    with held_queue(QueueThresholdConfig(max_queue_size=4, critical_handler=handler)) as (queue, _):
+    with held_queue(QueueThresholdSettings(max_queue_size=4, critical_handler=handler)) as (
+        queue,
+        _,
+    ):
         assert asyncio.run(produce()) == (True, 3)
 
 
@@ -205,7 +217,7 @@ def test_asyncio_is_decided_about_too() -> None:
 )
 def test_depth_is_that_of_all_partitions(selector: Any) -> None:
     """With several partitions it is the whole queue that is too full, not one of them."""
-    thresholds = QueueThresholdConfig(max_queue_size=8)
+    thresholds = QueueThresholdSettings(max_queue_size=8)
     with held_queue(thresholds, partitions=PartitionPolicy.fixed(4), selector=selector) as (
         queue,
         _,
@@ -216,7 +228,7 @@ def test_depth_is_that_of_all_partitions(selector: Any) -> None:
 def test_listeners_hear_levels_entered_and_left() -> None:
     """One event when the queue becomes too full, and one when it has drained."""
     heard: list[QueueThresholdEvent[Any]] = []
-    thresholds = QueueThresholdConfig(
+    thresholds = QueueThresholdSettings(
         max_queue_size=4, listeners=(heard.append,), synchronous_listeners=True
     )
     with held_queue(thresholds) as (queue, _):
@@ -232,7 +244,7 @@ def test_listeners_hear_levels_entered_and_left() -> None:
 
 def test_counters_still_balance() -> None:
     """accepted = consumed + pending: what thresholds turned away was never accepted."""
-    with held_queue(QueueThresholdConfig(max_queue_size=4)) as (queue, held):
+    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, held):
         queue.produce_many([Red()] * 9)
         held.let_go.set()
         assert queue.flush(WAIT_S)
@@ -248,7 +260,7 @@ def test_anything_else_is_refused() -> None:
 
 def test_hard_capacity_holds_for_many_producers() -> None:
     """However many produce at once, no more is accepted than the hard capacity allows."""
-    thresholds = QueueThresholdConfig(
+    thresholds = QueueThresholdSettings(
         max_queue_size=5, hard_capacity=20, critical_handler=strategies.accept()
     )
     accepted: list[int] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchmill import PartitionPolicy, snapshot_queues
 from batchmill.batcher import BatcherSettings, MicroBatcher, snapshot_batchers
-from batchmill.pressure import QueueThresholdConfig
+from batchmill.pressure import QueueThresholdSettings
 from batchmill.telemetry.census import Census
 from batchmill.testing import ManualClock
 from tests.kit import stress
@@ -128,7 +128,7 @@ def test_a_batcher_tells_what_waits_and_how_busy_its_workers_are() -> None:
         assert go.wait(WAIT_S)
         return batch
 
-    thresholds = QueueThresholdConfig(max_queue_size=10)
+    thresholds = QueueThresholdSettings(max_queue_size=10)
     config = BatcherSettings(batch_size=1, max_in_flight=1)
     orders: MicroBatcher[int] = MicroBatcher(
         backend, config, thresholds, name="orders", clock=clock

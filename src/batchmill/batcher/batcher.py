@@ -19,7 +19,7 @@ from batchmill.batcher.result import ItemResult
 from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.stats import BatcherStats
 from batchmill.errors import ConfigError, WouldDeadlockError
-from batchmill.pressure import QueueThresholdConfig
+from batchmill.pressure import QueueThresholdSettings
 from batchmill.waiters import TaskWaiter
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class MicroBatcher(Generic[T]):
         self,
         backend: BackendLike,
         config: BatcherSettings | None = None,
-        thresholds: QueueThresholdConfig | None = None,
+        thresholds: QueueThresholdSettings | None = None,
         *,
         name: str = "batcher",
         clock: Clock | None = None,
@@ -62,7 +62,7 @@ class MicroBatcher(Generic[T]):
 
     @classmethod
     def with_thresholds(
-        cls, backend: BackendLike, config: BatcherSettings, thresholds: QueueThresholdConfig
+        cls, backend: BackendLike, config: BatcherSettings, thresholds: QueueThresholdSettings
     ) -> Self:
         """A batcher that handles pressure; the same as giving ``thresholds`` to the class."""
         return cls(backend, config, thresholds)

@@ -35,7 +35,7 @@ from batchmill.batcher.stats import BatcherStats
 from batchmill.batcher.timer import Timer
 from batchmill.batcher.twins import Twins
 from batchmill.errors import ConfigError
-from batchmill.pressure import QueueThresholdConfig, QueueThresholdManager
+from batchmill.pressure import QueueThresholdManager, QueueThresholdSettings
 from batchmill.waiters import ThreadWaiter
 
 log = logging.getLogger("batchmill.batcher")
@@ -50,7 +50,7 @@ class Engine:
         self,
         name: str,
         config: BatcherSettings,
-        thresholds: QueueThresholdConfig | None,
+        thresholds: QueueThresholdSettings | None,
         caller: BackendCaller,
         clock: Clock,
     ) -> None:

@@ -20,9 +20,9 @@ from typing import Any
 from batchmill.kafka.settings import MIB, KafkaSettings
 from batchmill.pressure import (
     EventKind,
-    QueueThresholdConfig,
     QueueThresholdEvent,
     QueueThresholdManager,
+    QueueThresholdSettings,
 )
 from batchmill.spool import Judgement, Level, Measure, Overloaded, SpoolClosedError
 
@@ -62,7 +62,7 @@ class Load:
         self._fault = ""
         self._held_until = 0.0
         self._calm = True
-        self._config = QueueThresholdConfig(
+        self._config = QueueThresholdSettings(
             max_queue_size=_FULL,
             listeners=(functools.partial(_log, name),),
             synchronous_listeners=True,  # a line in the log: not worth a thread

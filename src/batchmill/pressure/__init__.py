@@ -1,7 +1,10 @@
-"""Backpressure: thresholds on any depth, and what to do with an item that meets one."""
+"""Backpressure: thresholds on any depth, and a decision for every item that meets one.
+
+Gives :class:`QueueThresholdManager` with its settings, levels, decisions and events, and ready-made
+handlers in :mod:`strategies`.
+"""
 
 from batchmill.pressure import strategies
-from batchmill.pressure.config import QueueThresholdConfig
 from batchmill.pressure.decision import (
     EventKind,
     QueueAction,
@@ -11,15 +14,18 @@ from batchmill.pressure.decision import (
     ThresholdHandler,
     ThresholdListener,
 )
-from batchmill.pressure.errors import QueueFullError
-from batchmill.pressure.levels import ThresholdLevel
+from batchmill.pressure.levels import QueueFullError, ThresholdLevel
 from batchmill.pressure.manager import QueueThresholdManager, ThresholdStats
+from batchmill.pressure.settings import QueueThresholdSettings
+
+QueueThresholdConfig = QueueThresholdSettings  # the older name
 
 __all__ = [
     "EventKind",
     "QueueAction",
     "QueueDecision",
     "QueueFullError",
+    "QueueThresholdSettings",
     "QueueThresholdConfig",
     "QueueThresholdContext",
     "QueueThresholdEvent",

@@ -1,4 +1,4 @@
-"""What to do with an item that meets a threshold, and what the decider is told."""
+"""Decisions about items that meet a threshold, and the events that listeners receive."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class QueueAction(enum.Enum):
-    """What happens to the item."""
+    """What is done with the item."""
 
     ACCEPT = "accept"
-    """It is queued all the same (but never past the hard capacity)."""
+    """It is queued nevertheless (but never past the hard capacity)."""
     REJECT = "reject"
     """It is not queued; its sender gets the reason."""
     DROP = "drop"
-    """It is not queued, and that is nobody's error: a third outcome, counted by level."""
+    """It is not queued, without an error: a third outcome, counted by level."""
     RETRY = "retry"
     """It is offered again after a delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDecision:
-    """An action with what goes with it. Made by :meth:`accept`, :meth:`reject` and so on."""
+    """An action with its reason or delay. Made by :meth:`accept`, :meth:`reject` and so on."""
 
     action: QueueAction
     reason: Exception | None = None
@@ -50,7 +50,7 @@ class QueueDecision:
 
     @staticmethod
     def drop() -> QueueDecision:
-        """Let the item go."""
+        """Discard the item."""
         return _DROP
 
     @staticmethod
@@ -89,7 +89,7 @@ ThresholdHandler: TypeAlias = Callable[[QueueThresholdContext[Any]], QueueDecisi
 
 
 class EventKind(enum.Enum):
-    """What an event tells."""
+    """The kind of an event."""
 
     DECISION = "decision"
     """An item met a threshold and was decided about."""
@@ -101,7 +101,7 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueThresholdEvent(Generic[T]):
-    """What a listener hears."""
+    """What a listener receives."""
 
     kind: EventKind
     """A decision about an item, or a level entered or left."""
@@ -120,4 +120,4 @@ class QueueThresholdEvent(Generic[T]):
 
 
 ThresholdListener: TypeAlias = Callable[[QueueThresholdEvent[Any]], object]
-"""Hears of events on a thread of its own; see QueueThresholdConfig.listeners."""
+"""Receives events on a thread of its own; see QueueThresholdSettings.listeners."""

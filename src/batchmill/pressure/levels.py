@@ -1,9 +1,12 @@
-"""How much pressure a depth means: levels, and when one is entered or left."""
+"""Levels of pressure, when a depth enters or leaves one, and the error of a full queue."""
 
 from __future__ import annotations
 
 import enum
+import queue
 from dataclasses import dataclass
+
+from batchmill.errors import BatchmillError
 
 
 class ThresholdLevel(enum.IntEnum):
@@ -41,10 +44,10 @@ class Thresholds:
 
 
 class LevelTracker:
-    """Which level holds now, so that entering and leaving it can be told once each.
+    """The current level, so that entering and leaving it is reported once each.
 
     A level is entered at its threshold and left only below ``leave_ratio`` of it: a depth that
-    trembles around a threshold is one stay, not a hundred.
+    oscillates around a threshold enters its level once, not a hundred times.
     """
 
     __slots__ = ("_leave_below", "_thresholds", "current")
@@ -63,7 +66,7 @@ class LevelTracker:
         return current == 0 or depth >= self._leave_below[ThresholdLevel(current)]
 
     def move(self, depth: int) -> tuple[list[ThresholdLevel], list[ThresholdLevel]]:
-        """Take note of ``depth``; the levels it enters and those it leaves, in order."""
+        """Record ``depth``; returns the levels it enters and those it leaves, in order."""
         entered: list[ThresholdLevel] = []
         left: list[ThresholdLevel] = []
         while self.current < 3:
@@ -79,3 +82,36 @@ class LevelTracker:
             left.append(here)
             self.current -= 1
         return entered, left
+
+
+class QueueFullError(BatchmillError, queue.Full):
+    """An item was refused because too much is waiting already.
+
+    Carries ``depth``, ``threshold`` and ``level`` as they were, and ``retry_after``: seconds after
+    which another try makes sense, or None when nobody can tell.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        threshold: int,
+        level: ThresholdLevel | None,
+        retry_after: float | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(depth, threshold, level, retry_after, detail)
+        self.depth = depth
+        self.threshold = threshold
+        self.level = level
+        self.retry_after = retry_after
+        self.detail = detail
+
+    def __str__(self) -> str:
+        where = self.level.name if self.level is not None else "hard capacity"
+        hint = (
+            f"try again in {self.retry_after:g} s"
+            if self.retry_after is not None
+            else "slow down, or raise the limits if the consumer can take more"
+        )
+        detail = f"; {self.detail}" if self.detail else ""
+        return f"queue full at {where}: depth {self.depth}, limit {self.threshold}{detail}; {hint}"

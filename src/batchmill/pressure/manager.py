@@ -1,12 +1,12 @@
-"""Watches one depth: decides about items, tells listeners, counts.
+"""Applies thresholds to a depth: decides about items, notifies listeners, counts.
 
 Guarantees
-    * User handlers and listeners run outside any lock; what they raise stops nobody.
-    * ``decide`` looks at the depth it is given. Whoever then queues the item asks ``allows`` at
-      that moment, under the lock that guards its depth: a decision made at a lower level, or past
-      the hard capacity, does not hold any more.
-    * Listeners hear events in order. They have their own bounded line; what does not fit is
-      dropped and counted, and submitting never waits for them.
+    * User handlers and listeners run outside any lock; their exceptions are logged and counted.
+    * ``decide`` judges the depth that it is given. The caller that then queues the item checks
+      ``allows`` under the lock that guards its depth: a decision made at a lower level, or past the
+      hard capacity, is void by then.
+    * Listeners receive events in order, through a bounded queue of their own; an event that does
+      not fit is dropped and counted, and submitting never waits for listeners.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 from batchmill import lifecycle
 from batchmill.pressure import strategies
-from batchmill.pressure.config import QueueThresholdConfig
 from batchmill.pressure.decision import (
     EventKind,
     QueueAction,
@@ -28,8 +27,8 @@ from batchmill.pressure.decision import (
     QueueThresholdContext,
     QueueThresholdEvent,
 )
-from batchmill.pressure.errors import QueueFullError
-from batchmill.pressure.levels import LevelTracker, ThresholdLevel
+from batchmill.pressure.levels import LevelTracker, QueueFullError, ThresholdLevel
+from batchmill.pressure.settings import QueueThresholdSettings
 from batchmill.queue import BatchQueue, BatchQueueSettings, BufferStrategy, ThreadPolicy
 
 log = logging.getLogger("batchmill.pressure")
@@ -45,25 +44,25 @@ class ThresholdStats:
     decisions: Mapping[tuple[ThresholdLevel, QueueAction], int]
     """How often each action was decided at each level."""
     handler_failures: int
-    """Handlers that raised or answered no decision; the default action stood in."""
+    """Handlers that raised or returned no decision; the default action was taken."""
     listener_failures: int
     """Listener calls that raised."""
     dropped_events: int
-    """Events that did not fit the listeners' line."""
+    """Events that did not fit the listeners' queue."""
     level: ThresholdLevel | None
-    """The level that holds now."""
+    """The current level."""
 
 
 class QueueThresholdManager:
-    """Applies a :class:`QueueThresholdConfig` to any depth: items, bytes, files.
+    """Applies a :class:`QueueThresholdSettings` to any depth: items, bytes, files.
 
-    ``depth`` is called whenever the manager needs to know; for a queue with a lock of its own, use
+    ``depth`` is called whenever the manager needs the depth; for a queue with its own lock, use
     :meth:`decide` and :meth:`allows` with the exact depth instead of :meth:`check`.
     """
 
     def __init__(
         self,
-        config: QueueThresholdConfig,
+        config: QueueThresholdSettings,
         depth: Callable[[], int],
         *,
         name: str = "thresholds",
@@ -73,7 +72,7 @@ class QueueThresholdManager:
         self.depth = depth
         self.name = name
         self._clock = clock
-        self._line: BatchQueue[Any] | None = None
+        self._event_queue: BatchQueue[Any] | None = None
         self._closed = False
         self._default_retry = strategies.retry(initial_ms=_FIRST_RETRY_MS)
         self._reset()
@@ -110,7 +109,7 @@ class QueueThresholdManager:
         context = QueueThresholdContext(
             item, depth, thresholds.of(level), level, attempt, self._clock()
         )
-        decision = self._with_reason(self._ask(context), depth)
+        decision = self._with_reason(self._call_handler(context), depth)
         event = QueueThresholdEvent(
             EventKind.DECISION,
             depth,
@@ -123,8 +122,8 @@ class QueueThresholdManager:
         with self._lock:
             key = (level, decision.action)
             self._decisions[key] = self._decisions.get(key, 0) + 1
-            self._queue([event])
-        self._tell_now([event])
+            self._enqueue([event])
+        self._notify_synchronous([event])
         return decision, level
 
     def allows(self, level: ThresholdLevel | None, depth: int) -> bool:
@@ -144,7 +143,7 @@ class QueueThresholdManager:
         return QueueFullError(depth, limit, level, self.config.retry_after_s, detail)
 
     def observe(self, depth: int) -> None:
-        """Take note of a depth; tells when a level is entered or left. Cheap when neither is."""
+        """Record a depth; listeners are notified if it enters or leaves a level."""
         tracker = self._tracker
         if tracker.settled(depth):
             return
@@ -158,8 +157,8 @@ class QueueThresholdManager:
                 for kind, levels in ((EventKind.ENTERED, entered), (EventKind.LEFT, left))
                 for level in levels
             ]
-            self._queue(events)
-        self._tell_now(events)
+            self._enqueue(events)
+        self._notify_synchronous(events)
 
     def stats(self) -> ThresholdStats:
         """A snapshot of what was decided so far."""
@@ -174,26 +173,26 @@ class QueueThresholdManager:
             )
 
     def close(self) -> None:
-        """Let the listeners hear what is waiting for them, then end their thread.
+        """Deliver the queued events to the listeners, then end their thread.
 
-        What happens later they do not hear; it counts as dropped events.
+        Later events are not delivered; they count as dropped.
         """
         with self._lock:
             self._closed = True
-            line, self._line = self._line, None
-        if line is not None:
-            line.shutdown()
+            event_queue, self._event_queue = self._event_queue, None
+        if event_queue is not None:
+            event_queue.shutdown()
 
     fork_order = 1
 
     def begin_close(self) -> None:
-        """At exit: the listeners' queue is closed by itself."""
+        """Nothing to do: the listeners' queue is tracked and closed by itself."""
 
     def await_close(self) -> None:
-        """At exit: the listeners' queue is waited for by itself."""
+        """Nothing to do: see :meth:`begin_close`."""
 
     def after_fork_in_child(self) -> None:
-        """A free lock, no level and no counts; the listeners' queue starts anew by itself."""
+        """Reset the lock, the level and the counters; the listeners' queue restarts by itself."""
         self._reset()
 
     def _with_reason(self, decision: QueueDecision, depth: int) -> QueueDecision:
@@ -207,18 +206,18 @@ class QueueThresholdManager:
         if reason is None:
             return QueueDecision.reject(self.full_error(depth))
         if type(reason) is QueueFullError and reason.retry_after is None:
-            told = QueueFullError(
+            error = QueueFullError(
                 reason.depth,
                 reason.threshold,
                 reason.level,
                 self.config.retry_after_s,
                 reason.detail,
             )
-            told.__cause__ = reason.__cause__
-            return QueueDecision.reject(told)
+            error.__cause__ = reason.__cause__
+            return QueueDecision.reject(error)
         return decision
 
-    def _ask(self, context: QueueThresholdContext[Any]) -> QueueDecision:
+    def _call_handler(self, context: QueueThresholdContext[Any]) -> QueueDecision:
         handler = self.config.handlers[context.level]
         if handler is None:
             if context.level is ThresholdLevel.WARNING:
@@ -229,15 +228,15 @@ class QueueThresholdManager:
             if isinstance(decision, QueueDecision):
                 return decision
             log.error(
-                "batchmill %s: threshold handler %r answered %r, which is no QueueDecision; "
-                "the default action stands in",
+                "batchmill %s: threshold handler %r returned %r, which is no QueueDecision; "
+                "the default action is taken",
                 self.name,
                 handler,
                 decision,
             )
         except Exception:
             log.exception(
-                "batchmill %s: threshold handler %r failed; the default action stands in",
+                "batchmill %s: threshold handler %r failed; the default action is taken",
                 self.name,
                 handler,
             )
@@ -251,31 +250,31 @@ class QueueThresholdManager:
             return self._default_retry(context)
         return QueueDecision(action)
 
-    def _queue(self, events: list[QueueThresholdEvent[Any]]) -> None:
-        """Line events up for the listeners; under the lock, so that they hear them in order."""
+    def _enqueue(self, events: list[QueueThresholdEvent[Any]]) -> None:
+        """Queue events for the listeners; under the lock, so that they arrive in order."""
         if not self.config.listeners or self.config.synchronous_listeners or not events:
             return
-        if self._line is None and not self._closed:
-            self._line = BatchQueue(
+        if self._event_queue is None and not self._closed:
+            self._event_queue = BatchQueue(
                 f"{self.name}-listeners",
                 BatchQueueSettings(
                     threads=ThreadPolicy.fixed(1),
                     buffer_size=self.config.listener_capacity,
                     strategy=BufferStrategy.IF_POSSIBLE,
-                    consumer=self._hear,
+                    consumer=self._notify,
                     # Closing waits for listeners, but a slow one must not hold it up for long.
                     shutdown_timeout_ms=_LAST_EVENTS_MS,
                 ),
             )
         for event in events:
-            if self._line is None or not self._line.produce(event, timeout=0):
+            if self._event_queue is None or not self._event_queue.produce(event, timeout=0):
                 self._dropped_events += 1
 
-    def _tell_now(self, events: list[QueueThresholdEvent[Any]]) -> None:
+    def _notify_synchronous(self, events: list[QueueThresholdEvent[Any]]) -> None:
         if self.config.synchronous_listeners:
-            self._hear(events)
+            self._notify(events)
 
-    def _hear(self, events: list[QueueThresholdEvent[Any]]) -> None:
+    def _notify(self, events: list[QueueThresholdEvent[Any]]) -> None:
         for event in events:
             for listener in self.config.listeners:
                 try:
@@ -284,3 +283,56 @@ class QueueThresholdManager:
                     log.exception("batchmill %s: listener %r failed", self.name, listener)
                     with self._lock:
                         self._listener_failures += 1
+
+
+REJECTED = "rejected"
+SHED = "shed"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardVerdict:
+    """The decision about an item, in the terms of a queue."""
+
+    accepted: bool
+    retry_after_s: float | None
+    reason: str
+    level: ThresholdLevel | None = None
+    """The level it was decided at."""
+
+
+_REJECTED = GuardVerdict(False, None, REJECTED)
+_SHED = GuardVerdict(False, None, SHED)
+
+
+class ThresholdGuard:
+    """Decides about the items of a :class:`BatchQueue` (``BatchQueueSettings(thresholds=…)``)."""
+
+    def __init__(self, config: QueueThresholdSettings, name: str) -> None:
+        self.manager = QueueThresholdManager(config, lambda: 0, name=name)
+        self.free_below = config.warning_threshold
+
+    def judge(self, item: Any, depth: int, attempt: int) -> GuardVerdict:
+        """The decision for ``item`` at ``depth``; past the hard capacity nothing is accepted."""
+        decision, level = self.manager.decide(item, depth, attempt)
+        match decision.action:
+            case QueueAction.ACCEPT:
+                if not self.manager.allows(level, depth):
+                    return _REJECTED
+                return GuardVerdict(True, None, "", level)
+            case QueueAction.DROP:
+                return _SHED
+            case QueueAction.RETRY:
+                return GuardVerdict(False, (decision.delay_ms or 0.0) / 1000, REJECTED)
+        return _REJECTED
+
+    def holds(self, verdict: GuardVerdict, depth: int) -> bool:
+        """Whether an ACCEPT is still valid: not at a higher level, nor past the hard capacity."""
+        return self.manager.allows(verdict.level, depth)
+
+    def observe(self, depth: int) -> None:
+        """Record a depth; see :meth:`QueueThresholdManager.observe`."""
+        self.manager.observe(depth)
+
+    def close(self) -> None:
+        """Deliver the remaining events, and end the listeners' thread."""
+        self.manager.close()

@@ -1,7 +1,7 @@
 """Ready-made threshold handlers.
 
-Each function returns a handler for ``QueueThresholdConfig``; compose your own from them, or write a
-plain function from context to decision.
+Each function returns a handler for ``QueueThresholdSettings``; compose your own from them, or write
+a plain function from context to decision.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from batchmill.pressure.decision import (
     QueueThresholdContext,
     ThresholdHandler,
 )
-from batchmill.pressure.errors import QueueFullError
-from batchmill.pressure.levels import ThresholdLevel
+from batchmill.pressure.levels import QueueFullError, ThresholdLevel
 
 __all__ = [
     "accept",
@@ -32,7 +31,7 @@ __all__ = [
 
 
 def accept() -> ThresholdHandler:
-    """Queue it all the same, up to the hard capacity."""
+    """Queue the item nevertheless, up to the hard capacity."""
     return lambda context: QueueDecision.accept()
 
 
@@ -47,7 +46,7 @@ def reject(retry_after_s: float | None = None) -> ThresholdHandler:
 
 
 def drop() -> ThresholdHandler:
-    """Let it go; the outcome is *dropped*, counted by level."""
+    """Discard the item; the outcome is *dropped*, counted by level."""
     return lambda context: QueueDecision.drop()
 
 
@@ -59,10 +58,10 @@ def retry(
     jitter: float = 0.1,
     rng: Callable[[], float] = random.random,
 ) -> ThresholdHandler:
-    """Offer it again, each time later: ``initial_ms``, times ``multiplier``, at most ``max_ms``.
+    """Offer it again with growing delays: ``initial_ms``, times ``multiplier``, up to ``max_ms``.
 
-    ``jitter`` takes up to that share off each delay, so that items refused together do not come
-    back together. After ``max_attempts`` offers in all it is rejected, and the error says so.
+    ``jitter`` takes up to that share off each delay, so that items refused together do not
+    return together. After ``max_attempts`` offers in all it is rejected, and the error says so.
     """
     if not 0 < initial_ms <= max_ms:
         raise ConfigError("initial_ms", initial_ms, f"above 0 and at most max_ms, {max_ms:g}")

@@ -81,7 +81,7 @@ class BatchQueueSettings:
     """How long ``shutdown()`` waits for the final drain."""
 
     thresholds: GuardFactory | None = None
-    """Pressure handling by total depth: a ``batchmill.pressure.QueueThresholdConfig``."""
+    """Pressure handling by total depth: a ``batchmill.pressure.QueueThresholdSettings``."""
 
     def __post_init__(self) -> None:
         if (self.threads is None) == (self.shared_scheduler is None):
@@ -121,7 +121,7 @@ class BatchQueueSettings:
         check_ms("rebalance_interval_ms", self.rebalance_interval_ms)
         check_ms("shutdown_timeout_ms", self.shutdown_timeout_ms)
         if self.thresholds is not None and not callable(getattr(self.thresholds, "guard", None)):
-            raise ConfigError("thresholds", self.thresholds, "a QueueThresholdConfig")
+            raise ConfigError("thresholds", self.thresholds, "a QueueThresholdSettings")
 
 
 def _check_scheduler(value: object) -> None:

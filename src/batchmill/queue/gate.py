@@ -1,7 +1,7 @@
 """Thresholds in front of a queue: who is asked, and when.
 
 The queue knows nothing of levels and strategies; it asks a :class:`Guard`, which
-``batchmill.pressure.QueueThresholdConfig`` provides.
+``batchmill.pressure.QueueThresholdSettings`` provides.
 
 Guarantees
     * The guard, and the user's handlers behind it, are asked outside the lock.

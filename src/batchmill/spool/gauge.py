@@ -21,9 +21,9 @@ from typing import Any
 from batchmill import lifecycle
 from batchmill.pressure import (
     EventKind,
-    QueueThresholdConfig,
     QueueThresholdEvent,
     QueueThresholdManager,
+    QueueThresholdSettings,
 )
 from batchmill.spool.backlog import Unread, UnreadScan, free_bytes
 from batchmill.spool.errors import Overloaded
@@ -217,9 +217,9 @@ class Gauge:
         self._calm = all(alarm.stats().level is None for alarm in self._alarms)
 
 
-def _alarm(config: QueueThresholdConfig, what: str) -> QueueThresholdManager:
+def _alarm(config: QueueThresholdSettings, what: str) -> QueueThresholdManager:
     """Tells the log when a level is entered or left, once each."""
-    told = QueueThresholdConfig(
+    told = QueueThresholdSettings(
         max_queue_size=config.max_queue_size,
         warning_threshold=config.warning_threshold,
         critical_threshold=config.critical_threshold,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from batchmill.pressure import QueueThresholdConfig
+from batchmill.pressure import QueueThresholdSettings
 from batchmill.spool.level import Level
 from batchmill.spool.settings import SpoolSettings
 
@@ -50,7 +50,7 @@ class Measure:
     @classmethod
     def of_capacity(cls, name: str, value: int, capacity: int) -> Measure:
         """Of what waits in memory: half of the capacity is WARNING, all of it CRITICAL."""
-        share = QueueThresholdConfig(max_queue_size=_FULL).thresholds
+        share = QueueThresholdSettings(max_queue_size=_FULL).thresholds
         levels = (share.warning, share.critical, share.critical_plus)
         # The first value that reaches the level: fill is a whole number of thousandths.
         return cls(name, value, *(-(-each * capacity // _FULL) for each in levels))
@@ -64,8 +64,8 @@ class Thresholds:
 
     def __init__(self, settings: SpoolSettings) -> None:
         self._settings = settings
-        self.queue = QueueThresholdConfig(max_queue_size=_FULL)
-        self.unread = QueueThresholdConfig(
+        self.queue = QueueThresholdSettings(max_queue_size=_FULL)
+        self.unread = QueueThresholdSettings(
             max_queue_size=settings.unread_critical,
             warning_threshold=settings.unread_warning,
             critical_threshold=settings.unread_critical,

@@ -13,7 +13,7 @@ LONGEST = 16_384
 
 
 class Regex:
-    """Matches whole texts, in time linear in their length; :class:`BadQuestion` if it is not valid."""
+    """Matches whole texts in linear time; :class:`BadQuestion` if the expression is not valid."""
 
     def __init__(self, text: str) -> None:
         if len(text) > LONGEST:

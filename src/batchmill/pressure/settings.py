@@ -1,8 +1,7 @@
-"""The settings of thresholds: frozen, keyword-only, checked when made."""
+"""The settings of thresholds: frozen, keyword-only, validated on creation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,16 @@ from batchmill.pressure.decision import QueueAction, ThresholdHandler, Threshold
 from batchmill.pressure.levels import ThresholdLevel, Thresholds
 
 if TYPE_CHECKING:
-    from batchmill.pressure.guard import ThresholdGuard
+    from batchmill.pressure.manager import ThresholdGuard
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueThresholdConfig:
+class QueueThresholdSettings:
     """When a depth is too much, and what to do then.
 
     Thresholds left out follow ``max_queue_size``: 50, 100 and 150 % of it.
 
-    >>> QueueThresholdConfig(max_queue_size=200).critical_plus_threshold
+    >>> QueueThresholdSettings(max_queue_size=200).critical_plus_threshold
     300
     """
 
@@ -64,7 +63,7 @@ class QueueThresholdConfig:
     """A level is left when the depth falls below this share of its threshold."""
 
     retry_after_s: float | None = 1.0
-    """What a rejected sender is told to wait."""
+    """How long a rejected sender is asked to wait."""
 
     handlers: dict[ThresholdLevel, ThresholdHandler | None] = field(
         init=False, repr=False, compare=False
@@ -111,8 +110,8 @@ class QueueThresholdConfig:
         object.__setattr__(self, "thresholds", thresholds)
 
     def guard(self, name: str) -> ThresholdGuard:
-        """What a :class:`BatchQueue` asks about items (``BatchQueueSettings(thresholds=…)``)."""
-        from batchmill.pressure.guard import ThresholdGuard  # it needs this module
+        """Make the guard of a :class:`BatchQueue` (``BatchQueueSettings(thresholds=…)``)."""
+        from batchmill.pressure.manager import ThresholdGuard  # it needs this module
 
         return ThresholdGuard(self, name)
 
@@ -138,6 +137,3 @@ class QueueThresholdConfig:
 def _check_whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(name, value, f"a whole number of at least {least}")
-
-
-DepthSupplier = Callable[[], int]

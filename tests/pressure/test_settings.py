@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from batchmill import ConfigError
-from batchmill.pressure import QueueAction, QueueThresholdConfig, ThresholdLevel, strategies
+from batchmill.pressure import QueueAction, QueueThresholdSettings, ThresholdLevel, strategies
 
 WARNING, CRITICAL, PLUS = ThresholdLevel
 
 
-def _marks(config: QueueThresholdConfig) -> tuple[int, ...]:
+def _marks(config: QueueThresholdSettings) -> tuple[int, ...]:
     return (
         config.warning_threshold,
         config.critical_threshold,
@@ -24,7 +24,7 @@ def _marks(config: QueueThresholdConfig) -> tuple[int, ...]:
 
 def test_defaults() -> None:
     """1000 items: 50, 100 and 150 % of them, a hard capacity of 200 %, and REJECT."""
-    config = QueueThresholdConfig()
+    config = QueueThresholdSettings()
     assert (config.max_queue_size, *_marks(config)) == (1000, 500, 1000, 1500, 2000)
     assert config.default_action is QueueAction.REJECT
 
@@ -34,30 +34,30 @@ def test_defaults() -> None:
 )
 def test_thresholds_follow_the_maximum(size: int, marks: tuple[int, ...]) -> None:
     """Thresholds that are not set are derived from max_queue_size, however small it is."""
-    assert _marks(QueueThresholdConfig(max_queue_size=size)) == marks
+    assert _marks(QueueThresholdSettings(max_queue_size=size)) == marks
 
 
 def test_a_threshold_that_is_set_stays() -> None:
     """The others are derived as before."""
-    config = QueueThresholdConfig(max_queue_size=100, warning_threshold=80)
+    config = QueueThresholdSettings(max_queue_size=100, warning_threshold=80)
     assert _marks(config) == (80, 100, 150, 200)
 
 
 def test_hard_capacity_is_never_derived_below_critical_plus() -> None:
     """A high CRITICAL_PLUS lifts the default hard capacity with it."""
-    config = QueueThresholdConfig(max_queue_size=10, critical_plus_threshold=99)
+    config = QueueThresholdSettings(max_queue_size=10, critical_plus_threshold=99)
     assert config.hard_capacity == 99
 
 
 def test_it_is_frozen() -> None:
     """Thresholds do not change under a running queue."""
     with pytest.raises(dataclasses.FrozenInstanceError):
-        QueueThresholdConfig().max_queue_size = 5  # type: ignore[misc]
+        QueueThresholdSettings().max_queue_size = 5  # type: ignore[misc]
 
 
 def test_listeners_become_a_tuple() -> None:
     """A list that is changed later changes nothing."""
-    assert QueueThresholdConfig(listeners=[print]).listeners == (print,)  # type: ignore[arg-type]
+    assert QueueThresholdSettings(listeners=[print]).listeners == (print,)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_listeners_become_a_tuple() -> None:
 def test_a_wrong_setting_is_named(wrong: dict[str, Any], field: str, allowed: str) -> None:
     """The message names the field, its value and what is allowed."""
     with pytest.raises(ConfigError) as caught:
-        QueueThresholdConfig(**wrong)
+        QueueThresholdSettings(**wrong)
     assert field in str(caught.value)
     assert allowed in str(caught.value)
 
@@ -89,12 +89,12 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], field: str, allowed: st
 def test_a_level_without_handler_takes_the_next_lower_one() -> None:
     """A priority handler given for CRITICAL also decides at CRITICAL_PLUS."""
     handler = strategies.drop()
-    config = QueueThresholdConfig(critical_handler=handler)
+    config = QueueThresholdSettings(critical_handler=handler)
     assert config.handlers == {WARNING: None, CRITICAL: handler, PLUS: handler}
 
 
 def test_a_warning_handler_decides_everywhere_above_too() -> None:
     """Unless a level has one of its own."""
     low, high = strategies.accept(), strategies.drop()
-    config = QueueThresholdConfig(warning_handler=low, critical_plus_handler=high)
+    config = QueueThresholdSettings(warning_handler=low, critical_plus_handler=high)
     assert config.handlers == {WARNING: low, CRITICAL: low, PLUS: high}
