@@ -1,113 +1,128 @@
-"""Every error batchmill raises on purpose.
-
-Each one also inherits the built-in that a caller would catch anyway, keeps what it knows as
-attributes, survives pickling, and ends with what to do about it.
-"""
+"""The base of all errors of batchmill, and the errors of the queue."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, ClassVar, dataclass_transform
 
+
+@dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
 class BatchmillError(Exception):
-    """Base of every error that batchmill raises on purpose."""
+    """Base of every error that batchmill raises on purpose.
+
+    A subclass lists what it carries as annotated fields, in the order of its arguments, and gives
+    its message as a ``template`` of them (or as its own ``__str__``), which ends with what to do.
+    It also inherits the built-in error that a caller would catch anyway. The constructor, the
+    attributes and pickling come from here.
+
+    >>> class DiskFullError(BatchmillError, OSError):
+    ...     path: str
+    ...     free_bytes: int
+    ...     template = "{path} has only {free_bytes:,} bytes left: remove old files"
+    >>> str(DiskFullError("/data", 4096))
+    '/data has only 4,096 bytes left: remove old files'
+    """
+
+    template: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__annotations__" in vars(cls):
+            dataclasses.dataclass(eq=False)(cls)
+
+    def __str__(self) -> str:
+        if not self.template:
+            return super().__str__()
+        return self.template.format_map({name: getattr(self, name) for name in self._names()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = self._names(of_init=True)
+        if names:
+            # Not by ``args``: OSError keeps two of them at most.
+            return type(self), tuple(getattr(self, name) for name in names), vars(self)
+        reduced = super().__reduce__()
+        assert isinstance(reduced, tuple)
+        return reduced
+
+    @classmethod
+    def _names(cls, *, of_init: bool = False) -> list[str]:
+        if not dataclasses.is_dataclass(cls):
+            return []
+        return [field.name for field in dataclasses.fields(cls) if field.init or not of_init]
 
 
 class ConfigError(BatchmillError, ValueError):
-    """A setting is outside what is allowed; carries ``field``, ``value`` and ``allowed``."""
+    """A setting is outside what is allowed."""
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(field, value, allowed)
-        self.field = field
-        self.value = value
-        self.allowed = allowed
-
-    def __str__(self) -> str:
-        return f"{self.field}={self.value!r} is not valid: it must be {self.allowed}"
+    field: str
+    value: object
+    allowed: str
+    template = "{field}={value!r} is not valid: it must be {allowed}"
 
 
 class MissingExtraError(BatchmillError, ImportError):
-    """A part of batchmill needs packages that are not installed.
+    """A part of batchmill needs packages that are not installed."""
 
-    Carries ``feature`` (what needs them), ``extra`` (the extra that brings them) and ``reason``.
-    """
-
-    def __init__(self, feature: str, extra: str, reason: str) -> None:
-        super().__init__(feature, extra, reason)
-        self.feature = feature
-        self.extra = extra
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return (
-            f"{self.feature} needs the extra {self.extra!r} ({self.reason}): "
-            f"install it with: pip install 'batchmill[{self.extra}]'"
-        )
+    feature: str
+    """What needs them."""
+    extra: str
+    """The extra that brings them."""
+    reason: str
+    template = (
+        "{feature} needs the extra {extra!r} ({reason}): "
+        "install it with: pip install 'batchmill[{extra}]'"
+    )
 
 
 class QueueExistsError(BatchmillError, ValueError):
-    """A queue of that name is running already; carries ``name``."""
+    """A queue of that name is running already."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-    def __str__(self) -> str:
-        return (
-            f"a queue named {self.name!r} exists already: "
-            "use get_or_create() to share it, or shut it down first"
-        )
+    name: str
+    template = (
+        "a queue named {name!r} exists already: "
+        "use get_or_create() to share it, or shut it down first"
+    )
 
 
 class QueueConflictError(BatchmillError, ValueError):
-    """Two callers want one queue in ways that exclude each other; carries ``name`` and ``why``."""
+    """Two callers want one queue in ways that exclude each other."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(name, why)
-        self.name = name
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"queue {self.name!r}: {self.why}"
+    name: str
+    why: str
+    template = "queue {name!r}: {why}"
 
 
 class HandlerExistsError(BatchmillError, ValueError):
-    """That class has a handler already; carries ``name`` (of the queue) and ``cls``."""
+    """That class has a handler already."""
 
-    def __init__(self, name: str, cls: type) -> None:
-        super().__init__(name, cls)
-        self.name = name
-        self.cls = cls
-
-    def __str__(self) -> str:
-        return (
-            f"queue {self.name!r} has a handler for {self.cls.__qualname__} already: "
-            "call remove_handler() first to replace it"
-        )
+    name: str
+    """Of the queue."""
+    cls: type
+    template = (
+        "queue {name!r} has a handler for {cls.__qualname__} already: "
+        "call remove_handler() first to replace it"
+    )
 
 
 class QueueClosedError(BatchmillError, RuntimeError):
-    """The queue, or the manager, is shutting down or shut down; carries ``name``."""
+    """The queue, or the manager, is shutting down or shut down."""
 
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(name, what)
-        self.name = name
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.name!r} is shut down, so {self.what} is refused: create a new one"
+    name: str
+    what: str
+    """The call that is refused."""
+    template = "{name!r} is shut down, so {what} is refused: create a new one"
 
 
 class SelectorError(BatchmillError, IndexError):
-    """A partition selector answered something that is not a partition.
+    """A partition selector returned something that is not a partition.
 
-    Carries ``name`` (of the queue), ``answer`` and ``partitions``.
     The item that was being produced is not in the queue.
     """
 
-    def __init__(self, name: str, answer: object, partitions: int) -> None:
-        super().__init__(name, answer, partitions)
-        self.name = name
-        self.answer = answer
-        self.partitions = partitions
+    name: str
+    """Of the queue."""
+    answer: object
+    partitions: int
 
     def __str__(self) -> str:
         return (
@@ -117,18 +132,12 @@ class SelectorError(BatchmillError, IndexError):
 
 
 class WouldDeadlockError(BatchmillError, RuntimeError):
-    """A handler asked its own queue for something that only this handler's return could bring.
+    """A handler called its own queue for something that can only happen after it has returned."""
 
-    Carries ``name`` (of the queue) and ``call``.
-    """
-
-    def __init__(self, name: str, call: str) -> None:
-        super().__init__(name, call)
-        self.name = name
-        self.call = call
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name!r}: {self.call} would wait for something that can only happen after the "
-            "calling handler has returned; do it from another thread, or with timeout=0"
-        )
+    name: str
+    """Of the queue."""
+    call: str
+    template = (
+        "{name!r}: {call} would wait for something that can only happen after the "
+        "calling handler has returned; do it from another thread, or with timeout=0"
+    )

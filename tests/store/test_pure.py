@@ -278,7 +278,7 @@ def test_retrying_gives_up_with_the_cause() -> None:
     def work() -> None:
         raise TransientError("wrapped") from OSError("no route")
 
-    with pytest.raises(StoreUnavailableError, match="tried 1 times") as caught:
+    with pytest.raises(StoreUnavailableError, match="tried 1 time ") as caught:
         retrier.run(work)
     assert isinstance(caught.value.__cause__, OSError)
     assert "no route" in str(caught.value)

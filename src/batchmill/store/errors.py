@@ -1,172 +1,116 @@
-"""What goes wrong with a store. Each error says what to do next."""
+"""The errors of a store. Each message ends with what to do next."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from batchmill.errors import BatchmillError
+from batchmill.wording import count_of
 
 
 class StoreError(BatchmillError):
     """Base of the errors of this package."""
 
-    _fields: tuple[str, ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # OSError keeps no more than two of its arguments, so they are taken from the attributes.
-        return type(self), tuple(getattr(self, name) for name in self._fields)
-
 
 class StoreMissingError(StoreError, FileNotFoundError):
-    """There is no store at that address, and none was to be made; carries ``url``."""
+    """There is no store at that address, and none was to be created."""
 
-    _fields = ("url",)
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.url = url
-
-    def __str__(self) -> str:
-        return f"there is no store at {self.url}: check the address, or run the pipeline first"
+    url: str
+    template = "there is no store at {url}: check the address, or run the pipeline first"
 
 
 class NotAStoreError(StoreError, ValueError):
-    """What is there cannot be read as a store; carries ``url`` and ``why``."""
+    """What is at that address cannot be read as a store."""
 
-    _fields = ("url", "why")
-
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(url, why)
-        self.url = url
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"{self.url} is no store that can be read ({self.why}): name another place, "
-            "or restore this one together with its checkpoint from a copy"
-        )
+    url: str
+    why: str
+    template = (
+        "{url} is not a store that can be read ({why}): use another address, "
+        "or restore this store together with its checkpoint from a backup"
+    )
 
 
 class StoreVersionError(StoreError, RuntimeError):
-    """A newer batchmill made that store; carries ``url``, ``found`` and ``supported``."""
+    """A newer batchmill wrote that store."""
 
-    _fields = ("url", "found", "supported")
-
-    def __init__(self, url: str, found: int, supported: int) -> None:
-        super().__init__(url, found, supported)
-        self.url = url
-        self.found = found
-        self.supported = supported
-
-    def __str__(self) -> str:
-        return (
-            f"{self.url} has the schema {self.found}, and this batchmill knows those up to "
-            f"{self.supported}: use the newer batchmill that made it"
-        )
+    url: str
+    found: int
+    """The store's schema version."""
+    supported: int
+    template = (
+        "{url} has schema version {found}, and this batchmill supports versions up to {supported}: "
+        "use the newer batchmill that wrote it"
+    )
 
 
 class StoreRefusedError(StoreError, PermissionError):
-    """The database does not let this user in; carries ``url`` and ``why``."""
+    """The database does not let this user connect."""
 
-    _fields = ("url", "why")
-
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(url, why)
-        self.url = url
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"{self.url} refused the connection ({self.why}): check user, password and database "
-            "in the address, and the server's pg_hba.conf"
-        )
+    url: str
+    why: str
+    template = (
+        "{url} refused the connection ({why}): check user, password and database in the address, "
+        "and the server's pg_hba.conf"
+    )
 
 
 class StoreReadOnlyError(StoreError, PermissionError):
-    """The store cannot be written; carries ``url`` and ``why``."""
+    """The store cannot be written."""
 
-    _fields = ("url", "why")
-
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(url, why)
-        self.url = url
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"{self.url} cannot be written ({self.why}): give this user the right to write the "
-            "database, and for SQLite its folder too; nothing was changed"
-        )
+    url: str
+    why: str
+    template = (
+        "{url} cannot be written ({why}): give this user the right to write the database, and for "
+        "SQLite its folder too; nothing was changed"
+    )
 
 
 class StoreFullError(StoreError, OSError):
-    """There is no room for what was to be written; carries ``where``, ``free_bytes``, ``why``."""
+    """There is no disk space for what was to be written."""
 
-    _fields = ("where", "free_bytes", "why")
-
-    def __init__(self, where: str, free_bytes: int | None, why: str) -> None:
-        super().__init__(where, why)
-        self.where = where
-        self.free_bytes = free_bytes
-        self.why = why
+    where: str
+    free_bytes: int | None
+    why: str
 
     def __str__(self) -> str:
-        free = "" if self.free_bytes is None else f", {self.free_bytes:,} bytes are free there"
+        free = "" if self.free_bytes is None else f", {count_of(self.free_bytes, 'byte')} free"
         return (
-            f"no room in {self.where} ({self.why}{free}): make room or lower ttl_days, then start "
-            "again; nothing of the batch was written, and it will be tried anew"
+            f"no disk space in {self.where} ({self.why}{free}): make room or lower ttl_days, then "
+            "start again; nothing of the batch was written, and it will be tried again"
         )
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
-    """The store did not answer for too long.
+    """The database did not answer for too long; its last error is the ``__cause__``."""
 
-    Carries ``url``, ``attempts``, ``seconds`` and ``why``; the last fault is its ``__cause__``.
-    """
-
-    _fields = ("url", "attempts", "seconds", "why")
-
-    def __init__(self, url: str, attempts: int, seconds: float, why: str) -> None:
-        super().__init__(url, why)
-        self.url = url
-        self.attempts = attempts
-        self.seconds = seconds
-        self.why = why
+    url: str
+    attempts: int
+    seconds: float
+    why: str
 
     def __str__(self) -> str:
         return (
-            f"{self.url} could not be used, tried {self.attempts} times over {self.seconds:.1f} s; "
-            f"last: {self.why}. Check that the database runs and can be reached, then start again: "
-            "a batch that did not get in is tried anew, one that did is not counted twice"
+            f"{self.url} could not be used: tried {count_of(self.attempts, 'time')} over "
+            f"{self.seconds:.1f} s; last error: {self.why}. Check that the database runs and can "
+            "be reached, then start again: a batch that was not committed is tried again, one that "
+            "was committed is not counted twice"
         )
 
 
 class StoreClosedError(StoreError, RuntimeError):
-    """The store was closed; carries ``url``."""
+    """The store was closed."""
 
-    _fields = ("url",)
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.url = url
-
-    def __str__(self) -> str:
-        return f"the store {self.url} is closed: open it again with open_store()"
+    url: str
+    template = "the store {url} is closed: open it again with open_store()"
 
 
 class StoreInUseError(StoreError, RuntimeError):
-    """Another live process writes that stream; carries ``url``, ``stream`` and ``holder``.
+    """Another live process writes that stream."""
 
-    ``holder`` has ``host``, ``pid`` and ``since`` as far as they are known.
-    """
-
-    _fields = ("url", "stream", "holder")
-
-    def __init__(self, url: str, stream: str, holder: dict[str, Any]) -> None:
-        super().__init__(url, stream, holder)
-        self.url = url
-        self.stream = stream
-        self.holder = holder
+    url: str
+    stream: str
+    holder: dict[str, Any]
+    """``host``, ``pid`` and ``since`` of that process, as far as they are known."""
 
     def __str__(self) -> str:
         known = [f"{name} {self.holder[name]}" for name in ("host", "pid") if name in self.holder]
@@ -179,18 +123,12 @@ class StoreInUseError(StoreError, RuntimeError):
 
 
 class FencedError(StoreError, RuntimeError):
-    """A newer writer has taken the stream over; carries ``stream``, ``epoch`` and ``current``.
+    """A newer writer has taken the stream over."""
 
-    ``current`` is None where nobody has claimed the stream at all.
-    """
-
-    _fields = ("stream", "epoch", "current")
-
-    def __init__(self, stream: str, epoch: int, current: int | None) -> None:
-        super().__init__(stream, epoch, current)
-        self.stream = stream
-        self.epoch = epoch
-        self.current = current
+    stream: str
+    epoch: int
+    current: int | None
+    """The epoch of the newer writer; None: nobody has claimed the stream at all."""
 
     def __str__(self) -> str:
         if self.current is None:
@@ -202,149 +140,94 @@ class FencedError(StoreError, RuntimeError):
 
 
 class BatchGapError(StoreError, ValueError):
-    """A batch's number does not follow; carries ``stream``, ``number`` and ``expected``."""
+    """A batch's number does not follow the last committed one."""
 
-    _fields = ("stream", "number", "expected")
-
-    def __init__(self, stream: str, number: int, expected: int) -> None:
-        super().__init__(stream, number, expected)
-        self.stream = stream
-        self.number = number
-        self.expected = expected
-
-    def __str__(self) -> str:
-        return (
-            f"the stream {self.stream!r} expects batch {self.expected}, but {self.number} came: "
-            "batches in between would be lost; run with the checkpoint that belongs to this store"
-        )
+    stream: str
+    number: int
+    expected: int
+    template = (
+        "the stream {stream!r} expects batch {expected}, but {number} came: "
+        "batches in between would be lost; run with the checkpoint that belongs to this store"
+    )
 
 
 class CheckpointMismatchError(StoreError, ValueError):
-    """Checkpoint and store do not belong together.
+    """Checkpoint and store do not belong together."""
 
-    Carries ``stream``, ``reason`` (``other``, ``unknown``, ``behind``, ``ahead`` or ``unplanned``:
-    how the store stands to the checkpoint), ``detail`` and ``advice``.
-    """
-
-    _fields = ("stream", "reason", "detail", "advice")
-
-    def __init__(self, stream: str, reason: str, detail: str, advice: str) -> None:
-        super().__init__(stream, reason, detail, advice)
-        self.stream = stream
-        self.reason = reason
-        self.detail = detail
-        self.advice = advice
-
-    def __str__(self) -> str:
-        return f"stream {self.stream!r}: {self.detail}: {self.advice}"
+    stream: str
+    reason: str
+    """How the store differs: ``other``, ``unknown``, ``behind``, ``ahead`` or ``unplanned``."""
+    detail: str
+    advice: str
+    template = "stream {stream!r}: {detail}: {advice}"
 
 
 class TooManyColumnsError(StoreError, ValueError):
-    """The metrics of one source need more columns than a table can have.
+    """The metrics of one source need more columns than a table can have."""
 
-    Carries ``source``, ``needed`` and ``limit``.
-    """
-
-    _fields = ("source", "needed", "limit")
-
-    def __init__(self, source: str, needed: int, limit: int) -> None:
-        super().__init__(source, needed, limit)
-        self.source = source
-        self.needed = needed
-        self.limit = limit
-
-    def __str__(self) -> str:
-        return (
-            f"the metrics of {self.source} take {self.needed} columns, and a table has "
-            f"{self.limit} at most: remove metrics of this source, or start a new store (columns "
-            "of removed metrics are used again once their values have expired)"
-        )
+    source: str
+    needed: int
+    limit: int
+    template = (
+        "the metrics of {source} take {needed} columns, and a table has {limit} at most: remove "
+        "metrics of this source, or start a new store (columns of removed metrics are used again "
+        "once their values have expired)"
+    )
 
 
 class MetricConflictError(StoreError, ValueError):
-    """Another stream computes a metric of that name, with another definition.
+    """Another stream computes a metric of that name with another definition."""
 
-    Carries ``metric``, ``streams`` (whose it is), ``theirs``, ``ours`` and ``retire``.
-    """
-
-    _fields = ("metric", "streams", "theirs", "ours", "retire")
-
-    def __init__(
-        self, metric: str, streams: tuple[str, ...], theirs: str, ours: str, retire: bool
-    ) -> None:
-        super().__init__(metric, streams, theirs, ours, retire)
-        self.metric = metric
-        self.streams = streams
-        self.theirs = theirs
-        self.ours = ours
-        self.retire = retire
+    metric: str
+    streams: tuple[str, ...]
+    """The streams that compute it."""
+    theirs: str
+    ours: str
+    retire: bool
 
     def __str__(self) -> str:
-        whose = ", ".join(repr(each) for each in self.streams) or "another stream"
+        streams = ", ".join(map(repr, self.streams)) or "another stream"
         advice = (
             "give one of the two another name, or use the same definition in both scripts; if that "
-            "stream is gone for good, Store.register([], stream=…) once lets go of its metrics"
+            "stream is gone for good, call Store.register([], stream=…) once to release its metrics"
             if self.retire
             else "use the same script (--oal) as that stream, or give the metric another name"
         )
         return (
-            f"the metric {self.metric!r} of {whose} is {self.theirs}, and here it is {self.ours}: "
-            f"{advice}"
+            f"the metric {self.metric!r} of {streams} is {self.theirs}, and here it is "
+            f"{self.ours}: {advice}"
         )
 
 
 class LayoutChangedError(StoreError, RuntimeError):
-    """A column was given to another metric since this writer registered its own.
+    """A column was given to another metric since this writer registered its metrics."""
 
-    Carries ``source``, ``column`` and ``metric`` (whose it is now).
-    """
-
-    _fields = ("source", "column", "metric")
-
-    def __init__(self, source: str, column: str, metric: str) -> None:
-        super().__init__(source, column, metric)
-        self.source = source
-        self.column = column
-        self.metric = metric
-
-    def __str__(self) -> str:
-        return (
-            f"the column {self.column} of {self.source} belongs to the metric {self.metric!r} "
-            "and is not one that this stream has registered: register the metrics again, that is, "
-            "start the pipeline anew; nothing of the batch was written"
-        )
+    source: str
+    column: str
+    metric: str
+    """The metric that has the column now."""
+    template = (
+        "the column {column} of {source} belongs to the metric {metric!r} and is not one that this "
+        "stream has registered: register the metrics again, that is, restart the pipeline; nothing "
+        "of the batch was written"
+    )
 
 
 class StaleCarryError(StoreError, RuntimeError):
-    """A batch drops a file of waiting spans that waits no more; carries ``stream`` and ``path``."""
+    """A batch drops a file of pending spans that is not pending any more."""
 
-    _fields = ("stream", "path")
-
-    def __init__(self, stream: str, path: str) -> None:
-        super().__init__(stream, path)
-        self.stream = stream
-        self.path = path
-
-    def __str__(self) -> str:
-        return (
-            f"the waiting spans in {self.path} of the stream {self.stream!r} are in the store "
-            "already: an earlier commit got in though its answer was lost. Nothing of this one was "
-            "written: claim the stream again, and go on with the files that the claim names"
-        )
+    stream: str
+    path: str
+    template = (
+        "the pending spans in {path} of the stream {stream!r} are in the store already: an earlier "
+        "commit succeeded though its answer was lost. Nothing of this batch was written: claim the "
+        "stream again, and go on with the files that the claim lists"
+    )
 
 
 class NamesClashError(StoreError, ValueError):
-    """Two sources would share a table, or a name is too long for one.
+    """Two sources would share a table, or a source's name is too long for one."""
 
-    Carries ``source`` and ``why``.
-    """
-
-    _fields = ("source", "why")
-
-    def __init__(self, source: str, why: str) -> None:
-        super().__init__(source, why)
-        self.source = source
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"the source {self.source!r} cannot have a table ({self.why}): rename it"
+    source: str
+    why: str
+    template = "the source {source!r} cannot have a table ({why}): rename it"

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -31,11 +31,10 @@ _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 class MissingJavaError(MissingExtraError):
-    """There is no Java that Spark can be started with; carries ``reason``."""
+    """There is no Java that Spark can be started with."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__("the pipeline", "jre", reason)
-        self.args = (reason,)
+    feature: str = field(default="the pipeline", init=False)
+    extra: str = field(default="jre", init=False)
 
     def __str__(self) -> str:
         return (
