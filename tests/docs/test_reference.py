@@ -100,7 +100,7 @@ def status(tmp_path: Path) -> dict[str, Any]:
 def test_every_figure_of_the_receiver_is_explained(status: dict[str, Any]) -> None:
     """Each field of its status, and each series on its page."""
     assert status.keys() <= named(COUNTERS, "Receiving", "field")
-    page = ingest_figures.prometheus(status)
+    page = ingest_figures.prometheus(status).decode()
     series = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     shown = named(COUNTERS, "Receiving", "on `/metrics`")
     assert series == {f"batchmill_ingest_{each}" for each in shown}
@@ -158,7 +158,7 @@ def test_every_counter_of_the_store_is_explained() -> None:
         for name in code_in(row["counter"])
     }
     assert listed == counted
-    assert set(prometheus_page_module._COUNTED) <= counted
+    assert set(prometheus_page_module._COUNTER_HELP) <= counted
     assert set(progress._LEFT_OUT) <= counted
 
 

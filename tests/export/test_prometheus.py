@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import gzip
 import logging
-import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchmill import ConfigError
 from batchmill.export import PageSettings, SeriesLimits, StoreUnreadableError
-from batchmill.export.minutes import complete_minute
 from batchmill.export.prometheus.page import MetricsPage
-from batchmill.export.prometheus.series import Family, Series
-from batchmill.export.prometheus.text import TextFormat, render
+from batchmill.export.prometheus.series import complete_minute
 from batchmill.store import RetryPolicy, Store, open_store
+from batchmill.telemetry.exposition import TextFormat
 from tests.kit.prometheus_pages import (
     Clock,
     after,
@@ -75,17 +71,6 @@ def test_odd_names_come_back(store: Store) -> None:
     found = parsed(text(page_of(store)))
     names = {dict(labels)["name"] for name, labels in found if name == "batchmill_calls"}
     assert names == set(ODD)
-
-
-@pytest.mark.parametrize("form", TextFormat)
-@given(st.text(st.characters(codec="utf-8")), st.floats() | st.integers(-(2**63), 2**63))
-def test_any_text_and_any_number_come_back(form: TextFormat, label: str, value: float) -> None:
-    """Whatever a label holds, and whatever the number is, the official client reads it back."""
-    family = Family("m", "gauge", label, [Series((("label", label), ("other", "x")), value)])
-    page = render([family], form)
-    ((found, back),) = parsed(page, form).items()
-    assert found == ("m", frozenset({("label", label), ("other", "x")}))
-    assert back == value or (math.isnan(back) and math.isnan(value))
 
 
 def test_a_percentile_is_labelled_by_its_rank(store: Store) -> None:

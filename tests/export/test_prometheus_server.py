@@ -19,9 +19,9 @@ import pytest
 
 from batchmill import ConfigError
 from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
-from batchmill.export.prometheus.text import TextFormat
 from batchmill.ingest import Access
 from batchmill.store import RetryPolicy, open_store
+from batchmill.telemetry.exposition import TextFormat
 from tests.kit.prometheus import WAIT_S, running_prometheus, until
 from tests.kit.prometheus_pages import Key, expected, last_minutes, metrics_of, parsed
 from tests.kit.stores import Measurement, Writer

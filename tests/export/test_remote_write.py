@@ -13,7 +13,7 @@ import pytest
 
 from batchmill import ConfigError
 from batchmill.export import SeriesLimits
-from batchmill.export.minutes import minutes_before
+from batchmill.export.prometheus.series import minutes_before
 from batchmill.export.remote_write.http import Target
 from batchmill.export.remote_write.position import Position
 from batchmill.export.remote_write.proto import decode

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from pathlib import Path
 
-from batchmill.export.minutes import minutes_before
+from batchmill.export.prometheus.series import minutes_before
 from batchmill.store import Store, open_store
 from tests.export.remote_write_kit import not_empty, position, reached, store, writing
 from tests.kit.prometheus import running_prometheus, until

@@ -230,7 +230,7 @@ def test_a_refused_sdk_tries_again_and_succeeds(tmp_path: Path) -> None:
         running.await_level("CRITICAL")
         sender = exporter(running, timeout=60)
         result = pool.submit(sender.export, spans)
-        until(lambda: running.metric('requests_total{protocol="http",outcome="CRITICAL"}') > 0)
+        until(lambda: running.metric('requests_total{outcome="CRITICAL",protocol="http"}') > 0)
         running.unfill()
         assert result.result() is SpanExportResult.SUCCESS
         sender.shutdown()  # type: ignore[no-untyped-call]

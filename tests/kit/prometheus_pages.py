@@ -15,10 +15,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from batchmill.export.prometheus.text import TextFormat
 from batchmill.export.remote_write.proto import decode
 from batchmill.sources import bucket_end, minute_bucket
 from batchmill.store import Store
+from batchmill.telemetry.exposition import TextFormat
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 Samples = list[tuple[dict[str, str], float, int]]

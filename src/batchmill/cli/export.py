@@ -20,7 +20,7 @@ from batchmill.extras import require_extra
 from batchmill.run.home import Home, write_json
 from batchmill.run.supervisor import Signals
 from batchmill.store import RetryPolicy, Store, StoreError, StoreMissingError, open_store
-from batchmill.telemetry import Census
+from batchmill.telemetry import ProcessStats
 
 if TYPE_CHECKING:
     from batchmill.export import Exporter, ExporterSettings, Target
@@ -223,7 +223,7 @@ class _Telling:
         self._name = name
         self._due_s = 0.0
         self._started = time.time()
-        self._census = Census()
+        self._process = ProcessStats()
 
     def write(self, exporter: Exporter | None, *, last: bool = False) -> None:
         """Say it, if it is time; a disk that is full stops nobody."""
@@ -258,6 +258,6 @@ class _Telling:
                     "refused_points": stats.refused_points,
                     "failing": stats.failing,
                     "failing_s": round(stats.failing_s, 1),
-                    "queues": self._census.take(),
+                    "queues": self._process.queues(),
                 }
             write_json(self._path, content)

@@ -21,7 +21,7 @@ from batchmill.extras import require_extra
 from batchmill.run.home import write_json
 from batchmill.run.supervisor import Signals
 from batchmill.store import RetryPolicy, Store, StoreMissingError, open_store
-from batchmill.telemetry import Census
+from batchmill.telemetry import ProcessStats
 
 if TYPE_CHECKING:
     from batchmill.export import PrometheusServer, RemoteWriter, RemoteWriteStats, SeriesLimits
@@ -205,13 +205,13 @@ class _Telling:
             # Nothing waits in the outbox for it.
             "waiting": {"files": 0},
         }
-        self._census = Census()
+        self._process = ProcessStats()
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Say it; a disk that is full stops nobody."""
         if self._path is not None:
             with contextlib.suppress(OSError):
-                told = {**self._always, **facts, "queues": self._census.take()}
+                told = {**self._always, **facts, "queues": self._process.queues()}
                 write_json(self._path, told | {"written_at": time.time()})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill.export.errors import ExporterInUseError, SendError
+from batchmill.export.errors import ExporterInUseError, SendError, StoreUnreadableError
 from batchmill.export.forget import forget_exporter
 from batchmill.export.settings import ExporterSettings
 from batchmill.export.target import Sender, Target, open_sender
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from batchmill.export.exporter import Exporter
     from batchmill.export.figures import ExporterStats
     from batchmill.export.forward import KafkaForwarder
-    from batchmill.export.minutes import complete_minute
-    from batchmill.export.prometheus.page import PageSettings, StoreUnreadableError
+    from batchmill.export.prometheus.page import PageSettings
     from batchmill.export.prometheus.series import (
         SeriesLimits,
         by_label,
+        complete_minute,
         entity_labels,
         help_text,
         series_names,
@@ -76,9 +76,8 @@ _MODULES = {
     "RemoteWriteStats": "remote_write.stats",
     "RemoteWriter": "remote_write.writer",
     "SeriesLimits": "prometheus.series",
-    "StoreUnreadableError": "prometheus.page",
     "by_label": "prometheus.series",
-    "complete_minute": "minutes",
+    "complete_minute": "prometheus.series",
     "entity_labels": "prometheus.series",
     "help_text": "prometheus.series",
     "remote_address": "remote_write.http",

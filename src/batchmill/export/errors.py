@@ -54,3 +54,14 @@ def _again(
     reason: str, detail: str, retry: bool, too_large: bool, after_s: float | None
 ) -> SendError:
     return SendError(reason, detail, retry=retry, too_large=too_large, after_s=after_s)
+
+
+class StoreUnreadableError(BatchmillError, ConnectionError):
+    """There is no page for Prometheus, because the store cannot be read; carries ``why``."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the store cannot be read: {self.why}"

@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from batchmill.telemetry.exposition import render
+
 _MANY_REASONS = 100
 """Beyond this many, new ones are counted as "other": senders must not fill the memory."""
 
@@ -78,59 +82,61 @@ def _add(counter: Counter[str], counts: Mapping[str, int]) -> None:
         counter[reason if known else "other"] += count
 
 
-_KINDS = {
-    "received_spans": ("counter", "Spans decoded and fit to be stored."),
-    "acknowledged_spans": ("counter", "Spans durable in a segment, and acknowledged."),
-    "unacknowledged_spans": ("counter", "Spans decoded and not stored: sent again later."),
-    "queue_rows": ("gauge", "Spans waiting for the next segment."),
-    "unread_bytes": ("gauge", "Bytes of segments that the pipeline has not committed yet."),
-    "unread_segments": ("gauge", "Segments that the pipeline has not committed yet."),
-    "requests_under_way": ("gauge", "Requests that have no answer yet."),
-    "bytes_under_way": ("gauge", "Bytes of bodies in memory."),
+_COUNTERS = {
+    "received_spans": "Spans decoded and fit to be stored.",
+    "acknowledged_spans": "Spans durable in a segment, and acknowledged.",
+    "unacknowledged_spans": "Spans decoded and not stored: sent again later.",
+}
+_GAUGES = {
+    "queue_rows": "Spans waiting for the next segment.",
+    "unread_bytes": "Bytes of segments that the pipeline has not committed yet.",
+    "unread_segments": "Segments that the pipeline has not committed yet.",
+    "requests_under_way": "Requests that have no answer yet.",
+    "bytes_under_way": "Bytes of bodies in memory.",
 }
 _LEVELS = ("NORMAL", "WARNING", "CRITICAL", "CRITICAL_PLUS")
+_PREFIX = "batchmill_ingest_"
 
 
-def prometheus(status: Mapping[str, Any]) -> str:
-    """The figures of a status in the text format of Prometheus."""
-    return "".join(f"{line}\n" for line in _lines(status))
+def prometheus(status: Mapping[str, Any]) -> bytes:
+    """A receiver's status as a page for Prometheus, in its text format."""
+    return render(list(_metrics(status)))
 
 
-def _lines(status: Mapping[str, Any]) -> Iterator[str]:
-    for name, (kind, text) in _KINDS.items():
+def _metrics(status: Mapping[str, Any]) -> Iterator[Metric]:
+    for name, text in _COUNTERS.items():
+        yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=status[name])
+    for name, text in _GAUGES.items():
         if name in status:
-            full = f"batchmill_ingest_{name}{'_total' if kind == 'counter' else ''}"
-            yield from _head(full, kind, text)
-            yield f"{full} {status[name]}"
-    for key, name, text in (
-        ("rejected", "rejected_spans", "Spans that were unusable, by reason."),
-        ("cuts", "cuts", "Texts cut and attributes left out of spans that were taken."),
-    ):
-        full = f"batchmill_ingest_{name}_total"
-        yield from _head(full, "counter", text)
-        for reason, count in sorted(status[key].items()):
-            yield f'{full}{{reason="{_escaped(reason)}"}} {count}'
-    name = "batchmill_ingest_requests_total"
-    yield from _head(name, "counter", "Requests answered, by protocol and outcome.")
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=status[name])
+    yield _by_reason("rejected_spans", "Spans that were unusable, by reason.", status["rejected"])
+    yield _by_reason(
+        "cuts", "Texts cut and attributes left out of spans that were taken.", status["cuts"]
+    )
+    requests = CounterMetricFamily(
+        f"{_PREFIX}requests",
+        "Requests answered, by protocol and outcome.",
+        labels=["protocol", "outcome"],
+    )
     for key, count in sorted(status["requests"].items()):
-        way, _, outcome = key.partition(" ")
-        yield f'{name}{{protocol="{way}",outcome="{_escaped(outcome)}"}} {count}'
-    name = "batchmill_ingest_http_connections"
-    yield from _head(name, "gauge", "HTTP connections open now.")
-    yield f"{name} {status['connections']['open']}"
+        protocol, _, outcome = key.partition(" ")
+        requests.add_metric([protocol, outcome], count)
+    yield requests
+    connections = status["connections"]
+    name = f"{_PREFIX}http_connections"
+    yield GaugeMetricFamily(name, "HTTP connections open now.", value=connections["open"])
     for what in ("accepted", "refused"):
-        name = f"batchmill_ingest_http_connections_{what}_total"
-        yield from _head(name, "counter", f"HTTP connections {what}.")
-        yield f"{name} {status['connections'][what]}"
-    name = "batchmill_ingest_level"
-    yield from _head(name, "gauge", "Pressure: 0 normal, 1 warning, 2 critical, 3 critical plus.")
-    yield f"{name} {_LEVELS.index(status['level'])}"
+        text = f"HTTP connections {what}."
+        yield CounterMetricFamily(f"{name}_{what}", text, value=connections[what])
+    yield GaugeMetricFamily(
+        f"{_PREFIX}level",
+        "Pressure: 0 normal, 1 warning, 2 critical, 3 critical plus.",
+        value=_LEVELS.index(status["level"]),
+    )
 
 
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> Metric:
+    metric = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["reason"])
+    for reason, count in sorted(counts.items()):
+        metric.add_metric([reason], count)
+    return metric

@@ -15,6 +15,7 @@ from batchmill.ingest import answers
 from batchmill.ingest.answers import Refusal, Refused
 from batchmill.ingest.figures import prometheus
 from batchmill.ingest.intake import LOGS, Hold, Intake
+from batchmill.telemetry.exposition import TextFormat
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -136,9 +137,8 @@ class Pages:
     async def _metrics(self, request: Request) -> Response:
         if not self._access.allows(request.headers.get("authorization")):
             raise Refused(answers.unauthenticated())
-        return PlainTextResponse(
-            prometheus(self._status()),
-            headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
+        return Response(
+            prometheus(self._status()), headers={"content-type": TextFormat.PROMETHEUS.value}
         )
 
     def _refusal(self, refusal: Refusal, content_type: str | None) -> Response:

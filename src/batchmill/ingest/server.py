@@ -29,7 +29,7 @@ from batchmill.ingest.http import Pages
 from batchmill.ingest.intake import Intake, Onward, SpanSink
 from batchmill.ingest.settings import ReceiverSettings
 from batchmill.ingest.sink_figures import sink_queues, thresholds
-from batchmill.telemetry import Census
+from batchmill.telemetry import ProcessStats
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -72,7 +72,7 @@ class Receiver:
         self._asked = asyncio.Event()
         self._intake: Intake | None = None
         self._status_failed = False
-        self._census = Census()
+        self._process = ProcessStats()
 
     def stop(self) -> None:
         """Ask for the end; ``serve()`` returns after draining."""
@@ -151,7 +151,9 @@ class Receiver:
     def _told(self) -> dict[str, Any]:
         """The status with all queues of this process: for the file, which one thread writes."""
         status, stats = self.status(), self._spool.stats()
-        return status | {"queues": sink_queues(self._census.take(), self._spool.measures(), stats)}
+        return status | {
+            "queues": sink_queues(self._process.queues(), self._spool.measures(), stats)
+        }
 
     def _web(self, intake: Intake) -> uvicorn.Server:
         config = uvicorn.Config(

@@ -1,5 +1,9 @@
-"""Figures of all queues and micro-batchers of a process, for its status."""
+"""What a process tells of itself: stats of all its queues and batchers, and Prometheus pages.
 
-from batchmill.telemetry.census import Census
+:class:`ProcessStats` is for status files. :mod:`batchmill.telemetry.exposition` writes pages for
+Prometheus; it needs prometheus-client, so it is imported by its own name.
+"""
 
-__all__ = ["Census"]
+from batchmill.telemetry.process_stats import ProcessStats
+
+__all__ = ["ProcessStats"]

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any
 
-from batchmill.export.prometheus.page import StoreUnreadableError
-from batchmill.export.prometheus.text import TextFormat
+from batchmill.export.errors import StoreUnreadableError
+from batchmill.telemetry.exposition import TextFormat
 
 if TYPE_CHECKING:
     from batchmill.export.prometheus.server import Server

@@ -18,14 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, Metric
+
 from batchmill.closing import Closing
 from batchmill.errors import ConfigError
 from batchmill.export.prometheus.handler import Handler
 from batchmill.export.prometheus.page import MetricsPage, PageSettings
-from batchmill.export.prometheus.series import OWN, Family, Series
-from batchmill.export.prometheus.text import TextFormat
+from batchmill.export.prometheus.series import RESERVED
 from batchmill.ingest import Access
 from batchmill.store import Store
+from batchmill.telemetry.exposition import TextFormat
 
 log = logging.getLogger("batchmill.export")
 
@@ -83,7 +85,7 @@ class PrometheusServer(Closing):
         self.settings = settings or PrometheusSettings()
         self._answers: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._page = MetricsPage(open_store, self.settings.page, own=self._own_families)
+        self._page = MetricsPage(open_store, self.settings.page, server_metrics=self._metrics)
         self._server = Server(self)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_LOOK_S,), name="batchmill-prometheus"
@@ -125,15 +127,15 @@ class PrometheusServer(Closing):
         """The page, in time for the scraper to get it."""
         return self._page.body(form, gzipped=gzipped, timeout_s=self.settings.request_s / 2)
 
-    def _own_families(self) -> list[Family]:
-        return [
-            Family(
-                f"{OWN[0]}scrapes_total",
-                "counter",
-                "Connections answered, by outcome, up to when this page was made.",
-                [Series((("outcome", name),), n) for name, n in sorted(self.answers().items())],
-            )
-        ]
+    def _metrics(self) -> list[Metric]:
+        scrapes = CounterMetricFamily(
+            f"{RESERVED[0]}scrapes",
+            "Connections answered, by outcome, up to when this page was made.",
+            labels=["outcome"],
+        )
+        for outcome, count in sorted(self.answers().items()):
+            scrapes.add_metric([outcome], count)
+        return [scrapes]
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):

@@ -25,8 +25,16 @@ from pathlib import Path
 from batchmill import presets
 from batchmill.closing import Closing
 from batchmill.errors import BatchmillError
-from batchmill.export.minutes import complete_minute, end_s, minutes_after, minutes_before
-from batchmill.export.prometheus.series import OVER_LIMIT, Chosen, Labels, choose
+from batchmill.export.prometheus.series import (
+    DroppedSeriesLog,
+    Labels,
+    SeriesSelection,
+    complete_minute,
+    end_s,
+    minutes_after,
+    minutes_before,
+    select_series,
+)
 from batchmill.export.remote_write.http import Connection, Target
 from batchmill.export.remote_write.position import Position
 from batchmill.export.remote_write.proto import STALE, series_labels
@@ -79,7 +87,7 @@ class RemoteWriter(Closing):
         """What was sent of the last minutes: by minute, and by the series' hash."""
         self._mark: object = None
         self._late_looked_s = 0.0
-        self._said: frozenset[str] = frozenset()
+        self._dropped_log = DroppedSeriesLog()
         self._ending = threading.Event()
         self._queue: BatchQueue[Item] = BatchQueue(
             "REMOTE_WRITE",
@@ -171,9 +179,7 @@ class RemoteWriter(Closing):
             return False
         self._reached = minute
         self._remember(minute, found)
-        if chosen.dropped and self._said != chosen.dropped.keys():
-            log.warning(OVER_LIMIT, sum(chosen.dropped.values()), ", ".join(chosen.dropped))
-        self._said = frozenset(chosen.dropped)
+        self._dropped_log.log(chosen.dropped)
         return True
 
     def _send_late(self) -> None:
@@ -205,10 +211,10 @@ class RemoteWriter(Closing):
             if not newest:
                 self._values[minute] = _hashed(found)
 
-    def _chosen(self, minute: int) -> Chosen:
+    def _chosen(self, minute: int) -> SeriesSelection:
         limits = self.settings.limits
         values = self._store.bucket_values(minute, most=limits.max_series_per_metric)
-        return choose(values, limits)
+        return select_series(values, limits)
 
     def _remember(self, minute: int, found: dict[Labels, float]) -> None:
         """Keep what later minutes, and later looks at this one, are compared with."""
@@ -240,7 +246,7 @@ class RemoteWriter(Closing):
         )
 
 
-def _samples(chosen: Chosen) -> dict[Labels, float]:
+def _samples(chosen: SeriesSelection) -> dict[Labels, float]:
     return {
         series_labels(family.name, series.labels): float(series.value)
         for family in chosen.families

@@ -15,7 +15,7 @@ from batchmill.spark.l2.engine import BatchReport, StreamWriter
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.progress import NEWEST_BATCHES, BatchTimes, Progress, look
 from batchmill.store import Store
-from batchmill.telemetry import Census
+from batchmill.telemetry import ProcessStats
 
 log = logging.getLogger("batchmill.spark")
 
@@ -41,7 +41,7 @@ class Upkeep:
         self._told: Progress | None = None
         self._fault = ""
         self._batches: deque[BatchTimes] = deque(maxlen=NEWEST_BATCHES)
-        self._census = Census()
+        self._process = ProcessStats()
         self._looking = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -88,7 +88,7 @@ class Upkeep:
                     now = self._clock()
                     found = self._told.with_lag(self._source.unread(self._writer.last, now), now)
                 self._told = found
-                replace(found, queues=tuple(self._census.take())).write(self._checkpoint.folder)
+                replace(found, queues=tuple(self._process.queues())).write(self._checkpoint.folder)
                 self._fault = ""
         except Exception as error:  # noqa: BLE001 - it is for people only
             if str(error) != self._fault:  # once, not each second that a broker is away

@@ -9,26 +9,16 @@ from typing import Any
 from batchmill import PartitionPolicy, snapshot_queues
 from batchmill.batcher import BatcherSettings, MicroBatcher, snapshot_batchers
 from batchmill.pressure import QueueThresholdSettings
-from batchmill.telemetry.census import Census
+from batchmill.telemetry import ProcessStats
 from batchmill.testing import ManualClock
 from tests.kit import stress
 from tests.kit.queues import WAIT_S, Gate, Red, fill, make_queue, reds
 
 
 def named(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The one of that name."""
+    """The queue of that name."""
     (one,) = [each for each in found if each["name"] == name]
     return one
-
-
-class Seconds:
-    """A clock that is told what time it is."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_every_queue_is_found_as_long_as_it_runs() -> None:
@@ -47,7 +37,7 @@ def test_a_queue_tells_how_full_each_partition_is() -> None:
         queue.produce(Red())
         gate.wait_entered()
         held = fill(queue)
-        found = named(Census().take(), "full")
+        found = named(ProcessStats().queues(), "full")
     assert json.loads(json.dumps(found)) == found
     assert found["kind"] == "queue"
     assert (found["depth"], found["capacity"]) == (held, 10)
@@ -59,32 +49,32 @@ def test_a_queue_tells_how_full_each_partition_is() -> None:
 
 def test_a_handler_that_hangs_is_a_full_load() -> None:
     """Though its call is not over, and so not counted in busy_seconds yet."""
-    gate, clock = Gate(), Seconds()
-    census = Census(clock)
+    gate, clock = Gate(), ManualClock(100.0)
+    process_stats = ProcessStats(clock.now)
     with make_queue("held", consumer=gate) as queue:
-        idle = named(census.take(), "held")
+        idle = named(process_stats.queues(), "held")
         queue.produce(Red())
         gate.wait_entered()
-        clock.now += 1
-        census.take()
-        clock.now += 1
-        held = named(census.take(), "held")
+        clock.advance(1)
+        process_stats.queues()
+        clock.advance(1)
+        held = named(process_stats.queues(), "held")
     assert [each["load"] for each in idle["threads"]] == [0.0]
     assert held["threads"] == [{"name": "held-0", "load": 1.0}]
 
 
 def test_a_load_is_what_was_done_since_the_last_look() -> None:
     """Not since the start, and never more than all of the time."""
-    clock = Seconds()
-    census = Census(clock)
+    clock = ManualClock(100.0)
+    process_stats = ProcessStats(clock.now)
     with make_queue("busy", consumer=lambda batch: None) as queue:
-        census.take()
+        process_stats.queues()
         queue.produce_many(reds(1000))
         assert queue.flush(WAIT_S)
-        clock.now += 1e-9
-        worked = named(census.take(), "busy")
-        clock.now += 1
-        rested = named(census.take(), "busy")
+        clock.advance(1e-9)
+        worked = named(process_stats.queues(), "busy")
+        clock.advance(1)
+        rested = named(process_stats.queues(), "busy")
     assert worked["threads"][0]["load"] == 1.0
     assert rested["threads"][0]["load"] == 0.0
 
@@ -99,7 +89,7 @@ def test_the_balancers_moves_are_told() -> None:
             stress.rebalance_now(queue)
             stress.settled(queue, plan)
         moves = queue.stats().last_moves
-        found = named(Census().take(), queue.name)
+        found = named(ProcessStats().queues(), queue.name)
     moved = first.count(0) + 3
     assert found["moves"] == moved == len(moves)
     assert [(each.from_thread, each.to_thread) for each in moves[-3:]] == [(1, 0)] * 3
@@ -139,7 +129,7 @@ def test_a_batcher_tells_what_waits_and_how_busy_its_workers_are() -> None:
         batcher.submit(2)
         clock.advance(3.0)
         (stats,) = snapshot_batchers()
-        found = named(Census().take(), "orders")
+        found = named(ProcessStats().queues(), "orders")
         go.set()
         answer.result(WAIT_S)
     assert [(each.name, each.busy_seconds) for each in stats.workers] == [("batchmill-orders-0", 3)]
@@ -155,5 +145,5 @@ def test_a_batcher_without_thresholds_has_no_capacity() -> None:
     unbounded: MicroBatcher[int] = MicroBatcher(lambda batch: batch, name="open")
     with unbounded as batcher:
         batcher.submit(1).result(WAIT_S)
-        found = named(Census().take(), "open")
+        found = named(ProcessStats().queues(), "open")
     assert found["capacity"] is None
