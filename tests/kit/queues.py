@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 from batchmill import BatchQueue, BatchQueueSettings, BatchQueueStats, ThreadPolicy
-from batchmill.queue import intake
+from batchmill.queue import admission
 from batchmill.queue.task import Cell, DrainTask
 from batchmill.waiters import ThreadWaiter
 
@@ -249,7 +249,7 @@ class Waiters:
                 came.release()  # it is in the partition's line by now
                 return super().wait(timeout_s)
 
-        monkeypatch.setattr(intake, "ThreadWaiter", Watched)
+        monkeypatch.setattr(admission, "ThreadWaiter", Watched)
         self.seen = seen
         self._came = came
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchmill import DrainBalancer
-from batchmill.queue.balancer import flaw_in, load_per_thread, weigh
+from batchmill.queue.strategies import load_per_thread, partition_loads, plan_error
 from tests.kit.queues import untimed
 
 
@@ -47,7 +47,7 @@ def situations(draw: st.DrawFn) -> Situation:
 @given(situations())
 def test_plan_is_valid(situation: Situation) -> None:
     """The plan has a thread that exists for each partition."""
-    assert flaw_in(situation.assign(), len(situation.loads), situation.threads) is None
+    assert plan_error(situation.assign(), len(situation.loads), situation.threads) is None
 
 
 @untimed
@@ -171,8 +171,8 @@ class Period:
     drained: list[int]
     busy_ns: list[int]
 
-    def weigh(self) -> list[float]:
-        return weigh(self.offered, self.drained, self.busy_ns)
+    def loads(self) -> list[float]:
+        return partition_loads(self.offered, self.drained, self.busy_ns)
 
 
 @st.composite
@@ -197,7 +197,7 @@ def periods(draw: st.DrawFn, least_drained: int = 0) -> Period:
 @given(periods())
 def test_weight_is_never_negative(period: Period) -> None:
     """Each partition has a load, and none is below zero."""
-    loads = period.weigh()
+    loads = period.loads()
     assert len(loads) == len(period.offered)
     assert all(load >= 0 for load in loads)
 
@@ -206,7 +206,7 @@ def test_weight_is_never_negative(period: Period) -> None:
 @given(periods())
 def test_nothing_offered_weighs_nothing(period: Period) -> None:
     """A partition without traffic has no load, whatever was left to drain from before."""
-    loads = zip(period.offered, period.weigh(), strict=True)
+    loads = zip(period.offered, period.loads(), strict=True)
     assert all(load == 0 for offered, load in loads if offered == 0)
 
 
@@ -215,7 +215,7 @@ def test_nothing_offered_weighs_nothing(period: Period) -> None:
 def test_without_times_items_are_counted(offered: list[int], drained: int) -> None:
     """Where no time was measured, a partition weighs what it was offered."""
     period = Period(offered, [drained] * len(offered), [0] * len(offered))
-    assert period.weigh() == offered
+    assert period.loads() == offered
 
 
 @untimed
@@ -224,18 +224,18 @@ def test_all_drained_weighs_the_time_spent(period: Period) -> None:
     """Where all that was offered was drained, a partition weighs the time its handlers took."""
     assume(sum(period.busy_ns) > 0)
     even = Period(period.drained, period.drained, period.busy_ns)
-    assert even.weigh() == pytest.approx(period.busy_ns)
+    assert even.loads() == pytest.approx(period.busy_ns)
 
 
 def test_cost_decides_over_count() -> None:
     """Ten slow items weigh more than a thousand quick ones."""
-    few, many = weigh([10, 1000], [10, 1000], [10_000_000, 1_000_000])
+    few, many = partition_loads([10, 1000], [10, 1000], [10_000_000, 1_000_000])
     assert few > many
 
 
 def test_unknown_cost_is_the_average() -> None:
     """A partition nothing was drained from yet is weighed with the average cost of an item."""
-    assert weigh([10, 30, 7], [10, 30, 0], [100, 700, 0]) == [100, 700, 7 * 800 / 40]
+    assert partition_loads([10, 30, 7], [10, 30, 0], [100, 700, 0]) == [100, 700, 7 * 800 / 40]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +256,10 @@ def test_unknown_cost_is_the_average() -> None:
 )
 def test_flaw_is_named(plan: object, flaw: str) -> None:
     """What is wrong with a balancer's answer is said, so that its author can mend it."""
-    assert flaw_in(plan, partitions=3, threads=2) == flaw
+    assert plan_error(plan, partitions=3, threads=2) == flaw
 
 
 @pytest.mark.parametrize("plan", [[0, 1, 1], (1, 0, 0), range(1)], ids=repr)
 def test_sequences_of_threads_have_no_flaw(plan: Sequence[int]) -> None:
     """Any sequence of existing threads, one for each partition, will do."""
-    assert flaw_in(plan, partitions=len(plan), threads=2) is None
+    assert plan_error(plan, partitions=len(plan), threads=2) is None

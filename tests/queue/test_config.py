@@ -18,7 +18,7 @@ from batchmill import (
     PartitionPolicy,
     ThreadPolicy,
 )
-from batchmill.queue.selector import TypeHash
+from batchmill.queue.strategies import TypeHash
 from tests.kit.queues import Idler, Recorder, Red, make_queue
 
 ONE = ThreadPolicy.fixed(1)

@@ -319,10 +319,10 @@ def test_only_the_partition_that_lost_a_slot_gets_one() -> None:
         losing.tokens.pop()
         queue._core.interruptions = 1
         with task._run_lock:  # the task stands still: its looks are made here
-            for _ in range(task_module._LOST_AFTER_LOOKS - 1):
-                task._note_miss({losing})
+            for _ in range(task_module._LOST_AFTER_CHECKS - 1):
+                task._recover_lost_slots({losing})
             other.tokens.pop()  # a producer takes its slot in the other partition
-            task._note_miss({losing, other})
+            task._recover_lost_slots({losing, other})
         assert losing.out == 0
         held = other.out
         other.reserve += held  # and gives it back

@@ -226,12 +226,24 @@ def test_fewer_partitions_than_threads_reduces_the_threads() -> None:
         assert len(queue.stats().threads) == 2
 
 
-def test_fewer_partitions_than_threads_warns(caplog: pytest.LogCaptureFixture) -> None:
-    """Reducing the threads is said: queue, partitions and threads are named."""
-    settings = {"threads": ThreadPolicy.fixed(4), "partitions": PartitionPolicy.fixed(2)}
-    with make_queue("narrow", **settings):
-        [said] = messages(caplog)
-    assert "narrow: 2 partitions for 4 threads; running 2 threads" in said
+@pytest.mark.parametrize(
+    ("threads", "partitions", "message"),
+    [
+        (4, 2, "narrow: 2 partitions for 4 threads: starting 2 threads"),
+        (2, 1, "narrow: 1 partition for 2 threads: starting 1 thread"),
+    ],
+)
+def test_fewer_partitions_than_threads_warns(
+    threads: int, partitions: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reducing the threads is logged, with the queue, its partitions and its threads."""
+    policies = {
+        "threads": ThreadPolicy.fixed(threads),
+        "partitions": PartitionPolicy.fixed(partitions),
+    }
+    with make_queue("narrow", **policies):
+        [logged] = messages(caplog)
+    assert logged.endswith(message)
 
 
 def test_enough_partitions_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:

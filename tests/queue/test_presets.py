@@ -18,8 +18,7 @@ from batchmill import (
     ThreadPolicy,
     presets,
 )
-from batchmill.queue.balancer import ThroughputWeighted
-from batchmill.queue.selector import RoundRobin, TypeHash
+from batchmill.queue.strategies import RoundRobin, ThroughputWeighted, TypeHash
 from tests.kit.queues import WAIT_S, Green, Recorder, Red, reds
 
 BLOCKING, IF_POSSIBLE = BufferStrategy.BLOCKING, BufferStrategy.IF_POSSIBLE

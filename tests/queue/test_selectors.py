@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill import ConfigError, PartitionPolicy, PartitionSelector, ThreadPolicy
-from batchmill.queue.selector import KEY_BUCKETS, key_bucket, type_hash_of
+from batchmill.queue.strategies import KEY_BUCKETS, key_bucket, type_hash_of
 from tests.kit.queues import (
     WAIT_S,
     Crimson,

@@ -18,7 +18,7 @@ from batchmill import (
     PartitionStats,
     ThreadPolicy,
 )
-from batchmill.queue import stats as _stats
+from batchmill.queue.stats import DropCounts
 from tests.kit.queues import (
     WAIT_S,
     Blue,
@@ -51,7 +51,7 @@ def snapshot_of(*used: int, **counters: Any) -> BatchQueueStats:
         "running": True,
         "partitions": tuple(partition(index, count) for index, count in enumerate(used)),
         "threads": (),
-        "dropped": _stats.drops(full=0, stopped=0, unregistered=counters.pop("unregistered", 0)),
+        "dropped": DropCounts(unregistered=counters.pop("unregistered", 0)),
     }
     return BatchQueueStats(**(values | counters))
 

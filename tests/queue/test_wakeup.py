@@ -106,11 +106,11 @@ def test_slot_taken_before_arming() -> None:
         recorder.got(3)
 
 
-def test_late_ring_of_an_earlier_token() -> None:
-    """A producer that rings long after its item was drained takes no later item's wake away.
+def test_late_wake_of_an_earlier_token() -> None:
+    """A producer that wakes long after its item was drained takes no later item's wake away.
 
     It took the wake token and put its item; the thread, woken by somebody else, drains the item
-    and parks again; only then the producer rings.
+    and parks again; only then the producer wakes.
     """
     recorder = Recorder()
     with make_queue(buffer_size=64) as queue:
@@ -123,7 +123,7 @@ def test_late_ring_of_an_earlier_token() -> None:
         queue._core.wake_tasks()
         recorder.got(1)
         parked(queue)
-        partition.ring()
+        partition.wake_owner()
         parked(queue)
         assert queue.produce_many([A(), A()]) == 2
         recorder.got(3)
@@ -160,7 +160,7 @@ def test_armed_partition_changes_hands(way: Callable[[BatchQueue[Any], object], 
             recorder.got(count)
 
 
-def test_ring_meets_hand_over() -> None:
+def test_wake_meets_hand_over() -> None:
     """A producer that took the wake token under the old owner and puts under the new is heard."""
     balancer = Scripted()
     recorder = Recorder()

@@ -1,14 +1,21 @@
-"""The batch queue: bounded, partitioned, self-draining, with a handler per class."""
+"""A bounded, partitioned in-process queue that drains itself in batches into a handler per class.
 
-from batchmill.queue.balancer import DrainBalancer
-from batchmill.queue.config import BatchQueueSettings, BufferStrategy
-from batchmill.queue.handler import HandlerConsumer
+It gives the queue, its settings with the policies and strategies they take, its stats, and a
+manager for named queues that share threads.
+"""
+
+from batchmill.queue.core import snapshot_queues
 from batchmill.queue.manager import BatchQueueManager, default_manager
-from batchmill.queue.policy import PartitionPolicy, ThreadPolicy
 from batchmill.queue.queue import BatchQueue
-from batchmill.queue.selector import PartitionSelector
-from batchmill.queue.snapshot import snapshot_queues
+from batchmill.queue.settings import (
+    BatchQueueSettings,
+    BufferStrategy,
+    HandlerConsumer,
+    PartitionPolicy,
+    ThreadPolicy,
+)
 from batchmill.queue.stats import BatchQueueStats, PartitionMove, PartitionStats, ThreadLoad
+from batchmill.queue.strategies import DrainBalancer, PartitionSelector
 
 BatchQueueConfig = BatchQueueSettings  # its former name
 

@@ -1,15 +1,16 @@
-"""The inside of a queue: what its drain tasks share, and the way it closes.
+"""The state of a queue that its drain tasks share, and how it closes.
 
-Drain tasks refer to this object and never to the public :class:`BatchQueue`, so that a queue whose
-users have all gone is noticed and closes itself.
+Drain tasks refer to this object and never to the public :class:`BatchQueue`, so that a queue that
+nobody refers to any more is garbage, which is noticed, and the queue closes itself.
 
 Guarantee
-    Closing lets nobody in before it lets the tasks finish, so what was accepted is drained. Each
-    task drains its own partitions on its own thread: no handler is run beside a call that hangs.
+    Closing stops producers before it lets the tasks finish, so everything accepted is drained.
+    Each task drains its own partitions on its own thread: a call that hangs delays no other task.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -17,42 +18,42 @@ from collections.abc import Callable
 from typing import Any
 
 from batchmill import lifecycle
-from batchmill.queue import knots
-from batchmill.queue.config import BatchQueueSettings
-from batchmill.queue.gate import Gate
-from batchmill.queue.handler import Receiver
-from batchmill.queue.layout import Layout
-from batchmill.queue.partition import Lane
-from batchmill.queue.rebalance import Rebalancer
+from batchmill.queue import deadlock
+from batchmill.queue.admission import Gate
+from batchmill.queue.layout import Layout, Rebalancer
+from batchmill.queue.partition import Lane, Receiver
 from batchmill.queue.scheduler import Scheduler
+from batchmill.queue.settings import BatchQueueSettings
+from batchmill.queue.stats import BatchQueueStats, take_snapshot
 from batchmill.queue.task import DrainTask, forget_current_task
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.queue")
 
 
 class QueueCore:
-    """State and rules of one queue; its threads are the scheduler's."""
+    """The inside of one queue; its threads are the scheduler's."""
 
     fork_order = 1
 
     def __init__(
         self,
         name: str,
-        config: BatchQueueSettings,
+        settings: BatchQueueSettings,
         scheduler: Scheduler,
         tasks: int,
         partitions: int,
         on_done: Callable[[QueueCore], None] | None = None,
     ) -> None:
         self.name = name
-        self.config = config
+        self.settings = settings
         self.scheduler = scheduler
         self.tasks = [DrainTask(self, index) for index in range(tasks)]
-        self.layout = Layout(name, config, self.tasks, partitions)
-        self.rebalancer = Rebalancer(config, self.layout)
+        self.layout = Layout(name, settings, self.tasks, partitions)
+        self.rebalancer = Rebalancer(self.layout)
         self.gate: Gate | None = None
-        if config.thresholds is not None:
-            self.gate = Gate(config.thresholds.guard(name), self.layout.depth)
+        if settings.thresholds is not None:
+            self.gate = Gate(settings.thresholds.guard(name), self.layout.depth)
         self.done = threading.Event()
         self.abandoned = False
         self.closing = False
@@ -64,7 +65,7 @@ class QueueCore:
     def _reset_counters(self) -> None:
         self.interruptions = 0
         self.recovered_slots = 0
-        self._unregistered_seen: dict[type, object] = {}
+        self._warned_classes: dict[type, object] = {}
         self._unfinished = len(self.tasks)
 
     def start(self) -> None:
@@ -76,8 +77,8 @@ class QueueCore:
         for task in self.tasks:
             task.wake()
 
-    def notify(self, receiver: Receiver, method: Callable[[], object] | None) -> None:
-        """Call ``on_idle`` or ``on_shutdown``; what it raises is reported with an empty batch."""
+    def call_safely(self, receiver: Receiver, method: Callable[[], object] | None) -> None:
+        """Call ``on_idle`` or ``on_shutdown``; its error is reported with an empty batch."""
         if method is None:
             return
         try:
@@ -86,50 +87,50 @@ class QueueCore:
             self.report(receiver, [], error)
 
     def report(self, receiver: Receiver | None, batch: list[Any], error: BaseException) -> None:
-        """Tell of a handler that raised: to the error handler, or to the log."""
-        if self.config.error_handler is None:
+        """Pass a handler's error to the error handler, or else log it."""
+        if self.settings.error_handler is None:
             log.error(
-                "batchmill queue %s: handler %r failed on %d items",
+                "batchmill queue %s: handler %r failed on %s",
                 self.name,
                 receiver.handler if receiver is not None else None,
-                len(batch),
+                count_of(len(batch), "item"),
                 exc_info=error,
             )
             return
         try:
-            self.config.error_handler(batch, error)
+            self.settings.error_handler(batch, error)
         except BaseException:
             log.exception("batchmill queue %s: the error handler failed", self.name)
 
-    def note_unregistered(self, lane: Lane) -> None:
-        """Say, once per class, that nobody handles it."""
+    def warn_unregistered(self, lane: Lane) -> None:
+        """Warn, once per class, that it has no handler."""
         cls = lane.cls
         first = object()
-        # One step, so that of two threads that meet the class at once only one says so.
-        if cls is None or self._unregistered_seen.setdefault(cls, first) is not first:
+        # One atomic step: of two threads with the same class only one logs it.
+        if cls is None or self._warned_classes.setdefault(cls, first) is not first:
             return
         log.warning(
             "batchmill queue %s: no handler for %s.%s; its items are dropped and counted "
-            "(dropped['unregistered']). Register one with add_handler(). Said once per class.",
+            "(dropped['unregistered']). Register one with add_handler(). Logged once per class.",
             self.name,
             cls.__module__,
             cls.__qualname__,
         )
 
     def interrupted(self) -> None:
-        """A producer was interrupted in the middle of a put: its slot, or its wake, may be lost."""
+        """A producer was interrupted in the middle of a put: its slot or its wake may be lost."""
         self.interruptions += 1
         for task in self.tasks:
             task.wake_surely()
 
     def begin_close(self) -> None:
-        """Close the gate and send the tasks to the final drain; once, however often it is called.
+        """Accept nothing more and start the final drain; calling it again changes nothing.
 
-        Waits for nobody, so that it can be called from inside a handler. A call that is
-        interrupted halfway is made good by the next one.
+        It does not wait, so that a handler can call it. A call that is interrupted halfway is
+        completed by the next one.
         """
         if not self.deadline:
-            self.deadline = time.monotonic() + self.config.shutdown_timeout_ms / 1000
+            self.deadline = time.monotonic() + self.settings.shutdown_timeout_ms / 1000
         self.layout.close()
         if self.gate is not None:
             self.gate.close()
@@ -142,7 +143,7 @@ class QueueCore:
         self.done.wait(max(0.0, self.deadline - time.monotonic()))
 
     def abandon(self) -> None:
-        """Nobody has the queue any more: have the tasks close it.
+        """Nobody refers to the queue any more: have the tasks close it.
 
         Called by a finaliser, which may run in any thread at any point, so it takes no lock that
         is not reentrant: the tasks do the rest.
@@ -154,28 +155,29 @@ class QueueCore:
             task.wake()
 
     def task_finished(self) -> None:
-        """A task has drained all it owns; the last one says goodbye to the handlers."""
+        """A task has drained all it owns; the last one calls ``on_shutdown`` of the handlers."""
         with self.layout.lock:
             self._unfinished -= 1
             if self._unfinished:
                 return
         for receiver in self.layout.receivers():
-            self.say_goodbye(receiver)
+            self.call_on_shutdown(receiver)
         if self.gate is not None:
             self.gate.guard.observe(0)
             self.gate.guard.close()
         self._finish()
 
-    def say_goodbye(self, receiver: Receiver) -> None:
-        """Give a handler its last call; it may have merged what it did not pass on yet."""
-        if receiver.lock is None:
-            self.notify(receiver, receiver.on_shutdown)
-        else:
-            with receiver.lock:
-                self.notify(receiver, receiver.on_shutdown)
+    def call_on_shutdown(self, receiver: Receiver) -> None:
+        """The last call of a handler, which may have merged items that it did not pass on yet."""
+        with receiver.lock or contextlib.nullcontext():
+            self.call_safely(receiver, receiver.on_shutdown)
+
+    def stats(self) -> BatchQueueStats:
+        """A frozen copy of how full the queue is and of its counters."""
+        return take_snapshot(self)
 
     def _finish(self) -> None:
-        """Everything is drained: let go of the threads and tell whoever waits."""
+        """Everything is drained: release the threads and wake the callers of ``shutdown``."""
         if not self._released:
             self._released = True
             if self._on_done is not None:
@@ -186,9 +188,9 @@ class QueueCore:
         self.done.set()
 
     def after_fork_in_child(self) -> None:
-        """Start anew and empty: what was queued is the parent's, and so are the threads."""
+        """Start empty, with new threads: the queued items and the old threads are the parent's."""
         forget_current_task()
-        knots.renew_lock()
+        deadlock.renew_lock()
         self.scheduler.after_fork_in_child()
         done = self.done.is_set()
         self.done = threading.Event()
@@ -205,3 +207,9 @@ class QueueCore:
             self.done.set()
         else:
             self._finish()
+
+
+def snapshot_queues() -> tuple[BatchQueueStats, ...]:
+    """The stats of every running queue of this process, sorted by name."""
+    running = [core for core in lifecycle.tracked(QueueCore) if not core.layout.closed]
+    return tuple(core.stats() for core in sorted(running, key=lambda core: core.name))

@@ -8,11 +8,10 @@ from typing import Any
 
 from batchmill import lifecycle
 from batchmill.errors import QueueClosedError, QueueConflictError, QueueExistsError
-from batchmill.queue.config import BatchQueueSettings
 from batchmill.queue.core import QueueCore
-from batchmill.queue.policy import ThreadPolicy
 from batchmill.queue.queue import BatchQueue
 from batchmill.queue.scheduler import Scheduler
+from batchmill.queue.settings import BatchQueueSettings, ThreadPolicy
 
 log = logging.getLogger("batchmill.queue")
 
@@ -35,17 +34,17 @@ class BatchQueueManager:
         lifecycle.track(self)
 
     def create(self, name: str, config: BatchQueueSettings) -> BatchQueue[Any]:
-        """A new queue of that name; a name that is taken raises and starts nothing."""
+        """Make a queue of that name; a name that is taken raises and starts nothing."""
         with self._lock:
             if self._running(name) is not None:
                 raise QueueExistsError(name)
             return self._make(name, config)
 
     def get_or_create(self, name: str, config: BatchQueueSettings) -> BatchQueue[Any]:
-        """The queue of that name, made with ``config`` if there is none: the first caller wins.
+        """The queue of that name, made with ``config`` if there is none: the first call decides.
 
-        A later caller who wants a direct consumer where there are handlers, or the reverse, gets
-        an error. Other settings that differ are ignored with a warning.
+        A later call that wants a direct consumer where there are handlers, or the reverse, raises.
+        Other settings that differ are ignored with a warning.
         """
         with self._lock:
             queue = self._running(name)
@@ -60,7 +59,7 @@ class BatchQueueManager:
             return self._running(name)
 
     def _running(self, name: str) -> BatchQueue[Any] | None:
-        """A queue that was shut down but still hangs in a handler is as good as gone."""
+        """The queue of that name, unless it was shut down (it may still hang in a handler)."""
         queue = self._queues.get(name)
         return queue if queue is not None and queue.running else None
 
@@ -70,7 +69,7 @@ class BatchQueueManager:
             return tuple(name for name in self._queues if self._running(name) is not None)
 
     def shutdown(self, name: str) -> bool:
-        """Shut one queue down and forget it; False when there is none, or it was not in time."""
+        """Shut one queue down and remove it; False when there is none, or it was not in time."""
         with self._lock:
             queue = self._queues.pop(name, None)
         return queue is not None and queue.shutdown()
@@ -78,8 +77,8 @@ class BatchQueueManager:
     def shutdown_all(self) -> bool:
         """Stop all queues, then drain all, then end the schedulers; True when all were in time.
 
-        No queue can be created meanwhile. All gates close before any queue is waited for, so the
-        whole takes as long as the slowest queue, not as long as all of them in turn.
+        No queue can be created meanwhile. All queues stop before the first is waited for, so the
+        call takes as long as the slowest queue, not as long as all of them in turn.
         """
         with self._lock:
             self._shutting_down += 1
@@ -93,7 +92,7 @@ class BatchQueueManager:
             with self._lock:
                 self._shutting_down -= 1
                 for queue in queues:
-                    self._forget(queue._core)
+                    self._remove(queue._core)
 
     def _make(self, name: str, config: BatchQueueSettings) -> BatchQueue[Any]:
         if self._shutting_down:
@@ -113,33 +112,32 @@ class BatchQueueManager:
         return queue
 
     def _shared(self, name: str, policy: ThreadPolicy) -> Scheduler:
-        known = self._schedulers.get(name)
-        if known is None:
-            known = (policy, Scheduler(name, policy.resolve()))
-            self._schedulers[name] = known
-        elif known[0] != policy:
+        if name not in self._schedulers:
+            self._schedulers[name] = (policy, Scheduler(name, policy.resolve()))
+        first_policy, scheduler = self._schedulers[name]
+        if first_policy != policy:
             log.warning(
                 "batchmill scheduler %s: it runs with %s; the later %s is ignored",
                 name,
-                known[0],
+                first_policy,
                 policy,
             )
-        return known[1]
+        return scheduler
 
     def _queue_done(self, core: QueueCore) -> None:
-        """A queue has drained, however it was shut down: it and its scheduler may go."""
+        """A queue has drained: remove it, and its scheduler if no other queue uses it."""
         with self._lock:
-            self._forget(core)
-            if core.scheduler.release() and core.config.shared_scheduler is not None:
-                self._schedulers.pop(core.config.shared_scheduler[0], None)
+            self._remove(core)
+            if core.scheduler.release() and core.settings.shared_scheduler is not None:
+                self._schedulers.pop(core.settings.shared_scheduler[0], None)
 
-    def _forget(self, core: QueueCore) -> None:
+    def _remove(self, core: QueueCore) -> None:
         queue = self._queues.get(core.name)
         if queue is not None and queue._core is core:
             del self._queues[core.name]
 
     def begin_close(self) -> None:
-        """At exit: nothing, the queues are looked after by themselves."""
+        """At exit: nothing, as each queue closes itself."""
 
     def await_close(self) -> None:
         """At exit: nothing."""
@@ -150,22 +148,22 @@ class BatchQueueManager:
         self._shutting_down = 0
 
 
-def _compare(name: str, running: BatchQueueSettings, asked: BatchQueueSettings) -> None:
-    if (running.consumer is None) != (asked.consumer is None):
+def _compare(name: str, running: BatchQueueSettings, wanted: BatchQueueSettings) -> None:
+    if (running.consumer is None) != (wanted.consumer is None):
         has, wants = ("handlers", "a direct consumer")
         if running.consumer is not None:
             has, wants = wants, has
         raise QueueConflictError(
-            name, f"it runs with {has}, and {wants} was asked for: use another name"
+            name, f"it runs with {has}, and this call wants {wants}: use another name"
         )
     for field in ("threads", "shared_scheduler", "partitions", "buffer_size", "strategy"):
-        if getattr(running, field) != getattr(asked, field):
+        if getattr(running, field) != getattr(wanted, field):
             log.warning(
                 "batchmill queue %s: it runs with %s=%s; the later %s is ignored",
                 name,
                 field,
                 getattr(running, field),
-                getattr(asked, field),
+                getattr(wanted, field),
             )
 
 

@@ -2,26 +2,27 @@
 
 Guarantees
     * A partition never holds more than ``capacity`` items, whatever the number of producers.
-    * An item is in the buffer exactly if its producer was told so.
+    * An item is in the buffer exactly if ``produce`` returned True for it.
     * Items that one producer puts on one lane come out in that order.
-    * A drain thread that armed a quiet partition is woken by the next item, always.
+    * A drain thread that armed a quiet partition is always woken by the next item.
 
 How
     A *slot* is the right to put one item. There are exactly ``capacity`` of them, and each is in
     one of three places: in ``reserve`` (a number, guarded by ``lock``), in ``tokens`` (a list that
     producers pop from, with no lock), or *out*: with a producer between its pop and its append, or
     standing for an item in a buffer. Producing is ``tokens.pop()`` then ``buffer.append(item)``;
-    an empty ``tokens`` raises, which is the rare road through :meth:`Partition.admit`. Draining
+    an empty ``tokens`` raises, which leads to the rare slow path, :meth:`Partition.admit`. Draining
     copies and deletes the first n items of a lane and adds n to the reserve.
 
-    A partition is *quiet* when every slot is home: nothing is buffered and no producer is on its
-    way. Only then may its drain thread park, and it leaves the partition itself on top of the
-    tokens: whoever pops that, instead of None, has to wake the thread after appending.
+    A partition is *quiet* when no slot is out: nothing is buffered and no producer is between pop
+    and append. Only then may its drain thread sleep, and it leaves the partition itself on top of
+    the tokens: the producer that pops this *wake token*, instead of None, wakes the thread after
+    its append. Leaving the token is called *arming*.
 
     Lanes keep classes apart inside a partition, so that a batch needs no grouping, while the slots
     are shared, so that the bound is the partition's.
 
-What it leans on
+Assumptions
     ``list.append``, ``list.pop``, ``list.extend(list)``, slicing, slice deletion, ``len`` and
     dict look-up are each atomic: under the GIL because they run no Python code in between, on a
     free-threaded build because each takes the object's own lock. Only one thread at a time drains
@@ -37,7 +38,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from batchmill.queue.handler import Receiver
+from batchmill.errors import ConfigError
+from batchmill.queue.settings import Handler
 from batchmill.waiters import Countdown, Waiter
 
 if TYPE_CHECKING:
@@ -50,7 +52,50 @@ FAILED: Final = "failed"
 UNREGISTERED: Final = "unregistered"
 
 Route: TypeAlias = tuple[Callable[[], "Partition | None"], Callable[[Any], None]]
-"""What producing needs: take a slot, put the item."""
+"""The two calls that put an item: take a slot, append the item."""
+
+
+class Receiver:
+    """A user's handler: its methods, and the lock that keeps its calls apart.
+
+    A handler registered for several classes has one receiver, so its calls never overlap and its
+    ``on_idle`` is called once, not once per class.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "classes",
+        "consume",
+        "handler",
+        "lock",
+        "on_idle",
+        "on_shutdown",
+    )
+
+    def __init__(self, handler: Handler, *, exclusive: bool) -> None:
+        self.handler = handler
+        consume = getattr(handler, "consume", None)
+        if not callable(consume):
+            consume = handler
+        if not callable(consume):
+            raise ConfigError(
+                "handler", handler, "a callable, or an object with a consume(batch) method"
+            )
+        self.consume: Callable[[list[Any]], object] = consume
+        self.on_idle = _method(handler, "on_idle")
+        self.on_shutdown = _method(handler, "on_shutdown") or self.on_idle
+        self.lock: threading.Lock | None = threading.Lock() if exclusive else None
+        self.classes: set[type] = set()
+
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, where its holder may not exist."""
+        if self.lock is not None:
+            self.lock = threading.Lock()
+
+
+def _method(handler: object, name: str) -> Callable[[], object] | None:
+    method = getattr(handler, name, None)
+    return method if callable(method) else None
 
 
 class Lane:
@@ -86,25 +131,25 @@ class Lane:
 
     @property
     def finished(self) -> int:
-        """Items whose handler has returned, or that had none."""
+        """Items whose handler has returned or raised, and items without a handler."""
         return self.consumed + self.failed + self.unregistered
 
     def watch(self, countdown: Countdown) -> None:
-        """Tell ``countdown`` when everything that is on the lane now has been finished."""
+        """Count ``countdown`` down when everything that is on the lane now is finished."""
         with self.partition.lock:
             target = self.drained + len(self.buffer)
             if self.finished >= target:
                 return
             countdown.add()
             self.watchers.append((target, countdown))
-        self.tell_watchers()  # the drain thread may have finished before it could see the watcher
+        self.notify_watchers()  # the drain thread may have finished before it saw the watcher
 
     def unwatch(self, countdown: Countdown) -> None:
-        """Forget a watcher that gave up."""
+        """Remove a watcher that gave up."""
         with self.partition.lock:
             self.watchers = [watch for watch in self.watchers if watch[1] is not countdown]
 
-    def tell_watchers(self) -> None:
+    def notify_watchers(self) -> None:
         with self.partition.lock:
             finished = self.finished
             due = [countdown for target, countdown in self.watchers if target <= finished]
@@ -125,7 +170,7 @@ class Partition:
         "chunk",
         "closed",
         "drained",
-        "idlers",
+        "idle_receivers",
         "index",
         "lanes",
         "lock",
@@ -148,7 +193,7 @@ class Partition:
         self.next_owner: DrainTask | None = None
         self.lanes: tuple[Lane, ...] = ()
         self.routes: dict[type, Route] = {}
-        self.idlers: tuple[Receiver, ...] = ()
+        self.idle_receivers: tuple[Receiver, ...] = ()
         self.weight = 0.0
         # Slots are moved from the reserve to the tokens in chunks: large enough that the lock is
         # rare, small enough that tokens take little memory.
@@ -158,7 +203,7 @@ class Partition:
         self.reset()
 
     def reset(self) -> None:
-        """Empty, all slots home, nobody waiting: a new partition, or a forked child's."""
+        """Empty it, with all slots in the reserve: a new partition, or a forked child's."""
         self.lock = threading.Lock()
         self.waiters: deque[Waiter] = deque()
         self.tokens.clear()
@@ -185,22 +230,21 @@ class Partition:
 
     @property
     def out(self) -> int:
-        """Slots that are not home: buffered items and producers on their way."""
+        """Slots out: buffered items, and producers between pop and append."""
         return self.capacity - self.reserve - len(self.tokens)
 
     @property
     def offered(self) -> int:
         """Items that producers tried to put so far, accepted or not.
 
-        What a producer offers counts from before its put: a refused or a waiting item is demand
-        on this partition just as an accepted one is.
+        A refused or a waiting item is demand on this partition just as an accepted one is.
         """
         return self.drained + self.used + self.refused + len(self.waiters)
 
     def admit(self, lane: Lane, items: list[Any], waiter: Waiter | None = None) -> int:
-        """Put as many of the first ``items`` as there is room for; how many, or CLOSED.
+        """Put as many of the first ``items`` as fit; return how many, or CLOSED.
 
-        With no room, ``waiter`` (if given) is woken when there may be some.
+        If none fits, ``waiter`` (if given) is woken when there may be room.
         """
         with self.lock:
             if self.closed:
@@ -212,39 +256,42 @@ class Partition:
                 return 0
             lane.buffer.extend(items if count == len(items) else items[:count])
             if self.reserve and not self.tokens:
-                self._mint()
-            ring = self.armed
-        if ring:
-            self.ring()
+                self._refill_tokens()
+            armed = self.armed
+        if armed:
+            self.wake_owner()
         return count
 
     def _claim(self, wanted: int) -> int:
         count = min(wanted, self.reserve)
         self.reserve -= count
-        while count < wanted:
+        return count if count == wanted else count + self._pop_tokens(wanted - count)
+
+    def _pop_tokens(self, most: int) -> int:
+        """Take up to ``most`` tokens; how many there were. Producers may pop meanwhile."""
+        for count in range(most):
             try:
                 self.tokens.pop()
             except IndexError:
-                break
-            count += 1
-        return count
+                return count
+        return most
 
-    def _mint(self) -> None:
+    def _refill_tokens(self) -> None:
         count = min(self.reserve, self.chunk)
         self.reserve -= count
         self.tokens.extend([None] * count)
 
-    def ring(self) -> None:
-        """Wake the drain thread: called after the append, by whoever took the wake token.
+    def wake_owner(self) -> None:
+        """Wake the drain thread: called after the append, by the taker of the wake token.
 
         ``armed`` stays: the drain thread may have armed anew since the token was taken.
         """
         owner = self.owner
-        owner.rung.append(self)
+        owner.woken_for.append(self)
         owner.wake_at_once()
 
     def leave(self, waiter: Waiter) -> None:
-        """Stop waiting. A wake that this waiter got and does not use goes to the next one."""
+        """Stop waiting for room. A wake that this waiter did not use goes to the next one."""
         with self.lock:
             try:
                 self.waiters.remove(waiter)
@@ -254,7 +301,7 @@ class Partition:
         self._wake_next(min(1, room))
 
     def _wake_next(self, count: int) -> None:
-        """Wake that many of those who have waited longest, passing over those who are gone."""
+        """Wake the ``count`` longest-waiting producers, skipping those that are gone."""
         while count > 0:
             with self.lock:
                 chosen = [self.waiters.popleft() for _ in range(min(count, len(self.waiters)))]
@@ -263,7 +310,7 @@ class Partition:
             count -= sum([waiter.wake() for waiter in chosen])
 
     def take(self, lane: Lane, most: int) -> list[Any]:
-        """Remove and return up to ``most`` items of ``lane``; their slots are free at once."""
+        """Remove and return up to ``most`` items of ``lane``, and free their slots."""
         with self.lock:
             self.armed = False
             buffer = lane.buffer
@@ -273,13 +320,13 @@ class Partition:
             lane.drained += count
             self.drained += count
             self.reserve += count
-            awaited = bool(self.waiters)
-        if awaited:
+            has_waiters = bool(self.waiters)
+        if has_waiters:
             self._wake_next(count)
         return batch
 
     def finished(self, lane: Lane, count: int, outcome: str, spent_ns: int) -> None:
-        """Count a batch whose handler has returned, and tell those who wait for it."""
+        """Count a batch whose handler has returned or raised, and wake callers of ``flush``."""
         with self.lock:
             self.busy_ns += spent_ns
             if outcome == CONSUMED:
@@ -290,13 +337,13 @@ class Partition:
                 lane.unregistered += count
             watched = bool(lane.watchers)
         if watched:
-            lane.tell_watchers()
+            lane.notify_watchers()
 
     def arm(self) -> bool:
-        """Ask for a wake at the next item; False when the partition is not quiet."""
+        """Leave the wake token for the next producer; False when the partition is not quiet."""
         with self.lock:
             if self.closed:
-                return True  # there is no next item, and a token here would let one in
+                return True  # there is no next item, and a token here would admit one
             tokens = self.tokens
             self.armed = True  # before the token is there: its taker clears this
             try:
@@ -315,24 +362,15 @@ class Partition:
             return self.reserve + len(tokens) == self.capacity
 
     def close(self) -> None:
-        """Let nobody in any more, and send those who wait away."""
+        """Accept no more items, and wake the producers that wait for room."""
         with self.lock:
             self.closed = True
-            self.reserve += self._confiscate()
+            self.reserve += self._pop_tokens(len(self.tokens))
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Have everybody who waits for room look again."""
+        """Wake every producer that waits for room, to look again."""
         self._wake_next(len(self.waiters))
-
-    def _confiscate(self) -> int:
-        count = 0
-        while True:
-            try:
-                self.tokens.pop()
-            except IndexError:
-                return count
-            count += 1
 
     def count_refused(self, count: int) -> None:
         with self.lock:
@@ -344,10 +382,10 @@ class Partition:
             self.stopped += count
 
     def replace_lost(self) -> int:
-        """Bring home the slots of producers that were interrupted between pop and append.
+        """Return the slots of producers that were interrupted between pop and append.
 
-        Only for a partition that has been seen with empty buffers and slots out for so long that
-        no producer can still be on its way.
+        Only for a partition that has had empty buffers and slots out for so long that no producer
+        can still be between the two.
         """
         with self.lock:
             lost = 0 if self.used else self.out

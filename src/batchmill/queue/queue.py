@@ -1,4 +1,4 @@
-"""The queue as its users see it."""
+"""The public queue class."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from batchmill import lifecycle
-from batchmill.errors import ConfigError, SelectorError, WouldDeadlockError
-from batchmill.queue import intake, knots, placement
-from batchmill.queue.config import BatchQueueSettings
+from batchmill.errors import ConfigError, WouldDeadlockError
+from batchmill.queue import admission, deadlock
 from batchmill.queue.core import QueueCore
-from batchmill.queue.gate import REFUSED, Guard, apass_gate, pass_gate
-from batchmill.queue.handler import HandlerConsumer
-from batchmill.queue.partition import Lane, Partition, Route
+from batchmill.queue.partition import Lane, Route
 from batchmill.queue.scheduler import Scheduler
-from batchmill.queue.selector import KeyHash, TypeHash, key_bucket
-from batchmill.queue.snapshot import snapshot
+from batchmill.queue.settings import BatchQueueSettings, Guard, HandlerConsumer
 from batchmill.queue.stats import BatchQueueStats
+from batchmill.queue.strategies import TypeHash
 from batchmill.waiters import Countdown, ThreadWaiter
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.queue")
 
@@ -38,13 +36,13 @@ class BatchQueue(Generic[T]):
     as a context manager.
 
     * *Bounded*: a partition never holds more than ``buffer_size`` items.
-    * *Nothing lost*: an item for which ``produce`` answered True reaches its handler exactly once,
+    * *Nothing lost*: an item for which ``produce`` returned True reaches its handler exactly once,
       also through shutdown, interpreter exit, growth and rebalancing. (An item of a class without
       a handler is dropped and counted.)
     * *In order*: items of one class (``type_hash``), or of one class and key (``key_hash``), that
       one thread produces are consumed in that order.
     * *By exact class*: an instance of a subclass needs a handler for that subclass.
-    * *After fork*: the child's queue is empty and running; what the parent had queued stays there.
+    * *After fork*: the child's queue is empty and running; items in the parent's queue stay there.
 
     >>> with BatchQueue("sizes", BatchQueueSettings(threads=ThreadPolicy.fixed(1))) as queue:
     ...     queue.add_handler(str, lambda batch: print(len(batch)))
@@ -54,13 +52,13 @@ class BatchQueue(Generic[T]):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BatchQueue[T]:
-        # Classes find their partition in one table, which is most of what makes produce() quick.
-        # A selector that looks at the item, and thresholds, take more: the subclass below.
+        # One table look-up from class to partition is most of what makes produce() fast. A selector
+        # that inspects the item, and thresholds, need more work: the subclass below.
         config = kwargs.get("config", args[1] if len(args) > 1 else None)
         if isinstance(config, BatchQueueSettings) and not (
             isinstance(config.selector, TypeHash) and config.thresholds is None
         ):
-            return super().__new__(_CarefulQueue)
+            return super().__new__(_InspectingQueue)
         return super().__new__(cls)
 
     def __init_subclass__(cls) -> None:
@@ -84,14 +82,14 @@ class BatchQueue(Generic[T]):
                 )
             threads = config.threads.resolve()
             partitions = config.partitions.resolve(threads, 0)
-            tasks = placement.fit_threads(threads, partitions)
+            tasks = min(threads, partitions)  # a partition is drained by one thread at a time
             if tasks < threads:
                 log.warning(
-                    "batchmill queue %s: %d partitions for %d threads; running %d threads",
+                    "batchmill queue %s: %s for %s: starting %s",
                     name,
-                    partitions,
-                    threads,
-                    tasks,
+                    count_of(partitions, "partition"),
+                    count_of(threads, "thread"),
+                    count_of(tasks, "thread"),
                 )
             scheduler = Scheduler(name, tasks)
         else:
@@ -109,7 +107,7 @@ class BatchQueue(Generic[T]):
     @property
     def config(self) -> BatchQueueSettings:
         """The settings the queue was made with."""
-        return self._core.config
+        return self._core.settings
 
     @property
     def running(self) -> bool:
@@ -119,57 +117,57 @@ class BatchQueue(Generic[T]):
     def produce(self, item: T, timeout: float | None = None) -> bool:
         """Put one item; True when it was accepted, False when it was not and will not be.
 
-        BLOCKING waits for room, for ``timeout`` seconds at most where one is given. IF_POSSIBLE
-        waits for a ``timeout`` that is given; else a millisecond at most, for a drain thread that
-        may just not have had its turn. A queue that is shut down, also while this call waits,
-        answers False. Not to be called by a signal handler or a finaliser.
+        BLOCKING waits for room, for ``timeout`` seconds at most if given. IF_POSSIBLE waits for
+        ``timeout`` if given, else at most a millisecond, for a drain thread that may just not have
+        been scheduled. On a queue that is shut down, also while this call waits, it returns False.
+        Do not call it in a signal handler or a finaliser.
         """
-        # The quick road: two atomic list operations and no lock. See _partition for why it holds.
+        # The fast path: two atomic list operations and no lock. Why this is safe: partition.py.
         try:
             take_slot, put = self._routes[type(item)]
             token = take_slot()
-        except (KeyError, IndexError):  # a class not seen before, or no slot at hand
-            return intake.put(self._core, self._lane(item), [item], timeout) == 1
+        except (KeyError, IndexError):  # a class not seen before, or no free slot among the tokens
+            return admission.put(self._core, self._lane(item), [item], timeout) == 1
         except BaseException:
             self._core.interrupted()
             raise
         try:
             put(item)
             if token is not None:  # the wake token: the drain thread sleeps
-                token.ring()
+                token.wake_owner()
         except BaseException:
             self._core.interrupted()
             raise
         return True
 
     def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
-        """Put items in order, stopping at the first that is not accepted; how many were.
+        """Put items in order, up to the first that is not accepted; return how many were.
 
-        Much quicker than one by one where several in a row are of one class. ``timeout`` bounds
-        the whole call. Items that were not accepted are counted as dropped, each of them.
+        Much faster than one by one if all are of one class. ``timeout`` bounds the whole call.
+        Every item that was not accepted is counted as dropped.
         """
         batch = _as_list(items)
         deadline = _deadline(timeout)
-        for start, lane, run in self._pieces(batch):
-            count = intake.put(self._core, lane, run, _left(deadline))
+        for start, lane, run in self._slow_runs(batch):
+            count = admission.put(self._core, lane, run, _left(deadline))
             if count < len(run):
-                intake.count_unoffered(lane, len(batch) - start - len(run))
+                admission.count_untried(self._core, lane, len(batch) - start - len(run))
                 return start + count
         return len(batch)
 
     async def aproduce(self, item: T, timeout: float | None = None) -> bool:
         """Like :meth:`produce`, but where that would block the thread, only the task waits."""
-        lane = self._enter(item)
-        return lane is None or await intake.aput(self._core, lane, [item], timeout) == 1
+        lane = self._put_fast(item)
+        return lane is None or await admission.aput(self._core, lane, [item], timeout) == 1
 
     async def aproduce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
         """Like :meth:`produce_many`, but where that would block, only the task waits."""
         batch = _as_list(items)
         deadline = _deadline(timeout)
-        for start, lane, run in self._pieces(batch):
-            count = await intake.aput(self._core, lane, run, _left(deadline))
+        for start, lane, run in self._slow_runs(batch):
+            count = await admission.aput(self._core, lane, run, _left(deadline))
             if count < len(run):
-                intake.count_unoffered(lane, len(batch) - start - len(run))
+                admission.count_untried(self._core, lane, len(batch) - start - len(run))
                 return start + count
         return len(batch)
 
@@ -179,32 +177,32 @@ class BatchQueue(Generic[T]):
         handler: HandlerConsumer[U] | Callable[[list[U]], object],
         weight: float = 1.0,
     ) -> None:
-        """Have ``handler`` take every item whose class is exactly ``cls``.
+        """Register ``handler`` for every item whose class is exactly ``cls``.
 
-        An object with ``consume(batch)`` and, if it likes, ``on_idle()`` and ``on_shutdown()``, or
-        a plain callable that takes the batch. ``weight`` is how much the class counts where
-        partitions are adaptive. A class that has a handler is refused one more.
+        It is an object with ``consume(batch)`` and optionally ``on_idle()`` and ``on_shutdown()``,
+        or a callable that takes the batch. ``weight`` is how much the class counts where partitions
+        are adaptive. A second handler for a class raises :class:`HandlerExistsError`.
         """
         layout = self._core.layout
         layout.add_handler(cls, handler, weight)
         if cls in layout.lanes:
-            self._routes[cls] = layout.lanes[cls].route  # so that the first item is quick already
+            self._routes[cls] = layout.lanes[cls].route  # so that the first item is fast already
         self._core.wake_tasks()
 
     def remove_handler(self, cls: type) -> bool:
-        """Stop handling ``cls``; False when nobody did.
+        """Remove the handler of ``cls``; False when there is none.
 
         A batch that is being handled now is finished; items still queued are dropped and counted
-        as unregistered, unless a new handler comes before they are drained.
+        as unregistered, unless a new handler is added before they are drained.
         """
         return self._core.layout.remove_handler(cls)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all that was accepted before this call has been consumed.
+        """Wait until all items accepted before this call have been consumed.
 
-        False when ``timeout`` seconds pass first. Not to be called inside a handler of this queue.
+        False when ``timeout`` seconds pass first. A handler of this queue must not call it.
         """
-        if knots.would_wait_for_itself(self._core):
+        if deadlock.is_needed_to_drain(self._core):
             raise WouldDeadlockError(self.name, "flush()")
         waiter = ThreadWaiter()
         countdown = Countdown(waiter)
@@ -223,23 +221,23 @@ class BatchQueue(Generic[T]):
 
     @property
     def guard(self) -> Guard | None:
-        """Who decides about items under pressure, if ``thresholds`` were given."""
+        """Decides about items under pressure, if ``thresholds`` were given."""
         return self._core.gate.guard if self._core.gate is not None else None
 
     def stats(self) -> BatchQueueStats:
         """A snapshot of how full the queue is and of its counters since the start."""
-        return snapshot(self._core)
+        return self._core.stats()
 
     def shutdown(self) -> bool:
         """Accept nothing more, drain what was accepted, end the threads.
 
         True when all of that happened within ``shutdown_timeout_ms``; else False and a warning,
-        and the drain goes on behind the caller's back as soon as the handler that hangs returns.
-        Any number of threads may call it, any number of times: there is one shutdown. Inside a
-        handler of this queue it answers False at once, and finishes when the handler returns.
+        and the drain goes on in the background as soon as the handler that hangs returns. Any
+        number of threads may call it, any number of times: there is one shutdown. Inside a handler
+        of this queue it returns False at once, and the drain finishes when the handler returns.
         """
         self._core.begin_close()
-        if knots.would_wait_for_itself(self._core):
+        if deadlock.is_needed_to_drain(self._core):
             return self._core.done.is_set()
         return self._await_drain(time.monotonic() + self.config.shutdown_timeout_ms / 1000)
 
@@ -247,11 +245,11 @@ class BatchQueue(Generic[T]):
         core = self._core
         if not core.done.wait(max(0.0, deadline - time.monotonic())):
             log.warning(
-                "batchmill queue %s: not drained after %g s; %d items left. "
+                "batchmill queue %s: not drained after %g s; %s left. "
                 "A handler hangs or is slow; raise shutdown_timeout_ms if it is slow.",
                 self.name,
                 self.config.shutdown_timeout_ms / 1000,
-                self.stats().pending,
+                count_of(self.stats().pending, "item"),
             )
             return False
         if core.scheduler.stopping:
@@ -284,14 +282,14 @@ class BatchQueue(Generic[T]):
                 stacklevel=2,
             )
 
-    def _enter(self, item: T) -> Lane | None:
-        """Put the item by the quick road; where that is closed, the lane to put it on slowly."""
-        if intake.quick(self._core, self._routes, item):
+    def _put_fast(self, item: T) -> Lane | None:
+        """Put the item without a lock; if that is not possible, the lane to put it on slowly."""
+        if admission.put_fast(self._core, self._routes, item):
             return None
         return self._lane(item)
 
     def _lane(self, item: T) -> Lane:
-        """The lane of an item; makes it, and the quick road to it, where the class is new."""
+        """The lane of an item; for a new class, makes the lane and its fast path."""
         _refuse_none(item)
         cls = type(item)
         lane = self._core.layout.lanes.get(cls)
@@ -300,11 +298,11 @@ class BatchQueue(Generic[T]):
         self._routes[cls] = lane.route
         return lane
 
-    def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
-        """What has to go by the slow road, in order: where it starts, its lane, its items.
+    def _slow_runs(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+        """Put items that can be put fast; yield the others: index of the first, lane, items.
 
-        Items of one class are put together. Where classes alternate, each goes by the quick road,
-        on the way, and only those that could not are given back.
+        A batch of one class is yielded whole: it takes the lock once. Otherwise items are put one
+        by one, in order, and only those that could not be put fast are yielded.
         """
         if not batch:
             return
@@ -312,96 +310,37 @@ class BatchQueue(Generic[T]):
         if classes.count(classes[0]) == len(batch):
             yield 0, self._lane(batch[0]), batch
         else:
-            if _NONE in classes:
-                _refuse_none(None)
-            yield from self._singly(batch)
+            yield from self._one_by_one(batch, classes)
 
-    def _singly(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+    def _one_by_one(
+        self, batch: list[T], classes: list[type[T]]
+    ) -> Iterator[tuple[int, Lane, list[T]]]:
+        if _NONE in classes:
+            _refuse_none(None)
         for index, item in enumerate(batch):
-            lane = self._enter(item)
+            lane = self._put_fast(item)
             if lane is not None:
                 yield index, lane, [item]
 
 
-class _CarefulQueue(BatchQueue[T]):
-    """A queue that looks at each item: its selector, or its thresholds, want to know more."""
+class _InspectingQueue(BatchQueue[T]):
+    """A queue that inspects each item, for its selector or for its thresholds."""
 
     def produce(self, item: T, timeout: float | None = None) -> bool:
-        gate = self._core.gate
-        if gate is None:
-            lane = self._enter(item)
-            return lane is None or intake.put(self._core, lane, [item], timeout) == 1
-        lane = self._lane(item)
-        answer = pass_gate(gate, lane, item, timeout)
-        if answer == 1 or answer == REFUSED:
-            return answer == 1
-        return intake.put(self._core, lane, [item], timeout) == 1  # full there, or closed
+        lane = self._put_fast(item)
+        return lane is None or admission.put(self._core, lane, [item], timeout) == 1
 
-    def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
-        gate = self._core.gate
-        if gate is None:
-            return super().produce_many(items, timeout)
-        batch = _as_list(items)
-        deadline = _deadline(timeout)
-        for index, item in enumerate(batch):
-            if not self.produce(item, _left(deadline)):
-                gate.count("rejected", len(batch) - index - 1)
-                return index
-        return len(batch)
-
-    async def aproduce(self, item: T, timeout: float | None = None) -> bool:
-        gate = self._core.gate
-        if gate is None:
-            return await super().aproduce(item, timeout)
-        lane = self._lane(item)
-        answer = await apass_gate(gate, lane, item, timeout)
-        if answer == 1 or answer == REFUSED:
-            return answer == 1
-        return await intake.aput(self._core, lane, [item], timeout) == 1
-
-    async def aproduce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
-        gate = self._core.gate
-        if gate is None:
-            return await super().aproduce_many(items, timeout)
-        batch = _as_list(items)
-        deadline = _deadline(timeout)
-        for index, item in enumerate(batch):
-            if not await self.aproduce(item, _left(deadline)):
-                gate.count("rejected", len(batch) - index - 1)
-                return index
-        return len(batch)
-
-    def _enter(self, item: T) -> Lane | None:
+    def _put_fast(self, item: T) -> Lane | None:
         _refuse_none(item)
         # The selector is the caller's code: what it raises is the caller's to see.
-        partition = self._partition_of(item)
-        if intake.quick(self._core, partition.routes, item):
+        core = self._core
+        partition = core.layout.partition_of(item)
+        if core.gate is None and admission.put_fast(core, partition.routes, item):
             return None
-        return self._core.layout.lane_in(partition, type(item))
+        return core.layout.lane_in(partition, type(item))
 
-    def _lane(self, item: T) -> Lane:
-        _refuse_none(item)
-        return self._core.layout.lane_in(self._partition_of(item), type(item))
-
-    def _pieces(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
-        if _NONE in map(type, batch):
-            _refuse_none(None)
-        return self._singly(batch)
-
-    def _partition_of(self, item: T) -> Partition:
-        layout = self._core.layout
-        selector = layout.config.selector
-        if isinstance(selector, TypeHash):
-            lane = layout.lanes.get(type(item))
-            return (lane or layout.lane_of_type(type(item))).partition
-        if isinstance(selector, KeyHash):
-            return layout.partition_of_bucket(key_bucket(selector.key(item)))
-        partitions = layout.partitions
-        count = len(partitions)
-        answer = selector(item, count)
-        if isinstance(answer, int) and 0 <= answer < count:
-            return partitions[answer]
-        raise SelectorError(self.name, answer, count)
+    def _slow_runs(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
+        return self._one_by_one(batch, list(map(type, batch)))
 
 
 def _as_list(items: Iterable[T]) -> list[T]:

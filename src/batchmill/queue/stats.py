@@ -1,10 +1,14 @@
-"""What a queue is doing, as numbers: frozen snapshots."""
+"""The counters of a queue as frozen snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from batchmill.queue.core import QueueCore
+    from batchmill.queue.partition import Partition
 
 DROPPED_FULL = "full"
 DROPPED_STOPPED = "stopped"
@@ -24,7 +28,7 @@ class PartitionStats:
     drained: int
     """Items taken out of it since the start."""
     refused: int
-    """Items turned away because it was full, since the start."""
+    """Items refused because it was full, since the start."""
     thread: int
     """The drain thread that serves it."""
     classes: tuple[type, ...]
@@ -49,18 +53,18 @@ class ThreadLoad:
     busy_seconds: float
     """Time it has spent in handlers, in calls that are over."""
     in_handler: bool = False
-    """Whether it is in a handler at this moment: a call that hangs shows here."""
+    """Whether it is in a handler at this moment: a call that hangs is visible here."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionMove:
-    """A partition that the balancer gave to another thread."""
+    """A partition that the balancer moved to another thread."""
 
     partition: int
     from_thread: int
     to_thread: int
     at: float
-    """When it changed hands, in seconds since 1970."""
+    """When it was moved, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class BatchQueueStats:
     """A queue at one moment, and its counters since the start.
 
     At any quiet moment ``accepted == consumed + failed + dropped["unregistered"] + pending``.
-    Taken while producers run, the parts are each right, but not all at the same instant.
+    Taken while producers run, each part is right, but not all are of the same instant.
     """
 
     name: str
@@ -80,7 +84,7 @@ class BatchQueueStats:
     threads: tuple[ThreadLoad, ...]
     """Every drain thread, in order."""
     accepted: int
-    """Items for which a producer was told True."""
+    """Items for which ``produce`` returned True."""
     consumed: int
     """Items whose handler returned."""
     failed: int
@@ -88,16 +92,16 @@ class BatchQueueStats:
     dropped: Mapping[str, int]
     """Items that never reached a handler, by reason.
 
-    ``full``: turned away, no room. ``stopped``: turned away at or after shutdown.
-    ``unregistered``: accepted, but no handler for the class when drained. With thresholds also
-    ``rejected`` and ``shed`` (decided to drop).
+    ``full``: refused, no room. ``stopped``: refused at or after shutdown. ``unregistered``:
+    accepted, but no handler for the class when drained. With thresholds also ``rejected`` and
+    ``shed`` (dropped by a threshold's decision).
     """
     rebalances: int
     """How often the balancer moved something."""
     moved_partitions: int
     """How many partitions it moved in all."""
     flush_cycles: int
-    """Drain cycles that handed something over."""
+    """Drain cycles that handed at least one batch to a handler."""
     idle_cycles: int
     """Drain cycles that found nothing."""
     recovered_slots: int
@@ -149,13 +153,63 @@ class DropCounts(dict[str, int]):
         return DropCounts, (dict(self),)
 
 
-def drops(full: int, stopped: int, unregistered: int, **by_thresholds: int) -> DropCounts:
-    """The read-only mapping of drop reasons."""
-    return DropCounts(
-        {
-            DROPPED_FULL: full,
-            DROPPED_STOPPED: stopped,
-            DROPPED_UNREGISTERED: unregistered,
-            **by_thresholds,
-        }
+def take_snapshot(core: QueueCore) -> BatchQueueStats:
+    """A frozen copy of how full ``core`` is and of its counters."""
+    layout = core.layout
+    with layout.lock:
+        partitions = list(layout.partitions)
+        rebalances, moved = core.rebalancer.rebalances, layout.moved_partitions
+        last_moves = tuple(layout.last_moves)
+    consumed = failed = unregistered = 0
+    rows = []
+    for partition in partitions:
+        with partition.lock:
+            rows.append(_partition_stats(partition))
+            consumed += sum([lane.consumed for lane in partition.lanes])
+            failed += sum([lane.failed for lane in partition.lanes])
+            unregistered += sum([lane.unregistered for lane in partition.lanes])
+    drops = {
+        DROPPED_FULL: sum(row.refused for row in rows),
+        DROPPED_STOPPED: sum(partition.stopped for partition in partitions),
+        DROPPED_UNREGISTERED: unregistered,
+    }
+    if core.gate is not None:
+        drops |= {"rejected": 0, "shed": 0} | core.gate.dropped
+    owners = [row.thread for row in rows]
+    return BatchQueueStats(
+        name=core.name,
+        running=not layout.closed,
+        partitions=tuple(rows),
+        threads=tuple(
+            ThreadLoad(
+                index=task.index,
+                partitions=owners.count(task.index),
+                items=task.items,
+                busy_seconds=task.busy_ns / 1e9,
+                in_handler=task.calling is not None,
+            )
+            for task in core.tasks
+        ),
+        accepted=sum(row.drained + row.used for row in rows),
+        consumed=consumed,
+        failed=failed,
+        dropped=DropCounts(drops),
+        rebalances=rebalances,
+        moved_partitions=moved,
+        flush_cycles=sum(task.flush_cycles for task in core.tasks),
+        idle_cycles=sum(task.idle_cycles for task in core.tasks),
+        recovered_slots=core.recovered_slots,
+        last_moves=last_moves,
+    )
+
+
+def _partition_stats(partition: Partition) -> PartitionStats:
+    return PartitionStats(
+        index=partition.index,
+        used=partition.used,
+        capacity=partition.capacity,
+        drained=partition.drained,
+        refused=partition.refused,
+        thread=partition.owner.index,
+        classes=tuple(lane.cls for lane in partition.lanes if lane.cls is not None),
     )

@@ -1,11 +1,11 @@
-"""One drain task: the partitions it owns, and what it does each time it is run.
+"""A drain task: takes batches from the partitions it owns and calls their handlers.
 
 Guarantees
     * A task is run by one thread at a time, and a partition belongs to one task at a time, so no
       lane is ever drained by two threads at once.
     * A partition changes hands only between two cycles of the task that gives it up. The old
       owner makes the hand-over itself, so there is no moment in which both, or neither, own it.
-    * A wake is never lost: one that comes while the task runs makes it look once more.
+    * A wake is never lost: one that comes while the task runs makes it run once more.
     * Owned lanes are served in turn, at most ``max_batch`` items each: a saturated one delays the
       others by a batch, no more.
 """
@@ -16,21 +16,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Set
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from batchmill.queue.handler import Receiver
-from batchmill.queue.partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition
+from batchmill.queue.partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition, Receiver
 
 if TYPE_CHECKING:
     from batchmill.queue.core import QueueCore
 
-_LOST_AFTER_LOOKS = 20
+_LOST_AFTER_CHECKS = 20
 _LOST_AFTER_NS = 1_000_000_000
-"""Slots that are out with nothing buffered, at every look for this long, are taken for lost."""
+"""Slots that are out with nothing buffered, at every check for this long, count as lost."""
 
 _running = threading.local()
 
 Cell: TypeAlias = "list[DrainTask | None]"
+"""A thread's record of the task that it runs: a list of one, quicker to set than a thread-local."""
 
 
 def current_task() -> DrainTask | None:
@@ -39,12 +39,12 @@ def current_task() -> DrainTask | None:
 
 
 def forget_current_task() -> None:
-    """In a forked child, the thread that forked is no drain thread any more."""
+    """In a forked child, the thread that forked is not a drain thread any more."""
     cell_of_thread()[0] = None
 
 
 def cell_of_thread() -> Cell:
-    """The calling thread's note of the task it runs; always the same list."""
+    """The calling thread's cell; always the same list."""
     try:
         return cast("Cell", _running.cell)
     except AttributeError:
@@ -53,18 +53,26 @@ def cell_of_thread() -> Cell:
         return cell
 
 
+class _Suspicion(NamedTuple):
+    """A partition that seems to have lost slots: since when, and how often it was checked."""
+
+    first_ns: int
+    checks: int
+    drained: int
+
+
 class DrainTask:
     """Drains the partitions it owns whenever it is woken."""
 
     def __init__(self, core: QueueCore, index: int) -> None:
         self.core = core
         self.index = index
-        self._max_batch = core.config.max_batch
+        self._max_batch = core.settings.max_batch
         self.finished = False
         self.calling: Receiver | None = None
-        """The handler this task is in."""
+        """The handler that this task is calling now."""
         self.waits_for: Partition | None = None
-        """What the handler this task is in waits for (see _knots)."""
+        """The full partition that this handler waits for (see :mod:`.deadlock`)."""
         self.reset()
 
     def reset(self) -> None:
@@ -79,14 +87,14 @@ class DrainTask:
         self._seen_version = -1
         self._seen_interruptions = 0
         self.owned: tuple[Partition, ...] = ()
-        self.farewells: deque[Receiver] = deque()
+        self.removed_receivers: deque[Receiver] = deque()
         self._lanes: list[Lane] = []
         self._unarmed: set[Partition] = set()
-        self.rung: deque[Partition] = deque()
+        self.woken_for: deque[Partition] = deque()
         self._idle_streak = 0
-        self._missing: dict[Partition, tuple[int, int, int]] = {}
-        self._next_idle_round = 0
-        self._has_idlers = False
+        self._suspects: dict[Partition, _Suspicion] = {}
+        self._next_idle_round_ns = 0
+        self._has_idle_receivers = False
         self.wake_at = 0.0
         self.timer_due = 0.0
         self.timer_id = -1
@@ -96,7 +104,7 @@ class DrainTask:
         self.idle_cycles = 0
 
     def wake(self) -> None:
-        """Have the task run soon; while it runs already, have it look once more."""
+        """Run the task soon; if it is running, run it once more."""
         with self._wake_lock:
             self._again = True
             if not self._submitted:
@@ -105,11 +113,11 @@ class DrainTask:
                 self._submitted = True
 
     def wake_at_once(self) -> None:
-        """Like :meth:`wake`, for a producer: the last thing it does is to wake the thread.
+        """Like :meth:`wake`, for a producer: waking the thread is the last thing it does.
 
-        What a producer does after that it does with the GIL held, while the thread waits for it.
-        Interrupted before the last line, it leaves a task that nobody submits: whoever calls this
-        has to call :meth:`wake_surely` then.
+        Whatever a producer does after that it does with the GIL held, while the thread waits for
+        it. Interrupted before the last line, it leaves a task that nobody submits: the caller has
+        to call :meth:`wake_surely` then.
         """
         with self._wake_lock:
             self._again = True
@@ -119,7 +127,7 @@ class DrainTask:
         self._submit(self)
 
     def wake_surely(self) -> None:
-        """Have the task run even if it seems to be submitted already; once too often is no harm."""
+        """Run the task even if it seems to be submitted already; once too often is no harm."""
         self._again = True
         self._submit(self)
 
@@ -138,7 +146,7 @@ class DrainTask:
                 self._again = False
             delay_s = self._work()
         except BaseException:
-            delay_s = self.core.config.max_idle_ms / 1000
+            delay_s = self.core.settings.max_idle_ms / 1000
             raise
         finally:
             cell[0] = None
@@ -153,55 +161,55 @@ class DrainTask:
                     self.wake()
 
     def _work(self) -> float | None:
-        """Cycle until idle. Seconds until the next look, or None to be woken by a producer."""
+        """Cycle until idle. Seconds until the next run, or None to be woken by a producer."""
         core = self.core
         run_lock = self._run_lock
         while not self.finished and run_lock is self._run_lock:
-            rung = self._serve_rung() if self.rung else False
+            worked = self._serve_woken() if self.woken_for else False
             if core.abandoned and not core.closing:
                 core.begin_close()
             if self._seen_version != core.layout.version:
-                self._see_layout()
+                self._refresh_layout()
             if self._seen_interruptions != core.interruptions:
-                # Somewhere a slot or a wake may have been lost: take no partition for armed.
+                # A slot or a wake may have been lost: treat every partition as not armed.
                 self._seen_interruptions = core.interruptions
                 self._unarmed = set(self.owned)
-            while self.farewells:
-                receiver = self.farewells.popleft()
+            while self.removed_receivers:
+                receiver = self.removed_receivers.popleft()
                 if not receiver.classes:  # else it was registered again
-                    core.say_goodbye(receiver)
-            if self._cycle() or rung:
+                    core.call_on_shutdown(receiver)
+            if self._cycle() or worked:
                 self._idle_streak = 0
                 self.flush_cycles += 1
                 if core.gate is not None:
                     core.gate.guard.observe(core.layout.depth())
-                if self._has_idlers:
+                if self._has_idle_receivers:
                     self._idle_round_while_busy()
                 if core.rebalancer.due_ns <= time.monotonic_ns():
                     core.rebalancer.rebalance()
-                if core.scheduler.others_wait():
+                if core.scheduler.has_ready_tasks():
                     self._again = True
                     return None
                 continue
             if core.closing:
                 if self._seen_version != core.layout.version:
-                    continue  # a partition was handed to this task just before the gate closed
+                    continue  # a partition was handed to this task just before the queue closed
                 return self._finish()
             return self._park()
         return None
 
-    def _see_layout(self) -> None:
+    def _refresh_layout(self) -> None:
         before = set(self.owned)
         self._seen_version, self.owned = self.core.layout.hand_over(self)
         self._lanes = [lane for partition in self.owned for lane in partition.lanes]
         self._unarmed = (self._unarmed & set(self.owned)) | (set(self.owned) - before)
-        self._has_idlers = any(partition.idlers for partition in self.owned)
+        self._has_idle_receivers = any(partition.idle_receivers for partition in self.owned)
 
-    def _serve_rung(self) -> bool:
-        """Begin with partitions whose producers woke this task: a lone item waits for no scan."""
+    def _serve_woken(self) -> bool:
+        """Begin with partitions whose producers woke this task: a single item waits for no scan."""
         worked = False
-        while self.rung:
-            partition = self.rung.popleft()
+        while self.woken_for:
+            partition = self.woken_for.popleft()
             if partition.owner is self:  # it may have changed hands since
                 for lane in partition.lanes:
                     if lane.buffer and self._serve(lane):
@@ -209,7 +217,7 @@ class DrainTask:
         return worked
 
     def _cycle(self) -> bool:
-        """Give every owned lane its turn; whether there was anything to do."""
+        """Serve every owned lane once; whether there was anything to do."""
         worked = False
         contended: Lane | None = None
         for lane in self._lanes:
@@ -219,14 +227,14 @@ class DrainTask:
                 else:
                     contended = lane
         if contended is not None and not worked:
-            # All there is to do is for handlers that other threads are in. Wait for one of them,
-            # but not for long: that thread may itself wait for this one to make room.
-            self._serve(contended, self.core.config.min_idle_ms / 1000)
+            # All items are for handlers that other threads are calling. Wait for one of them, but
+            # not for long: that thread may itself wait for this one to make room.
+            self._serve(contended, self.core.settings.min_idle_ms / 1000)
             worked = True
         return worked
 
     def _serve(self, lane: Lane, wait_s: float = 0.0) -> bool:
-        """Hand one batch of ``lane`` to its handler; False when another thread is in it."""
+        """Hand one batch of ``lane`` to its handler; False when another thread is calling it."""
         core = self.core
         receiver = lane.receiver
         lock = receiver.lock if receiver is not None else None
@@ -244,7 +252,7 @@ class DrainTask:
             batch = partition.take(lane, self._max_batch)
             count = len(batch)  # now: the list is the handler's to change
             if receiver is None:
-                core.note_unregistered(lane)
+                core.warn_unregistered(lane)
                 outcome = UNREGISTERED
             else:
                 receiver.consume(batch)
@@ -264,23 +272,23 @@ class DrainTask:
         return True
 
     def _idle_round_while_busy(self) -> None:
-        """Once per ``max_idle_ms``, tell handlers whose own lanes are empty that they are idle.
+        """Once per ``max_idle_ms``, call ``on_idle`` of handlers whose own lanes are empty.
 
         A thread kept busy by one class would otherwise never let the others pass on what they
         merged.
         """
         now = time.monotonic_ns()
-        if now < self._next_idle_round:
+        if now < self._next_idle_round_ns:
             return
-        if self._next_idle_round:
+        if self._next_idle_round_ns:
             for partition in self.owned:
-                if partition.idlers:
+                if partition.idle_receivers:
                     busy = {lane.receiver for lane in partition.lanes if lane.buffer}
-                    self._tell_idle(partition, busy)
-        self._next_idle_round = now + int(self.core.config.max_idle_ms * 1e6)
+                    self._call_on_idle(partition, busy)
+        self._next_idle_round_ns = now + int(self.core.settings.max_idle_ms * 1e6)
 
-    def _tell_idle(self, partition: Partition, busy: Set[Receiver | None] = frozenset()) -> None:
-        for receiver in partition.idlers:
+    def _call_on_idle(self, partition: Partition, busy: Set[Receiver | None] = frozenset()) -> None:
+        for receiver in partition.idle_receivers:
             if receiver in busy:
                 continue
             lock = receiver.lock
@@ -288,62 +296,64 @@ class DrainTask:
                 continue  # it is consuming: not idle
             self.calling = receiver
             try:
-                self.core.notify(receiver, receiver.on_idle)
+                self.core.call_safely(receiver, receiver.on_idle)
             finally:
                 self.calling = None
                 if lock is not None:
                     lock.release()
 
     def _park(self) -> float | None:
-        """Nothing to do: tell the handlers, arm the partitions, say when to look again."""
+        """Nothing to do: call ``on_idle``, arm the partitions, return the delay of the next run."""
         self.idle_cycles += 1
-        self._next_idle_round = 0
-        if self._has_idlers:
+        self._next_idle_round_ns = 0
+        if self._has_idle_receivers:
             for partition in self.owned:
-                if partition.idlers:
-                    self._tell_idle(partition)
+                if partition.idle_receivers:
+                    self._call_on_idle(partition)
         self._unarmed = {partition for partition in self._unarmed if not partition.arm()}
         if self._unarmed:
             # An item came meanwhile, or a producer has its slot but has not put its item yet and
             # will wake nobody: look again soon.
-            self._note_miss(self._unarmed)
+            self._recover_lost_slots(self._unarmed)
             if any(partition.used for partition in self._unarmed):
                 self._again = True
                 return None
-        elif not self._has_idlers:
+        elif not self._has_idle_receivers:
             self._idle_streak = 0
             return None
         return self._back_off_s()
 
-    def _note_miss(self, partitions: set[Partition]) -> None:
-        """Slots that stay out with nothing buffered belong to interrupted producers: replace them.
+    def _recover_lost_slots(self, partitions: set[Partition]) -> None:
+        """Replace slots that stay out with nothing buffered: their producers were interrupted.
 
-        Only ever done after a producer reported an interruption, and after many looks over a long
-        time: a producer that still is on its way had as many turns to finish as this thread had.
+        Only ever done after a producer reported an interruption, and after many checks over a long
+        time: a producer that is still between pop and append had as many turns to finish as this
+        thread had.
         """
         if not self.core.interruptions:
             return
         now = time.monotonic_ns()
-        seen_before, self._missing = self._missing, {}
+        earlier, self._suspects = self._suspects, {}
         for partition in partitions:
             drained = partition.drained
-            first, looks, drained_then = seen_before.get(partition, (now, 0, drained))
-            if partition.used or drained != drained_then:
-                continue  # it moves: what is out there is on its way
-            if looks + 1 >= _LOST_AFTER_LOOKS and now - first >= _LOST_AFTER_NS:
+            since = earlier.get(partition) or _Suspicion(now, 0, drained)
+            if partition.used or drained != since.drained:
+                continue  # items still pass: the slots that are out belong to live producers
+            checks = since.checks + 1
+            if checks >= _LOST_AFTER_CHECKS and now - since.first_ns >= _LOST_AFTER_NS:
                 self.core.recovered_slots += partition.replace_lost()
             else:
-                self._missing[partition] = (first, looks + 1, drained)
+                self._suspects[partition] = _Suspicion(since.first_ns, checks, drained)
 
     def _finish(self) -> float | None:
-        """The queue is closing and the lanes are empty: wait for stragglers, then sign off.
+        """The queue is closing and the lanes are empty: wait for late producers, then finish.
 
-        A straggler is a producer that got its slot before the gate closed. It will put its item,
-        and it will be told True, so its item is waited for, however short the shutdown timeout.
+        A producer that got its slot before the queue closed will put its item and return True, so
+        its item is waited for, however short the shutdown timeout.
         """
-        stragglers = {partition for partition in self.owned if partition.out}
-        if stragglers:
-            self._note_miss(stragglers)
+        awaited = {partition for partition in self.owned if partition.out}
+        if awaited:
+            self._recover_lost_slots(awaited)
             return self._back_off_s()
         self.finished = True
         self.core.task_finished()
@@ -351,7 +361,8 @@ class DrainTask:
 
     def _back_off_s(self) -> float:
         """The next wait: from the minimum, doubling with each idle cycle, up to the maximum."""
-        config = self.core.config
-        delay_ms = min(config.min_idle_ms * 2.0 ** min(self._idle_streak, 30), config.max_idle_ms)
+        settings = self.core.settings
+        doublings = min(self._idle_streak, 30)
+        delay_ms = min(settings.min_idle_ms * 2.0**doublings, settings.max_idle_ms)
         self._idle_streak += 1
         return delay_ms / 1000

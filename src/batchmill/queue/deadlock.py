@@ -1,9 +1,8 @@
-"""Sees to it that no drain thread waits, directly or in a circle, for itself.
+"""Detects a drain thread that would wait for itself, directly or through other drain threads.
 
-A handler may produce into its own queue. When the partition it meets is full it waits for the
-thread that drains it, and that may be this very thread, or one that waits for this one. Who waits
-for what is noted here before the wait begins, so that whoever would close the circle is told
-instead.
+A handler may produce into its own queue. On a full partition it waits for the thread that drains
+it: this may be the same thread, or one that waits for this one. Each wait is recorded before it
+begins, so the thread that would close the cycle gets an error instead.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _lock = threading.Lock()
 
 
 def renew_lock() -> None:
-    """In a forked child, the lock may be held by a thread that does not exist."""
+    """Replace the lock in a forked child, where its holder may not exist."""
     global _lock
     _lock = threading.Lock()
 
 
-def would_wait_for_itself(core: QueueCore) -> bool:
-    """Whether the calling thread has to return before ``core`` can be drained to the end."""
+def is_needed_to_drain(core: QueueCore) -> bool:
+    """Whether ``core`` cannot be drained to the end before the calling handler returns."""
     task = current_task()
     if task is None:
         return False
@@ -36,22 +35,22 @@ def would_wait_for_itself(core: QueueCore) -> bool:
     return task.core.scheduler is core.scheduler and core.scheduler.size == 1
 
 
-def is_knot(partition: Partition) -> bool:
+def would_deadlock(partition: Partition) -> bool:
     """Whether the calling thread, waiting for room in ``partition``, would wait for itself."""
     task = current_task()
     if task is None:
         return False
     with _lock:
-        return _closes_circle(task, partition)
+        return _closes_cycle(task, partition)
 
 
 def begin_wait(partition: Partition) -> bool:
-    """Note that the calling thread waits; False when that would be a knot."""
+    """Record that the calling thread waits; False when that would be a deadlock."""
     task = current_task()
     if task is None:
         return True
     with _lock:
-        if _closes_circle(task, partition):
+        if _closes_cycle(task, partition):
             return False
         task.waits_for = partition
         task.core.scheduler.waiting += 1
@@ -59,7 +58,7 @@ def begin_wait(partition: Partition) -> bool:
 
 
 def end_wait() -> None:
-    """The wait noted by :func:`begin_wait` is over."""
+    """The wait recorded by :func:`begin_wait` is over."""
     task = current_task()
     if task is None:
         return
@@ -69,18 +68,18 @@ def end_wait() -> None:
             task.core.scheduler.waiting -= 1
 
 
-def _closes_circle(task: DrainTask, partition: Partition) -> bool:
+def _closes_cycle(task: DrainTask, partition: Partition) -> bool:
     owner = partition.owner
     following: DrainTask | None = owner
     while following is not None:
         if following is task:
             return True
         following = following.waits_for.owner if following.waits_for is not None else None
-    held = task.calling
-    if held is not None and held.lock is not None:
-        # All that fills the partition is for the handler that this thread is in.
-        full_of = [lane.receiver for lane in partition.lanes if lane.buffer]
-        if full_of and all(receiver is held for receiver in full_of):
+    calling = task.calling
+    if calling is not None and calling.lock is not None:
+        # Everything in the partition is for the handler that this thread is calling.
+        receivers = [lane.receiver for lane in partition.lanes if lane.buffer]
+        if receivers and all(receiver is calling for receiver in receivers):
             return True
     scheduler = owner.core.scheduler
     # Every thread of the pool would wait for a task that only a thread of the pool can run.

@@ -1,0 +1,354 @@
+"""The settings of a queue, and the types that they take.
+
+All are frozen and check themselves: a :class:`ConfigError` names the field, its value and what is
+allowed.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from batchmill.errors import ConfigError
+from batchmill.queue.strategies import Balancer, PartitionSelector, Selector
+
+T = TypeVar("T")
+
+_YEAR_MS = 365 * 24 * 3600 * 1000
+
+
+def available_cores() -> int:
+    """How many cores this process may use (its affinity where the system has one)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def check_count(field: str, value: object, least: int = 1) -> int:
+    """``value`` as an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(field, value, f"a whole number of at least {least}")
+    return value
+
+
+def check_positive(field: str, value: object) -> float:
+    """``value`` as a finite float above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(field, value, "a number above 0")
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(field, value, "a finite number above 0")
+    return float(value)
+
+
+def check_ms(field: str, value: object) -> float:
+    """``value`` as a time in milliseconds, above zero and at most a year."""
+    checked = check_positive(field, value)
+    if checked > _YEAR_MS:
+        raise ConfigError(field, value, f"at most a year, {_YEAR_MS:,} ms")
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPolicy:
+    """How many drain threads a queue or a shared scheduler gets; never fewer than one.
+
+    Make one with :meth:`fixed`, :meth:`cpu_cores`, :meth:`cpu_cores_with_base` or
+    :meth:`io_bound`.
+    """
+
+    kind: Literal["fixed", "cpu_cores", "io_bound"]
+    base: int
+    per_core: float
+
+    def __post_init__(self) -> None:
+        check_count("base", self.base, least=0 if self.kind == "cpu_cores" else 1)
+
+    @staticmethod
+    def fixed(count: int) -> ThreadPolicy:
+        """Exactly ``count`` threads, whatever the machine."""
+        return ThreadPolicy("fixed", check_count("count", count), 0.0)
+
+    @staticmethod
+    def cpu_cores(multiplier: float) -> ThreadPolicy:
+        """``multiplier`` threads per core, rounded half up: 0.25 on 8 cores is 2."""
+        return ThreadPolicy("cpu_cores", 0, check_positive("multiplier", multiplier))
+
+    @staticmethod
+    def cpu_cores_with_base(base: int, multiplier: float) -> ThreadPolicy:
+        """``base`` threads and ``multiplier`` more per core: (1, 0.25) on 8 cores is 3."""
+        check_count("base", base, least=0)
+        return ThreadPolicy("cpu_cores", base, check_positive("multiplier", multiplier))
+
+    @staticmethod
+    def io_bound(count: int) -> ThreadPolicy:
+        """Exactly ``count`` threads for handlers that mostly wait (sockets, disks, databases).
+
+        The count is how many waits should overlap, so it has nothing to do with cores and may be
+        far above them. It resolves like :meth:`fixed`; the name tells the reader why.
+        """
+        return ThreadPolicy("io_bound", check_count("count", count), 0.0)
+
+    def resolve(self, cores: int | None = None) -> int:
+        """The number of threads on ``cores`` cores (default: this process's), at least 1."""
+        if cores is None:
+            cores = available_cores()
+        return max(1, self.base + math.floor(self.per_core * cores + 0.5))
+
+    def __str__(self) -> str:
+        if self.kind != "cpu_cores":
+            return f"{self.kind}({self.base})"
+        if self.base:
+            return f"cpu_cores_with_base({self.base}, {self.per_core:g})"
+        return f"cpu_cores({self.per_core:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPolicy:
+    """How many partitions a queue has.
+
+    Make one with :meth:`fixed`, :meth:`thread_multiply` or :meth:`adaptive`.
+    """
+
+    kind: Literal["fixed", "thread_multiply", "adaptive"]
+    count: int
+
+    def __post_init__(self) -> None:
+        check_count("count", self.count)
+
+    @staticmethod
+    def fixed(count: int) -> PartitionPolicy:
+        """Exactly ``count`` partitions."""
+        return PartitionPolicy("fixed", check_count("count", count))
+
+    @staticmethod
+    def thread_multiply(multiplier: int) -> PartitionPolicy:
+        """``multiplier`` partitions for every drain thread."""
+        return PartitionPolicy("thread_multiply", check_count("multiplier", multiplier))
+
+    @staticmethod
+    def adaptive(multiplier: int = 25) -> PartitionPolicy:
+        """Grows as handlers register: one partition each up to ``multiplier`` per thread.
+
+        Past that, every second handler adds one. A handler counts by its weight.
+        """
+        return PartitionPolicy("adaptive", check_count("multiplier", multiplier))
+
+    def resolve(self, threads: int, weighted_handlers: float = 0) -> int:
+        """The number of partitions for ``threads`` threads and handlers of that total weight.
+
+        >>> PartitionPolicy.adaptive().resolve(8, 500)
+        350
+        """
+        if self.kind == "fixed":
+            return self.count
+        if self.kind == "thread_multiply":
+            return self.count * threads
+        # Weights are summed as floats: 100 handlers of 0.05 must count as 5, not as 5.0000001.
+        handlers = math.ceil(round(weighted_handlers, 6))
+        if handlers <= 0:
+            return threads
+        one_to_one = threads * self.count
+        if handlers <= one_to_one:
+            return handlers
+        return one_to_one + (handlers - one_to_one) // 2
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.count})"
+
+
+class BufferStrategy(enum.Enum):
+    """What ``produce`` does when the partition is full."""
+
+    BLOCKING = "blocking"
+    """``produce`` waits for room: nothing is dropped."""
+
+    IF_POSSIBLE = "if_possible"
+    """``produce`` returns False and the item is dropped, counted under ``full``.
+
+    It first waits up to a millisecond for a drain thread that was not scheduled yet; while the
+    queue makes no progress it refuses at once.
+    """
+
+
+@runtime_checkable
+class HandlerConsumer(Protocol[T]):
+    """Takes batches of one class (or, as a queue's ``consumer``, of all classes).
+
+    Calls to one handler never overlap within a queue, whichever threads make them, and that
+    includes the optional methods below. (A direct ``consumer`` on several drain threads is the
+    one exception: it runs concurrently unless the queue was made with ``serialize=True``.)
+
+    * ``on_idle(self)``: called each time the drain thread finds nothing to do, with the queue's
+      back-off between calls. The place to pass on what was merged.
+    * ``on_shutdown(self)``: called once, after the last batch. Without it the handler gets one
+      last ``on_idle``.
+    """
+
+    def consume(self, batch: list[T], /) -> object:
+        """Handle ``batch``; an exception marks all of it failed. The list is yours to keep."""
+
+
+Handler: TypeAlias = HandlerConsumer[Any] | Callable[[list[Any]], object]
+ErrorHandler: TypeAlias = Callable[[list[Any], BaseException], object]
+
+
+class Verdict(Protocol):
+    """A guard's decision about one item."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the item may be put."""
+        ...
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """If not accepted: after how long to ask again, or None for never."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """If never: the reason under which the drop is counted."""
+        ...
+
+
+class Guard(Protocol):
+    """Accepts or rejects items by the depth of the queue."""
+
+    @property
+    def free_below(self) -> int:
+        """Depths below this one need no decision."""
+        ...
+
+    def judge(self, item: Any, depth: int, attempt: int) -> Verdict:
+        """The decision about ``item``, made for the ``attempt``-th time."""
+        ...
+
+    def holds(self, verdict: Any, depth: int) -> bool:
+        """Whether an acceptance is still valid at ``depth``."""
+        ...
+
+    def observe(self, depth: int) -> None:
+        """Record the present depth."""
+        ...
+
+    def close(self) -> None:
+        """The queue has drained."""
+        ...
+
+
+class GuardFactory(Protocol):
+    """What ``BatchQueueSettings.thresholds`` takes."""
+
+    def guard(self, name: str) -> Guard:
+        """A guard for the queue of that name."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchQueueSettings:
+    """The settings of a :class:`BatchQueue`.
+
+    >>> BatchQueueSettings(threads=ThreadPolicy.fixed(1)).buffer_size
+    10000
+    """
+
+    threads: ThreadPolicy | None = None
+    """Drain threads of the queue's own. Exactly one of this and ``shared_scheduler`` is set."""
+
+    shared_scheduler: tuple[str, ThreadPolicy] | None = None
+    """Name and size of a scheduler shared with other queues of the same manager."""
+
+    partitions: PartitionPolicy = field(default_factory=lambda: PartitionPolicy.fixed(1))
+    """How many partitions; each is one bounded buffer drained by one thread at a time."""
+
+    selector: Selector = field(default_factory=PartitionSelector.type_hash)
+    """Which partition an item goes to."""
+
+    buffer_size: int = 10_000
+    """Items a partition holds at most."""
+
+    strategy: BufferStrategy = BufferStrategy.BLOCKING
+    """What happens to a producer when the partition is full."""
+
+    consumer: Handler | None = None
+    """Takes every batch, whatever the classes in it; excludes ``add_handler``."""
+
+    serialize: bool = False
+    """Whether calls of ``consumer`` on several drain threads are kept apart."""
+
+    error_handler: ErrorHandler | None = None
+    """Called with batch and error when a handler raises; without it the error is logged."""
+
+    max_batch: int = 2_000
+    """Items in one handler call at most; the rest waits until the other classes had their turn."""
+
+    min_idle_ms: float = 1
+    """First wait of an idle drain thread that has ``on_idle`` handlers to call."""
+
+    max_idle_ms: float = 50
+    """Longest such wait; each idle cycle doubles it up to here."""
+
+    balancer: Balancer | None = None
+    """Moves partitions between drain threads as load shifts; ignored with a single thread."""
+
+    rebalance_interval_ms: float = 10_000
+    """How often the balancer is asked while there is traffic."""
+
+    shutdown_timeout_ms: float = 30_000
+    """How long ``shutdown()`` waits for the final drain."""
+
+    thresholds: GuardFactory | None = None
+    """Pressure handling by total depth: a ``batchmill.pressure.QueueThresholdSettings``."""
+
+    def __post_init__(self) -> None:
+        if (self.threads is None) == (self.shared_scheduler is None):
+            raise ConfigError(
+                "threads", self.threads, "given, or else shared_scheduler: exactly one of the two"
+            )
+        if self.threads is not None and not isinstance(self.threads, ThreadPolicy):
+            raise ConfigError("threads", self.threads, "a ThreadPolicy")
+        if self.shared_scheduler is not None:
+            _check_scheduler(self.shared_scheduler)
+        if not isinstance(self.partitions, PartitionPolicy):
+            raise ConfigError("partitions", self.partitions, "a PartitionPolicy")
+        if not callable(self.selector):
+            raise ConfigError("selector", self.selector, "a callable (item, count) -> int")
+        check_count("buffer_size", self.buffer_size)
+        if not isinstance(self.strategy, BufferStrategy):
+            raise ConfigError("strategy", self.strategy, "a BufferStrategy")
+        if self.error_handler is not None and not callable(self.error_handler):
+            raise ConfigError("error_handler", self.error_handler, "a callable (batch, error)")
+        if self.consumer is not None and not (
+            callable(self.consumer) or callable(getattr(self.consumer, "consume", None))
+        ):
+            raise ConfigError(
+                "consumer", self.consumer, "a callable, or an object with consume(batch)"
+            )
+        if not isinstance(self.serialize, bool):
+            raise ConfigError("serialize", self.serialize, "True or False")
+        check_count("max_batch", self.max_batch)
+        check_ms("min_idle_ms", self.min_idle_ms)
+        check_ms("max_idle_ms", self.max_idle_ms)
+        if self.max_idle_ms < self.min_idle_ms:
+            raise ConfigError(
+                "max_idle_ms", self.max_idle_ms, f"at least min_idle_ms, {self.min_idle_ms:g}"
+            )
+        if self.balancer is not None and not callable(getattr(self.balancer, "assign", None)):
+            raise ConfigError("balancer", self.balancer, "a DrainBalancer")
+        check_ms("rebalance_interval_ms", self.rebalance_interval_ms)
+        check_ms("shutdown_timeout_ms", self.shutdown_timeout_ms)
+        if self.thresholds is not None and not callable(getattr(self.thresholds, "guard", None)):
+            raise ConfigError("thresholds", self.thresholds, "a QueueThresholdSettings")
+
+
+def _check_scheduler(value: object) -> None:
+    allowed = "a pair of a non-empty name and a ThreadPolicy"
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ConfigError("shared_scheduler", value, allowed)
+    name, policy = value
+    if not isinstance(name, str) or not name or not isinstance(policy, ThreadPolicy):
+        raise ConfigError("shared_scheduler", value, allowed)
