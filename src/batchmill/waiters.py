@@ -4,7 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Protocol
+
+_YIELDS = 20
+
+
+def give_way(lock: threading.Lock) -> None:
+    """Let the thread that holds ``lock`` finish, before queueing up for it.
+
+    Under the GIL a held lock nearly always means that its holder was switched out in the few steps
+    it needs it for. A thread that blocks on it then is handed the lock, in the kernel, long before
+    its turn to run comes; whoever runs meanwhile blocks in turn, and soon there is a thread switch
+    for every item. Yielding first avoids that convoy: with four producers on two cores (CPython
+    3.11) it was several times as fast. The caller still takes the lock afterwards as usual.
+    """
+    for _ in range(_YIELDS):
+        time.sleep(0)
+        if not lock.locked():
+            return
 
 
 class Waiter(Protocol):

@@ -60,7 +60,7 @@ def test_closing_from_several_threads() -> None:
         in_thread(batcher.close) as one,
         in_thread(batcher.close) as two,
     ):
-        wait_until(lambda: len(batcher._engine._ledger.waiters) == 2, "both wait")
+        wait_until(lambda: len(batcher._engine._outcomes.waiters) == 2, "both wait")
         gate.open()
         assert one.result(WAIT_S)
         assert two.result(WAIT_S)
@@ -194,7 +194,7 @@ def test_close_wakes_those_who_wait_for_room() -> None:
         held(levels(), waiting=4) as (batcher, gate),
         in_thread(lambda: batcher.submit("patient", timeout=3600)) as submitted,
     ):
-        wait_until(lambda: batcher._engine.intake._room, "it waits")
+        wait_until(lambda: batcher._engine.intake._room_waiters, "it waits")
         with in_thread(batcher.close) as closed:
             assert isinstance(answer(submitted.result(WAIT_S)).error, BatcherClosedError)
             gate.open()
@@ -248,4 +248,4 @@ def test_no_second_thread_to_be_had(
             future = batcher.submit("b")
         gate.open()
         assert answer(future).is_success
-    assert "going on with fewer workers" in caplog.text
+    assert "continuing with fewer workers" in caplog.text

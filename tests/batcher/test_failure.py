@@ -17,7 +17,7 @@ from batchmill.batcher import (
     RetryPolicy,
     bisect,
 )
-from batchmill.batcher.failure import CircuitBreaker
+from batchmill.batcher.backend import CircuitBreaker
 from batchmill.testing import ManualClock
 from tests.batcher.kit import FOREVER_MS, WAIT_S, Failing, answer, batching
 

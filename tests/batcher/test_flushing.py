@@ -96,7 +96,7 @@ def test_flush_gives_up_after_its_timeout() -> None:
 def test_flush_does_not_wait_for_what_came_later() -> None:
     """Only for what was accepted before it."""
     with held(waiting=1) as (batcher, gate), in_thread(lambda: batcher.flush(WAIT_S)) as flushed:
-        while not batcher._engine._ledger.waiters:
+        while not batcher._engine._outcomes.waiters:
             pass
         batcher.submit_many(["later", "later still"])
         gate.let_pass(2)

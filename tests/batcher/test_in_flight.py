@@ -9,7 +9,7 @@ import pytest
 
 from batchmill import ConfigError, WouldDeadlockError
 from batchmill.batcher import AdaptiveConcurrency
-from batchmill.batcher.adaptive import InFlightLimit
+from batchmill.batcher.backend import InFlightLimit
 from batchmill.pressure import QueueDecision, QueueFullError
 from batchmill.testing import ManualClock
 from tests.batcher.kit import (
@@ -75,7 +75,7 @@ def test_submit_waits_for_room() -> None:
         held(levels(), waiting=4) as (batcher, gate),
         in_thread(lambda: batcher.submit("patient", timeout=WAIT_S)) as submitted,
     ):
-        wait_until(lambda: batcher._engine.intake._room, "it waits")
+        wait_until(lambda: batcher._engine.intake._room_waiters, "it waits")
         assert batcher.stats().deciding == 1
         assert_balanced(batcher.stats())
         gate.let_pass()
@@ -120,7 +120,7 @@ def test_one_place_takes_one_of_those_who_wait() -> None:
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(batcher._engine.intake._room) == 6, "all wait")
+        wait_until(lambda: len(batcher._engine.intake._room_waiters) == 6, "all wait")
         gate.let_pass()
         wait_until(lambda: len(futures) == 1 and batcher.queue_depth == 4, "one is in")
         assert batcher.stats().deciding == 5

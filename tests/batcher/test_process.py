@@ -310,7 +310,7 @@ def test_ctrl_c_gets_through_a_submit_that_waits() -> None:
             batcher.submit("patient", timeout=WAIT_S)
         stats = batcher.stats()
         assert (stats.cancelled, stats.deciding, stats.queue_depth) == (1, 0, 4)
-        assert len(batcher._engine.intake._room) == 0
+        assert len(batcher._engine.intake._room_waiters) == 0
         assert_balanced(stats)
         gate.open()
         assert batcher.flush(WAIT_S)

@@ -70,7 +70,7 @@ def test_an_answer_that_does_not_fit_fails_the_batch(wrong: Any) -> None:
 def test_the_contract_error_says_what_was_wrong() -> None:
     """How many were given, and what came back."""
     (result, _) = _answers(lambda batch: [1, 2, 3], ["a", "b"])
-    assert "was given 2 items and answered 3 results" in str(result.error)
+    assert "was given 2 items and returned 3 results" in str(result.error)
 
 
 def test_an_exception_instance_fails_its_item_alone() -> None:

@@ -1,11 +1,12 @@
-"""The micro-batcher: single items in, batches to a backend, one answer per item."""
+"""The micro-batcher: collects single items into batches for a backend, and answers each item.
 
-from batchmill.batcher.adaptive import AdaptiveConcurrency
+Gives :class:`MicroBatcher` with its settings, policies, results, errors and stats, and
+:func:`snapshot_batchers`, the stats of all open batchers of the process.
+"""
+
 from batchmill.batcher.backend import Backend
 from batchmill.batcher.batcher import MicroBatcher
-from batchmill.batcher.clock import Clock, SystemClock
 from batchmill.batcher.engine import snapshot_batchers
-from batchmill.batcher.failure import BreakerPolicy, RetryPolicy, bisect
 from batchmill.batcher.pending import FlushReason
 from batchmill.batcher.result import (
     BackendContractError,
@@ -17,8 +18,15 @@ from batchmill.batcher.result import (
     ItemResult,
     Outcome,
 )
-from batchmill.batcher.settings import BatcherSettings
+from batchmill.batcher.settings import (
+    AdaptiveConcurrency,
+    BatcherSettings,
+    BreakerPolicy,
+    RetryPolicy,
+    bisect,
+)
 from batchmill.batcher.stats import BatcherStats, WorkerLoad
+from batchmill.batcher.threads import Clock, SystemClock
 
 BatcherConfig = BatcherSettings  # its former name
 

@@ -8,13 +8,15 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from batchmill.batcher import inside
-from batchmill.batcher.clock import Clock
-from batchmill.batcher.failure import CircuitBreaker
 from batchmill.batcher.result import BackendContractError, BatchResult, CircuitOpenError
-from batchmill.batcher.settings import BatcherSettings
+from batchmill.batcher.settings import AdaptiveConcurrency, BatcherSettings, BreakerPolicy
+from batchmill.batcher.threads import Clock, current_pool, enter_pool
 from batchmill.errors import ConfigError
 from batchmill.waiters import ThreadWaiter
+from batchmill.wording import count_of
+
+_FINAL = (CircuitOpenError, BackendContractError)
+"""Errors that neither another try nor a smaller batch would mend."""
 
 
 class Backend(Protocol):
@@ -26,16 +28,16 @@ class Backend(Protocol):
 
 
 class BackendCaller:
-    """Hands batches to a backend and answers with one result per item, never raising.
+    """Calls a backend with a batch and returns one result per item; never raises.
 
-    Runs on the worker threads of the batcher. Coroutines run on ``loop`` where one is given, else
-    on a loop of the caller's own, and the worker waits for them.
+    Runs on the worker threads of the batcher. Coroutines run on ``loop`` if one is given, else on
+    a loop with a thread of its own, and the worker waits for them.
     """
 
     def __init__(
         self,
         backend: Any,
-        config: BatcherSettings,
+        settings: BatcherSettings,
         clock: Clock,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
@@ -47,7 +49,7 @@ class BackendCaller:
                 "backend", backend, "a callable from list to list, or an object with dispatch()"
             )
         self._call: Callable[[list[Any]], Any] = call
-        self._config = config
+        self._settings = settings
         self._clock = clock
         self._loops = LoopThread(loop)
         self._is_async = inspect.iscoroutinefunction(call)
@@ -57,7 +59,7 @@ class BackendCaller:
         """Free locks and zero counters: at the start, and in a forked child."""
         self._lock = threading.Lock()
         self._loops.reset()
-        breaker = self._config.breaker
+        breaker = self._settings.breaker
         self._breaker = CircuitBreaker(breaker) if breaker is not None else None
         self.calls = 0
         self.retries = 0
@@ -71,37 +73,42 @@ class BackendCaller:
         """The loop it was given, if the backend's coroutines run there."""
         return self._loops.given if self._is_async else None
 
-    def deliver(self, items: list[Any]) -> list[Any]:
-        """One result per item: what the backend answered, or the exception that befell it."""
-        bisect = self._config.on_batch_failure
-        budget = [bisect.max_calls - 1 if bisect is not None else 0]
-        return self._deliver(items, budget, whole=True)
-
     def close(self) -> None:
         self._loops.close()
 
-    def _deliver(self, items: list[Any], budget: list[int], whole: bool) -> list[Any]:
-        results, error = self._try(items, whole)
-        if error is None:
-            return list(results)
-        if len(items) < 2 or isinstance(error, _HOPELESS) or budget[0] < 2:
-            return [error] * len(items)
-        budget[0] -= 2
-        middle = len(items) // 2
-        halves = (items[:middle], items[middle:])
-        return [result for half in halves for result in self._deliver(half, budget, whole=False)]
+    def deliver(self, items: list[Any]) -> list[Any]:
+        """One result per item: what the backend returned for it, or an exception.
+
+        A batch that fails is split in halves, and those again, as ``on_batch_failure`` says.
+        """
+        bisect = self._settings.on_batch_failure
+        calls_left = bisect.max_calls - 1 if bisect is not None else 0
+        results: list[Any] = []
+        parts = [items]  # a stack: the first part is at its end
+        while parts:
+            part = parts.pop()
+            answers, error = self._try(part, whole=part is items)
+            if error is None:
+                results.extend(answers)
+            elif len(part) < 2 or isinstance(error, _FINAL) or calls_left < 2:
+                results.extend([error] * len(part))
+            else:
+                calls_left -= 2
+                middle = len(part) // 2
+                parts += (part[middle:], part[:middle])
+        return results
 
     def _try(self, items: list[Any], whole: bool) -> tuple[Sequence[Any], BaseException | None]:
-        """Call, and call again as the retry policy says; results, or the last error."""
-        retry = self._config.retry
+        """Call the backend, again as the retry policy says; the results, or the last error."""
+        retry = self._settings.retry
         attempt = 1
         error: BaseException | None = None
         while True:
-            failed = error
+            previous = error
             results, error = self._once(items, whole)
             if isinstance(error, CircuitOpenError):
-                error.__cause__ = failed
-            if error is None or retry is None or isinstance(error, _HOPELESS):
+                error.__cause__ = previous
+            if error is None or retry is None or isinstance(error, _FINAL):
                 return results, error
             delay_ms = retry.delay_ms(attempt, error)
             if delay_ms is None:
@@ -128,16 +135,12 @@ class BackendCaller:
             results = _checked(answer, len(items))
         except BaseException as raised:  # noqa: BLE001 - it becomes the items' result
             error = raised
-        # A part of a batch that failed already is no failure of its own: one poison item would
-        # open the circuit by itself. That a part succeeds does say that the backend is well.
+        # The failure of a part is no new one: its batch has failed already, and one poison item
+        # would open the circuit alone. A part that succeeds does show that the backend works.
         if self._breaker is not None and (whole or error is None):
             with self._lock:
                 self._breaker.record(error is None, self._clock.now())
         return results, error
-
-
-# Another try, or a smaller batch, would not help.
-_HOPELESS = (CircuitOpenError, BackendContractError)
 
 
 def _checked(answer: Any, expected: int) -> Sequence[Any]:
@@ -145,8 +148,88 @@ def _checked(answer: Any, expected: int) -> Sequence[Any]:
     if not isinstance(results, Sequence) or isinstance(results, (str, bytes)):
         raise BackendContractError(expected, f"a {type(answer).__name__}")
     if len(results) != expected:
-        raise BackendContractError(expected, f"{len(results)} results")
+        raise BackendContractError(expected, count_of(len(results), "result"))
     return results
+
+
+class CircuitBreaker:
+    """Closed: calls go through. Open: they do not. Half open: one goes through, and decides.
+
+    Its user holds a lock.
+    """
+
+    __slots__ = ("_failures", "_open_until", "_policy", "_trial", "opened")
+
+    def __init__(self, policy: BreakerPolicy) -> None:
+        self._policy = policy
+        self._failures = 0
+        self._open_until: float | None = None
+        self._trial = False
+        self.opened = 0
+        """How often the circuit has opened."""
+
+    def blocked_for(self, now: float) -> float | None:
+        """None when a call may go ahead (a trial, if it was open); else seconds until one may."""
+        if self._open_until is None:
+            return None
+        if now < self._open_until:
+            return self._open_until - now
+        if self._trial:
+            return self._policy.reset_after_s
+        self._trial = True
+        return None
+
+    def record(self, ok: bool, now: float) -> None:
+        """Learn how a call that went through ended."""
+        was_trial, self._trial = self._trial, False
+        if ok:
+            self._failures = 0
+            self._open_until = None
+            return
+        self._failures += 1
+        if was_trial or self._failures >= self._policy.failures:
+            if self._open_until is None or was_trial:
+                self.opened += 1
+            self._open_until = now + self._policy.reset_after_s
+
+
+class InFlightLimit:
+    """How many batches may be in flight now: additive increase, multiplicative decrease.
+
+    Its user holds a lock.
+    """
+
+    __slots__ = ("_baseline_s", "_exact", "_least", "_most", "_policy")
+
+    def __init__(self, most: int, policy: AdaptiveConcurrency | None) -> None:
+        self._policy = policy
+        self._most = float(most)
+        self._least = float(min(policy.least, most)) if policy is not None else self._most
+        self._exact = self._least
+        self._baseline_s: float | None = None
+
+    @property
+    def current(self) -> int:
+        """Batches that may be in flight now."""
+        return max(1, int(self._exact))
+
+    def record(self, took_s: float, ok: bool, in_flight: int) -> None:
+        """Learn from a batch that took ``took_s`` while ``in_flight`` were out, itself included."""
+        policy = self._policy
+        if policy is None:
+            return
+        baseline_s = self._baseline_s
+        if not ok or (baseline_s is not None and took_s > baseline_s * policy.tolerance):
+            self._exact = max(self._least, self._exact * policy.back_off)
+        elif in_flight >= self.current:  # only a limit that was used up says anything
+            self._exact = min(self._most, self._exact + 1.0 / self.current)
+        if ok:
+            # Follows quicker answers at once and slower ones slowly, so that a backend that has
+            # become slower for good does not look overloaded for ever.
+            if baseline_s is None or took_s < baseline_s:
+                self._baseline_s = took_s
+            else:
+                self._baseline_s = baseline_s + (took_s - baseline_s) * 0.05
 
 
 class LoopThread:
@@ -163,15 +246,14 @@ class LoopThread:
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """The result of ``awaitable``; the calling thread waits."""
-
-        owner = inside.current()
+        pool = current_pool()
 
         async def finish() -> Any:
-            visit = inside.enter(owner)
+            context = enter_pool(pool)
             try:
                 return await awaitable
             finally:
-                visit.owner = None
+                context.pool = None
 
         loop = self.given or self._start()
         running = finish()

@@ -1,4 +1,4 @@
-"""The micro-batcher as its users see it."""
+"""The public class of this package."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from batchmill import lifecycle
-from batchmill.batcher import inside
 from batchmill.batcher.backend import Backend, BackendCaller
-from batchmill.batcher.clock import Clock, SystemClock
 from batchmill.batcher.engine import Engine
 from batchmill.batcher.entries import LoopMailbox, TaskEntry, ThreadEntry
 from batchmill.batcher.result import ItemResult
 from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.stats import BatcherStats
+from batchmill.batcher.threads import Clock, SystemClock, current_pool
 from batchmill.errors import ConfigError, WouldDeadlockError
 from batchmill.pressure import QueueThresholdSettings
 from batchmill.waiters import TaskWaiter
@@ -34,7 +33,7 @@ class MicroBatcher(Generic[T]):
 
     Any thread and any event loop may submit. Every item is answered exactly once, with an
     :class:`ItemResult`: success, failure or dropped. Without ``thresholds`` nothing is refused
-    and nothing bounds what waits; with them, pressure is handled as they say.
+    and nothing bounds what waits; with them, they decide what is accepted under pressure.
 
     >>> with MicroBatcher(lambda batch: [x * 2 for x in batch]) as batcher:
     ...     batcher.submit(21).result().value
@@ -79,18 +78,18 @@ class MicroBatcher(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more items."""
+        """Whether it accepts no more items."""
         return self._engine.closing
 
     def submit(
         self, item: T, timeout: float | None = None, *, deadline_s: float | None = None
     ) -> Future[ItemResult[T]]:
-        """Hand over one item; the future's result tells what became of it, and never raises.
+        """Submit one item; the future's result is an ItemResult, and it never raises.
 
-        Does not wait, but with a ``timeout``: up to that many seconds for the depth to fall below
-        the critical threshold; then the thresholds decide as usual. An item that has not been sent
-        ``deadline_s`` seconds from now fails with DeadlineExceededError. Cancelling the future
-        before the item is sent takes it back.
+        Does not wait, except with a ``timeout``: up to that many seconds for the depth to fall
+        below the critical threshold; then the thresholds decide as usual. An item that has not been
+        sent ``deadline_s`` seconds from now fails with DeadlineExceededError. Cancelling the future
+        before the item is sent takes the item back.
         """
         engine = self._engine
         now = engine.clock.now()
@@ -105,7 +104,7 @@ class MicroBatcher(Generic[T]):
     def submit_many(
         self, items: Iterable[T], timeout: float | None = None, *, deadline_s: float | None = None
     ) -> list[Future[ItemResult[T]]]:
-        """Hand over several items; a future for each, in order. ``timeout`` is for each."""
+        """Submit several items; a future for each, in order. ``timeout`` is for each."""
         return [self.submit(item, timeout, deadline_s=deadline_s) for item in items]
 
     async def asubmit(
@@ -120,13 +119,13 @@ class MicroBatcher(Generic[T]):
         self._refuse_self_wait("asubmit()")  # it waits for the answer
         now = engine.clock.now()
         entry = TaskEntry(item, now, _deadline(now, deadline_s), mailbox, loop.create_future())
-        taken = engine.submit(entry, patient=timeout is not None)
-        if timeout is not None and not taken:
+        done = engine.submit(entry, patient=timeout is not None)
+        if timeout is not None and not done:
             until = loop.time() + timeout
             try:
-                while not taken:
-                    taken = engine.intake.offer(entry, await self._await_room(until))
-            except BaseException:  # the task is cancelled: the item was not taken
+                while not done:
+                    done = engine.intake.offer(entry, await self._await_room(until))
+            except BaseException:  # the task is cancelled: the item was not accepted
                 engine.intake.withdraw(entry)
                 raise
         return await entry.future
@@ -141,7 +140,7 @@ class MicroBatcher(Generic[T]):
                     return False
             return True
         finally:
-            intake.forget_room(waiter)
+            intake.stop_waking(waiter)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Send what waits now; True when all accepted before the call has been answered."""
@@ -154,22 +153,22 @@ class MicroBatcher(Generic[T]):
         return await asyncio.to_thread(self._engine.flush, self._until(timeout))
 
     def hurry(self, least: float = 1) -> bool:
-        """Send what waits now, without waiting for the answers, if that is enough to be worth it:
-        ``least`` items, or with ``max_weight`` that weight. Whether it is.
+        """Send now if at least ``least`` items wait, or with ``max_weight`` that weight.
 
-        For whoever knows that nobody else is about to submit: there is no company to linger for.
+        Does not wait for the answers; returns whether it was enough. For a caller that knows that
+        nobody else is about to submit, so that lingering would be in vain.
         """
         return self._engine.hurry(least)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take no more, send what waits, answer everything; True when that was in time.
+        """Accept no more, send what waits, answer everything; True when that was in time.
 
         After ``timeout`` seconds (default: ``close_timeout_s``) what has not been sent is rejected;
-        what is with the backend is answered when the backend is done. Inside the backend it answers
+        what is with the backend is answered when the backend is done. Inside the backend it returns
         False at once, and the rest happens when the backend returns.
         """
         engine = self._engine
-        if inside.current() is engine.desk:
+        if current_pool() is engine.workers:
             engine.begin_close(unattended=True)
             return False
         self._refuse_deadlock("close()")
@@ -178,13 +177,13 @@ class MicroBatcher(Generic[T]):
 
     async def aclose(self, timeout: float | None = None) -> bool:
         """Like :meth:`close`, without blocking the event loop."""
-        if inside.current() is self._engine.desk:
+        if current_pool() is self._engine.workers:
             return self.close(timeout)
         self._engine.begin_close()
         return await asyncio.to_thread(self._engine.finish_close, self._close_until(timeout))
 
     def stats(self) -> BatcherStats:
-        """A snapshot of what waits and of the counters since the start."""
+        """What waits now, and the counters since the start."""
         return self._engine.stats()
 
     def __enter__(self) -> Self:
@@ -222,14 +221,14 @@ class MicroBatcher(Generic[T]):
         return None if timeout is None else self._engine.clock.now() + timeout
 
     def _close_until(self, timeout: float | None) -> float | None:
-        return self._until(self._engine.config.close_timeout_s if timeout is None else timeout)
+        return self._until(self._engine.settings.close_timeout_s if timeout is None else timeout)
 
     def _refuse_self_wait(self, call: str) -> None:
-        if self._engine.config.max_in_flight == 1 and inside.current() is self._engine.desk:
+        if self._engine.settings.max_in_flight == 1 and current_pool() is self._engine.workers:
             raise WouldDeadlockError(self.name, call)
 
     def _refuse_deadlock(self, call: str, on_loop: bool = False) -> None:
-        if inside.current() is self._engine.desk:
+        if current_pool() is self._engine.workers:
             raise WouldDeadlockError(self.name, call)
         loop = self._engine.caller.loop
         if loop is not None and not on_loop and asyncio._get_running_loop() is loop:

@@ -6,56 +6,46 @@ Guarantees
     * A worker forms a batch only when it may also send it, so ``depth`` is what waits and nothing
       else, and at most ``max_in_flight`` batches are with the backend.
     * User code (backend, weigh, key, threshold handlers, listeners) never runs under the lock.
-    * An item is counted before its submitter hears of it, and flush() returns after.
+    * An item is counted before its submitter is answered, and flush() returns after that.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 
 from batchmill import lifecycle
-from batchmill.batcher import inside
-from batchmill.batcher.adaptive import InFlightLimit
-from batchmill.batcher.backend import BackendCaller
-from batchmill.batcher.clock import Clock
-from batchmill.batcher.desk import Desk, Work
-from batchmill.batcher.intake import Answer, Intake, failure, late
-from batchmill.batcher.ledger import Ledger
-from batchmill.batcher.lock import give_way
-from batchmill.batcher.pending import Entry, FlushReason, Pending
+from batchmill.batcher.backend import BackendCaller, InFlightLimit
+from batchmill.batcher.entries import Entry
+from batchmill.batcher.intake import Intake
+from batchmill.batcher.pending import Duplicates, FlushReason, Pending
 from batchmill.batcher.result import BatcherClosedError, ItemResult, Outcome
 from batchmill.batcher.settings import BatcherSettings
-from batchmill.batcher.shifts import Shifts
-from batchmill.batcher.stats import BatcherStats
-from batchmill.batcher.timer import Timer
-from batchmill.batcher.twins import Twins
+from batchmill.batcher.stats import BatcherStats, BusyTimes, Outcomes
+from batchmill.batcher.threads import Clock, Timer, Work, WorkerPool, current_pool, enter_pool
 from batchmill.errors import ConfigError
 from batchmill.pressure import QueueThresholdManager, QueueThresholdSettings
-from batchmill.waiters import ThreadWaiter
-
-log = logging.getLogger("batchmill.batcher")
+from batchmill.waiters import ThreadWaiter, give_way
 
 
 class Engine:
-    """Takes entries, forms batches, sends them, answers."""
+    """Accepts entries, forms batches, sends them, answers."""
 
     fork_order = 2  # after the thresholds and their listeners' queue
 
     def __init__(
         self,
         name: str,
-        config: BatcherSettings,
+        settings: BatcherSettings,
         thresholds: QueueThresholdSettings | None,
         caller: BackendCaller,
         clock: Clock,
     ) -> None:
         self.name = name
-        self.config = config
+        self.settings = settings
         self.clock = clock
         self.caller = caller
         self.thresholds: QueueThresholdManager | None = None
@@ -73,24 +63,24 @@ class Engine:
     def reset(self) -> None:
         """Empty and idle: at the start, and in a forked child, where the rest is the parent's."""
         self._lock = threading.Lock()
-        self.desk = Desk(self, self.clock)
-        self._pending = Pending(self.config)
-        self._twins = Twins()
-        self._ledger = Ledger(self.name, self._lock, self._twins)
+        self.workers = WorkerPool(self, self.clock)
+        self._pending = Pending(self.settings)
+        self._duplicates = Duplicates()
+        self._outcomes = Outcomes(self.name, self._lock, self._duplicates)
         self.intake = Intake(
             self.thresholds,
             self.clock,
             self._timer,
             self._lock,
             self._pending,
-            self._twins,
+            self._duplicates,
             self._accept,
             self._settle,
         )
         self._in_flight: dict[int, list[Entry]] = {}
-        self._shifts = Shifts()
+        self._busy = BusyTimes()
         self._flush_up_to = 0
-        self._limit = InFlightLimit(self.config.max_in_flight, self.config.adaptive)
+        self._limit = InFlightLimit(self.settings.max_in_flight, self.settings.adaptive)
         self._next_batch_id = 0
         self.closing = False
         self.abandoned = False
@@ -105,77 +95,78 @@ class Engine:
         return len(self._pending)
 
     def submit(self, entry: Entry, patient: bool = False) -> bool:
-        """Take an entry, or answer it; False when there is no room and a patient one may wait."""
-        config = self.config
-        if config.weigh is not None:
-            entry.weight = float(config.weigh(entry.item))
+        """Accept or answer an entry; False when there is no room and a patient one may wait."""
+        settings = self.settings
+        if settings.weigh is not None:
+            entry.weight = float(settings.weigh(entry.item))
             if not entry.weight >= 0:
                 raise ConfigError("weigh", entry.weight, "a function that answers at least 0")
-        if config.key is not None:
-            entry.key = config.key(entry.item)
+        if settings.key is not None:
+            entry.key = settings.key(entry.item)
         if self._lock.locked():
             give_way(self._lock)
         with self._lock:
             if not self.closing:
-                if entry.key is not None and self._twins.join(entry):
+                if entry.key is not None and self._duplicates.join(entry):
                     self._watch(entry)
-                    self._ledger.counts["submitted"] += 1
+                    self._outcomes.counts["submitted"] += 1
                     return True
                 if len(self._pending) < self._warning:
                     try:
                         self._accept(entry)
-                    except BaseException:  # no thread to be had: told at once, nothing is kept
-                        self._twins.release(entry)
+                    except BaseException:  # no thread could be started: raise, and keep nothing
+                        self._duplicates.release(entry)
                         raise
-                    self._ledger.counts["submitted"] += 1
+                    self._outcomes.counts["submitted"] += 1
                     return True
-            self._ledger.counts["submitted"] += 1
+            self._outcomes.counts["submitted"] += 1
             self.intake.deciding.add(entry)
         return self.intake.offer(entry, patient)
 
     def submit_patiently(self, entry: Entry, until: float | None) -> None:
-        """Take an entry when there is room for it; after ``until`` the thresholds decide."""
-        taken = self.submit(entry, patient=True)
+        """Accept an entry when there is room for it; after ``until`` the thresholds decide."""
+        done = self.submit(entry, patient=True)
         try:
-            while not taken:
-                taken = self.intake.offer(entry, self.intake.wait_for_room(until))
-        except BaseException:  # Ctrl-C: the item was not taken
+            while not done:
+                done = self.intake.offer(entry, self.intake.wait_for_room(until))
+        except BaseException:  # Ctrl-C: the item was not accepted
             self.intake.withdraw(entry)
             raise
 
     def _accept(self, entry: Entry) -> None:
-        if not self.desk.workers:
-            self._want_worker()
+        if not self.workers.threads:
+            self._start_worker()
         self._watch(entry)
         if self._pending.add(entry):
-            self._want_worker()
-            self.desk.bell.wake()
+            self._start_worker()
+            self.workers.waiter.wake()
 
     def _watch(self, entry: Entry) -> None:
+        """Have the entry expire at its deadline, if it has one."""
         if entry.deadline is not None:
             # Weakly: an entry that was answered in time need not stay until its deadline.
             subject = weakref.ref(entry)
-            self._timer.at(entry.deadline, functools.partial(self.desk.expire, subject), subject)
+            self._timer.at(entry.deadline, functools.partial(self.workers.expire, subject), subject)
 
-    def _want_worker(self) -> None:
-        self.desk.want_worker(self.config.max_in_flight, f"batchmill-{self.name}")
+    def _start_worker(self) -> None:
+        self.workers.start_worker(self.settings.max_in_flight, f"batchmill-{self.name}")
 
     def expire(self, entry: Entry) -> None:
-        """The entry's time is over: answer it, unless it was sent already."""
+        """The entry's deadline has passed: answer it, unless it was sent already."""
         with self._lock:
             if entry in self._pending:
-                heir = self._twins.heir(entry) if entry.key is not None else None
-                if heir is not None:
-                    self._pending.replace(entry, heir)
+                follower = self._duplicates.promote(entry)
+                if follower is not None:
+                    self._pending.replace(entry, follower)
                 else:
                     self._pending.remove(entry)
-                    self.intake.make_room()
-            elif entry.key is None or not self._twins.leave(entry):
+                    self.intake.notify_room()
+            elif not self._duplicates.leave(entry):
                 return
-            told = self._ledger.book([(entry, late(entry, self.clock.now()), "expired")])
-        self._ledger.tell(told)
+            delivery = self._outcomes.count([entry.expire(self.clock.now())])
+        self._outcomes.deliver(delivery)
 
-    def look(self) -> Work:
+    def next_work(self) -> Work:
         """What the worker whose turn it is should do."""
         if self.abandoned and not self.closing:
             self.begin_close()
@@ -187,116 +178,111 @@ class Engine:
             if reason is not None:
                 return self._take(reason, now)
             if self.closing:
-                self.desk.free -= 1
+                self.workers.free -= 1
                 return Work(leave=True)
             return Work(until=self._pending.due_at())
 
     def leave(self) -> None:
-        """A worker goes: there will be no more."""
+        """A worker ends: there will be no more batches."""
         with self._lock:
-            self.desk.live -= 1
-            last = self.desk.live == 0
+            self.workers.live -= 1
+            last = self.workers.live == 0
         if last and self._unattended:
-            self._wind_up()
+            self._clean_up()
 
     def fail(self, batch_id: int, error: BaseException) -> None:
-        """A batch could not be sent for a reason of our own."""
+        """A batch could not be sent because of a bug of ours: answer its entries."""
         left = self._in_flight.get(batch_id, [])
-        self._finish(batch_id, [(entry, failure(entry, error), "failed") for entry in left], None)
+        self._finish(batch_id, [entry.fail("failed", error) for entry in left], None)
 
     def _take(self, reason: FlushReason, now: float) -> Work:
         batch = self._pending.take()
-        if reason is FlushReason.SIZE and len(batch) < self.config.batch_size:
+        if reason is FlushReason.SIZE and len(batch) < self.settings.batch_size:
             reason = FlushReason.WEIGHT  # enough of them wait, but they are too heavy together
         self._next_batch_id += 1
         self._in_flight[self._next_batch_id] = batch
-        self._shifts.begin(self._next_batch_id, now)
+        self._busy.begin(self._next_batch_id, now)
         self._batches += 1
         self._flushes[reason] += 1
-        self.desk.free -= 1
+        self.workers.free -= 1
         if len(self._pending):
-            self._want_worker()
-        self.intake.make_room()
-        return Work(self._next_batch_id, batch)
+            self._start_worker()
+        self.intake.notify_room()
+        return Work(batch, self._next_batch_id)
 
     def send(self, batch_id: int, batch: list[Entry], process: int) -> None:
-        """Hand a batch to the backend and answer its entries."""
+        """Call the backend with a batch and answer its entries."""
         if self.thresholds is not None:
             self.thresholds.observe(len(self._pending))
         now = self.clock.now()
-        live = self._screen(batch_id, batch, now)
+        live = self._start_entries(batch_id, batch, now)
         if not live:
             self._finish(batch_id, [], None)
             return
         results = self.caller.deliver([entry.item for entry in live])
         if os.getpid() != process:
             lifecycle.leave_forked_child()
-        answers: list[Answer] = []
         ok = True
         for entry, value in zip(live, results, strict=True):
             if isinstance(value, BaseException):
                 ok = False
-                answers.append((entry, failure(entry, value), "failed"))
+                entry.fail("failed", value)
             else:
-                result = ItemResult(entry.item, Outcome.SUCCESS, value)
-                answers.append((entry, result, "succeeded"))
-        self._finish(batch_id, answers, self.clock.now() - now, ok)
+                entry.ending = "succeeded"
+                entry.result = ItemResult(entry.item, Outcome.SUCCESS, value)
+        self._finish(batch_id, live, self.clock.now() - now, ok)
 
-    def _screen(self, batch_id: int, batch: list[Entry], now: float) -> list[Entry]:
-        """Answer what is cancelled or late; the entries to send, in order."""
-        gone: list[Answer] = []
-        leaving = {
-            index: answer
-            for index, entry in enumerate(batch)
-            if (answer := _start(entry, now)) is not None
-        }
-        if not leaving:
+    def _start_entries(self, batch_id: int, batch: list[Entry], now: float) -> list[Entry]:
+        """Answer what is cancelled or expired; the entries to send, in order."""
+        ended = {entry for entry in batch if not _start(entry, now)}
+        if not ended:
             return batch
         live: list[Entry] = []
+        unsent: list[Entry] = []
         with self._lock:
-            for index, entry in enumerate(batch):
-                answer = leaving.get(index)
-                heir: Entry | None = entry
-                while answer is not None:
-                    gone.append(answer)
-                    heir = self._twins.heir(answer[0]) if answer[0].key is not None else None
-                    answer = _start(heir, now) if heir is not None else None
-                if heir is not None:
-                    live.append(heir)
+            for entry in batch:
+                primary: Entry | None = entry
+                if entry in ended:
+                    unsent.append(entry)
+                    primary = self._duplicates.promote(entry)
+                    while primary is not None and not _start(primary, now):
+                        unsent.append(primary)
+                        primary = self._duplicates.promote(primary)
+                if primary is not None:
+                    live.append(primary)
             self._in_flight[batch_id] = live
-            told = self._ledger.book(gone)
-        self._ledger.tell(told)
+            delivery = self._outcomes.count(unsent)
+        self._outcomes.deliver(delivery)
         return live
 
     def _finish(
-        self, batch_id: int, answers: Sequence[Answer], took_s: float | None, ok: bool = True
+        self, batch_id: int, ended: Sequence[Entry], took_s: float | None, ok: bool = True
     ) -> None:
         """A batch is over: count and answer its entries, and let the next one go."""
         with self._lock:
-            told = self._ledger.book(answers)
+            delivery = self._outcomes.count(ended)
             if took_s is not None:
                 self._limit.record(took_s, ok, len(self._in_flight))
             self._in_flight.pop(batch_id, None)
-            self._shifts.end(batch_id, took_s or 0.0)
-            self.desk.bell.wake()
-        self._ledger.tell(told)
+            self._busy.end(batch_id, took_s or 0.0)
+            self.workers.waiter.wake()
+        self._outcomes.deliver(delivery)
         with self._lock:
-            self.desk.free += 1
+            self.workers.free += 1
 
-    def _settle(self, answers: Sequence[Answer]) -> None:
+    def _settle(self, ended: Sequence[Entry]) -> None:
         """Count and answer entries that were in no batch."""
         with self._lock:
-            told = self._ledger.book(answers)
-            for entry, _, _ in answers:
-                self.intake.deciding.discard(entry)
-        self._ledger.tell(told)
+            delivery = self._outcomes.count(ended)
+            self.intake.deciding.difference_update(ended)
+        self._outcomes.deliver(delivery)
 
     def _answered_up_to(self, seq: int) -> bool:
-        waiting = self._pending.first_seq
+        first_seq = self._pending.first_seq
         return (
-            (waiting is None or waiting > seq)
+            (first_seq is None or first_seq > seq)
             and not any(batch and batch[0].seq <= seq for batch in self._in_flight.values())
-            and self._ledger.told_up_to(seq)
+            and self._outcomes.delivered_up_to(seq)
         )
 
     def flush(self, until: float | None) -> bool:
@@ -305,8 +291,8 @@ class Engine:
         with self._lock:
             seq = self._pending.last_seq
             self._flush_up_to = max(self._flush_up_to, seq)
-            self._ledger.waiters.append(waiter)
-            self.desk.bell.wake()
+            self._outcomes.waiters.append(waiter)
+            self.workers.waiter.wake()
         try:
             woken = True
             while True:
@@ -318,90 +304,88 @@ class Engine:
                 woken = self.clock.wait(waiter, until)
         finally:
             with self._lock:
-                self._ledger.waiters.remove(waiter)
+                self._outcomes.waiters.remove(waiter)
 
     def hurry(self, least: float) -> bool:
         """Send what waits without lingering if that is enough; whether it is."""
         with self._lock:
-            weighed = self.config.max_weight is not None
-            waits = self._pending.weight if weighed else float(len(self._pending))
-            if not self._pending or waits < least:
+            weighed = self.settings.max_weight is not None
+            amount = self._pending.weight if weighed else float(len(self._pending))
+            if not self._pending or amount < least:
                 return False
             self._flush_up_to = max(self._flush_up_to, self._pending.last_seq)
-            self.desk.bell.wake()
+            self.workers.waiter.wake()
             return True
 
     def begin_close(self, unattended: bool = False) -> None:
-        """Take no more; send what waits, and give up on what was parked.
+        """Accept no more; send what waits, and reject what was parked.
 
-        ``unattended``: nobody waits for the end, so the last worker tidies up.
+        ``unattended``: nobody waits for the end, so the last worker cleans up.
         """
         with self._lock:
             self._unattended = self._unattended or unattended or self.abandoned
             if not self.closing:
                 self.closing = True
-                self._close_until = self.clock.now() + self.config.close_timeout_s
+                self._close_until = self.clock.now() + self.settings.close_timeout_s
             parked = self.intake.close()
             if len(self._pending):
-                self._want_worker()
-            self.desk.bell.wake()
+                self._start_worker()
+            self.workers.waiter.wake()
         error = BatcherClosedError("it was waiting for another try")
-        self._settle([(entry, failure(entry, error), "rejected") for entry in parked])
+        self._settle([entry.fail("rejected", error) for entry in parked])
 
     def finish_close(self, until: float | None) -> bool:
         """Wait for the rest; what is not with the backend by ``until`` is rejected."""
         in_time = self.flush(until)
-        self.desk.bell.wake()
+        self.workers.waiter.wake()
         if in_time:
-            for thread in self.desk.workers:
+            for thread in self.workers.threads:
                 if thread is not threading.current_thread():
                     thread.join()
         else:
             error = BatcherClosedError("it was not sent before close() ran out of time")
             with self._lock:
                 rest = self._pending.take_all()
-                told = self._ledger.book(
-                    [(entry, failure(entry, error), "rejected") for entry in rest]
-                )
+                delivery = self._outcomes.count([entry.fail("rejected", error) for entry in rest])
                 self._unattended = True
-            self._ledger.tell(told)
-        self._wind_up(in_time)
+            self._outcomes.deliver(delivery)
+        self._clean_up(in_time)
         return in_time
 
-    def _wind_up(self, drained: bool = True) -> None:
+    def _clean_up(self, drained: bool = True) -> None:
         self._timer.cancel_all()
         if drained:
             self.caller.close()
         if self.thresholds is not None:
             self.thresholds.close()
         lifecycle.release(self)
-        self.desk.revived = None
+        self.workers.revived = None
 
     def await_close(self) -> None:
         """Wait for the rest as long as the settings allow: at interpreter exit."""
         self.finish_close(self._close_until)
 
     def abandon(self) -> None:
-        """Nobody has the batcher any more: have its workers close it.
+        """The batcher was garbage collected: have its workers close it.
 
         Called by a finaliser, which may run at any point, so it takes no lock.
         """
         self.abandoned = True
-        if self.desk.live:
+        if self.workers.live:
             lifecycle.keep(self)
-            self.desk.revived = self
-        self.desk.bell.wake()
+            self.workers.revived = self
+        self.workers.waiter.wake()
 
     def stats(self) -> BatcherStats:
         thresholds = self.thresholds.stats() if self.thresholds is not None else None
         with self._lock:
             return BatcherStats(
-                **self._ledger.counts,
+                **self._outcomes.counts,
                 queue_depth=len(self._pending),
                 in_flight=sum(len(batch) for batch in self._in_flight.values()),
                 parked=len(self.intake.parked),
                 deciding=len(self.intake.deciding),
-                joined=self._twins.count,
+                joined=self._duplicates.count,
                 batches=self._batches,
                 backend_calls=self.caller.calls,
                 flushes=dict(self._flushes),
@@ -411,32 +395,34 @@ class Engine:
                 thresholds=thresholds,
                 name=self.name,
                 capacity=self._capacity,
-                workers=self._shifts.loads(self.clock.now()),
+                workers=self._busy.loads(self.clock.now()),
             )
 
     def after_fork_in_child(self) -> None:
-        closed, desk = self.closing, self.desk
+        closed, workers = self.closing, self.workers
         self._timer.reset()
         self.caller.reset()
         self.reset()
         self.closing = closed
         if closed:
             self.intake.close()
-        if inside.current() is desk:  # forked in the backend: here it is nobody's worker
-            inside.enter(None)
+        if current_pool() is workers:  # forked in the backend: the child has no workers
+            enter_pool(None)
 
 
 def snapshot_batchers() -> tuple[BatcherStats, ...]:
-    """A snapshot of each open batcher of this process, by name: for whoever watches all of it."""
-    found = [engine for engine in lifecycle.tracked(Engine) if not engine.closing]
-    return tuple(engine.stats() for engine in sorted(found, key=lambda engine: engine.name))
+    """The stats of each open batcher of this process, by name."""
+    engines = [engine for engine in lifecycle.tracked(Engine) if not engine.closing]
+    return tuple(engine.stats() for engine in sorted(engines, key=lambda engine: engine.name))
 
 
-def _start(entry: Entry, now: float) -> Answer | None:
-    """None when the entry goes to the backend now, else how it ends instead."""
+def _start(entry: Entry, now: float) -> bool:
+    """Whether the entry goes to the backend now; else it has ended."""
     if entry.deadline is not None and now >= entry.deadline:
-        return entry, late(entry, now), "expired"
+        entry.expire(now)
+        return False
     if not entry.start():
-        return entry, None, "cancelled"
+        entry.cancel()
+        return False
     entry.sent = True
-    return None
+    return True

@@ -1,8 +1,8 @@
-"""What happens to an entry that meets a threshold: accepted, refused, dropped, or offered again.
+"""What happens to an entry at or past a threshold: accepted, refused, dropped, or offered again.
 
 Guarantees
-    * Threshold handlers run outside the lock. What they decide is acted on under the lock that
-      guards the depth, after looking again; where the level rose meanwhile, they decide anew.
+    * Threshold handlers run outside the lock. Their decision is carried out under the lock that
+      guards the depth, after looking again; if the level rose meanwhile, they decide again.
     * Entries that wait for another try are bounded by the hard capacity and wait on one timer;
       closing answers them all.
     * Whatever a handler raises, the entry is answered.
@@ -13,23 +13,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
 
-from batchmill.batcher.clock import Clock
-from batchmill.batcher.pending import Entry, Pending
-from batchmill.batcher.result import (
-    BatcherClosedError,
-    DeadlineExceededError,
-    ItemResult,
-    Outcome,
-)
-from batchmill.batcher.timer import Timer
-from batchmill.batcher.twins import Twins
-from batchmill.pressure import QueueAction, QueueDecision, QueueThresholdManager, ThresholdLevel
+from batchmill.batcher.entries import Entry
+from batchmill.batcher.pending import Duplicates, Pending
+from batchmill.batcher.result import BatcherClosedError
+from batchmill.batcher.threads import Clock, Timer
+from batchmill.pressure import QueueAction, QueueDecision, QueueThresholdManager
 from batchmill.waiters import ThreadWaiter, Waiter
-
-Answer: TypeAlias = tuple[Entry, ItemResult[Any] | None, str]
-"""An entry, what it is told (None: it does not listen any more), and the counter it ends in."""
 
 
 class Intake:
@@ -42,43 +32,43 @@ class Intake:
         timer: Timer,
         lock: threading.Lock,
         pending: Pending,
-        twins: Twins,
+        duplicates: Duplicates,
         accept: Callable[[Entry], None],
-        settle: Callable[[Sequence[Answer]], None],
+        settle: Callable[[Sequence[Entry]], None],
     ) -> None:
         self._manager = manager
         self._clock = clock
         self._timer = timer
         self._lock = lock
         self._pending = pending
-        self._twins = twins
+        self._duplicates = duplicates
         self._accept = accept
         self._settle = settle
         self._closed = False
-        self._room: deque[Waiter] = deque()
+        self._room_waiters: deque[Waiter] = deque()
         self.deciding: set[Entry] = set()
         """Entries being decided about, or whose submitter waits for room."""
         self.parked: set[Entry] = set()
         """Entries that wait for another try."""
         self._full_at = manager.config.critical_threshold if manager is not None else 1 << 62
-        self._bound = manager.config.hard_capacity if manager is not None else 0
+        self._most_parked = manager.config.hard_capacity if manager is not None else 0
 
     def offer(self, entry: Entry, patient: bool = False) -> bool:
         """Do what the thresholds say; False when there is no room and a patient entry may wait.
 
-        The entry is among ``deciding``, and stays there only if the answer is False.
+        The entry is among ``deciding``, and stays there only if the result is False.
         """
         try:
             return self._offer(entry, patient)
-        except BaseException as error:  # a handler's way out of the process is not the item's end
-            self._settle([(entry, failure(entry, error), "rejected")])
+        except BaseException as error:  # a handler raised even SystemExit: answer the item first
+            self._settle([entry.fail("rejected", error)])
             raise
 
     def _offer(self, entry: Entry, patient: bool) -> bool:
         manager = self._manager
         while True:
             if self._closed or manager is None:
-                self._settle([(entry, failure(entry, BatcherClosedError()), "rejected")])
+                self._settle([entry.fail("rejected", BatcherClosedError())])
                 return True
             depth = len(self._pending)
             if patient and depth >= self._full_at:
@@ -88,7 +78,7 @@ class Intake:
                 with self._lock:
                     if not self._closed and manager.allows(level, len(self._pending)):
                         self.deciding.discard(entry)
-                        entry.since = self._clock.now()
+                        entry.accepted_at = self._clock.now()
                         self._accept(entry)
                         return True
                 continue  # the level rose meanwhile, or the batcher closed: decide again
@@ -99,7 +89,11 @@ class Intake:
                     continue
                 error = manager.full_error(depth, "no room to wait for another try")
                 decision = QueueDecision.reject(error)
-            self._settle([_refusal(entry, decision, level)])
+            if decision.action is QueueAction.DROP:
+                self._settle([entry.drop(level)])
+            else:
+                assert decision.reason is not None  # the manager sees to it
+                self._settle([entry.fail("rejected", decision.reason)])
             return True
 
     def _park(self, entry: Entry, delay_ms: float) -> bool:
@@ -108,11 +102,11 @@ class Intake:
         if entry.deadline is not None and again_at > entry.deadline:
             again_at = entry.deadline
         with self._lock:
-            if self._closed or len(self.parked) >= self._bound:
+            if self._closed or len(self.parked) >= self._most_parked:
                 return False
             self.deciding.discard(entry)
             self.parked.add(entry)
-            # Under the lock: close() forgets what is timed only after it has taken the parked.
+            # Under the lock: close() cancels the timer only after it has taken the parked entries.
             self._timer.at(again_at, lambda: self._unpark(entry))
             return True
 
@@ -126,25 +120,26 @@ class Intake:
         if entry.is_cancelled():
             self.withdraw(entry)
         elif entry.deadline is not None and now >= entry.deadline:
-            self._pass_on(entry, (entry, late(entry, now), "expired"))
+            self._replace(entry.expire(now))
         else:
             entry.attempt += 1
             self.offer(entry)
 
     def withdraw(self, entry: Entry) -> None:
-        """Its submitter does not want it any more; whoever joined it is decided about instead."""
+        """Its submitter does not want it any more; a follower is decided about instead."""
         if entry in self.deciding:
             entry.start()
-            self._pass_on(entry, (entry, None, "cancelled"))
+            self._replace(entry.cancel())
 
-    def _pass_on(self, entry: Entry, answer: Answer) -> None:
+    def _replace(self, ended: Entry) -> None:
+        """Answer an entry that was being decided about, and decide about its follower instead."""
         with self._lock:
-            heir = self._twins.heir(entry) if entry.key is not None else None
-            if heir is not None:
-                self.deciding.add(heir)
-        self._settle([answer])
-        if heir is not None:
-            self.offer(heir)
+            follower = self._duplicates.promote(ended)
+            if follower is not None:
+                self.deciding.add(follower)
+        self._settle([ended])
+        if follower is not None:
+            self.offer(follower)
 
     def wait_for_room(self, until: float | None) -> bool:
         """Wait while the depth is at or past the critical threshold; False after ``until``."""
@@ -155,48 +150,31 @@ class Intake:
                     return False
             return True
         finally:
-            self.forget_room(waiter)
+            self.stop_waking(waiter)
 
     def full_for(self, waiter: Waiter) -> bool:
         """Whether there is no room; ``waiter`` is then woken when there may be some."""
         with self._lock:
             if self._closed or len(self._pending) < self._full_at:
                 return False
-            self._room.append(waiter)
+            self._room_waiters.append(waiter)
             return True
 
-    def forget_room(self, waiter: Waiter) -> None:
-        """Wake that one no more."""
+    def stop_waking(self, waiter: Waiter) -> None:
+        """Undo what :meth:`full_for` did."""
         with self._lock:
-            if waiter in self._room:
-                self._room.remove(waiter)
+            if waiter in self._room_waiters:
+                self._room_waiters.remove(waiter)
 
-    def make_room(self) -> None:
-        """Wake all who wait for room; the lock is held."""
-        while self._room:
-            self._room.popleft().wake()
+    def notify_room(self) -> None:
+        """Wake all that wait for room; the lock is held."""
+        while self._room_waiters:
+            self._room_waiters.popleft().wake()
 
     def close(self) -> list[Entry]:
-        """Take nothing more; the entries that were parked, for an answer. The lock is held."""
+        """Accept no more; the entries that were parked, to be answered. The lock is held."""
         self._closed = True
-        self.make_room()
+        self.notify_room()
         parked = list(self.parked)
         self.parked.clear()
         return parked
-
-
-def failure(entry: Entry, error: BaseException) -> ItemResult[Any]:
-    """The result of an entry that ``error`` befell."""
-    return ItemResult(entry.item, Outcome.FAILURE, error=error)
-
-
-def late(entry: Entry, now: float) -> ItemResult[Any]:
-    """The result of an entry whose deadline has passed."""
-    return failure(entry, DeadlineExceededError(now - entry.born))
-
-
-def _refusal(entry: Entry, decision: QueueDecision, level: ThresholdLevel | None) -> Answer:
-    if decision.action is QueueAction.DROP:
-        return entry, ItemResult(entry.item, Outcome.DROPPED, level=level), "dropped"
-    assert decision.reason is not None  # the manager sees to it
-    return entry, failure(entry, decision.reason), "rejected"

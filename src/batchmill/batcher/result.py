@@ -1,4 +1,4 @@
-"""What became of an item, and what a backend answers."""
+"""The result of an item, what a backend returns, and the errors of a batcher."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from batchmill.errors import BatchmillError
 from batchmill.pressure import ThresholdLevel
+from batchmill.wording import count_of
 
 T = TypeVar("T")
 
@@ -23,16 +24,16 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ItemResult(Generic[T]):
-    """What became of one submitted item. Carries the item whatever the outcome."""
+    """The result of one submitted item; it has the item whatever the outcome."""
 
     item: T
     """The item as it was submitted."""
     outcome: Outcome
     """Success, failure, or dropped under pressure."""
     value: Any = None
-    """What the backend answered for it, on success."""
+    """What the backend returned for it, on success."""
     error: BaseException | None = None
-    """Why not, on failure."""
+    """What went wrong, on failure."""
     level: ThresholdLevel | None = None
     """The threshold level that dropped it."""
 
@@ -48,11 +49,11 @@ class ItemResult(Generic[T]):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it was let go under pressure: not a success, and not an error."""
+        """Whether a threshold dropped it: not a success, and not an error."""
         return self.outcome is Outcome.DROPPED
 
     def unwrap(self) -> Any:
-        """The backend's answer; raises the error of a failure, and DroppedError if dropped."""
+        """The backend's value; raises the error of a failure, and DroppedError if dropped."""
         if self.outcome is Outcome.SUCCESS:
             return self.value
         if self.error is not None:
@@ -62,7 +63,7 @@ class ItemResult(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A backend's answer for a batch: one result per item, in the order of the items.
+    """What a backend returns for a batch: one result per item, in the order of the items.
 
     A result that is an exception instance marks that one item failed.
     """
@@ -92,7 +93,7 @@ class BackendContractError(BatchmillError, TypeError):
 
     def __str__(self) -> str:
         return (
-            f"the backend was given {self.expected} items and answered {self.answer}: "
+            f"the backend was given {count_of(self.expected, 'item')} and returned {self.answer}: "
             "it must return one result per item, in order"
         )
 

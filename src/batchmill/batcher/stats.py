@@ -1,12 +1,24 @@
-"""What a batcher is doing, as numbers: frozen snapshots."""
+"""What a batcher counts: how items end, and how busy its workers are.
+
+Guarantees of ``Outcomes``
+    * An entry is counted, under the lock, before its submitter is answered.
+    * Whoever waits for answers is woken after they were given.
+    * What a submitter's callback raises is logged; the other entries are answered all the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batchmill.batcher.pending import FlushReason
+from batchmill.batcher.entries import Entry
+from batchmill.batcher.pending import Duplicates, FlushReason
 from batchmill.pressure import ThresholdStats
+from batchmill.waiters import ThreadWaiter
+
+log = logging.getLogger("batchmill.batcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +27,7 @@ class WorkerLoad:
 
     name: str
     busy_seconds: float
-    """Time it has spent on batches, the one it is at included."""
+    """Time it has spent on batches, the current one included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +43,11 @@ class BatcherStats:
     succeeded: int
     """Items the backend took."""
     failed: int
-    """Items the backend refused or failed on."""
+    """Items the backend failed on."""
     rejected: int
     """Items refused under pressure, or because the batcher was closed."""
     dropped: int
-    """Items let go under pressure."""
+    """Items dropped under pressure."""
     expired: int
     """Items whose deadline passed before they were sent."""
     cancelled: int
@@ -67,7 +79,7 @@ class BatcherStats:
     name: str = "batcher"
     """The name in logs and on threads."""
     capacity: int | None = None
-    """Items that may wait at most; None: nothing bounds that."""
+    """Items that may wait at most; None: no bound."""
     workers: tuple[WorkerLoad, ...] = ()
     """Every thread that has sent a batch, in order."""
 
@@ -75,3 +87,101 @@ class BatcherStats:
     def pending(self) -> int:
         """Items submitted and not answered yet."""
         return self.queue_depth + self.in_flight + self.parked + self.deciding + self.joined
+
+
+class BusyTimes:
+    """How long each worker has been busy with batches. Called under the engine's lock.
+
+    It is called once per batch, never per item.
+    """
+
+    __slots__ = ("_busy_s", "_running")
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[str, float]] = {}  # by batch: its worker, and since when
+        self._busy_s: dict[str, float] = {}
+
+    def begin(self, batch_id: int, now: float) -> None:
+        """The calling worker has taken a batch."""
+        self._running[batch_id] = threading.current_thread().name, now
+
+    def end(self, batch_id: int, took_s: float) -> None:
+        """The batch is over; does nothing if no worker has taken it."""
+        if batch_id in self._running:
+            worker, _ = self._running.pop(batch_id)
+            self._busy_s[worker] = self._busy_s.get(worker, 0.0) + took_s
+
+    def loads(self, now: float) -> tuple[WorkerLoad, ...]:
+        """Every worker that has ever taken a batch, by name; a batch under way counts up to now."""
+        busy_s = dict(self._busy_s)
+        for worker, since in self._running.values():
+            busy_s[worker] = busy_s.get(worker, 0.0) + now - since
+        return tuple(WorkerLoad(worker, busy_s[worker]) for worker in sorted(busy_s))
+
+
+class Delivery:
+    """Entries that were counted and whose submitters are being answered."""
+
+    __slots__ = ("entries", "oldest_seq", "thread")
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        self.oldest_seq = min((entry.seq for entry in entries if entry.seq), default=0)
+        """0: none of them was accepted, so that no flush() waits for them."""
+        self.thread = threading.get_ident()
+
+
+class Outcomes:
+    """Counts how entries end, and answers their submitters.
+
+    ``count`` and ``delivered_up_to`` are called with the lock held, ``deliver`` without it.
+    """
+
+    def __init__(self, name: str, lock: threading.Lock, duplicates: Duplicates) -> None:
+        self._name = name
+        self._lock = lock
+        self._duplicates = duplicates
+        self._deliveries: set[Delivery] = set()
+        self.waiters: list[ThreadWaiter] = []
+        """Woken whenever accepted entries have been answered."""
+        self.counts = dict.fromkeys(
+            ("submitted", "succeeded", "failed", "rejected", "dropped", "expired", "cancelled"), 0
+        )
+
+    def count(self, ended: Sequence[Entry]) -> Delivery:
+        """Count entries that have ended, with the followers that share their result."""
+        entries = list(ended)
+        for entry in ended:
+            # A follower shares neither a cancellation nor a deadline: it takes the place instead.
+            if entry.key is not None and entry.result is not None and entry.ending != "expired":
+                for follower in self._duplicates.release(entry):
+                    entries.append(follower.share(entry.ending, entry.result))
+        counts = self.counts
+        for entry in entries:
+            counts[entry.ending] += 1
+        delivery = Delivery(entries)
+        if delivery.oldest_seq:
+            self._deliveries.add(delivery)
+        return delivery
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Answer the submitters; their callbacks run here."""
+        for entry in delivery.entries:
+            if entry.result is None:
+                continue
+            try:
+                entry.resolve(entry.result)
+            except BaseException:  # raised by a callback: the others must be answered all the same
+                log.exception("batchmill batcher %s: a callback of an item failed", self._name)
+        if delivery.oldest_seq:
+            with self._lock:
+                self._deliveries.discard(delivery)
+                for waiter in self.waiters:
+                    waiter.wake()
+
+    def delivered_up_to(self, seq: int) -> bool:
+        """Whether no other thread is answering an entry up to ``seq``."""
+        here = threading.get_ident()
+        return all(
+            delivery.oldest_seq > seq or delivery.thread == here for delivery in self._deliveries
+        )
