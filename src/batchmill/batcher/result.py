@@ -72,11 +72,9 @@ class BatchResult:
 
 
 class DroppedError(BatchmillError, RuntimeError):
-    """The result of a dropped item was unwrapped; carries ``level``."""
+    """The result of a dropped item was unwrapped."""
 
-    def __init__(self, level: ThresholdLevel | None) -> None:
-        super().__init__(level)
-        self.level = level
+    level: ThresholdLevel | None
 
     def __str__(self) -> str:
         where = self.level.name if self.level is not None else "a threshold"
@@ -84,12 +82,12 @@ class DroppedError(BatchmillError, RuntimeError):
 
 
 class BackendContractError(BatchmillError, TypeError):
-    """A backend's answer does not match the batch; carries ``expected`` and ``answer``."""
+    """A backend returned something that does not match the batch."""
 
-    def __init__(self, expected: int, answer: str) -> None:
-        super().__init__(expected, answer)
-        self.expected = expected
-        self.answer = answer
+    expected: int
+    """Items in the batch."""
+    answer: str
+    """What the backend returned instead."""
 
     def __str__(self) -> str:
         return (
@@ -99,36 +97,24 @@ class BackendContractError(BatchmillError, TypeError):
 
 
 class BatcherClosedError(BatchmillError, RuntimeError):
-    """The batcher is closed; the item was not handed to the backend."""
+    """The batcher is closed; the item was not passed to the backend."""
 
-    def __init__(self, what: str = "it takes no more items") -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"the batcher is closed: {self.what}"
+    what: str = "it accepts no more items"
+    template = "the batcher is closed: {what}"
 
 
 class DeadlineExceededError(BatchmillError, TimeoutError):
-    """An item's deadline passed before it reached the backend; carries ``waited_s``."""
+    """An item's deadline passed before it reached the backend."""
 
-    def __init__(self, waited_s: float) -> None:
-        super().__init__(waited_s)
-        self.waited_s = waited_s
-
-    def __str__(self) -> str:
-        return f"the item waited {self.waited_s:.3f} s, past its deadline, and was not sent"
+    waited_s: float
+    template = "the item waited {waited_s:.3f} s, past its deadline, and was not sent"
 
 
 class CircuitOpenError(BatchmillError, ConnectionError):
-    """The circuit breaker is open; carries ``retry_after`` in seconds."""
+    """The circuit breaker is open; ``retry_after`` is in seconds."""
 
-    def __init__(self, retry_after: float) -> None:
-        super().__init__(retry_after)
-        self.retry_after = retry_after
-
-    def __str__(self) -> str:
-        return (
-            "the circuit breaker is open after repeated backend failures: "
-            f"the next trial is in {self.retry_after:.3g} s"
-        )
+    retry_after: float
+    template = (
+        "the circuit breaker is open after repeated backend failures: "
+        "the next trial is in {retry_after:.3g} s"
+    )
