@@ -19,7 +19,7 @@ import pytest
 
 from batchmill import ConfigError
 from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
-from batchmill.ingest import Access
+from batchmill.http import Access
 from batchmill.store import RetryPolicy, open_store
 from batchmill.telemetry.exposition import TextFormat
 from tests.kit.prometheus import WAIT_S, running_prometheus, until

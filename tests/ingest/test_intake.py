@@ -15,9 +15,10 @@ pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("pyarrow")
 
 from batchmill.ingest.decode.limits import Limits
-from batchmill.ingest.figures import Figures
 from batchmill.ingest.intake import Intake
+from batchmill.ingest.responses import Rejected
 from batchmill.ingest.settings import ReceiverSettings
+from batchmill.ingest.stats import ReceiverStats
 from batchmill.spool import Spool
 from tests.kit.receivers import PROTOBUF, request
 from tests.kit.stress import BOUND_S
@@ -46,7 +47,7 @@ def test_a_small_body_does_not_wait_for_a_large_one(tmp_path: Path, encoding: st
     large = request(*range(1, LARGE + 1))
     body = gzip.compress(large, 1) if encoding else large
 
-    async def send(intake: Intake, spool: HeldSpool) -> list[tuple[int, str]]:
+    async def send(intake: Intake, spool: HeldSpool) -> list[Rejected]:
         slow = asyncio.create_task(_take(intake, body, encoding))
         assert await asyncio.to_thread(spool.reached.wait, BOUND_S)
         try:
@@ -57,14 +58,14 @@ def test_a_small_body_does_not_wait_for_a_large_one(tmp_path: Path, encoding: st
         return [quick, await slow]
 
     with HeldSpool(tmp_path) as spool:
-        intake = Intake(spool, Limits(), ReceiverSettings(), Figures())
+        intake = Intake(spool, Limits(), ReceiverSettings(), ReceiverStats())
         answers = asyncio.run(send(intake, spool))
         intake.close()
-    assert answers == [(0, ""), (0, "")]
+    assert answers == [Rejected(), Rejected()]
     assert spool.stats().written_rows == LARGE + 1
 
 
-async def _take(intake: Intake, body: bytes, encoding: str) -> tuple[int, str]:
-    with intake.admitted() as hold:
-        hold.add(body)
-        return await intake.take(hold, encoding, PROTOBUF)
+async def _take(intake: Intake, body: bytes, encoding: str) -> Rejected:
+    with intake.admit() as held:
+        held.add(body)
+        return await intake.take_traces(held, encoding, PROTOBUF)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from batchmill import ConfigError
-from batchmill.ingest import Access
+from batchmill.http import Access
 from batchmill.store import open_store
 from batchmill.web import WebServer, WebSettings, make_app
 from batchmill.web.api import desk

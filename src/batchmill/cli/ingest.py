@@ -95,13 +95,13 @@ def run(given: argparse.Namespace) -> int:
         settings = _settings(given)
         limits = Limits(**_given(max_body_bytes=_mib(given.max_body_mb)))
         _raise_file_limit()
-        with _onward(given) as onward, _sink(given) as sink:
+        with _forwarders(given) as forwarders, _sink(given) as sink:
             receiver = Receiver(
                 sink,
                 settings,
                 limits=limits,
                 status_path=home / "run" / "ingest.json",
-                onward=onward,
+                forwarders=forwarders,
             )
             asyncio.run(_serve(receiver, given.to or str(home / "spool")))
     except (BatchmillError, OSError) as error:
@@ -113,7 +113,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _onward(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]]:
+def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]]:
     """Who gets traces and logs beside the sink; closed after that, when the last are durable."""
     targets = {"traces": given.export_traces, "logs": given.export_logs}
     made: dict[str, KafkaForwarder] = {}
@@ -182,7 +182,8 @@ async def _serve(receiver: Receiver, where: str) -> None:
 
 
 def _settings(given: argparse.Namespace) -> ReceiverSettings:
-    from batchmill.ingest import Access, ReceiverSettings
+    from batchmill.http import Access
+    from batchmill.ingest import ReceiverSettings
 
     access = Access(
         token=token_of(given),

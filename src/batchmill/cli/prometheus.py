@@ -56,6 +56,8 @@ def check_extra(to: str) -> None:
     """Raise if what a target takes is not installed."""
     if to.partition("://")[0] in PUSHED:
         require_extra("remote write", "export", "pyarrow", "google.protobuf")
+    else:
+        require_extra("the page for Prometheus", "export", "starlette", "uvicorn")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +113,7 @@ def run(given: argparse.Namespace, headers: Mapping[str, str]) -> int:
 
 def _scraped(given: argparse.Namespace, signals: Signals) -> int:
     from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
-    from batchmill.ingest import Access
+    from batchmill.http import Access
 
     host, port = _address(given.to)
     settings = PrometheusSettings(

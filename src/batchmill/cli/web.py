@@ -138,7 +138,7 @@ class Telling:
 
 
 def _server(given: argparse.Namespace) -> WebServer:
-    from batchmill.ingest import Access
+    from batchmill.http import Access
     from batchmill.web import WebServer, WebSettings
 
     settings = WebSettings(

@@ -1,5 +1,37 @@
-"""HTTP serving that ingest, web and the Prometheus page share: access, connections, TLS."""
+"""Serving HTTP: how any server of ours listens, authenticates, limits, speaks TLS and stops.
 
-from batchmill.http.access import Access, is_loopback
+`ServerSettings` and `Access` say where a server listens and for whom; `HttpServer` runs an ASGI
+application on it. Of these only `HttpServer` needs third-party packages (uvicorn and h11), so the
+rest loads without any extra.
+"""
 
-__all__ = ["Access", "is_loopback"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchmill.http.access import Access
+from batchmill.http.listener import ServerSettings, host_port, port_error
+from batchmill.http.refusal import ConnectionRefusal, RefusalReason, response_bytes
+
+if TYPE_CHECKING:
+    from batchmill.http.server import HttpServer
+
+__all__ = [
+    "Access",
+    "ConnectionRefusal",
+    "HttpServer",
+    "RefusalReason",
+    "ServerSettings",
+    "host_port",
+    "port_error",
+    "response_bytes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Not extras.lazy_names: which extra is missing, only the package that serves can say.
+    if name == "HttpServer":
+        from batchmill.http.server import HttpServer
+
+        return HttpServer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

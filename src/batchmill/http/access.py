@@ -1,4 +1,4 @@
-"""Who may send: a bearer token, client certificates, and where neither is needed."""
+"""Authentication of clients: a bearer token, client certificates, and TLS."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on ``host``."""
+    """Whether only this machine can reach a server on ``host``."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # some name: nobody knows what it will resolve to
+        return False  # a name may resolve to any address
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What a sender has to show.
+    """What clients need to be served.
 
-    A token is asked for if one is set, a certificate if ``client_ca`` is; both, if both are.
+    A bearer ``token`` if one is set, a certificate signed by ``client_ca`` if that is set; both, if
+    both are. ``tls_cert`` and ``tls_key`` encrypt connections.
     """
 
     token: str | None = None
@@ -58,29 +59,29 @@ class Access:
         return self.tls_cert is not None
 
     def check_bind(self, host: str, insecure: bool) -> None:
-        """Refuse to let strangers in unless told to."""
+        """Raise if other machines could use a server on ``host`` without authentication."""
         if self.token is None and self.client_ca is None and not insecure and not is_loopback(host):
             raise ConfigError(
                 "bind",
                 host,
-                "a loopback address such as 127.0.0.1, unless senders have to show a token "
-                "(--token) or a certificate (--tls-client-ca), or --insecure allows everybody",
+                "a loopback address such as 127.0.0.1, unless clients need a token (--token) or "
+                "a certificate (--tls-client-ca), or --insecure allows everybody",
             )
 
     def allows(self, authorization: str | bytes | None) -> bool:
-        """Whether the header ``authorization`` will do; takes the same time for any wrong token."""
+        """Check the value of the header ``authorization``, in constant time for a wrong token."""
         if self.token is None:
             return True
         if authorization is None:
             return False
-        given = authorization.encode() if isinstance(authorization, str) else authorization
-        scheme, _, token = given.strip().partition(b" ")
+        header = authorization.encode() if isinstance(authorization, str) else authorization
+        scheme, _, token = header.strip().partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(
             token.strip(), self.token.encode()
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For HTTP; None without TLS."""
+        """TLS for HTTP; None without a certificate."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -102,7 +103,7 @@ class Access:
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials | None:
-        """For gRPC; None without TLS."""
+        """TLS for gRPC; None without a certificate."""
         import grpc
 
         if self.tls_cert is None or self.tls_key is None:

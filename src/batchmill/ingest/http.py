@@ -1,156 +1,154 @@
-"""OTLP over HTTP, and the pages about the receiver itself."""
+"""OTLP over HTTP, and the receiver's own pages: health, readiness, metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from batchmill.http import Access
-from batchmill.ingest import answers
-from batchmill.ingest.answers import Refusal, Refused
-from batchmill.ingest.figures import prometheus
-from batchmill.ingest.intake import LOGS, Hold, Intake
+from batchmill.http import Access, ConnectionRefusal, RefusalReason, response_bytes
+from batchmill.ingest import responses
+from batchmill.ingest.intake import LOGS, Body, Intake, Take
+from batchmill.ingest.responses import Refusal, RequestRefused
+from batchmill.ingest.stats import prometheus
 from batchmill.telemetry.exposition import TextFormat
 
 log = logging.getLogger("batchmill.ingest")
 
+_TRACES_PATH, _LOGS_PATH = "/v1/traces", "/v1/logs"
+_SIGNALS = {_LOGS_PATH: "logs", "/v1/metrics": "metrics", "/v1development/profiles": "profiles"}
+"""The protocol's other signals, by path."""
 
-class Pages:
-    """The ASGI application: it answers everything itself, and lets no error out."""
+
+class HttpApp:
+    """The ASGI application; answers every request, and raises nothing."""
 
     def __init__(
         self, intake: Intake, access: Access, status: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._intake = intake
+        self._stats = intake.stats
         self._access = access
         self._status = status
         self._pages: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
-            "/v1/traces": ("POST", self._traces),
+            _TRACES_PATH: ("POST", partial(self._export, intake.take_traces)),
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
             "/metrics": ("GET", self._metrics),
         }
-        if LOGS in intake.onward:
-            self._pages["/v1/logs"] = ("POST", self._logs)
+        if LOGS in intake.forwarders:
+            self._pages[_LOGS_PATH] = ("POST", partial(self._export, intake.take_logs))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
-        content_type = answers.content_type_of(request.headers.get("content-type", ""))
+        content_type = responses.content_type_of(request.headers.get("content-type", ""))
         try:
-            response = await self._answer(request)
+            response = await self._respond(request)
         except ClientDisconnect:
-            self._intake.figures.answered("http", "disconnected")
+            self._stats.answered("http", "disconnected")
             return
-        except Refused as refused:
-            response = self._refusal(refused.refusal, content_type)
+        except RequestRefused as error:
+            response = self._refuse(error.refusal, content_type)
         except asyncio.CancelledError:
-            # Only a receiver that ends cancels requests, and then uvicorn would answer 500.
-            response = self._refusal(answers.draining(), content_type)
-        except Exception:  # whatever it is, the sender gets an answer, and the next one too
+            # Only a receiver that stops cancels requests; uvicorn would answer 500.
+            response = self._refuse(responses.draining(), content_type)
+        except Exception:  # whatever it is, the sender gets a response
             log.exception("a request failed")
-            response = self._refusal(answers.failed(), content_type)
+            response = self._refuse(responses.failed(), content_type)
         try:
             async with asyncio.timeout(self._intake.settings.request_s):
                 await response(scope, receive, send)
-        except TimeoutError:  # the sender does not read its answers
+        except TimeoutError:  # the sender does not read its responses
             scope["state"]["abort"]()
 
-    async def _answer(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> Response:
         path = request.scope["path"]
-        if path in answers.SIGNALS and path not in self._pages:
-            if not self._access.allows(request.headers.get("authorization")):
-                raise Refused(answers.unauthenticated())
-            raise Refused(answers.unsupported_signal(answers.SIGNALS[path]))
+        if path in _SIGNALS and path not in self._pages:
+            self._authenticate(request)
+            raise RequestRefused(responses.unsupported_signal(_SIGNALS[path]))
         if path not in self._pages:
-            raise Refused(answers.unknown_path(path))
+            raise RequestRefused(responses.unknown_path(path))
         method, page = self._pages[path]
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise Refused(answers.wrong_method(request.method, method))
+            raise RequestRefused(responses.wrong_method(request.method, method))
         return await page(request)
 
-    def _admit(self, request: Request) -> str:
-        """The content type of a request that may be read."""
+    def _authenticate(self, request: Request) -> None:
         if not self._access.allows(request.headers.get("authorization")):
-            raise Refused(answers.unauthenticated())
-        given = request.headers.get("content-type", "")
-        content_type = answers.content_type_of(given)
+            raise RequestRefused(responses.unauthenticated())
+
+    async def _export(self, take: Take, request: Request) -> Response:
+        self._authenticate(request)
+        header = request.headers.get("content-type", "")
+        content_type = responses.content_type_of(header)
         if content_type is None:
-            raise Refused(answers.wrong_content_type(given))
-        return content_type
+            raise RequestRefused(responses.wrong_content_type(header))
+        with self._intake.admit() as body:
+            await self._read(request, body)
+            rejected = await take(body, request.headers.get("content-encoding", ""), content_type)
+        self._stats.answered("http", "ok")
+        content = responses.success(rejected, content_type)
+        return Response(content, headers={"content-type": content_type})
 
-    async def _traces(self, request: Request) -> Response:
-        intake = self._intake
-        content_type = self._admit(request)
-        with intake.admitted() as hold:
-            await self._read(request, hold)
-            encoding = request.headers.get("content-encoding", "")
-            rejected = await intake.take(hold, encoding, content_type)
-        intake.figures.answered("http", "ok")
-        answer = answers.success(*rejected, content_type)
-        return Response(answer, headers={"content-type": content_type})
-
-    async def _logs(self, request: Request) -> Response:
-        """Handed on as they came; they are stored nowhere."""
-        intake = self._intake
-        content_type = self._admit(request)
-        with intake.admitted() as hold:
-            await self._read(request, hold)
-            encoding = request.headers.get("content-encoding", "")
-            await intake.hand_on_logs(hold, encoding, content_type)
-        intake.figures.answered("http", "ok")
-        answer = answers.success(0, "", content_type)
-        return Response(answer, headers={"content-type": content_type})
-
-    async def _read(self, request: Request, hold: Hold) -> None:
-        intake = self._intake
-        most = intake.limits.max_body_bytes
+    async def _read(self, request: Request, body: Body) -> None:
+        limit = self._intake.limits.max_body_bytes
         announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > most:
-            raise Refused(_too_large(most))
-        began = request.scope["state"]["began"]
-        size = 0
-        try:
-            async with asyncio.timeout_at(began + intake.settings.request_s) as timeout:
-                with intake.in_time(timeout):
-                    async for part in request.stream():
-                        size += len(part)
-                        if size > most:
-                            raise Refused(_too_large(most))
-                        hold.add(part)
-        except TimeoutError:
-            raise intake.out_of_time() from None
+        if announced.isdecimal() and int(announced) > limit:
+            raise RequestRefused(_too_large(limit))
+        async with self._intake.reading(request.scope["state"]["request_began"]):
+            async for part in request.stream():
+                if body.bytes + len(part) > limit:
+                    raise RequestRefused(_too_large(limit))
+                body.add(part)
 
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
-        level = self._intake.level()
-        what = "DRAINING" if self._intake.draining else level
-        ready = what in ("NORMAL", "WARNING")
-        return PlainTextResponse(f"{what}\n", status_code=200 if ready else 503)
+        state = "DRAINING" if self._intake.draining else self._intake.level()
+        ready = state in ("NORMAL", "WARNING")
+        return PlainTextResponse(f"{state}\n", status_code=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        if not self._access.allows(request.headers.get("authorization")):
-            raise Refused(answers.unauthenticated())
+        self._authenticate(request)
         return Response(
             prometheus(self._status()), headers={"content-type": TextFormat.PROMETHEUS.value}
         )
 
-    def _refusal(self, refusal: Refusal, content_type: str | None) -> Response:
-        self._intake.figures.answered("http", refusal.reason)
-        kind = content_type or answers.JSON
+    def refuse_connection(self, refusal: ConnectionRefusal) -> bytes:
+        """Count a connection whose request does not get here, and return the response to it."""
+        match refusal.reason:
+            case RefusalReason.TOO_MANY_CONNECTIONS:  # counted as a connection, not as a request
+                return _raw(responses.busy(refusal.message))
+            case RefusalReason.TOO_SLOW:
+                response = responses.too_slow(self._intake.settings.request_s)
+            case RefusalReason.BAD_HTTP:
+                response = responses.bad_http(refusal.status, refusal.message)
+            case _:
+                return b""
+        self._stats.answered("http", response.reason)
+        return _raw(response)
+
+    def _refuse(self, refusal: Refusal, content_type: str | None) -> Response:
+        self._stats.answered("http", refusal.reason)
+        content_type = content_type or responses.JSON
         return Response(
-            answers.http_body(refusal, kind),
+            responses.http_body(refusal, content_type),
             status_code=refusal.status,
-            headers=answers.http_headers(refusal, kind),
+            headers=responses.http_headers(refusal, content_type),
         )
 
 
-def _too_large(most: int) -> Refusal:
-    message = f"the body has more than {most} bytes: send fewer spans in a request"
-    return answers.too_large(message, unread=True)
+def _raw(refusal: Refusal) -> bytes:
+    headers = responses.http_headers(refusal, responses.JSON)
+    return response_bytes(refusal.status, responses.http_body(refusal, responses.JSON), headers)
+
+
+def _too_large(limit: int) -> Refusal:
+    message = f"the body has more than {limit} bytes: send fewer spans in a request"
+    return responses.too_large(message, unread=True)

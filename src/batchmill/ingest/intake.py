@@ -1,22 +1,23 @@
-"""A request's body on its way to a durable segment: what HTTP and gRPC have in common."""
+"""The way of a request's body to durable storage: what HTTP and gRPC have in common."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from batchmill.ingest import answers
-from batchmill.ingest.answers import Refused
+from batchmill.ingest import responses
 from batchmill.ingest.decode.gzip import decompress
 from batchmill.ingest.decode.limits import BadRequest, Limits, TooLarge, Unsupported
 from batchmill.ingest.decode.request import decode_traces
-from batchmill.ingest.figures import Figures
+from batchmill.ingest.responses import Rejected, RequestRefused
 from batchmill.ingest.settings import GRPC_MESSAGE_BYTES, ReceiverSettings
+from batchmill.ingest.stats import ReceiverStats
 from batchmill.kafka import MessageTooLargeError
 from batchmill.spool import (
     SPAN_SOURCE,
@@ -28,13 +29,13 @@ from batchmill.spool import (
     SpanBatch,
     SpoolClosedError,
 )
+from batchmill.wording import count_of
+
+T = TypeVar("T")
 
 log = logging.getLogger("batchmill.ingest")
 
 TRACES, LOGS = "traces", "logs"
-Rejected: TypeAlias = tuple[int, str]
-"""How many spans of a request were rejected, and why."""
-
 _LARGE_BYTES = 2**20
 """A body of more than this, some 30 ms of work, is large."""
 
@@ -96,222 +97,227 @@ class SpanSink(Protocol):
         ...
 
 
-class Onward(Protocol):
-    """Who gets requests as they came, beside the spool."""
+class Forwarder(Protocol):
+    """Gets copies of requests, beside the sink."""
 
     def offer(self, body: bytes, content_type: str, items: int) -> None:
-        """Take a body, uncompressed, or drop it; never waits. Called by any thread."""
+        """Take a decompressed body, or drop it; never waits. Called by any thread."""
         ...
 
     def figures(self) -> Mapping[str, Any]:
-        """What became of it, for the status."""
+        """Counters for the status."""
         ...
 
 
-class Intake:
-    """Takes bodies, a bounded number of requests and bytes at a time.
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A decoded request whose spans are on their way to the sink."""
 
-    All methods are called on the event loop; decoding and the hand-over to the spool run on
-    threads of its own, so that a large body does not hold up the others.
+    rejected: Rejected
+    stored: Future[Any] | None
+    """Resolves once the spans are durable; None if there are none."""
+
+
+class Intake:
+    """Decodes bodies and stores their spans, a bounded number of requests and bytes at a time.
+
+    All methods are called on the event loop. Decoding and submitting to the sink run on threads
+    of its own, so that a large body does not hold up the others.
     """
 
     def __init__(
         self,
-        spool: SpanSink,
+        sink: SpanSink,
         limits: Limits,
         settings: ReceiverSettings,
-        figures: Figures,
-        onward: Mapping[str, Onward] | None = None,
+        stats: ReceiverStats,
+        forwarders: Mapping[str, Forwarder] | None = None,
     ) -> None:
-        self.onward = onward or {}
-        """Who gets requests, by signal: traces once they are durable, logs at once."""
         self.limits = limits
         self.settings = settings
-        self.figures = figures
+        self.stats = stats
+        self.forwarders = forwarders or {}
+        """By signal: traces are forwarded once they are durable, logs at once."""
         self.draining = False
         self.requests = 0
+        """Requests in progress."""
         self.waiting = 0
-        """Of the requests, those whose spans wait for a segment."""
+        """Of those, requests whose spans wait to become durable."""
         self.bytes = 0
-        self._spool = spool
-        self._pool = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
-        self._for_large = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
-        self._reading: set[asyncio.Timeout] = set()
-        self._grpc_reading = 0
+        """Bytes of bodies in memory."""
+        self._sink = sink
+        self._decoders = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
+        self._large_decoder = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
+        self._reads: set[asyncio.Timeout] = set()
+        self._grpc_reads = 0
 
     def level(self) -> str:
-        """The name of the spool's level."""
-        return self._spool.level().name
+        """The name of the sink's pressure level."""
+        return self._sink.level().name
 
     @contextmanager
-    def admitted(self) -> Iterator[Hold]:
-        """Let one more request in, before any of its body is read; raises ``Refused``."""
+    def admit(self) -> Iterator[Body]:
+        """Count a request in progress, before its body is read; raises `RequestRefused`."""
         if self.draining:
-            raise Refused(answers.draining())
-        if self._spool.level() >= Level.CRITICAL_PLUS:
-            raise Refused(_refusal(self._spool.judge(), unread=True))
+            raise RequestRefused(responses.draining())
+        if self._sink.level() >= Level.CRITICAL_PLUS:
+            raise RequestRefused(_overloaded(self._sink.judge(), unread=True))
         if self.requests >= self.settings.max_requests:
-            raise Refused(answers.busy(f"{self.requests} requests are under way"))
+            what = f"{count_of(self.requests, 'request')} in progress already"
+            raise RequestRefused(responses.busy(what))
         self.requests += 1
-        hold = Hold(self)
+        body = Body(self)
         try:
-            yield hold
+            yield body
         finally:
             self.requests -= 1
-            hold.let_go()
+            body.release()
+
+    @asynccontextmanager
+    async def reading(self, began: float) -> AsyncIterator[None]:
+        """Refuse a request whose body has not arrived ``request_s`` after ``began``.
+
+        Once the receiver drains, the time is shorter.
+        """
+        try:
+            async with asyncio.timeout_at(began + self.settings.request_s) as timeout:
+                self._reads.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._reads.discard(timeout)
+        except TimeoutError:
+            if self.draining:
+                raise RequestRefused(responses.draining()) from None
+            raise RequestRefused(responses.too_slow(self.settings.request_s)) from None
 
     @contextmanager
-    def grpc_reading(self) -> Iterator[None]:
-        """One gRPC message is being received: how large it is shows only when it is there."""
-        if (self._grpc_reading + 1) * GRPC_MESSAGE_BYTES > self.settings.max_bytes:
-            raise Refused(answers.busy(f"{self._grpc_reading} gRPC messages are on their way"))
-        self._grpc_reading += 1
+    def reading_grpc(self) -> Iterator[None]:
+        """Reserve memory for a gRPC message, whose size is known only once it has arrived."""
+        if (self._grpc_reads + 1) * GRPC_MESSAGE_BYTES > self.settings.max_bytes:
+            what = f"{count_of(self._grpc_reads, 'gRPC message')} arriving already"
+            raise RequestRefused(responses.busy(what))
+        self._grpc_reads += 1
         try:
             yield
         finally:
-            self._grpc_reading -= 1
-
-    @contextmanager
-    def in_time(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """A body is read under ``timeout``; draining makes it shorter."""
-        self._reading.add(timeout)
-        try:
-            yield
-        finally:
-            self._reading.discard(timeout)
+            self._grpc_reads -= 1
 
     def drain(self) -> None:
-        """Take no more requests; senders that are still sending have a moment left."""
+        """Refuse new requests; bodies that are being read have a quarter of ``drain_s`` left."""
         self.draining = True
         soon = asyncio.get_running_loop().time() + self.settings.drain_s / 4
-        for each in self._reading:
-            when = each.when()
-            if not each.expired() and (when is None or when > soon):
-                each.reschedule(soon)
-
-    def out_of_time(self) -> Refused:
-        """What a sender is told whose body did not arrive in time."""
-        if self.draining:
-            return Refused(answers.draining())
-        return Refused(answers.too_slow(self.settings.request_s))
+        for timeout in self._reads:
+            when = timeout.when()
+            if not timeout.expired() and (when is None or when > soon):
+                timeout.reschedule(soon)
 
     def close(self) -> None:
-        """End the threads; what they do now is finished first."""
-        self._pool.shutdown(wait=True)
-        self._for_large.shutdown(wait=True)
+        """End the threads, once they have finished their current work."""
+        self._decoders.shutdown(wait=True)
+        self._large_decoder.shutdown(wait=True)
 
-    async def take(self, hold: Hold, encoding: str, content_type: str) -> Rejected:
-        """Decode and store; returns once that is durable, or raises ``Refused``."""
-        if self._spool.level() >= Level.CRITICAL:
-            raise Refused(_refusal(self._spool.judge(), unread=False))
-        loop = asyncio.get_running_loop()
-        rejected, stored = await loop.run_in_executor(
-            self._thread_for(hold, encoding), self._decode_and_submit, hold, encoding, content_type
-        )
-        hold.let_go()  # what waits in the spool is counted there
-        if stored is not None:
+    async def take_traces(self, body: Body, encoding: str, content_type: str) -> Rejected:
+        """Decode and store spans; returns once they are durable, or raises `RequestRefused`."""
+        if self._sink.level() >= Level.CRITICAL:
+            raise RequestRefused(_overloaded(self._sink.judge(), unread=False))
+        submitted = await self._run(self._submit_traces, body, encoding, content_type)
+        body.release()  # the sink counts what waits there
+        if submitted.stored is not None:
             self.waiting += 1
             try:
                 if self.waiting == self.requests:
-                    self._spool.hurry()
-                await self._durable(stored)
+                    self._sink.hurry()
+                await self._until_durable(submitted.stored)
             finally:
                 self.waiting -= 1
-        return rejected
+        return submitted.rejected
 
-    def _thread_for(self, hold: Hold, encoding: str) -> ThreadPoolExecutor:
-        # Whoever sends little does not wait for what others sent much of.
-        size = hold.plain_bytes() if encoding else hold.bytes
-        return self._for_large if size > _LARGE_BYTES else self._pool
+    async def take_logs(self, body: Body, encoding: str, content_type: str) -> Rejected:
+        """Forward log records; raises `RequestRefused` for a body that has none."""
+        await self._run(self._forward_logs, body, encoding, content_type)
+        return Rejected()
 
-    def _decode_and_submit(
-        self, hold: Hold, encoding: str, content_type: str
-    ) -> tuple[Rejected, Future[Any] | None]:
-        try:
-            plain = decompress(hold.body(), encoding, self.limits)
-            decoded = decode_traces(plain, content_type, self.limits)
-        except Unsupported as error:
-            raise Refused(answers.wrong_encoding(str(error))) from None
-        except BadRequest as error:
-            raise Refused(answers.malformed(str(error))) from None
-        except TooLarge as error:
-            raise Refused(answers.too_large(str(error))) from None
-        except MemoryError:
-            raise Refused(answers.busy("the receiver is out of memory")) from None
-        except Exception as error:  # only these bytes can be the cause
-            log.exception("a body could not be decoded, and the decoder does not say why")
-            what = f"the body could not be decoded ({type(error).__name__})"
-            raise Refused(answers.malformed(what)) from None
-        spans = len(decoded.batch)
-        self.figures.received(spans, decoded.rejections, decoded.cuts)
-        rejected = decoded.rejected, decoded.reason
-        if not spans:
-            return rejected, None
-        try:
-            stored = self._spool.submit(SPAN_SOURCE, decoded.batch)
-        except Exception as error:  # noqa: BLE001 - each becomes an answer
-            self.figures.settled(spans, False)
-            raise _not_stored(error) from None
-        # Here, so that they are counted even if their sender has left.
-        kept = plain if TRACES in self.onward else b""
-        stored.add_done_callback(functools.partial(self._settled, spans, kept, content_type))
-        # Without the batch: the spool has it in another form, and this one can go.
-        return rejected, stored
-
-    def _settled(self, spans: int, plain: bytes, content_type: str, stored: Future[Any]) -> None:
-        durable = not stored.cancelled() and not stored.exception()
-        self.figures.settled(spans, durable)
-        if durable and TRACES in self.onward:
-            self.onward[TRACES].offer(plain, content_type, spans)
-
-    async def hand_on_logs(self, hold: Hold, encoding: str, content_type: str) -> None:
-        """Hand on the body of a request with logs; what is none is ``Refused``."""
+    async def _run(
+        self, work: Callable[[Body, str, str], T], body: Body, encoding: str, content_type: str
+    ) -> T:
+        # Large bodies have a thread of their own, so that small ones do not wait for them.
+        size = body.decompressed_bytes() if encoding else body.bytes
+        pool = self._large_decoder if size > _LARGE_BYTES else self._decoders
         loop = asyncio.get_running_loop()
-        thread = self._thread_for(hold, encoding)
-        await loop.run_in_executor(thread, self._hand_on_logs, hold, encoding, content_type)
+        return await loop.run_in_executor(pool, work, body, encoding, content_type)
 
-    def _hand_on_logs(self, hold: Hold, encoding: str, content_type: str) -> None:
+    def _submit_traces(self, body: Body, encoding: str, content_type: str) -> _Submitted:
+        with _refusing_bad_bodies():
+            plain = decompress(body.take(), encoding, self.limits)
+            decoded = decode_traces(plain, content_type, self.limits)
+        spans = len(decoded.batch)
+        self.stats.received(spans, decoded.rejections, decoded.cuts)
+        rejected = Rejected(decoded.rejected, decoded.reason)
+        if not spans:
+            return _Submitted(rejected, None)
+        try:
+            stored = self._sink.submit(SPAN_SOURCE, decoded.batch)
+        except Exception as error:  # noqa: BLE001 - each becomes a response
+            self.stats.settled(spans, False)
+            raise _not_stored(error) from None
+        # A callback, so that spans are counted even if their sender has disconnected.
+        forwarded = plain if TRACES in self.forwarders else b""
+        stored.add_done_callback(functools.partial(self._settle, spans, forwarded, content_type))
+        # Without the batch: the sink has it in another form, and this one can be freed.
+        return _Submitted(rejected, stored)
+
+    def _settle(self, spans: int, plain: bytes, content_type: str, stored: Future[Any]) -> None:
+        durable = not stored.cancelled() and not stored.exception()
+        self.stats.settled(spans, durable)
+        if durable and TRACES in self.forwarders:
+            self.forwarders[TRACES].offer(plain, content_type, spans)
+
+    def _forward_logs(self, body: Body, encoding: str, content_type: str) -> None:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
         from batchmill.ingest.decode.transcode import otlp_from_json
 
-        try:
-            plain = decompress(hold.body(), encoding, self.limits)
-            if content_type == answers.JSON:
+        with _refusing_bad_bodies():
+            plain = decompress(body.take(), encoding, self.limits)
+            if content_type == responses.JSON:
                 plain = otlp_from_json(plain, LOGS, self.limits)
-            found = ExportLogsServiceRequest.FromString(plain)
-        except Unsupported as error:
-            raise Refused(answers.wrong_encoding(str(error))) from None
-        except (BadRequest, DecodeError) as error:
-            raise Refused(answers.malformed(str(error))) from None
-        except TooLarge as error:
-            raise Refused(answers.too_large(str(error))) from None
+            try:
+                logs = ExportLogsServiceRequest.FromString(plain)
+            except DecodeError as error:
+                raise BadRequest(str(error)) from None
         records = sum(
-            len(scope.log_records) for each in found.resource_logs for scope in each.scope_logs
+            len(scope.log_records)
+            for resource in logs.resource_logs
+            for scope in resource.scope_logs
         )
-        self.onward[LOGS].offer(plain, answers.PROTOBUF, records)
+        self.forwarders[LOGS].offer(plain, responses.PROTOBUF, records)
 
-    async def _durable(self, stored: Future[Any]) -> None:
-        # Shielded: whoever leaves early must not cancel what the spool works on.
+    async def _until_durable(self, stored: Future[Any]) -> None:
+        # Shielded: a sender that disconnects must not cancel what the sink works on.
         inner = asyncio.wrap_future(stored)
-        inner.add_done_callback(lambda each: each.cancelled() or each.exception())
+        inner.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             async with asyncio.timeout(self.settings.store_s):
                 await asyncio.shield(inner)
         except TimeoutError:
             late = f"they were not durable within {self.settings.store_s:g} s"
-            raise Refused(answers.not_stored(late)) from None
+            raise RequestRefused(responses.not_stored(late)) from None
         except asyncio.CancelledError:
-            if inner.cancelled():  # by the spool, not this task
-                raise Refused(answers.not_stored("the spool gave up")) from None
+            if inner.cancelled():  # by the sink, not this task
+                raise RequestRefused(responses.not_stored("the spool gave up")) from None
             raise
-        except Exception as error:  # noqa: BLE001 - each becomes an answer
+        except Exception as error:  # noqa: BLE001 - each becomes a response
             raise _not_stored(error) from None
 
 
-class Hold:
-    """The body of one request, as long as it is needed."""
+Take: TypeAlias = Callable[["Body", str, str], Awaitable[Rejected]]
+"""``Intake.take_traces`` or ``take_logs``: the body, its encoding and its content type."""
+
+
+class Body:
+    """The body of one request, counted in the intake's bytes until released."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -319,50 +325,72 @@ class Hold:
         self.bytes = 0
 
     def add(self, part: bytes) -> None:
-        """One more part; raises ``Refused`` if that is too much for all requests together."""
-        intake, count = self._intake, len(part)
-        if intake.bytes + count > intake.settings.max_bytes:
+        """Append a part; raises `RequestRefused` if all requests together have too many bytes."""
+        intake, size = self._intake, len(part)
+        if intake.bytes + size > intake.settings.max_bytes:
             what = f"{intake.bytes >> 20} MiB of requests are in memory"
-            raise Refused(answers.busy(what))
-        intake.bytes += count
-        self.bytes += count
+            raise RequestRefused(responses.busy(what))
+        intake.bytes += size
+        self.bytes += size
         self._parts.append(part)
 
-    def body(self) -> bytes:
-        """All of it, once: the caller has the only reference."""
+    def take(self) -> bytes:
+        """The whole body, once: the caller has the only reference."""
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def plain_bytes(self) -> int:
-        """What a body in gzip will be without it: it says so in its last bytes, if it is honest."""
+    def decompressed_bytes(self) -> int:
+        """The size of a gzip body once decompressed, which an honest sender has put at its end."""
         return max(self.bytes, int.from_bytes(b"".join(self._parts[-4:])[-4:], "little"))
 
     def starts_with(self, prefix: bytes) -> bool:
-        """How it begins."""
+        """Whether the first part starts with ``prefix``."""
         return bool(self._parts) and self._parts[0].startswith(prefix)
 
-    def let_go(self) -> None:
-        """It is not needed any more."""
+    def release(self) -> None:
+        """Free the body; it may be called twice."""
         self._parts = []
         self._intake.bytes -= self.bytes
         self.bytes = 0
 
 
-def _refusal(judged: Judgement, *, unread: bool) -> answers.Refusal:
-    # It may have become better since it was asked for the level: then it is a short wait.
+@contextmanager
+def _refusing_bad_bodies() -> Iterator[None]:
+    """Turn the errors of decoding into refusals."""
+    try:
+        yield
+    except Unsupported as error:
+        raise RequestRefused(responses.wrong_encoding(str(error))) from None
+    except BadRequest as error:
+        raise RequestRefused(responses.malformed(str(error))) from None
+    except TooLarge as error:
+        raise RequestRefused(responses.too_large(str(error))) from None
+    except MemoryError:
+        raise RequestRefused(responses.busy("the receiver is out of memory")) from None
+    except Exception as error:  # a bug in the decoder, which only these bytes can have caused
+        log.exception("a body could not be decoded")
+        what = f"the body could not be decoded ({type(error).__name__})"
+        raise RequestRefused(responses.malformed(what)) from None
+
+
+def _overloaded(judged: Judgement, *, unread: bool) -> responses.Refusal:
+    # The pressure may have dropped since the level was read: then it is a short wait.
     level = max(judged.level, Level.CRITICAL_PLUS if unread else Level.CRITICAL)
     why = judged.why or "too much waits already"
-    return answers.overloaded(level.name, why, judged.retry_after_s or 1.0, unread=unread)
+    return responses.overloaded(level.name, why, judged.retry_after_s or 1.0, unread=unread)
 
 
-def _not_stored(error: Exception) -> Refused:
-    if isinstance(error, Overloaded):
-        return Refused(answers.overloaded(error.level.name, error.why, error.retry_after_s))
-    if isinstance(error, SpoolClosedError):
-        return Refused(answers.draining())
-    if isinstance(error, BadRowsError):
-        return Refused(answers.malformed(str(error)))
-    if isinstance(error, MessageTooLargeError):
-        return Refused(answers.too_large(str(error)))
-    log.error("spans were not stored, and their sender is told so: %s", error)
-    return Refused(answers.not_stored(str(error)))
+def _not_stored(error: Exception) -> RequestRefused:
+    match error:
+        case Overloaded():
+            refusal = responses.overloaded(error.level.name, error.why, error.retry_after_s)
+        case SpoolClosedError():
+            refusal = responses.draining()
+        case BadRowsError():
+            refusal = responses.malformed(str(error))
+        case MessageTooLargeError():
+            refusal = responses.too_large(str(error))
+        case _:
+            log.error("spans were not stored, and their sender is asked to retry: %s", error)
+            refusal = responses.not_stored(str(error))
+    return RequestRefused(refusal)

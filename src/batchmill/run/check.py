@@ -25,7 +25,7 @@ def check(settings: Settings, *, demo: bool) -> None:
     if settings["token"] and settings["token_file"]:
         raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
     if not (settings["token"] or settings["token_file"] or settings["tls_client_ca"]):
-        from batchmill.ingest import Access
+        from batchmill.http import Access
 
         Access().check_bind(settings["bind"], settings["insecure"])
 

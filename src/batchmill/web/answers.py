@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchmill.ingest import Access
+from batchmill.http import Access
 from batchmill.web.errors import Refused
 
 log = logging.getLogger("batchmill.web")

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from batchmill.ingest import Access
+from batchmill.http import Access
 from batchmill.web import pages
 from batchmill.web.answers import Guard, not_served, refused
 from batchmill.web.api.desk import Desk

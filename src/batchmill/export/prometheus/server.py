@@ -1,31 +1,37 @@
-"""Serves the page to Prometheus over HTTP: ``/metrics``, and ``/healthz`` for whoever watches us.
+"""Serves the page to Prometheus over HTTP: ``/metrics``, and ``/healthz`` for health checks.
 
-One thread a connection and one request a connection, so that connections, threads and the time
-each of them may take have one bound. Whoever comes when all are taken is answered 503.
+It runs on a thread with an event loop of its own. A connection is closed after one response, so
+that the limit of connections is also one of scrapes at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import functools
 import logging
-import socket
-import socketserver
-import ssl
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, Metric
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from batchmill.closing import Closing
-from batchmill.errors import ConfigError
-from batchmill.export.prometheus.handler import Handler
+from batchmill.export.errors import StoreUnreadableError
 from batchmill.export.prometheus.page import MetricsPage, PageSettings
 from batchmill.export.prometheus.series import RESERVED
-from batchmill.ingest import Access
+from batchmill.http import (
+    ConnectionRefusal,
+    HttpServer,
+    RefusalReason,
+    ServerSettings,
+    response_bytes,
+)
 from batchmill.store import Store
 from batchmill.telemetry.exposition import TextFormat
 
@@ -34,45 +40,55 @@ log = logging.getLogger("batchmill.export")
 PORT = 9464
 """Where exporters of OpenTelemetry metrics are scraped, by convention."""
 
-_BACKLOG = 128
-_LOOK_S = 0.2
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    b"Retry-After: 5\r\nContent-Length: 33\r\nConnection: close\r\n\r\n"
-    b"too many scrapes are under way.\r\n"
-)
+_DRAIN_S = 1.0
+_RETRY = {"retry-after": "5"}
+
+
+class Outcome(StrEnum):
+    """What became of a connection; it is counted under this."""
+
+    OK = "ok"
+    STORE_UNREADABLE = "store unreadable"
+    UNAUTHORIZED = "unauthorized"
+    UNKNOWN_PATH = "unknown path"
+    HEALTHZ = "healthz"
+    TOO_MANY_CONNECTIONS = "too many connections"
+    CUT_OFF = "cut off"
+    TLS_FAILED = "TLS failed"
+    FAILED = "failed"
+
+
+_REFUSED = {
+    RefusalReason.TOO_MANY_CONNECTIONS: Outcome.TOO_MANY_CONNECTIONS,
+    RefusalReason.TOO_SLOW: Outcome.CUT_OFF,
+    RefusalReason.NO_REQUEST: Outcome.CUT_OFF,
+    RefusalReason.TLS_FAILED: Outcome.TLS_FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    outcome: str
+    response: Response
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrometheusSettings:
+class PrometheusSettings(ServerSettings):
     """Where the page is served, to whom, and to how many at a time."""
 
-    bind: str = "127.0.0.1"
     port: int = PORT
     """0: any free one."""
-    access: Access = field(default_factory=Access)
-    insecure: bool = False
-    """Listen beyond this machine without asking scrapers for anything."""
     page: PageSettings = field(default_factory=PageSettings)
     max_connections: int = 32
-    """One more is answered 503."""
     request_s: float = 10.0
-    """From a connection's start to the last byte of its answer. Whoever is slower is cut off."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError("port", self.port, "a port, 0 to 65535")
-        for name in ("max_connections", "request_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(name, getattr(self, name), "above 0")
-        self.access.check_bind(self.bind, self.insecure)
+    """From a connection's start to the last byte of its response; a slower scraper is cut off."""
 
 
 class PrometheusServer(Closing):
     """Serves the newest complete minute of a store, on threads of its own, until it is closed.
 
-    ``open_store`` is called when the first page is asked for, and again after the store could not
-    be read; meanwhile scrapers are answered 503 with the reason.
+    ``open_store`` is called for the first scrape, and again after the store could not be read;
+    until it can be, scrapers are answered 503 with the reason.
 
     >>> metrics = lambda: open_store("sqlite:///metrics.db", create=False)
     >>> with PrometheusServer(metrics) as server:  # doctest: +SKIP
@@ -82,50 +98,101 @@ class PrometheusServer(Closing):
     def __init__(
         self, open_store: Callable[[], Store], settings: PrometheusSettings | None = None
     ) -> None:
-        self.settings = settings or PrometheusSettings()
+        self.settings = settings = settings or PrometheusSettings()
         self._answers: Counter[str] = Counter()
-        self._counting = threading.Lock()
-        self._page = MetricsPage(open_store, self.settings.page, server_metrics=self._metrics)
-        self._server = Server(self)
+        self._lock = threading.Lock()
+        self._page = MetricsPage(open_store, settings.page, server_metrics=self._metrics)
+        # A thread for each connection: they wait together while one of them reads the store.
+        self._readers = ThreadPoolExecutor(settings.max_connections, "batchmill-prometheus-page")
+        self._http = HttpServer(
+            self._serve, settings, settings.port, self._refuse, drain_s=_DRAIN_S
+        )
+        self._http.listen()
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_S,), name="batchmill-prometheus"
+            target=lambda: asyncio.run(self._http.serve()), name="batchmill-prometheus"
         )
         self._thread.start()
 
     @property
     def port(self) -> int:
         """Where it listens."""
-        port: int = self._server.server_address[1]
-        return port
+        return self._http.port
 
     @property
     def address(self) -> str:
-        """Of the page."""
-        host = self.settings.bind
-        scheme = "https" if self.settings.access.tls else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
+        """The URL of the page."""
+        return f"{self._http.address}/metrics"
 
     def answers(self) -> dict[str, int]:
-        """How many connections were answered, by what: ``ok``, or why not."""
-        with self._counting:
+        """Connections by outcome: ``ok``, or why not."""
+        with self._lock:
             return dict(self._answers)
 
     def close(self) -> None:
-        """Take no more scrapes, cut off those under way, and let go of the store."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.end()
+        """Stop serving, and close the store."""
+        self._http.stop()
+        self._thread.join()
+        self._readers.shutdown()
         self._page.close()
 
-    def count(self, outcome: str) -> None:
-        """A connection has its answer."""
-        with self._counting:
-            self._answers[outcome] += 1
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI application."""
+        try:
+            deadline = scope["state"]["request_began"] + self.settings.request_s
+            async with asyncio.timeout_at(deadline):
+                answer = await self._answer(Request(scope))
+                answer.response.headers["connection"] = "close"
+                await answer.response(scope, receive, send)
+            self._count(answer.outcome)
+        except (TimeoutError, asyncio.CancelledError):  # too slow, or the server stops
+            self._count(Outcome.CUT_OFF)
+            scope["state"]["abort"]()
 
-    def page(self, form: TextFormat, gzipped: bool) -> bytes:
-        """The page, in time for the scraper to get it."""
-        return self._page.body(form, gzipped=gzipped, timeout_s=self.settings.request_s / 2)
+    async def _answer(self, request: Request) -> _Answer:
+        if request.method not in ("GET", "HEAD"):
+            text = f"{request.method} is not supported: use GET\n"
+            return _Answer("HTTP 501", PlainTextResponse(text, 501))
+        path = request.scope["path"]
+        if path == "/healthz":
+            return _Answer(Outcome.HEALTHZ, PlainTextResponse("ok\n"))
+        if path != "/metrics":
+            text = "there is /metrics, and /healthz\n"
+            return _Answer(Outcome.UNKNOWN_PATH, PlainTextResponse(text, 404))
+        if not self.settings.access.allows(request.headers.get("authorization")):
+            text = "a bearer token is required: send the header 'Authorization: Bearer <token>'\n"
+            headers = {"www-authenticate": "Bearer"}
+            return _Answer(Outcome.UNAUTHORIZED, PlainTextResponse(text, 401, headers))
+        form = TextFormat.accepted(request.headers.get("accept", ""))
+        gzipped = "gzip" in request.headers.get("accept-encoding", "").lower()
+        read = functools.partial(
+            self._page.body, form, gzipped=gzipped, timeout_s=self.settings.request_s / 2
+        )
+        try:
+            body = await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        except StoreUnreadableError as error:
+            encoded = f"{error}\n".encode("utf-8", "replace")
+            return _Answer(Outcome.STORE_UNREADABLE, PlainTextResponse(encoded, 503, _RETRY))
+        except Exception:  # whatever it is, the scraper gets a response
+            log.exception("a scrape failed")
+            text = "the scrape failed: the exporter's log says why\n"
+            return _Answer(Outcome.FAILED, PlainTextResponse(text, 500))
+        headers = {"content-type": form.value, "vary": "Accept, Accept-Encoding"}
+        if gzipped:
+            headers["content-encoding"] = "gzip"
+        return _Answer(Outcome.OK, Response(body, headers=headers))
+
+    def _refuse(self, refusal: ConnectionRefusal) -> bytes:
+        self._count(_REFUSED.get(refusal.reason, f"HTTP {refusal.status}"))
+        if refusal.reason not in (RefusalReason.TOO_MANY_CONNECTIONS, RefusalReason.BAD_HTTP):
+            return b""
+        headers = {"content-type": "text/plain; charset=utf-8"}
+        if refusal.status == 503:
+            headers |= _RETRY
+        return response_bytes(refusal.status, f"{refusal.message}\n".encode(), headers)
+
+    def _count(self, outcome: str) -> None:
+        with self._lock:
+            self._answers[outcome] += 1
 
     def _metrics(self) -> list[Metric]:
         scrapes = CounterMetricFamily(
@@ -136,94 +203,3 @@ class PrometheusServer(Closing):
         for outcome, count in sorted(self.answers().items()):
             scrapes.add_metric([outcome], count)
         return [scrapes]
-
-
-class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Accepts connections, no more than so many at a time, and ends those that take too long."""
-
-    allow_reuse_address = True
-    request_queue_size = _BACKLOG
-    daemon_threads = True  # none outlives request_s anyway, and end() waits for them
-
-    def __init__(self, owner: PrometheusServer) -> None:
-        self.owner = owner
-        settings = owner.settings
-        self._tls = settings.access.ssl_context()
-        self._open: dict[socket.socket, tuple[float, socket.socket]] = {}
-        self._changed = threading.Condition()
-        self.address_family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
-        try:
-            super().__init__((settings.bind, settings.port), Handler)
-        except OSError as error:
-            raise ConfigError(
-                "port", settings.port, f"a free port of {settings.bind} ({error})"
-            ) from error
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        deadline = time.monotonic() + self.owner.settings.request_s
-        with self._changed:
-            full = len(self._open) >= self.owner.settings.max_connections
-            if not full:
-                self._open[request] = (deadline, request)
-        if full:
-            self.owner.count("too many connections")
-            if self._tls is None:
-                request.setblocking(False)  # its buffer is empty: this fits, or nobody is there
-                with contextlib.suppress(OSError):
-                    request.send(_FULL)
-            self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        left = self._left(request)
-        request.settimeout(left)
-        with contextlib.ExitStack() as stack:
-            talking = request
-            if self._tls is not None:
-                try:
-                    talking = self._tls.wrap_socket(request, server_side=True)
-                except (OSError, ssl.SSLError):
-                    self.owner.count("TLS failed")
-                    return
-                stack.callback(talking.close)
-                with self._changed:
-                    deadline, _ = self._open[request]
-                    self._open[request] = (deadline, talking)
-            super().finish_request(talking, client_address)
-
-    def _left(self, request: socket.socket) -> float:
-        with self._changed:
-            deadline, _ = self._open[request]
-        return max(0.001, deadline - time.monotonic())
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._changed:
-            self._open.pop(request, None)
-            self._changed.notify_all()
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Called every so often: cut off whoever is too slow."""
-        now = time.monotonic()
-        with self._changed:
-            slow = [each for deadline, each in self._open.values() if deadline < now]
-        for each in slow:
-            _cut(each)
-
-    def end(self) -> None:
-        """Close the port, and wait for the connections under way, which are cut off."""
-        self.server_close()
-        with self._changed:
-            for _, each in self._open.values():
-                _cut(each)
-            self._changed.wait_for(lambda: not self._open, self.owner.settings.request_s)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.exception("a scrape failed")
-        self.owner.count("failed")
-
-
-def _cut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is closed already
-        connection.shutdown(socket.SHUT_RDWR)

@@ -1,24 +1,34 @@
-"""What the receivers have counted, for the status file and for Prometheus."""
+"""What a receiver counts, and its status: for the status file and for Prometheus."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from batchmill.telemetry.exposition import render
 
-_MANY_REASONS = 100
-"""Beyond this many, new ones are counted as "other": senders must not fill the memory."""
+if TYPE_CHECKING:
+    from batchmill.ingest.intake import SinkStats
+    from batchmill.spool import Judgement, Measure
+
+_MAX_REASONS = 100
+"""Reasons past this number are counted as "other", so that senders cannot fill the memory."""
+
+_QUEUE_ROWS = "queue rows"
+"""The name of a sink's measure of spans that wait in memory."""
+_SPOOL_QUEUE = "spool-"
+"""How the names of a spool's micro-batchers begin."""
 
 
-class Figures:
-    """Counters; any thread may add to them.
+class ReceiverStats:
+    """Counters of a receiver; any thread may add to them.
 
-    ``received = acknowledged + unacknowledged + under way``: nothing goes missing in between.
+    ``received = acknowledged + unacknowledged + in progress``.
     """
 
     def __init__(self) -> None:
@@ -26,31 +36,30 @@ class Figures:
         self.requests: Counter[tuple[str, str]] = Counter()
         """By protocol and outcome: ``ok``, or the reason of the refusal."""
         self.received_spans = 0
-        """Decoded, and fit to be stored."""
+        """Decoded and valid."""
         self.acknowledged_spans = 0
-        """Durable. Their senders are told so, unless they have left meanwhile."""
+        """Durable: their senders got a success, unless they had disconnected."""
         self.unacknowledged_spans = 0
-        """Decoded, then not stored: the sender is told to send them again."""
+        """Decoded, but not stored: their senders were asked to send them again."""
         self.rejected: Counter[str] = Counter()
-        """Spans that were unusable, by reason."""
+        """Invalid spans, by reason."""
         self.cuts: Counter[str] = Counter()
-        """Texts cut and attributes left out of spans that were taken, by reason."""
-        self.connections: dict[str, int] = {"open": 0, "accepted": 0, "refused": 0}
+        """Texts truncated and attributes dropped in accepted spans, by reason."""
 
     def answered(self, protocol: str, outcome: str) -> None:
-        """A request has its answer."""
+        """Count a request that was answered."""
         with self._lock:
             self.requests[protocol, outcome] += 1
 
     def received(self, spans: int, rejected: Mapping[str, int], cuts: Mapping[str, int]) -> None:
-        """A request was decoded."""
+        """Count the spans of a decoded request."""
         with self._lock:
             self.received_spans += spans
             _add(self.rejected, rejected)
             _add(self.cuts, cuts)
 
     def settled(self, spans: int, stored: bool) -> None:
-        """What became of the spans of a request."""
+        """Count the spans of a request as stored, or not."""
         with self._lock:
             if stored:
                 self.acknowledged_spans += spans
@@ -58,7 +67,7 @@ class Figures:
                 self.unacknowledged_spans += spans
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it at one moment."""
+        """All counters, consistent with each other."""
         with self._lock:
             refused: Counter[str] = Counter()
             for (_, outcome), count in self.requests.items():
@@ -71,15 +80,55 @@ class Figures:
                 "rejected": dict(self.rejected),
                 "cuts": dict(self.cuts),
                 "refused_requests": dict(refused),
-                "requests": {f"{way} {how}": n for (way, how), n in self.requests.items()},
-                "connections": dict(self.connections),
+                "requests": {
+                    f"{protocol} {outcome}": count
+                    for (protocol, outcome), count in self.requests.items()
+                },
             }
 
 
 def _add(counter: Counter[str], counts: Mapping[str, int]) -> None:
     for reason, count in counts.items():
-        known = reason in counter or len(counter) < _MANY_REASONS
+        known = reason in counter or len(counter) < _MAX_REASONS
         counter[reason if known else "other"] += count
+
+
+def thresholds(judged: Judgement, measures: Sequence[Measure], stats: SinkStats) -> dict[str, Any]:
+    """The sink's pressure level and the measures that decide it, for the status."""
+    status = {"level": judged.level.name, "why": judged.why}
+    free = getattr(stats, "free_bytes", None)  # a topic has no disk of ours
+    if free is not None:
+        status["free_bytes"] = free
+    return status | {"measures": [asdict(measure) for measure in measures]}
+
+
+def sink_queues(
+    queues: list[dict[str, Any]], measures: Sequence[Measure], stats: SinkStats
+) -> list[dict[str, Any]]:
+    """All queues of this process for the status, first the one of spans that wait for the sink.
+
+    That one is counted in spans, as its limit is. It replaces the spool's own micro-batchers, which
+    count requests, but has the load of their threads; a topic has no queue of ours.
+    """
+    rows = next((measure for measure in measures if measure.name == _QUEUE_ROWS), None)
+    if rows is None:
+        return queues
+    own = [queue for queue in queues if queue["name"].startswith(_SPOOL_QUEUE)]
+    refused = {"pressure": stats.refused_rows, "not stored": stats.failed_rows}
+    sink = {
+        "name": "spool" if own else "topic",
+        "kind": "batcher",
+        "unit": "spans",
+        "depth": rows.value,
+        "capacity": rows.critical,
+        "partitions": [{"depth": rows.value, "capacity": rows.critical}],
+        "threads": [thread for queue in own for thread in queue["threads"]],
+        "moves": 0,
+        "last_moves": [],
+        "accepted": stats.submitted_rows,
+        "rejected": {reason: count for reason, count in refused.items() if count},
+    }
+    return [sink, *(queue for queue in queues if queue not in own)]
 
 
 _COUNTERS = {

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from batchmill.ingest.sink_figures import sink_queues, thresholds
+from batchmill.ingest.stats import sink_queues, thresholds
 from batchmill.spool import Judgement, Level, Measure
 
 MEASURES = (

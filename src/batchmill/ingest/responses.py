@@ -1,7 +1,7 @@
-"""What a sender is told: from what happened to the HTTP answer and to the gRPC one. Pure.
+"""What senders are answered: each outcome as an HTTP response and as a gRPC status.
 
-The bodies are the messages of the protocol (``google.rpc.Status``, ``ExportTraceServiceResponse``),
-written by hand: they have two or three fields each.
+The bodies are messages of the protocol: ``google.rpc.Status`` for a refused request,
+``ExportTraceServiceResponse`` for an accepted one.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
+
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-SIGNALS = {
-    "/v1/logs": "logs",
-    "/v1/metrics": "metrics",
-    "/v1development/profiles": "profiles",
-}
-"""The protocol's other signals, by their HTTP path."""
 
 _LONGEST_MESSAGE = 1000
 """gRPC sends a message twice in headers that should stay below 8 KiB."""
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 # https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
 INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 3, 4, 5
@@ -30,43 +32,52 @@ RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that was not taken: why, and what its sender should do."""
+    """Why a request was refused, and what its sender should do."""
 
     reason: str
-    """Short, from a fixed set: it is counted under this."""
+    """Short, from a fixed set: refusals are counted by it."""
     status: int
+    """Of HTTP."""
     code: int
-    """The gRPC one."""
+    """Of gRPC."""
     message: str
     retry_after_s: float | None = None
-    """Given where another try makes sense; also what makes a gRPC sender try again."""
+    """Set where the sender should try again; also what makes a gRPC sender do so."""
     close: bool = False
-    """The connection ends with the answer: the rest of the body is not wanted."""
+    """Close the connection after the response: the rest of the body is not read."""
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Refused(Exception):
-    """Carries a ``refusal`` to where it is answered."""
+class RequestRefused(Exception):
+    """Raised to refuse a request; carries the ``refusal``."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Spans of an accepted request that were rejected: how many, and why."""
+
+    spans: int = 0
+    reason: str = ""
+
+
 def overloaded(level: str, why: str, retry_after_s: float, *, unread: bool = False) -> Refusal:
-    """Too much waits already. 503: some exporters drop what is answered with 429."""
+    """Too much is waiting already. 503, because some exporters drop what is answered with 429."""
     message = f"{why}; try again in {retry_after_s:g} s"
     return Refusal(level, 503, UNAVAILABLE, message, retry_after_s, close=unread)
 
 
 def busy(what: str, retry_after_s: float = 1.0) -> Refusal:
-    """As many requests, connections or bytes are under way as may be."""
+    """The limit of requests, connections or bytes in progress is reached."""
     message = f"{what}; try again in {retry_after_s:g} s"
     return Refusal("busy", 503, UNAVAILABLE, message, retry_after_s, close=True)
 
 
 def draining() -> Refusal:
-    """The receiver ends; the next one takes it."""
+    """The receiver is stopping."""
     return Refusal("draining", 503, UNAVAILABLE, "shutting down; try again", 1.0, close=True)
 
 
@@ -76,17 +87,17 @@ def not_stored(why: str) -> Refusal:
 
 
 def failed() -> Refusal:
-    """A mistake in the receiver, which the sender can do nothing about but try again."""
+    """A bug in the receiver."""
     return Refusal("failed", 503, UNAVAILABLE, "the receiver failed; its log says why", 5.0)
 
 
 def malformed(message: str) -> Refusal:
-    """The body is not what it should be; sending it again will not help."""
+    """The body cannot be decoded; sending it again will not help."""
     return Refusal("malformed", 400, INVALID_ARGUMENT, message)
 
 
 def too_large(message: str, *, unread: bool = False) -> Refusal:
-    """The body is above a limit, as sent or unpacked."""
+    """The body is above a limit, as sent or decompressed."""
     return Refusal("too_large", 413, RESOURCE_EXHAUSTED, message, close=unread)
 
 
@@ -97,7 +108,7 @@ def too_slow(seconds: float) -> Refusal:
 
 
 def unauthenticated() -> Refusal:
-    """No token, or a wrong one."""
+    """The token is missing or wrong."""
     return Refusal(
         "unauthenticated",
         401,
@@ -109,7 +120,7 @@ def unauthenticated() -> Refusal:
 
 
 def unsupported_signal(signal: str) -> Refusal:
-    """One of the protocol's other signals."""
+    """Metrics, profiles, or logs that are not forwarded."""
     return Refusal(
         "unsupported_signal",
         404,
@@ -120,14 +131,14 @@ def unsupported_signal(signal: str) -> Refusal:
 
 
 def unknown_path(path: str) -> Refusal:
-    """Nothing is there."""
+    """The path does not exist."""
     return Refusal(
         "unknown_path", 404, NOT_FOUND, f"nothing at {path!r}: send traces to /v1/traces"
     )
 
 
 def wrong_method(method: str, allowed: str) -> Refusal:
-    """The path is right, the verb is not."""
+    """The path exists, for another method."""
     return Refusal(
         "wrong_method",
         405,
@@ -137,14 +148,14 @@ def wrong_method(method: str, allowed: str) -> Refusal:
     )
 
 
-def wrong_content_type(found: str) -> Refusal:
-    """Neither of the protocol's two."""
-    message = f"content type {found!r} is not understood: send {PROTOBUF} or {JSON}"
+def wrong_content_type(content_type: str) -> Refusal:
+    """The content type is neither of OTLP's two."""
+    message = f"content type {content_type!r} is not understood: send {PROTOBUF} or {JSON}"
     return Refusal("wrong_content_type", 415, INVALID_ARGUMENT, message, close=True)
 
 
 def wrong_encoding(message: str) -> Refusal:
-    """The body is packed in a way that is not taken."""
+    """The body is compressed in a way that is not supported."""
     headers = (("accept-encoding", "gzip, deflate, identity"),)
     return Refusal("wrong_encoding", 415, INVALID_ARGUMENT, message, headers=headers)
 
@@ -154,17 +165,14 @@ def bad_http(status: int, message: str) -> Refusal:
     return Refusal("bad_http", status, INVALID_ARGUMENT, message, close=True)
 
 
-# -- the answers' bytes --------------------------------------------------------------------------
-
-
 def content_type_of(header: str) -> str | None:
-    """Which of the two content types a header names; None if neither."""
+    """Which of OTLP's two content types a header names; None for any other."""
     name = header.partition(";")[0].strip().lower()
     return name if name in (PROTOBUF, JSON) else None
 
 
 def http_headers(refusal: Refusal, content_type: str) -> dict[str, str]:
-    """The headers of a refusal's answer."""
+    """The headers of a refusal's response."""
     headers = {"content-type": content_type, **dict(refusal.headers)}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after_s)))
@@ -174,73 +182,45 @@ def http_headers(refusal: Refusal, content_type: str) -> dict[str, str]:
 
 
 def http_body(refusal: Refusal, content_type: str) -> bytes:
-    """The body of a refusal's answer: a ``google.rpc.Status``."""
-    message = _shortened(refusal.message)
+    """The body of a refusal's response: a ``google.rpc.Status``."""
+    retry_after_s, message = refusal.retry_after_s, _shorten(refusal.message)
     if content_type == PROTOBUF:
-        return _number(1, refusal.code) + _text(2, message) + _details(refusal)
+        status = Status(code=refusal.code, message=message)
+        if retry_after_s is not None:
+            retry = RetryInfo()
+            retry.retry_delay.FromNanoseconds(round(retry_after_s * 1e9))
+            status.details.add().Pack(retry)
+        return bytes(status.SerializeToString())
     body: dict[str, Any] = {"code": refusal.code, "message": message}
-    if refusal.retry_after_s is not None:
-        delay = f"{refusal.retry_after_s:g}s"
-        body["details"] = [{"@type": _RETRY_INFO, "retryDelay": delay}]
+    if retry_after_s is not None:
+        body["details"] = [{"@type": _RETRY_INFO, "retryDelay": f"{retry_after_s:g}s"}]
     return json.dumps(body).encode()
 
 
 def grpc_message(refusal: Refusal) -> str:
-    """The text of a refusal in gRPC."""
-    return _shortened(refusal.message)
+    """The message of a refusal's gRPC status."""
+    return _shorten(refusal.message)
 
 
 def grpc_trailers(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:
-    """What goes with a refusal in gRPC: a ``google.rpc.Status`` with ``RetryInfo``."""
+    """The trailers of a refusal's gRPC status: a ``google.rpc.Status`` with ``RetryInfo``."""
     return (("grpc-status-details-bin", http_body(refusal, PROTOBUF)),)
 
 
-def success(rejected: int, reason: str, content_type: str) -> bytes:
-    """An ``ExportTraceServiceResponse``; ``partial_success`` is set only if spans were rejected."""
+def success(rejected: Rejected, content_type: str) -> bytes:
+    """The body for an accepted request; with ``partial_success`` only if spans were rejected."""
+    if not rejected.spans:
+        return b"" if content_type == PROTOBUF else b"{}"
+    reason = _shorten(rejected.reason)
     if content_type == PROTOBUF:
-        if not rejected:
-            return b""
-        return _bytes(1, _number(1, rejected) + _text(2, _shortened(reason)))
-    if not rejected:
-        return b"{}"
-    # 64-bit numbers are text in the JSON of protobuf.
-    partial = {"rejectedSpans": str(rejected), "errorMessage": _shortened(reason)}
-    return json.dumps({"partialSuccess": partial}).encode()
+        partial = ExportTracePartialSuccess(rejected_spans=rejected.spans, error_message=reason)
+        return bytes(ExportTraceServiceResponse(partial_success=partial).SerializeToString())
+    # 64-bit numbers are strings in the JSON of protobuf.
+    body = {"partialSuccess": {"rejectedSpans": str(rejected.spans), "errorMessage": reason}}
+    return json.dumps(body).encode()
 
 
-_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
-
-
-def _details(refusal: Refusal) -> bytes:
-    if refusal.retry_after_s is None:
-        return b""
-    seconds, nanos = divmod(round(refusal.retry_after_s * 1e9), 10**9)
-    delay = (_number(1, seconds) if seconds else b"") + (_number(2, nanos) if nanos else b"")
-    return _bytes(3, _text(1, _RETRY_INFO) + _bytes(2, _bytes(1, delay)))
-
-
-def _shortened(message: str) -> str:
-    # What senders sent may be in it: it must be text that can be encoded.
+def _shorten(message: str) -> str:
+    # It may quote what senders sent, which need not be encodable.
     message = message.encode("utf-8", "replace").decode()
     return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _text(field: int, value: str) -> bytes:
-    return _bytes(field, value.encode())
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -1,0 +1,149 @@
+"""The receiver: OTLP over HTTP and gRPC in one process, on one event loop.
+
+When it stops, it accepts nothing new, answers the requests in progress, and only then returns, so
+that the caller can close the sink: all acknowledged spans are durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from batchmill.files import write_json
+from batchmill.http import HttpServer, host_port
+from batchmill.ingest.decode.limits import Limits
+from batchmill.ingest.grpc import build_server
+from batchmill.ingest.http import HttpApp
+from batchmill.ingest.intake import Forwarder, Intake, SpanSink
+from batchmill.ingest.settings import ReceiverSettings
+from batchmill.ingest.stats import ReceiverStats, sink_queues, thresholds
+from batchmill.telemetry import ProcessStats
+
+log = logging.getLogger("batchmill.ingest")
+
+_STATUS_S = 1.0
+_SPOOL_ONLY = ("unread_bytes", "unread_segments")
+"""Known of a spool, where the pipeline removes what it has read; not of a topic."""
+
+
+class Receiver:
+    """Takes spans over HTTP and gRPC into a spool, or a topic, until stopped.
+
+    ``serve()`` runs on the caller's event loop and returns after draining. The sink is the
+    caller's, who closes it after that. ``stop()`` may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        spool: SpanSink,
+        settings: ReceiverSettings | None = None,
+        *,
+        limits: Limits | None = None,
+        status_path: Path | None = None,
+        forwarders: Mapping[str, Forwarder] | None = None,
+    ) -> None:
+        """``forwarders`` get copies of requests, by signal: ``traces`` and ``logs``.
+
+        Traces are forwarded once they are durable; logs are forwarded and stored nowhere. The
+        caller closes the forwarders, after the sink. ``status_path`` is written each second.
+        """
+        self.settings = settings = settings or ReceiverSettings()
+        self.stats = ReceiverStats()
+        self.http_address = ""
+        self.grpc_address = ""
+        self._sink = spool
+        self._status_path = status_path
+        self._forwarders = forwarders or {}
+        self._started = time.time()
+        self._intake = Intake(spool, limits or Limits(), settings, self.stats, self._forwarders)
+        app = HttpApp(self._intake, settings.access, self.status)
+        self._http = HttpServer(
+            app,
+            settings,
+            settings.http_port,
+            app.refuse_connection,
+            port_setting="http_port",
+            idle_s=settings.idle_s,
+            drain_s=settings.drain_s,
+            max_header_bytes=settings.max_header_bytes,
+        )
+        self._status_failed = False
+        self._process = ProcessStats()
+
+    def stop(self) -> None:
+        """Ask ``serve()`` to drain and return."""
+        self._http.stop()
+
+    async def serve(self, ready: Callable[[], None] | None = None) -> None:
+        """Take spans until stopped; ``ready`` is called once both ports are open."""
+        bind, intake = self.settings.bind, self._intake
+        with contextlib.closing(intake), contextlib.closing(self._http):
+            self._http.listen()
+            grpc_server, grpc_port = build_server(intake, self.settings)
+            self.http_address = host_port(bind, self._http.port)
+            self.grpc_address = host_port(bind, grpc_port)
+            await grpc_server.start()
+            reporting = asyncio.create_task(self._report())
+            reporting.add_done_callback(lambda _: self.stop())  # a bug there ends the receiver
+
+            async def drain() -> None:
+                log.info("draining")
+                intake.drain()
+                await grpc_server.stop(self.settings.drain_s)
+
+            try:
+                await self._http.serve(ready, drain)
+            finally:
+                reporting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reporting
+        await asyncio.to_thread(self._write_status)
+
+    def status(self) -> dict[str, Any]:
+        """The receiver's state and counters, as in the status file."""
+        sink = self._sink.stats()
+        return {
+            "name": "ingest",
+            "pid": os.getpid(),
+            "started": self._started,
+            "state": "draining" if self._intake.draining else "running",
+            "http": self.http_address,
+            "grpc": self.grpc_address,
+            **self.stats.snapshot(),
+            "connections": asdict(self._http.connections),
+            "requests_under_way": self._intake.requests,
+            "bytes_under_way": self._intake.bytes,
+            "queue_rows": sink.queue_rows,
+            **{name: getattr(sink, name) for name in _SPOOL_ONLY if hasattr(sink, name)},
+            "level": sink.level.name,
+            "forwarded": {
+                signal: dict(forwarder.figures()) for signal, forwarder in self._forwarders.items()
+            },
+            "thresholds": thresholds(self._sink.judge(), self._sink.measures(), sink),
+        }
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.to_thread(self._write_status)
+            await asyncio.sleep(_STATUS_S)
+
+    def _write_status(self) -> None:
+        path = self._status_path
+        if path is None:
+            return
+        try:
+            queues = sink_queues(self._process.queues(), self._sink.measures(), self._sink.stats())
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(path, self.status() | {"queues": queues})
+            self._status_failed = False
+        except OSError as error:  # a full disk must not end the receiver
+            if not self._status_failed:
+                log.warning("cannot write the status file: %s", error)
+            self._status_failed = True
