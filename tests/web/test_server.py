@@ -83,7 +83,7 @@ def test_a_file_that_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "store.db").write_text("this is no database, and longer than a header is " * 50)
     with serving(_url(tmp_path)) as client:
         status, found = client.ask("/api/v1/metrics")
-    assert (status, "no store that can be read" in found["error"]) == (503, True)
+    assert (status, "not a store that can be read" in found["error"]) == (503, True)
 
 
 def test_an_address_that_is_none_is_said_to_be_none() -> None:
