@@ -351,7 +351,7 @@ def test_the_slowest_calls(client: Client) -> None:
     [
         ("/api/v1/services", {"sort": "size"}, 400, "it must be cpm, name, avg"),
         ("/api/v1/services", {"limit": "0"}, 400, "a whole number from 1 to 1,000"),
-        ("/api/v1/services", {"from_": "now-1d", "grain": "minute"}, 400, "1,000,000 are answered"),
+        ("/api/v1/services", {"from_": "now-1d", "grain": "minute"}, 400, "at most 1,000,000"),
         ("/api/v1/services", {"page": 2}, 400, "'page' is no parameter here"),
         ("/api/v1/services", {"search": "\0"}, 400, "NUL"),
         ("/api/v1/services/%00", {}, 400, "NUL"),

@@ -17,8 +17,8 @@ pytest.importorskip("uvicorn")
 
 from batchmill.store import open_store
 from batchmill.web import WebServer, WebSettings
-from batchmill.web.api.desk import Desk
 from batchmill.web.live import Live, LiveSettings
+from batchmill.web.query_pool import QueryPool
 from tests.web.traffic import Call, Shop
 
 WAIT_S = 30.0
@@ -82,13 +82,13 @@ async def living(
     url: str, pipeline: Callable[[], Mapping[str, Any]] | None, settings: LiveSettings = QUICK
 ) -> AsyncIterator[Live]:
     """A source of events; closed in the end."""
-    desk = Desk(url)
-    live = Live(desk, pipeline, settings)
+    pool = QueryPool(url)
+    live = Live(pool, pipeline, settings)
     try:
         yield live
     finally:
         live.close()
-        await asyncio.to_thread(desk.close)
+        await asyncio.to_thread(pool.close)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from batchmill.export import RemoteWriter, RemoteWriteSettings
 from batchmill.sources import Grain
 from batchmill.store import Store, open_store
-from batchmill.web.errors import BadQuestion
-from batchmill.web.promql.params import moments
+from batchmill.web.errors import BadRequest
+from batchmill.web.promql.api import moments
 from batchmill.web.promql.parser import Matcher, parse, parse_selector
 from tests.kit.prometheus import Prometheus, running_prometheus, until
 from tests.web.kit import START_S, Call, CallWriter, Client, bucket_of, serving
@@ -135,18 +135,18 @@ def test_matchers(url: str, matchers: str, names: set[str]) -> None:
         ("", "begins with a name"),
         ("{}", "at least one matcher"),
         ('{a=""}', "at least one matcher"),
-        ('x{a=~"("}', "a regular expression has a ( without its )"),
+        ('x{a=~"("}', "a regular expression is not valid for RE2: missing )"),
         ('x{a="b"', ", or } is expected"),
         ('x{a="b', "a text has no end"),
         ("x{a=b}", "a text in quotes"),
-        ('x{a="\\q"}', "an escape is not understood"),
+        ('x{a="\\q"}', "an escape sequence is not valid"),
         ('x{__name__="y"}', "the name is given already"),
         ('x{a<"b"}', "one of =, !=, =~ and !~"),
     ],
 )
 def test_what_is_not_understood_is_said_so(text: str, reason: str) -> None:
     """With what would be understood."""
-    with pytest.raises(BadQuestion) as refused:
+    with pytest.raises(BadRequest) as refused:
         parse(text)
     assert reason in refused.value.reason
 
@@ -173,7 +173,7 @@ def test_a_bad_query_is_bad_data(url: str) -> None:
 )
 def test_ranges_have_bounds(params: dict[str, Any], reason: str) -> None:
     """As Prometheus has them, and says them."""
-    with pytest.raises(BadQuestion) as refused:
+    with pytest.raises(BadRequest) as refused:
         moments({name: [str(value)] for name, value in params.items()})
     assert reason in refused.value.reason
 
@@ -226,7 +226,7 @@ def test_a_selector_knows_its_name() -> None:
         Matcher.of("a", "=", "b"),
         Matcher.of("c", "!~", "d"),
     )
-    with pytest.raises(BadQuestion, match="more than 32,768 characters"):
+    with pytest.raises(BadRequest, match="more than 32,768 characters"):
         parse("x" * 40_000)
 
 

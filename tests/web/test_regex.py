@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchmill.web.errors import BadQuestion
-from batchmill.web.promql.regex import Regex
+from batchmill.web.errors import BadRequest
+from batchmill.web.promql.parser import Regex
 
 ATOMS = st.sampled_from(
     ["a", "b", "ab", ".", "[ab]", "[^a]", "[a-c]", r"\.", r"\d", r"\w", r"[\d-]", "a-b", r"\x61"]
@@ -73,5 +73,5 @@ def test_nothing_runs_away() -> None:
 )
 def test_what_is_not_valid_is_refused(expression: str) -> None:
     """With what is wrong, and without taking long."""
-    with pytest.raises(BadQuestion, match="a regular expression"):
+    with pytest.raises(BadRequest, match="a regular expression"):
         Regex(expression)

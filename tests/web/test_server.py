@@ -19,8 +19,7 @@ import pytest
 from batchmill import ConfigError
 from batchmill.http import Access
 from batchmill.store import open_store
-from batchmill.web import WebServer, WebSettings, make_app
-from batchmill.web.api import desk
+from batchmill.web import WebServer, WebSettings, make_app, query_pool
 from tests.web.kit import START_S, WAIT_S, Call, CallWriter, Client, serving
 
 ASKED = {"from_": START_S, "to": START_S + 600}
@@ -209,7 +208,7 @@ def test_other_methods_are_refused(tmp_path: Path) -> None:
 
 def test_more_questions_than_it_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beyond the bound are answered 503 at once, those within it when their turn comes."""
-    monkeypatch.setattr(desk, "MOST_UNDER_WAY", 2)
+    monkeypatch.setattr(query_pool, "MOST_RUNNING", 2)
     entered, going = threading.Semaphore(0), threading.Event()
 
     def pipeline() -> dict[str, int]:
@@ -224,7 +223,7 @@ def test_more_questions_than_it_can_take(tmp_path: Path, monkeypatch: pytest.Mon
                 assert entered.acquire(timeout=WAIT_S)
             status, headers, body = client.raw("/api/v1/pipeline")
             assert (status, headers["retry-after"]) == (503, "1")
-            assert b"under way already" in body
+            assert b"running already" in body
             assert client.ask("/api/v1/status")[1]["answers"] == {"too many": 2}
         finally:
             going.set()

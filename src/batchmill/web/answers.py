@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchmill.http import Access
-from batchmill.web.errors import Refused
+from batchmill.web.errors import RequestError
 
 log = logging.getLogger("batchmill.web")
 
@@ -55,7 +55,7 @@ def as_error(status: int, reason: str, headers: Mapping[str, str] | None = None)
 
 async def refused(request: Request, error: Exception) -> Response:
     """The answer to a question that was refused."""
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestError)
     return as_error(error.status, error.reason, error.headers)
 
 

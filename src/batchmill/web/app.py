@@ -13,11 +13,11 @@ from starlette.middleware import Middleware
 from batchmill.http import Access
 from batchmill.web import pages
 from batchmill.web.answers import Guard, not_served, refused
-from batchmill.web.api.desk import Desk
 from batchmill.web.api.handlers import Api
-from batchmill.web.errors import Refused
+from batchmill.web.errors import RequestError
 from batchmill.web.live import Live
 from batchmill.web.promql.api import PrometheusApi
+from batchmill.web.query_pool import QueryPool
 
 
 def make_app(
@@ -33,8 +33,8 @@ def make_app(
     ``pipeline`` answers the JSON of ``/api/v1/pipeline``; it is called on a thread.
     ``hosts`` are the names by which it may be asked; without any, by all.
     """
-    desk = Desk(store_url)
-    live = Live(desk, pipeline)
+    pool = QueryPool(store_url)
+    live = Live(pool, pipeline)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -42,19 +42,19 @@ def make_app(
             yield
         finally:
             live.close()
-            desk.close()
+            pool.close()
 
     app = Starlette(
         routes=[
-            *Api(desk, pipeline).routes(),
-            *PrometheusApi(desk).routes(),
+            *Api(pool, pipeline).routes(),
+            *PrometheusApi(pool).routes(),
             *live.routes(),
             *pages.routes(),
         ],
         middleware=[Middleware(Guard, access=access or Access(), hosts=hosts)],
-        exception_handlers={Refused: refused, HTTPException: not_served},
+        exception_handlers={RequestError: refused, HTTPException: not_served},
         lifespan=lifespan,
     )
-    app.state.desk = desk
+    app.state.pool = pool
     app.state.live = live  # a server closes it before it waits for answers under way
     return app

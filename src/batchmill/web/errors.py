@@ -1,12 +1,12 @@
-"""What goes wrong with a question, and what its answer says then."""
+"""Errors of a request, with their HTTP status."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 
-class Refused(Exception):
-    """A question that is answered with an error; carries ``status`` and ``reason``."""
+class RequestError(Exception):
+    """A request that is answered with an error; carries ``status`` and ``reason``."""
 
     status = 400
 
@@ -16,22 +16,22 @@ class Refused(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the answer says beside."""
+        """Headers of the error response."""
         return {}
 
 
-class BadQuestion(Refused):
-    """A parameter is wrong, or too much is asked for."""
+class BadRequest(RequestError):
+    """A parameter is not valid, or the result would be too large."""
 
 
-class NotFound(Refused):
-    """There is no such thing."""
+class NotFound(RequestError):
+    """The requested object does not exist."""
 
     status = 404
 
 
-class Unavailable(Refused):
-    """There is no answer at this moment; carries ``retry_after_s``."""
+class Unavailable(RequestError):
+    """The server cannot answer now; carries ``retry_after_s``."""
 
     status = 503
 
@@ -41,5 +41,5 @@ class Unavailable(Refused):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """When to ask again."""
+        """``Retry-After``."""
         return {"Retry-After": str(self.retry_after_s)}

@@ -23,8 +23,8 @@ from batchmill.errors import ConfigError
 from batchmill.sources import bucket_start
 from batchmill.store import Store
 from batchmill.web.answers import as_error
-from batchmill.web.api.desk import Desk
 from batchmill.web.errors import Unavailable
+from batchmill.web.query_pool import QueryPool
 
 log = logging.getLogger("batchmill.web")
 
@@ -69,7 +69,7 @@ def event(kind: str, content: Mapping[str, Any]) -> str:
 def newest_commit(store: Store) -> dict[str, Any]:
     """The commit that was last, of whatever stream, and the newest minute there is."""
     minute = store.newest_minute()
-    last = max(store.streams(), key=lambda each: each.committed_at or 0, default=None)
+    last = max(store.streams(), key=lambda stream: stream.committed_at or 0, default=None)
     at_ms = None if last is None else last.committed_at
     return {
         "newest_minute": None if minute is None else int(bucket_start(minute).timestamp()),
@@ -86,7 +86,7 @@ class Live:
     """
 
     def __init__(
-        self, desk: Desk, pipeline: Pipeline | None, settings: LiveSettings | None = None
+        self, pool: QueryPool, pipeline: Pipeline | None, settings: LiveSettings | None = None
     ) -> None:
         """``pipeline`` tells how the run is doing; None: there is no run to tell of."""
         self.settings = settings or LiveSettings()
@@ -95,7 +95,7 @@ class Live:
         """How many were sent away because too many listen."""
         self.let_go = 0
         """How many did not read what they were sent."""
-        self._look = _Look(desk, pipeline)
+        self._look = _Look(pool, pipeline)
         self._newest: dict[str, tuple[int, str]] = {}
         self._number = 0
         self._changed = asyncio.Event()
@@ -181,10 +181,10 @@ class Live:
 
 
 class _Look:
-    """Looks at the run and the store, on the desk's threads."""
+    """Looks at the run and the store, on the pool's threads."""
 
-    def __init__(self, desk: Desk, pipeline: Pipeline | None) -> None:
-        self._desk = desk
+    def __init__(self, pool: QueryPool, pipeline: Pipeline | None) -> None:
+        self._pool = pool
         self._pipeline = pipeline
         self._last: dict[str, str] = {}
         self._failed = 0
@@ -204,7 +204,7 @@ class _Look:
 
     async def _of_store(self) -> dict[str, str]:
         try:
-            commit = await self._desk.ask(newest_commit)
+            commit = await self._pool.query(newest_commit)
         except Unavailable as error:
             self._failed += 1
             if self._failed < _FAULTS:
@@ -220,7 +220,7 @@ class _Look:
         if self._pipeline is None:
             return {}
         try:
-            found = event("pipeline", await self._desk.run(self._pipeline))
+            found = event("pipeline", await self._pool.run(self._pipeline))
         except Unavailable:  # the server is busy, or ends
             return {}
         except Exception:  # whatever it is: the next look may succeed, and people listen on

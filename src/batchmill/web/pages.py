@@ -1,8 +1,7 @@
-"""The pages: files that lie in the package, served with headers that let nothing else in.
+"""Serves the static files of the web UI, with a strict content security policy.
 
-They hold no data, so whoever can reach the server may have them; what they show is asked for under
-``/api``, with a token where one is set. All files are read once: a page and its scripts are of one
-version, whatever happens to the folder meanwhile.
+They contain no data, so they need no token; what they show is requested from ``/api``. All files
+are read once, at the start: a page and its scripts are always of one version.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TYPES = {
 }
 
 _HEADERS = {
-    "cache-control": "no-cache",  # ask whether it is the same: names do not tell versions apart
+    "cache-control": "no-cache",  # revalidate: names carry no version
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'",
     "cross-origin-opener-policy": "same-origin",
@@ -36,8 +35,8 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "vary": "accept-encoding",
 }
-"""Beside those that every answer has. Nothing but our own files: no inline script or style, no
-other host, no frame around us, and no text that becomes markup."""
+"""In addition to those of every response. Only our own files: no inline script or style, no other
+host, no framing, and no text that becomes markup."""
 
 
 @dataclass(frozen=True)
@@ -50,29 +49,29 @@ class _File:
     packed: bytes
 
     def headers(self, packed: bool) -> dict[str, str]:
-        found = {**_HEADERS, "etag": self.etag}
-        return {**found, "content-encoding": "gzip"} if packed else found
+        headers = {**_HEADERS, "etag": self.etag}
+        return {**headers, "content-encoding": "gzip"} if packed else headers
 
 
 @cache
 def _files() -> dict[str, _File]:
     """All files, by their path under ``static``."""
-    found = {}
+    files = {}
     for path in sorted(_FOLDER.rglob("*")):
         if not path.is_file() or path.suffix not in _TYPES:
             continue
         plain = path.read_bytes()
         etag = f'W/"{hashlib.sha256(plain).hexdigest()[:20]}"'
         packed = gzip.compress(plain, mtime=0)
-        found[path.relative_to(_FOLDER).as_posix()] = _File(
+        files[path.relative_to(_FOLDER).as_posix()] = _File(
             _TYPES[path.suffix], etag, plain, packed
         )
-    return found
+    return files
 
 
 def _known(header: str, etag: str) -> bool:
-    """Whether the asker has this version; compared weakly, as the standard wants it."""
-    tags = {each.strip().removeprefix("W/") for each in header.split(",")}
+    """Whether the client has this version; weak comparison, as RFC 9110 requires."""
+    tags = {part.strip().removeprefix("W/") for part in header.split(",")}
     return "*" in tags or etag.removeprefix("W/") in tags
 
 
@@ -82,8 +81,8 @@ def _takes_gzip(header: str) -> bool:
     >>> _takes_gzip("br, gzip"), _takes_gzip("gzip;q=0"), _takes_gzip("")
     (True, False, False)
     """
-    for each in header.split(","):
-        name, _, quality = each.strip().partition(";")
+    for part in header.split(","):
+        name, _, quality = part.strip().partition(";")
         if name.strip().lower() == "gzip":
             return quality.replace(" ", "").rstrip("0").rstrip(".") not in ("q=", "q=0")
     return False
@@ -92,7 +91,7 @@ def _takes_gzip(header: str) -> bool:
 def _answer(request: Request, name: str) -> Response:
     file = _files().get(name)
     if file is None:
-        raise HTTPException(404, "there is no such page: begin at /")
+        raise HTTPException(404, "there is no such page: start at /")
     packed = _takes_gzip(request.headers.get("accept-encoding", ""))
     headers = file.headers(packed)
     if _known(request.headers.get("if-none-match", ""), file.etag):
@@ -111,6 +110,6 @@ async def _static(request: Request) -> Response:
 
 
 def routes() -> list[BaseRoute]:
-    """The page itself, and its files; GET and HEAD only."""
+    """The routes of the page and its files; GET and HEAD only."""
     _files()
     return [Route("/", _index), Route("/static/{path:path}", _static)]

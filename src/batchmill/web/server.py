@@ -80,7 +80,7 @@ class WebServer:
 
     def stop(self) -> None:
         """Ask ``serve()`` to return."""
-        self._app.state.desk.ending = True
+        self._app.state.pool.ending = True
         self._http.stop()
 
     async def serve(self, ready: Callable[[], None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The JSON API: each handler reads its parameters, asks at the desk, and shapes the answer."""
+"""The handlers of the JSON API: read parameters, query the store on the pool, return JSON."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.store import Snapshot
 from batchmill.web.answers import as_json
-from batchmill.web.api import lists, openapi, overview, service, topology
-from batchmill.web.api.desk import Desk
-from batchmill.web.api.lists import epoch
-from batchmill.web.api.memory import Memory
-from batchmill.web.api.params import checked, read_params
-from batchmill.web.api.range import read_range
+from batchmill.web.api import listing, openapi, overview, service, topology
+from batchmill.web.api.listing import epoch
+from batchmill.web.api.measures import MeasureCache
+from batchmill.web.api.parameters import checked, read_params, read_range
 from batchmill.web.errors import Unavailable
+from batchmill.web.query_pool import QueryPool
 
 V1 = "/api/v1"
 
 
 class Api:
-    """The handlers."""
+    """The handlers of ``/api/v1``."""
 
     def __init__(
         self,
-        desk: Desk,
+        pool: QueryPool,
         pipeline: Callable[[], Mapping[str, Any]] | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._desk = desk
+        self._pool = pool
         self._pipeline = pipeline
         self._clock = clock
-        self._memory = Memory()
+        self._cache = MeasureCache()
 
     def routes(self) -> list[BaseRoute]:
-        """Where they are."""
+        """The routes of the handlers."""
         return [
             Route(f"{V1}/status", self.status),
             Route(f"{V1}/pipeline", self.pipeline),
@@ -60,7 +59,7 @@ class Api:
         fault: str | None = None
         newest: int | None = None
         try:
-            newest = await self._desk.ask(lambda store: store.newest_minute())
+            newest = await self._pool.query(lambda store: store.newest_minute())
         except Unavailable as error:
             fault = error.reason
         return as_json(
@@ -69,66 +68,68 @@ class Api:
                 "now": int(self._clock()),
                 "store": {"ok": fault is None, "fault": fault},
                 "newest_minute": None if newest is None else epoch(newest),
-                "answers": dict(self._desk.answers),
+                "answers": dict(self._pool.answers),
             }
         )
 
     async def pipeline(self, request: Request) -> Response:
-        """What the processes of the run tell of themselves."""
+        """The state of the run's processes."""
         if self._pipeline is None:
             raise Unavailable(
                 "this server knows no run: start it with the run's folder, as batchmill run does"
             )
-        return as_json(await self._desk.run(self._pipeline))
+        return as_json(await self._pool.run(self._pipeline))
 
     async def services(self, request: Request) -> Response:
         """All services over a range."""
-        question = overview.Question.read(self._params(request, overview.PARAMS), self._clock())
-        memory = self._memory
-        return await self._answer(lambda snapshot: overview.services(snapshot, question, memory))
+        query = overview.ServicesQuery.read(self._params(request, overview.PARAMS), self._clock())
+        cache = self._cache
+        return await self._answer(lambda snapshot: overview.services(snapshot, query, cache))
 
     async def service(self, request: Request) -> Response:
         """One service over a range."""
         given = checked("id", request.path_params["id"])
-        wanted = read_range(self._params(request, service.PARAMS), self._clock())
-        return await self._answer(lambda snapshot: service.service(snapshot, given, wanted))
+        time_range = read_range(self._params(request, service.PARAMS), self._clock())
+        return await self._answer(lambda snapshot: service.service(snapshot, given, time_range))
 
     async def topology(self, request: Request) -> Response:
-        """Who calls whom."""
+        """The calls between services."""
         params = self._params(request, topology.PARAMS)
-        wanted = read_range(params, self._clock())
+        time_range = read_range(params, self._clock())
         layer = params.get("layer")
-        return await self._answer(lambda snapshot: topology.topology(snapshot, wanted, layer))
+        return await self._answer(lambda snapshot: topology.topology(snapshot, time_range, layer))
 
     async def metrics(self, request: Request) -> Response:
-        """What is measured."""
+        """All metrics."""
         self._params(request, ())
-        return await self._answer(lists.metrics)
+        return await self._answer(listing.metrics)
 
     async def values(self, request: Request) -> Response:
         """The values of a metric."""
         name = checked("metric", request.path_params["metric"])
-        params = self._params(request, lists.VALUE_PARAMS)
-        wanted = read_range(params, self._clock())
-        return await self._answer(lambda snapshot: lists.values(snapshot, name, wanted, params))
+        params = self._params(request, listing.VALUE_PARAMS)
+        time_range = read_range(params, self._clock())
+        return await self._answer(
+            lambda snapshot: listing.values(snapshot, name, time_range, params)
+        )
 
     async def entities(self, request: Request) -> Response:
-        """What is measured about."""
-        params = self._params(request, lists.ENTITY_PARAMS)
-        return await self._answer(lambda snapshot: lists.entities(snapshot, params))
+        """All entities."""
+        params = self._params(request, listing.ENTITY_PARAMS)
+        return await self._answer(lambda snapshot: listing.entities(snapshot, params))
 
     async def topn(self, request: Request) -> Response:
         """The slowest calls."""
-        params = self._params(request, lists.TOPN_PARAMS)
-        wanted = read_range(params, self._clock())
-        return await self._answer(lambda snapshot: lists.topn(snapshot, wanted, params))
+        params = self._params(request, listing.TOPN_PARAMS)
+        time_range = read_range(params, self._clock())
+        return await self._answer(lambda snapshot: listing.topn(snapshot, time_range, params))
 
     async def openapi(self, request: Request) -> Response:
-        """What may be asked."""
+        """The OpenAPI document."""
         return as_json(openapi.document())
 
     def _params(self, request: Request, known: Collection[str]) -> dict[str, str]:
         return read_params(request.query_params, known)
 
     async def _answer(self, work: Callable[[Snapshot], Any]) -> Response:
-        return await self._desk.ask(lambda store: as_json(store.read(work)))
+        return await self._pool.query(lambda store: as_json(store.read(work)))

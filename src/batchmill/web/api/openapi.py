@@ -1,4 +1,4 @@
-"""The OpenAPI document of the API: what may be asked."""
+"""The OpenAPI document of the API, with the JSON Schemas of its responses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,212 @@ from functools import cache
 from typing import Any
 
 import batchmill
-from batchmill.web.api.openapi_schemas import SCHEMAS, TEXT, Schema
 from batchmill.web.api.overview import MOST_SERVICES, ORDERS, SORTS
+
+Schema = Mapping[str, Any]
+
+TEXT: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_FIGURE: Schema = {"type": ["number", "null"]}
+_SHARE: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
+_GRAIN: Schema = {"enum": ["minute", "hour", "day"]}
+
+
+def _list(of: Schema) -> Schema:
+    return {"type": "array", "items": of}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": {name.rstrip("_"): schema for name, schema in properties.items()},
+        "required": [name.rstrip("_") for name in properties],
+        "additionalProperties": False,
+    }
+
+
+_FIGURES = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE, "apdex": _SHARE}
+_PART = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE}
+_TOWARDS = {"cpm": _FIGURE, "avg": _FIGURE, "success": _SHARE}
+_WHO = {"id": TEXT, "name": TEXT}
+_LAYERED = {**_WHO, "layers": _list(TEXT)}
+_RANGE = {"from_": _WHOLE, "to": _WHOLE}
+_LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
+# A moment and a number as text; not as prefixItems, which few readers of such documents know.
+_SAMPLE: Schema = {
+    "type": "array",
+    "items": {"type": ["number", "string"]},
+    "minItems": 2,
+    "maxItems": 2,
+}
+
+SCHEMAS: Mapping[str, Schema] = {
+    "Error": _object(error=TEXT),
+    "Status": _object(
+        version=TEXT,
+        now=_WHOLE,
+        store=_object(ok={"type": "boolean"}, fault={"type": ["string", "null"]}),
+        newest_minute={"type": ["integer", "null"]},
+        answers={"type": "object", "additionalProperties": _COUNT},
+    ),
+    "Metrics": _object(
+        metrics=_list(
+            _object(
+                name=TEXT,
+                source=TEXT,
+                function=TEXT,
+                labelled={"type": "boolean"},
+                definition=TEXT,
+                active={"type": "boolean"},
+                since={"type": ["integer", "null"]},
+            )
+        )
+    ),
+    "Entities": _object(
+        entities=_list(
+            _object(
+                kind=TEXT,
+                **_LAYERED,
+                roles={"type": "object", "additionalProperties": TEXT},
+            )
+        ),
+        total=_COUNT,
+    ),
+    "Values": _object(
+        metric=TEXT,
+        grain=_GRAIN,
+        times=_list(_WHOLE),
+        series=_list(
+            _object(
+                entity=_object(**_LAYERED),
+                values=_list(
+                    {
+                        "type": ["number", "object", "null"],
+                        "additionalProperties": {"type": "number"},
+                    }
+                ),
+            )
+        ),
+        left_out=_COUNT,
+    ),
+    "Services": _object(
+        grain=_GRAIN,
+        **_RANGE,
+        times=_list(_WHOLE),
+        total=_COUNT,
+        services=_list(
+            _object(
+                **_LAYERED,
+                range=_object(**_FIGURES),
+                series=_object(**{name: _list(each) for name, each in _FIGURES.items()}),
+            )
+        ),
+    ),
+    "Service": _object(
+        service=_object(**_LAYERED),
+        grain=_GRAIN,
+        **_RANGE,
+        times=_list(_WHOLE),
+        range=_object(**_FIGURES),
+        series=_object(
+            cpm=_list(_FIGURE),
+            avg=_list(_FIGURE),
+            success=_list(_SHARE),
+            apdex=_list(_SHARE),
+            percentiles=_object(
+                **{rank: _list(_FIGURE) for rank in ("p50", "p75", "p90", "p95", "p99")}
+            ),
+        ),
+        endpoints=_list(_object(**_WHO, **_PART)),
+        instances=_list(_object(**_WHO, **_PART)),
+        callers=_list(_object(**_WHO, **_TOWARDS)),
+        callees=_list(_object(**_WHO, **_TOWARDS)),
+        statements=_list(
+            _object(
+                database={"type": ["string", "null"]},
+                statement=TEXT,
+                normalised=TEXT,
+                latency=_WHOLE,
+                runs=_COUNT,
+                total_ms=_WHOLE,
+                trace_id=TEXT,
+                time=_WHOLE,
+            )
+        ),
+        left_out=_object(
+            endpoints=_COUNT,
+            instances=_COUNT,
+            callers=_COUNT,
+            callees=_COUNT,
+            statements=_COUNT,
+        ),
+    ),
+    "Topology": _object(
+        **_RANGE,
+        nodes=_list(_object(**_LAYERED, **_TOWARDS)),
+        edges=_list(_object(from_=TEXT, to=TEXT, **_PART)),
+        left_out=_object(nodes=_COUNT, edges=_COUNT),
+    ),
+    "TopN": _object(
+        stream=TEXT,
+        streams=_list(TEXT),
+        records=_list(
+            _object(
+                entity=_object(**_WHO),
+                bucket=_WHOLE,
+                rank=_COUNT,
+                latency=_WHOLE,
+                time=_WHOLE,
+                trace_id=TEXT,
+                span_id=TEXT,
+                statement=TEXT,
+                normalised=TEXT,
+                runs=_COUNT,
+                total_ms=_WHOLE,
+            )
+        ),
+    ),
+    "Pipeline": {"type": "object"},
+    "PrometheusError": _object(status={"const": "error"}, errorType=TEXT, error=TEXT),
+    "Labels": _object(status={"const": "success"}, data=_list(TEXT)),
+    "Series": _object(status={"const": "success"}, data=_list(_LABELS)),
+    "Metadata": _object(
+        status={"const": "success"},
+        data={
+            "type": "object",
+            "additionalProperties": _list(_object(type=TEXT, help=TEXT, unit=TEXT)),
+        },
+    ),
+    "BuildInfo": _object(status={"const": "success"}, data=_LABELS),
+    "Answer": _object(
+        status={"const": "success"},
+        data={
+            "type": "object",
+            "properties": {
+                "resultType": {"enum": ["vector", "matrix", "scalar"]},
+                "result": {"type": "array"},
+            },
+            "required": ["resultType", "result"],
+            "oneOf": [
+                {
+                    "properties": {
+                        "resultType": {"const": "vector"},
+                        "result": _list(_object(metric=_LABELS, value=_SAMPLE)),
+                    }
+                },
+                {
+                    "properties": {
+                        "resultType": {"const": "matrix"},
+                        "result": _list(_object(metric=_LABELS, values=_list(_SAMPLE))),
+                    }
+                },
+                {"properties": {"resultType": {"const": "scalar"}, "result": _SAMPLE}},
+            ],
+        },
+    ),
+}
+
 
 _MOMENT = r"^(now(-[0-9]{1,6}[smhdw])?|[0-9]{1,10}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{5,8}Z)$"
 
@@ -18,12 +222,12 @@ def _ref(name: str) -> Schema:
 
 
 _ABOUT = {
-    "from": "Where the range begins: seconds since 1970, ISO 8601, now, or now-24h.",
-    "to": "Where it ends; the minute that it lies in is part of it.",
-    "grain": "How long a bucket is; auto: minutes up to 3 hours, hours up to 7 days, else days.",
-    "layer": "Only what is of this layer.",
+    "from": "Start of the range: seconds since 1970, ISO 8601, now, or now-24h.",
+    "to": "End of the range; its minute is included.",
+    "grain": "Length of a bucket; auto: minutes up to 3 hours, hours up to 7 days, else days.",
+    "layer": "Only entities of this layer.",
     "limit": "How many at most.",
-    "offset": "How many to leave out at the start.",
+    "offset": "How many to skip.",
 }
 _FROM = {"type": "string", "pattern": _MOMENT, "examples": ["now-1h", "1709208000"]}
 
@@ -73,10 +277,10 @@ def _get(
 ) -> dict[str, Any]:
     answers = {
         "200": _answer(schema, "The answer."),
-        "400": _answer("Error", "What is wrong with the question."),
+        "400": _answer("Error", "What is wrong with the request."),
         "401": _answer("Error", "The token is missing."),
-        "421": _answer("Error", "Asked by a name that is not the server's."),
-        "503": _answer("Error", "The store cannot be read now, or too much is under way."),
+        "421": _answer("Error", "The Host header is not a name of this server."),
+        "503": _answer("Error", "The store cannot be read now, or too many queries are running."),
     }
     if missing:
         answers["404"] = _answer("Error", missing)
@@ -88,21 +292,21 @@ def _prometheus(
 ) -> dict[str, Any]:
     answers = {
         "200": _answer(schema, "The answer, as Prometheus has it."),
-        "400": _answer("PrometheusError", "What is wrong with the question."),
+        "400": _answer("PrometheusError", "What is wrong with the request."),
         "401": _answer("Error", "The token is missing."),
-        "421": _answer("Error", "Asked by a name that is not the server's."),
+        "421": _answer("Error", "The Host header is not a name of this server."),
         "503": _answer("PrometheusError", "The store cannot be read now."),
     }
-    found: dict[str, Any] = {
+    operations: dict[str, Any] = {
         "get": {"summary": about, "parameters": list(params), "responses": answers}
     }
     if post:
         form = {
             "type": "object",
-            "properties": {each["name"]: each["schema"] for each in params},
-            "required": [each["name"] for each in params if each["required"]],
+            "properties": {param["name"]: param["schema"] for param in params},
+            "required": [param["name"] for param in params if param["required"]],
         }
-        found["post"] = {
+        operations["post"] = {
             "summary": about,
             "requestBody": {
                 "required": True,
@@ -110,7 +314,7 @@ def _prometheus(
             },
             "responses": answers,
         }
-    return found
+    return operations
 
 
 _SELECTOR: Schema = {
@@ -141,7 +345,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         "There is no such metric, or entity.",
     ),
     "/api/v1/entities": _get(
-        "What metrics are about.",
+        "The entities that metrics are about.",
         "Entities",
         [
             _query("kind", _SOME_TEXT, "service, instance, endpoint, service_relation …"),
@@ -152,7 +356,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         ],
     ),
     "/api/v1/services": _get(
-        "All services over a range, with their figures bucket by bucket and over all of it.",
+        "All services over a range, with their measures by bucket and over the whole range.",
         "Services",
         [
             *_TIME,
@@ -171,7 +375,9 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         "There is no such service.",
     ),
     "/api/v1/topology": _get(
-        "Who calls whom over a range.", "Topology", [*_TIME, _query("layer", _SOME_TEXT)]
+        "The calls between services over a range.",
+        "Topology",
+        [*_TIME, _query("layer", _SOME_TEXT)],
     ),
     "/api/v1/topn": _get(
         "The slowest calls of the buckets of a range.",
@@ -184,7 +390,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         ],
         "There is no such stream, or entity.",
     ),
-    "/api/v1/pipeline": _get("What the processes of the run tell of themselves.", "Pipeline"),
+    "/api/v1/pipeline": _get("The state of the run's processes.", "Pipeline"),
     "/api/v1/query": _prometheus(
         "The series of a plain selector at a moment.",
         "Answer",
@@ -209,7 +415,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         ],
     ),
     "/api/v1/labels": _prometheus(
-        "The names of labels.", "Labels", [_query("match[]", _MATCH, "Selectors."), *_BETWEEN]
+        "Label names.", "Labels", [_query("match[]", _MATCH, "Selectors."), *_BETWEEN]
     ),
     "/api/v1/label/{name}/values": _prometheus(
         "The values of a label.",
@@ -227,7 +433,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         [_query("match[]", {**_MATCH, "minItems": 1}, "Selectors.", required=True), *_BETWEEN],
     ),
     "/api/v1/metadata": _prometheus(
-        "What metrics mean.",
+        "Metadata of metrics.",
         "Metadata",
         [
             _query("metric", _SOME_TEXT, "The name of its series."),
@@ -235,23 +441,23 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         ],
         post=False,
     ),
-    "/api/v1/status/buildinfo": _prometheus("Who answers.", "BuildInfo", post=False),
+    "/api/v1/status/buildinfo": _prometheus("Build information.", "BuildInfo", post=False),
 }
 
 
 @cache
 def document() -> Mapping[str, Any]:
-    """The whole document."""
+    """The OpenAPI document."""
     live = {
-        "summary": "What changes, as server-sent events: pipeline, commit.",
+        "summary": "Changes as server-sent events: pipeline, commit, store.",
         "responses": {
             "200": {
                 "description": "Events without end.",
                 "content": {"text/event-stream": {"schema": TEXT}},
             },
             "401": _answer("Error", "The token is missing."),
-            "421": _answer("Error", "Asked by a name that is not the server's."),
-            "503": _answer("Error", "Too many listen already."),
+            "421": _answer("Error", "The Host header is not a name of this server."),
+            "503": _answer("Error", "There are too many listeners already."),
         },
     }
     whole = {
@@ -262,7 +468,7 @@ def document() -> Mapping[str, Any]:
                 "content": {"application/json": {"schema": {"type": "object"}}},
             },
             "401": _answer("Error", "The token is missing."),
-            "421": _answer("Error", "Asked by a name that is not the server's."),
+            "421": _answer("Error", "The Host header is not a name of this server."),
         },
     }
     return {

@@ -1,4 +1,4 @@
-"""All services over a range: their figures, bucket by bucket and over all of it."""
+"""All services over a range: their measures by bucket and over the whole range."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from typing import Any
 
 from batchmill.sources import Grain
 from batchmill.store import Named, Snapshot
-from batchmill.web.api.figures import SERVICE, Figures, Number, Row
-from batchmill.web.api.memory import Memory
-from batchmill.web.api.params import choice, whole
-from batchmill.web.api.range import Range, bucket, read_range
-from batchmill.web.api.rows import Reader, by_entity
-from batchmill.web.errors import BadQuestion
+from batchmill.web.api.measures import SERVICE, MeasureCache, Measures, Number, Row
+from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
+from batchmill.web.api.rows import RowReader, by_entity
+from batchmill.web.errors import BadRequest
 
-FIGURES = ("cpm", "avg", "p99", "success", "apdex")
+MEASURES = ("cpm", "avg", "p99", "success", "apdex")
 SORTS = ("cpm", "name", "avg", "p99", "success", "apdex")
 ORDERS = ("asc", "desc")
 PARAMS = ("from", "to", "grain", "layer", "search", "sort", "order", "limit", "offset")
 MOST_SERVICES = 1_000
 MOST_POINTS = 1_000_000
 _READ_ONCE = 200
-"""Up to so many buckets are read for all services; of more, those of the services shown."""
+"""Up to this many buckets are read for all services; of more, only for the services shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Which services are wanted, and how."""
+class ServicesQuery:
+    """Which services are time_range, and how."""
 
-    range: Range
+    range: TimeRange
     layer: str | None
     search: str | None
     sort: str
@@ -38,11 +36,11 @@ class Question:
     offset: int
 
     @classmethod
-    def read(cls, params: Mapping[str, str], now_s: float) -> Question:
-        """From the parameters."""
+    def read(cls, params: Mapping[str, str], now_s: float) -> ServicesQuery:
+        """Read and validate the parameters."""
         sort = choice(params, "sort", "cpm", SORTS)
         order = choice(params, "order", "asc" if sort == "name" else "desc", ORDERS)
-        found = cls(
+        query = cls(
             read_range(params, now_s),
             params.get("layer"),
             params.get("search"),
@@ -51,62 +49,64 @@ class Question:
             whole(params, "limit", 500, 1, MOST_SERVICES),
             whole(params, "offset", 0, 0, 10_000_000),
         )
-        points = found.limit * len(found.range.times) * len(FIGURES)
+        points = query.limit * len(query.range.times) * len(MEASURES)
         if points > MOST_POINTS:
-            raise BadQuestion(
-                f"that are up to {points:,} points, and {MOST_POINTS:,} are answered at most: "
-                "ask for fewer services (limit), a shorter range or a coarser grain"
+            raise BadRequest(
+                f"the result has up to {points:,} points, and at most {MOST_POINTS:,} are allowed: "
+                "request fewer services (limit), a shorter range or a coarser grain"
             )
-        return found
+        return query
 
 
 def services(
-    snapshot: Snapshot, question: Question, memory: Memory | None = None
+    snapshot: Snapshot, query: ServicesQuery, cache: MeasureCache | None = None
 ) -> dict[str, Any]:
-    """The answer."""
-    wanted = question.range
+    """The services of one page, with their measures."""
+    time_range = query.range
     newest = snapshot.newest_minute()
-    reader = Reader(snapshot, SERVICE.chosen(snapshot.metrics()), question.layer, memory)
+    reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics()), query.layer, cache)
     keys: list[int] | None = None
-    if question.search:
-        keys = snapshot.keys_like("service", question.search, question.layer)
-    figures, minutes = reader.figures, wanted.minutes(newest)
-    once = len(wanted.times) <= _READ_ONCE
-    # What is shown bucket by bucket is read anyway: the range is made of the same rows then.
-    coarsest = wanted.grain if once else Grain.DAY
-    cover = wanted.cover(newest, coarsest, less=figures.can_take_away)
-    shown = reader.rows(wanted.buckets, keys) if once else []
+    if query.search:
+        keys = snapshot.keys_like("service", query.search, query.layer)
+    measures, minutes = reader.measures, time_range.minutes(newest)
+    once = len(time_range.times) <= _READ_ONCE
+    # The rows of the shown buckets are read anyway: the range is computed from the same rows.
+    coarsest = time_range.grain if once else Grain.DAY
+    cover = time_range.cover(newest, coarsest, less=measures.can_subtract)
+    shown = reader.rows(time_range.buckets, keys) if once else []
     sides = []
     for pieces in (cover.more, cover.less):
         rows: list[Row] = []
-        for each in pieces:
-            if once and each.grain is wanted.grain:
-                rows += [row for row in shown if each.first <= row[0] <= each.last]
+        for piece in pieces:
+            if once and piece.grain is time_range.grain:
+                rows += [row for row in shown if piece.first <= row[0] <= piece.last]
             else:
-                rows += reader.rows(each, keys)
+                rows += reader.rows(piece, keys)
         sides.append(by_entity(rows))
     more, less = sides
     names = snapshot.named(more)
-    total = {key: figures.over(more[key], minutes, less.get(key, ())) for key in names}
-    # Of some there may be nothing left but what was taken away.
-    names = {key: each for key, each in names.items() if any(map(_is_there, total[key].values()))}
-    page = _sorted(names, total, question)[question.offset : question.offset + question.limit]
+    total = {key: measures.over(more[key], minutes, less.get(key, ())) for key in names}
+    # Subtracting may leave a service without calls.
+    names = {
+        key: piece for key, piece in names.items() if any(map(_has_value, total[key].values()))
+    }
+    page = _sorted(names, total, query)[query.offset : query.offset + query.limit]
     if not once:
-        shown = reader.rows(wanted.buckets, page)
-    series = _series(by_entity(shown), wanted, figures, page)
+        shown = reader.rows(time_range.buckets, page)
+    series = _series(by_entity(shown), time_range, measures, page)
     layers = snapshot.layers(page)
     return {
-        "grain": wanted.grain.value,
-        "from": wanted.start_s,
-        "to": wanted.end_s,
-        "times": wanted.times,
+        "grain": time_range.grain.value,
+        "from": time_range.start_s,
+        "to": time_range.end_s,
+        "times": time_range.times,
         "total": len(names),
         "services": [
             {
                 "id": names[key].id,
                 "name": names[key].name,
                 "layers": sorted(layers.get(key, ())),
-                "range": {each: total[key].get(each) for each in FIGURES},
+                "range": {measure: total[key].get(measure) for measure in MEASURES},
                 "series": series[key],
             }
             for key in page
@@ -114,34 +114,37 @@ def services(
     }
 
 
-def _is_there(value: Number) -> bool:
+def _has_value(value: Number) -> bool:
     return value is not None
 
 
 def _sorted(
-    names: Mapping[int, Named], total: Mapping[int, Mapping[str, Number]], question: Question
+    names: Mapping[int, Named], total: Mapping[int, Mapping[str, Number]], query: ServicesQuery
 ) -> list[int]:
-    """The keys in the order asked for; of equals by name, and those without a figure last."""
+    """The keys in the requested order; equal ones by name, those without a value last."""
     keys = sorted(names, key=lambda key: (names[key].name, names[key].id))
-    if question.sort == "name":
-        return keys[::-1] if question.descending else keys
-    figure: dict[int, float] = {}
+    if query.sort == "name":
+        return keys[::-1] if query.descending else keys
+    sort_value: dict[int, float] = {}
     for key in keys:
-        value = total[key].get(question.sort)
+        value = total[key].get(query.sort)
         if value is not None:
-            figure[key] = -value if question.descending else value
-    return sorted(keys, key=lambda key: (key not in figure, figure.get(key, 0)))
+            sort_value[key] = -value if query.descending else value
+    return sorted(keys, key=lambda key: (key not in sort_value, sort_value.get(key, 0)))
 
 
 def _series(
-    rows: Mapping[int, Sequence[Row]], wanted: Range, figures: Figures, keys: Sequence[int]
+    rows: Mapping[int, Sequence[Row]],
+    time_range: TimeRange,
+    measures: Measures,
+    keys: Sequence[int],
 ) -> dict[int, dict[str, list[Number]]]:
-    """The figures of each bucket, by entity."""
-    buckets = [bucket(wanted.grain, each) for each in wanted.times]
-    missing: dict[str, list[Number]] = {each: [None] * len(buckets) for each in FIGURES}
-    found = {}
+    """The measures of each bucket, by entity."""
+    buckets = [bucket(time_range.grain, time) for time in time_range.times]
+    missing: dict[str, list[Number]] = {measure: [None] * len(buckets) for measure in MEASURES}
+    series = {}
     for key in keys:
         by_bucket = {row[0]: row for row in rows.get(key, ())}
-        line = [by_bucket.get(each) for each in buckets]
-        found[key] = missing | figures.series(line, wanted.grain.minutes)
-    return found
+        line = [by_bucket.get(bucket_number) for bucket_number in buckets]
+        series[key] = missing | measures.series(line, time_range.grain.minutes)
+    return series

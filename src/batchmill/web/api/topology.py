@@ -1,4 +1,4 @@
-"""Who calls whom over a range, from the metrics of relations."""
+"""The calls between services over a range, from the metrics of relations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.store import Named, Snapshot
-from batchmill.web.api.figures import CALLEE_SIDE, CALLER_SIDE, SERVICE, Figures
-from batchmill.web.api.range import Range
-from batchmill.web.api.rows import Parts, Reader
+from batchmill.web.api.measures import CALLEE_SIDE, CALLER_SIDE, SERVICE, Measures
+from batchmill.web.api.parameters import TimeRange
+from batchmill.web.api.rows import RangeRows, RowReader
 from batchmill.web.api.service import name_of
 
 PARAMS = ("from", "to", "grain", "layer")
@@ -23,64 +23,64 @@ class _Node:
     name: str
     layers: list[str] = field(default_factory=list)
     calls: int = 0
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    measures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def topology(snapshot: Snapshot, wanted: Range, layer: str | None) -> dict[str, Any]:
-    """The answer. With a layer: its services, and who calls them or is called by them."""
+def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> dict[str, Any]:
+    """Nodes and edges; with a layer, its services with their callers and callees."""
     newest = snapshot.newest_minute()
-    minutes = wanted.minutes(newest)
+    minutes = time_range.minutes(newest)
     metrics = snapshot.metrics()
     edges: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
-    incoming: dict[str, Parts] = {}
-    caller_side: Figures | None = None
-    # The callee's side where it was observed; a database knows its callers' side only.
+    incoming: dict[str, RangeRows] = {}
+    caller_side: Measures | None = None
+    # The callee's measures where it reports them; a database is known from its callers only.
     for kind in (CALLEE_SIDE, CALLER_SIDE):
-        reader = Reader(snapshot, kind.chosen(metrics))
+        reader = RowReader(snapshot, kind.chosen(metrics))
         if not reader.metrics:
             continue
-        rows = reader.ranged(wanted, newest)
-        figures = reader.figures
+        rows = reader.ranged(time_range, newest)
+        measures = reader.measures
         for key, named in snapshot.named(rows).items():
             ends = named.id.split("-")
             if len(ends) != 2:
                 continue
             if kind is CALLER_SIDE:
-                caller_side = figures
-                whole = incoming.setdefault(ends[1], Parts([], []))
+                caller_side = measures
+                whole = incoming.setdefault(ends[1], RangeRows([], []))
                 whole.more.extend(rows[key].more)
                 whole.less.extend(rows[key].less)
-            over = figures.over(rows[key].more, minutes, rows[key].less)
+            over = measures.over(rows[key].more, minutes, rows[key].less)
             place = (ends[0], ends[1])
             if place not in edges and any(value is not None for value in over.values()):
-                shown = {each: over.get(each) for each in ("cpm", "avg", "p99", "success")}
-                edges[place] = (figures.calls(*rows[key]), shown)
-    nodes = _nodes(snapshot, wanted, newest, edges, incoming, caller_side)
+                shown = {node: over.get(node) for node in ("cpm", "avg", "p99", "success")}
+                edges[place] = (measures.calls(*rows[key]), shown)
+    nodes = _nodes(snapshot, time_range, newest, edges, incoming, caller_side)
     if layer is not None:
-        inside = {each.id for each in nodes.values() if layer in each.layers}
+        inside = {node.id for node in nodes.values() if layer in node.layers}
         edges = {ends: edge for ends, edge in edges.items() if inside & set(ends)}
         kept = inside.union(*edges) if edges else inside
-        nodes = {id_: each for id_, each in nodes.items() if id_ in kept}
-    busy = sorted(nodes.values(), key=lambda each: (-each.calls, each.name, each.id))[:MOST_NODES]
-    there = {each.id for each in busy}
-    ranked = sorted(edges.items(), key=lambda each: (-each[1][0], each[0]))
-    shown_edges = [each for each in ranked if each[0][0] in there and each[0][1] in there]
+        nodes = {id_: node for id_, node in nodes.items() if id_ in kept}
+    busy = sorted(nodes.values(), key=lambda node: (-node.calls, node.name, node.id))[:MOST_NODES]
+    there = {node.id for node in busy}
+    ranked = sorted(edges.items(), key=lambda item: (-item[1][0], item[0]))
+    shown_edges = [node for node in ranked if node[0][0] in there and node[0][1] in there]
     shown_edges = shown_edges[:MOST_EDGES]
     return {
-        "from": wanted.start_s,
-        "to": wanted.end_s,
+        "from": time_range.start_s,
+        "to": time_range.end_s,
         "nodes": [
             {
-                "id": each.id,
-                "name": each.name,
-                "layers": each.layers,
-                **{figure: each.figures.get(figure) for figure in ("cpm", "avg", "success")},
+                "id": node.id,
+                "name": node.name,
+                "layers": node.layers,
+                **{measure: node.measures.get(measure) for measure in ("cpm", "avg", "success")},
             }
-            for each in busy
+            for node in busy
         ],
         "edges": [
-            {"from": caller, "to": callee, **figures}
-            for (caller, callee), (_, figures) in shown_edges
+            {"from": caller, "to": callee, **measures}
+            for (caller, callee), (_, measures) in shown_edges
         ],
         "left_out": {
             "nodes": len(nodes) - len(busy),
@@ -91,42 +91,46 @@ def topology(snapshot: Snapshot, wanted: Range, layer: str | None) -> dict[str, 
 
 def _nodes(
     snapshot: Snapshot,
-    wanted: Range,
+    time_range: TimeRange,
     newest: int | None,
     edges: Mapping[tuple[str, str], Any],
-    incoming: Mapping[str, Parts],
-    caller_side: Figures | None,
+    incoming: Mapping[str, RangeRows],
+    caller_side: Measures | None,
 ) -> dict[str, _Node]:
-    """Every service that has calls of its own, or is an end of an edge."""
-    reader = Reader(snapshot, SERVICE.chosen(snapshot.metrics()))
-    rows = reader.ranged(wanted, newest)
-    figures, minutes = reader.figures, wanted.minutes(newest)
+    """Every service with calls of its own, and every end of an edge."""
+    reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics()))
+    rows = reader.ranged(time_range, newest)
+    measures, minutes = reader.measures, time_range.minutes(newest)
     served = snapshot.named(rows)
     nodes = {
-        each.id: _Node(
-            each.id,
-            each.name,
-            calls=figures.calls(*rows[key]),
-            figures=figures.over(rows[key].more, minutes, rows[key].less),
+        entity.id: _Node(
+            entity.id,
+            entity.name,
+            calls=measures.calls(*rows[key]),
+            measures=measures.over(rows[key].more, minutes, rows[key].less),
         )
-        for key, each in served.items()
+        for key, entity in served.items()
     }
-    # Of some there may be nothing left but what was taken away.
+    # Subtracting may leave a service without calls.
     nodes = {
-        id_: each
-        for id_, each in nodes.items()
-        if any(value is not None for value in each.figures.values())
+        id_: entity
+        for id_, entity in nodes.items()
+        if any(value is not None for value in entity.measures.values())
     }
     for id_ in {end for ends in edges for end in ends} - nodes.keys():
         node = nodes[id_] = _Node(id_, name_of(id_))
-        if caller_side is not None and id_ in incoming:  # as its clients see it
+        if caller_side is not None and id_ in incoming:  # as its callers report it
             more, less = incoming[id_]
             node.calls = caller_side.calls(more, less)
-            node.figures = caller_side.over(more, minutes, less)
-    known: dict[str, Named] = {each.id: each for each in served.values() if each.id in nodes}
-    known |= {each.id: each for each in snapshot.find("service", ids=nodes.keys() - known.keys())}
-    layers = snapshot.layers(each.key for each in known.values())
-    for id_, each in known.items():
-        nodes[id_].name = each.name
-        nodes[id_].layers = sorted(layers.get(each.key, ()))
+            node.measures = caller_side.over(more, minutes, less)
+    known: dict[str, Named] = {
+        entity.id: entity for entity in served.values() if entity.id in nodes
+    }
+    known |= {
+        entity.id: entity for entity in snapshot.find("service", ids=nodes.keys() - known.keys())
+    }
+    layers = snapshot.layers(entity.key for entity in known.values())
+    for id_, entity in known.items():
+        nodes[id_].name = entity.name
+        nodes[id_].layers = sorted(layers.get(entity.key, ()))
     return nodes

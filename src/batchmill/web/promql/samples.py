@@ -1,8 +1,8 @@
-"""Series of Prometheus out of the store: names, labels and samples as the exporters write them.
+"""Prometheus series from the store, with the names, labels and samples of the exporters.
 
-A value of a minute is one sample, at the minute's end, once the next minute has begun: just what
-remote write sends. It is the present one until the minute after it is complete; if there is none,
-for five minutes. So a query answers what a Prometheus answers that was written to.
+The value of a minute is one sample, at its end, once the next minute has begun: what remote
+write sends. It is current until the next minute is complete or, without one, for five minutes. So a
+query returns what a Prometheus returns that receives our remote write.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from batchmill.export import by_label, complete_minute, entity_labels, series_na
 from batchmill.oal import Value
 from batchmill.sources import Grain
 from batchmill.store import Buckets, Named, Snapshot, StoredMetric
-from batchmill.web.api.range import MINUTE_S, bucket, minute_end_s
-from batchmill.web.api.rows import Reader, by_entity
-from batchmill.web.errors import BadQuestion
+from batchmill.web.api.parameters import MINUTE_S, bucket, minute_end_s
+from batchmill.web.api.rows import RowReader, by_entity
+from batchmill.web.errors import BadRequest
 from batchmill.web.promql.parser import NAME, Selector
 
 LOOKBACK_S = 300
@@ -27,8 +27,8 @@ MOST_METRICS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """An entity with what its labels are made of."""
+class LabelledEntity:
+    """An entity with the values of its labels."""
 
     kind: str
     id: str
@@ -37,62 +37,66 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A series: its labels, and the value at each moment; None where it has none."""
+class SampledSeries:
+    """A series: its labels, and its value at each requested time, or None."""
 
     labels: Mapping[str, str]
     values: list[float | None]
 
 
 def chosen_metrics(snapshot: Snapshot, selector: Selector) -> dict[str, StoredMetric]:
-    """By the name of their series, the metrics that a selector may mean."""
-    active = [each for each in snapshot.metrics() if each.active]
+    """The metrics that a selector may match, by the name of their series."""
+    active = [metric for metric in snapshot.metrics() if metric.active]
     names = series_names(active)
-    found = {names[each.name]: each for each in active if selector.named(names[each.name])}
-    if len(found) > MOST_METRICS:
-        raise BadQuestion(f"that are more than {MOST_METRICS} metrics: name fewer of them")
-    return found
+    chosen = {
+        names[metric.name]: metric for metric in active if selector.matches_name(names[metric.name])
+    }
+    if len(chosen) > MOST_METRICS:
+        raise BadRequest(f"the selector matches more than {MOST_METRICS} metrics: select fewer")
+    return chosen
 
 
-def lines(
+def sampled_series(
     snapshot: Snapshot, selector: Selector, moments_s: Sequence[float], now_s: float
-) -> list[Line]:
-    """The series that a selector means, at each moment; those without any value are left out."""
+) -> list[SampledSeries]:
+    """The matching series at each time, without those that have no value."""
     newest = complete_minute(snapshot.newest_minute(), now_s)
     minutes = [_minute(moment, newest) for moment in moments_s]
-    wanted = sorted({each for each in minutes if each is not None})
-    if not wanted:
+    time_range = sorted({minute for minute in minutes if minute is not None})
+    if not time_range:
         return []
-    found: list[Line] = []
+    result: list[SampledSeries] = []
     for name, metric in sorted(chosen_metrics(snapshot, selector).items()):
-        entities = _entities(snapshot, metric, selector, wanted)
+        entities = _entities(snapshot, metric, selector, time_range)
         if len(entities) * len(moments_s) > MOST_SAMPLES:
-            raise BadQuestion(
-                f"that are more than {MOST_SAMPLES:,} samples: select fewer series, a shorter "
-                "range or a longer step"
+            raise BadRequest(
+                f"the result has more than {MOST_SAMPLES:,} samples: select fewer series, a "
+                "shorter range or a longer step"
             )
-        reader = Reader(snapshot, {"value": metric})
-        rows = by_entity(reader.listed(Grain.MINUTE, wanted, list(entities)))
-        for key, mine in sorted(rows.items(), key=lambda each: entities[each[0]].id):
+        reader = RowReader(snapshot, {"value": metric})
+        rows = by_entity(reader.rows_of(Grain.MINUTE, time_range, list(entities)))
+        for key, mine in sorted(rows.items(), key=lambda item: entities[item[0]].id):
             finished = {row[0]: metric.plan.finished(row[2:], 1) for row in mine}
             labels = {NAME: name, **dict(entity_labels(entities[key]))}
-            found += _by_label(metric, labels, finished, minutes, selector)
-            if len(found) * len(moments_s) > MOST_SAMPLES:
-                raise BadQuestion(f"that are more than {MOST_SAMPLES:,} samples: select fewer")
-    return found
+            result += _by_label(metric, labels, finished, minutes, selector)
+            if len(result) * len(moments_s) > MOST_SAMPLES:
+                raise BadRequest(
+                    f"the result has more than {MOST_SAMPLES:,} samples: select fewer series"
+                )
+    return result
 
 
 def series(
     snapshot: Snapshot, selector: Selector, start_s: float, end_s: float, most: int
 ) -> Iterator[dict[str, str]]:
-    """The labels of the series that a selector means and that the days of a time have."""
+    """The labels of the matching series that have data on the days of a range."""
     days = Buckets(Grain.DAY, bucket(Grain.DAY, int(start_s)), bucket(Grain.DAY, int(end_s)))
     count = 0
     for name, metric in sorted(chosen_metrics(snapshot, selector).items()):
         entities = _entities(snapshot, metric, selector, (), days)
-        reader = Reader(snapshot, {"value": metric})
+        reader = RowReader(snapshot, {"value": metric})
         rows = by_entity(reader.rows(days, list(entities)))
-        for key, mine in sorted(rows.items(), key=lambda each: entities[each[0]].id):
+        for key, mine in sorted(rows.items(), key=lambda item: entities[item[0]].id):
             labels = {NAME: name, **dict(entity_labels(entities[key]))}
             known: set[str | None] = set()
             for row in mine:
@@ -103,7 +107,7 @@ def series(
                         if metric.labelled
                         else {None}
                     )
-            for label in sorted(known, key=lambda each: each or ""):
+            for label in sorted(known, key=lambda label_text: label_text or ""):
                 whole = labels if label is None else {**labels, "label": label}
                 if selector.matches(whole):
                     yield whole
@@ -113,7 +117,7 @@ def series(
 
 
 def _minute(moment_s: float, newest: int | None) -> int | None:
-    """The minute whose value is the present one at a moment."""
+    """The minute whose value is current at a time."""
     if newest is None or moment_s < MINUTE_S:
         return None
     end_s = min(math.floor(moment_s / MINUTE_S) * MINUTE_S, minute_end_s(newest))
@@ -128,30 +132,30 @@ def _entities(
     selector: Selector,
     minutes: Sequence[int],
     days: Buckets | None = None,
-) -> dict[int, Labelled]:
-    """The entities that a selector may mean, of those seen on the days of some minutes."""
+) -> dict[int, LabelledEntity]:
+    """The entities that a selector may match, of those with data on the same days."""
     known: dict[int, Named]
-    given = selector.equal("entity") or selector.equal("name")
+    given = selector.required_value("entity") or selector.required_value("name")
     if given is not None:
-        known = {each.key: each for each in snapshot.find(id_or_name=given, most=MOST_ENTITIES)}
+        known = {item.key: item for item in snapshot.find(id_or_name=given, most=MOST_ENTITIES)}
     else:
         if days is None:
             days = Buckets(Grain.DAY, minutes[0] // 10_000, minutes[-1] // 10_000)
         known = snapshot.named(snapshot.entities_in(metric.source, days))
     layers = snapshot.layers(known)
-    found = {
-        key: Labelled(each.kind, each.id, each.name, layers.get(key, frozenset()))
-        for key, each in known.items()
+    labelled = {
+        key: LabelledEntity(item.kind, item.id, item.name, layers.get(key, frozenset()))
+        for key, item in known.items()
     }
-    own = [each for each in selector.matchers if each.label not in (NAME, "label")]
-    kept = {}
-    for key, entity in found.items():
+    matchers = [matcher for matcher in selector.matchers if matcher.label not in (NAME, "label")]
+    matching = {}
+    for key, entity in labelled.items():
         labels = dict(entity_labels(entity))
-        if all(each.matches(labels.get(each.label, "")) for each in own):
-            kept[key] = entity
-    if len(kept) > MOST_ENTITIES:
-        raise BadQuestion(f"that are more than {MOST_ENTITIES:,} series: select fewer")
-    return kept
+        if all(item.matches(labels.get(item.label, "")) for item in matchers):
+            matching[key] = entity
+    if len(matching) > MOST_ENTITIES:
+        raise BadRequest(f"the selector matches more than {MOST_ENTITIES:,} series: select fewer")
+    return matching
 
 
 def _by_label(
@@ -160,15 +164,15 @@ def _by_label(
     finished: Mapping[int, Value],
     minutes: Sequence[int | None],
     selector: Selector,
-) -> Iterator[Line]:
-    """The lines of one entity: one, or one for each label."""
-    found: dict[str, dict[int, float]] = {}
+) -> Iterator[SampledSeries]:
+    """The series of one entity: one, or one for each label."""
+    by_text: dict[str, dict[int, float]] = {}
     for minute, value in finished.items():
         if value is not None:
             for label, number in by_label(metric, value):
-                found.setdefault(label, {})[minute] = number
-    for label, numbers in sorted(found.items()):
+                by_text.setdefault(label, {})[minute] = number
+    for label, numbers in sorted(by_text.items()):
         whole = {**labels, "label": label} if metric.labelled else labels
-        values = [None if each is None else numbers.get(each) for each in minutes]
-        if selector.matches(whole) and any(each is not None for each in values):
-            yield Line(whole, values)
+        values = [None if minute is None else numbers.get(minute) for minute in minutes]
+        if selector.matches(whole) and any(value is not None for value in values):
+            yield SampledSeries(whole, values)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from batchmill.sources import Grain, bucket_start
 from batchmill.store import Buckets
-from batchmill.web.api.range import Range, bucket, read_moment, read_range
-from batchmill.web.errors import BadQuestion
+from batchmill.web.api.parameters import TimeRange, bucket, read_moment, read_range
+from batchmill.web.errors import BadRequest
 
 NOW_S = 1_709_214_330.5  # 2024-02-29T13:45:30.5Z
 DAY_S = 86_400
@@ -43,7 +43,7 @@ def test_moments_are_understood(text: str, moment: float) -> None:
 )
 def test_other_moments_are_refused_with_what_is_allowed(text: str) -> None:
     """Whatever is no moment is answered with how one is written."""
-    with pytest.raises(BadQuestion, match="it must be seconds since 1970"):
+    with pytest.raises(BadRequest, match="it must be seconds since 1970"):
         read_moment("from", text, NOW_S)
 
 
@@ -68,13 +68,13 @@ def test_without_parameters_it_is_the_last_hour() -> None:
     ("params", "reason"),
     [
         ({"from": "now", "to": "now-1h"}, "from must lie before to"),
-        ({"from": "now-2d", "grain": "minute"}, "2,881 buckets of one minute, and 1,500"),
+        ({"from": "now-2d", "grain": "minute"}, "2,881 buckets of one minute, and at most 1,500"),
         ({"grain": "week"}, "minute, hour, day or auto"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(params: dict[str, str], reason: str) -> None:
     """A range the wrong way round, too many buckets, a grain that there is not."""
-    with pytest.raises(BadQuestion, match=reason):
+    with pytest.raises(BadRequest, match=reason):
         read_range(params, NOW_S)
 
 
@@ -105,7 +105,7 @@ def test_the_cover_is_just_the_minutes_of_the_range(
 ) -> None:
     """Every minute up to the newest counts exactly once, and none outside the range."""
     base_s = 1_709_078_400  # a midnight
-    wanted = Range(base_s + start * 60, base_s + (start + length) * 60, Grain.MINUTE)
+    wanted = TimeRange(base_s + start * 60, base_s + (start + length) * 60, Grain.MINUTE)
     newest_s = base_s + newest * 60
     cover = wanted.cover(bucket(Grain.MINUTE, newest_s), coarsest, less=less)
     assert all(each.grain.minutes <= coarsest.minutes for each in (*cover.more, *cover.less))
@@ -120,7 +120,7 @@ def test_the_cover_is_just_the_minutes_of_the_range(
 def test_what_is_taken_away_is_the_smaller_part() -> None:
     """From an hour's sixth minute on: the hour without five minutes, not 55 minutes."""
     base_s = 1_709_078_400
-    wanted = Range(base_s + 5 * 60, base_s + 3 * 3600 + 10 * 60, Grain.HOUR)
+    wanted = TimeRange(base_s + 5 * 60, base_s + 3 * 3600 + 10 * 60, Grain.HOUR)
     cover = wanted.cover(bucket(Grain.MINUTE, base_s + DAY_S), Grain.HOUR, less=True)
     assert [(each.grain.value, len(each)) for each in cover.more] == [("hour", 3), ("minute", 10)]
     assert [(each.grain.value, len(each)) for each in cover.less] == [("minute", 5)]
@@ -129,7 +129,7 @@ def test_what_is_taken_away_is_the_smaller_part() -> None:
 def test_a_long_range_is_covered_by_coarse_buckets() -> None:
     """Thirty days with ragged ends take minutes of two hours, hours of two days, and days."""
     base_s = 1_709_078_400
-    wanted = Range(base_s + 5 * 60, base_s + 30 * DAY_S + 90 * 60, Grain.DAY)
+    wanted = TimeRange(base_s + 5 * 60, base_s + 30 * DAY_S + 90 * 60, Grain.DAY)
     pieces = wanted.cover(bucket(Grain.MINUTE, base_s + 40 * DAY_S)).more
     assert [(each.grain.value, len(each)) for each in pieces] == [
         ("day", 29),

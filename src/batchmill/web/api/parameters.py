@@ -1,20 +1,68 @@
-"""Which time is asked about: from, to, and the grain of what is shown; and which rows cover it."""
+"""Parameters of a request: validation, the time range, and the buckets that cover it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from starlette.datastructures import QueryParams
+
 from batchmill.sources import Grain, bucket_end
 from batchmill.store import Buckets
-from batchmill.web.errors import BadQuestion
+from batchmill.web.errors import BadRequest
+
+LONGEST = 4_096
+"""Characters of one parameter."""
+
+
+def read_params(given: QueryParams, known: Collection[str]) -> dict[str, str]:
+    """The parameters by name; an empty one counts as not given."""
+    params: dict[str, str] = {}
+    for name, value in given.multi_items():
+        if name not in known:
+            allowed = ", ".join(known) or "none"
+            raise BadRequest(f"{name[:64]!r} is no parameter here: there are {allowed}")
+        if name in params:
+            raise BadRequest(f"{name} is given twice")
+        if len(value) > LONGEST:
+            raise BadRequest(f"{name} has more than {LONGEST:,} characters")
+        params[name] = checked(name, value)
+    return {name: value for name, value in params.items() if value}
+
+
+def checked(name: str, text: str) -> str:
+    """The text, if a database accepts it in a query."""
+    if "\0" in text:
+        raise BadRequest(f"{name} holds a NUL character")
+    return text
+
+
+def whole(params: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    """A whole number."""
+    text = params.get(name)
+    if text is None:
+        return default
+    if text.isascii() and text.isdigit() and len(text) < 19 and least <= int(text) <= most:
+        return int(text)
+    raise BadRequest(
+        f"{name}={text[:64]!r} is not valid: it must be a whole number from {least:,} to {most:,}"
+    )
+
+
+def choice(params: Mapping[str, str], name: str, default: str, allowed: Collection[str]) -> str:
+    """One of a few words."""
+    text = params.get(name, default)
+    if text not in allowed:
+        raise BadRequest(f"{name}={text[:64]!r} is not valid: it must be {', '.join(allowed)}")
+    return text
+
 
 MOST_BUCKETS = 1_500
 MINUTE_S = 60
-SIZES_S = {each: MINUTE_S * each.minutes for each in Grain}
+SIZES_S = {grain: MINUTE_S * grain.minutes for grain in Grain}
 _LAST_S = 253_402_300_800  # the year 10000
 _LONGEST = 64
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -25,11 +73,11 @@ _ALLOWED = (
     "(s, m, h, d, w), between the years 1970 and 9999"
 )
 _AUTO = ((3 * 3600, Grain.MINUTE), (7 * 86_400, Grain.HOUR))
-"""Up to how long a range has which grain, if none is asked for; a longer one has days."""
+"""The default grain by the length of the range; a longer range has days."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class TimeRange:
     """Whole minutes from ``start_s``, included, to ``end_s``, excluded, shown in ``grain``."""
 
     start_s: int
@@ -38,31 +86,30 @@ class Range:
 
     @property
     def buckets(self) -> Buckets:
-        """The buckets that any minute of it lies in; the first and the last may begin before it,
-        or end behind it."""
+        """All buckets that overlap the range; the first may start before it."""
         return Buckets(
             self.grain, bucket(self.grain, self.start_s), bucket(self.grain, self.end_s - 1)
         )
 
     @property
     def times(self) -> list[int]:
-        """When each bucket begins, in seconds since 1970."""
+        """The start of each bucket, in seconds since 1970."""
         size = SIZES_S[self.grain]
         return list(range(self.start_s // size * size, self.end_s, size))
 
     def minutes(self, newest: int | None) -> int:
-        """How many minutes it has, up to the newest that has come in; at least 1."""
+        """The number of minutes, up to the newest that has data; at least 1."""
         end_s = self.end_s if newest is None else min(self.end_s, minute_end_s(newest))
         return max(1, (end_s - self.start_s) // MINUTE_S)
 
     def cover(
         self, newest: int | None, coarsest: Grain = Grain.DAY, *, less: bool = False
     ) -> Cover:
-        """Buckets that together are just these minutes: coarse ones inside, minutes at the ends.
+        """Buckets that add up to exactly these minutes: coarse ones inside, minutes at the ends.
 
-        With ``less``, a coarse bucket at an end may be taken whole, and what does not belong to the
-        range taken away, where that is the smaller part. Behind the ``newest`` minute there is
-        nothing, so that an end behind that is no ragged one.
+        With ``less``, a coarse bucket at an end may be added whole and its part outside of the
+        range subtracted, where that part is the smaller one. After the ``newest`` minute there is
+        no data, so an end after it needs no finer buckets.
         """
         if newest is None or self.start_s >= minute_end_s(newest):
             return Cover([], [])
@@ -70,22 +117,22 @@ class Range:
         end_s = self.end_s
         if end_s >= newest_end_s:
             end_s = _up(newest_end_s, SIZES_S[coarsest])
-        found = Cover([], [])
-        _cover(self.start_s, end_s, coarsest, found, less)
-        return found
+        cover = Cover([], [])
+        _cover(self.start_s, end_s, coarsest, cover, less)
+        return cover
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Which rows make a range."""
+    """The buckets that make up a range."""
 
     more: list[Buckets]
-    """To be added up."""
+    """To add."""
     less: list[Buckets]
-    """To be taken away from that."""
+    """To subtract from that."""
 
     def flipped(self) -> Cover:
-        """The other way round; the lists are the same."""
+        """The same lists with their roles exchanged."""
         return Cover(self.less, self.more)
 
 
@@ -97,7 +144,7 @@ def _cover(start_s: int, end_s: int, grain: Grain, into: Cover, less: bool) -> N
     if first > last or (first == last and not less):
         _cover(start_s, end_s, _FINER[grain], into, less)
         return
-    # Whether the ends are taken with more than belongs to them.
+    # Whether an end is covered by a whole bucket, and the rest subtracted.
     before = less and first - start_s > size // 2
     behind = less and end_s - last > size // 2
     outer, inner = (first - size if before else first), (last + size if behind else last)
@@ -126,63 +173,63 @@ def _up(moment_s: int, size_s: int) -> int:
 
 
 def bucket(grain: Grain, moment_s: int) -> int:
-    """The bucket that a moment lies in."""
+    """The bucket that contains a time."""
     return grain.bucket(datetime.fromtimestamp(moment_s, UTC))
 
 
 def minute_end_s(minute: int) -> int:
-    """When a minute is over, in seconds since 1970."""
+    """The end of a minute, in seconds since 1970."""
     return int(bucket_end(minute).timestamp())
 
 
-def read_range(params: Mapping[str, str], now_s: float) -> Range:
-    """The range that parameters ask for."""
+def read_range(params: Mapping[str, str], now_s: float) -> TimeRange:
+    """The time range from the parameters ``from``, ``to`` and ``grain``."""
     start = read_moment("from", params.get("from", "now-1h"), now_s)
     end = read_moment("to", params.get("to", "now"), now_s)
     start_s = math.floor(start / MINUTE_S) * MINUTE_S
     end_s = math.ceil(end / MINUTE_S) * MINUTE_S
     if start_s >= end_s or start > end:
-        raise BadQuestion("from must lie before to")
+        raise BadRequest("from must lie before to")
     grain = _grain(params.get("grain", "auto"), end_s - start_s)
-    found = Range(start_s, end_s, grain)
+    time_range = TimeRange(start_s, end_s, grain)
     count = (end_s - start_s) // SIZES_S[grain] + 1
-    if count > MOST_BUCKETS and len(found.times) > MOST_BUCKETS:
-        raise BadQuestion(
-            f"that are {len(found.times):,} buckets of one {grain.value}, and {MOST_BUCKETS:,} are "
-            "answered at most: ask for a shorter range or a coarser grain"
+    if count > MOST_BUCKETS and len(time_range.times) > MOST_BUCKETS:
+        raise BadRequest(
+            f"the range has {len(time_range.times):,} buckets of one {grain.value}, and at most "
+            f"{MOST_BUCKETS:,} are allowed: request a shorter range or a coarser grain"
         )
-    return found
+    return time_range
 
 
 def read_moment(name: str, text: str, now_s: float) -> float:
-    """A moment in seconds since 1970, from how a parameter writes it."""
+    """A time in seconds since 1970, from any form that a parameter may have."""
     text = text.strip()
     if relative := _RELATIVE.fullmatch(text):
         ago = int(relative[1]) * _UNITS_S[relative[2]] if relative[1] else 0
-        found = now_s - ago
+        moment_s = now_s - ago
     elif _SECONDS.fullmatch(text):
-        found = float(text)
+        moment_s = float(text)
     else:
-        found = _calendar(name, text)
-    if not 0 <= found < _LAST_S:
-        raise _wrong(name, text)
-    return found
+        moment_s = _calendar(name, text)
+    if not 0 <= moment_s < _LAST_S:
+        raise _invalid(name, text)
+    return moment_s
 
 
 def _calendar(name: str, text: str) -> float:
     if len(text) > _LONGEST or not text[:4].isdigit():
-        raise _wrong(name, text)
+        raise _invalid(name, text)
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return moment.timestamp()
     except (ValueError, OverflowError):
-        raise _wrong(name, text) from None
+        raise _invalid(name, text) from None
 
 
-def _wrong(name: str, text: str) -> BadQuestion:
-    return BadQuestion(f"{name}={text[:_LONGEST]!r} is not valid: it must be {_ALLOWED}")
+def _invalid(name: str, text: str) -> BadRequest:
+    return BadRequest(f"{name}={text[:_LONGEST]!r} is not valid: it must be {_ALLOWED}")
 
 
 def _grain(text: str, length_s: int) -> Grain:
@@ -191,6 +238,6 @@ def _grain(text: str, length_s: int) -> Grain:
     try:
         return Grain(text)
     except ValueError:
-        raise BadQuestion(
+        raise BadRequest(
             f"grain={text[:_LONGEST]!r} is not valid: it must be minute, hour, day or auto"
         ) from None

@@ -1,0 +1,271 @@
+"""Measures of services, endpoints and relations: from stored cells to numbers.
+
+The measure of one bucket is the metric's own value. Over a range, the cells of its rows are merged
+first and finished then, so that an average, a percentile or a share is that of all calls together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
+
+from batchmill.oal import Value
+from batchmill.store import Cell, CellRows, StoredMetric
+
+MOST_ROWS = 131_072
+"""Rows of one set of metrics; of 500 services, the hours of ten days."""
+MOST_KINDS = 6
+MOST_TALLIES = 2_048
+
+Known = dict[tuple[int, int], tuple[int, tuple[Any, ...]]]
+"""By bucket and entity: the hash of the row, and the measures computed from it."""
+
+
+class TallyPlan(Protocol):
+    """Reads the states of a metric with tallies."""
+
+    def states(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The states of a metric, from its cells."""
+        ...
+
+
+class MeasureCache:
+    """Cache of results, keyed by a hash of what they were computed from.
+
+    Nothing needs to be invalidated: rows that late events change have another hash. Bounded: when
+    it is full, the older half is removed. Threads may share it; two may compute the same at once,
+    and either result is right.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[Hashable, Known] = {}
+        self._tallies: dict[int, dict[int, int]] = {}
+
+    def rows(self, mark: Hashable, minutes: int) -> Known:
+        """The cached rows of these metrics and of buckets of ``minutes``, for the caller to extend.
+
+        Its size is checked at the next call.
+        """
+        for row in list(self._rows.values()):
+            if len(row) > MOST_ROWS:
+                remove_older_half(row)
+        if len(self._rows) > MOST_KINDS:
+            self._rows = {}
+        return self._rows.setdefault((mark, minutes), {})
+
+    def tally(
+        self, plan: TallyPlan, steady: Sequence[str], others: Sequence[str]
+    ) -> dict[int, int]:
+        """The merged tally of all texts; the result of the ``steady`` ones is cached."""
+        cached = self._steady(plan, tuple(steady)) if steady else {}
+        if not others:
+            return cached
+        merged = dict(cached)
+        for number, count in plan.states((",".join(others),))[0].items():
+            merged[number] = merged.get(number, 0) + count
+        return merged
+
+    def _steady(self, plan: TallyPlan, texts: tuple[str, ...]) -> dict[int, int]:
+        mark = hash(texts)
+        tally = self._tallies.get(mark)
+        if tally is None:
+            if len(self._tallies) >= MOST_TALLIES:
+                remove_older_half(self._tallies)
+            tally = self._tallies[mark] = plan.states((",".join(texts),))[0]
+        return tally
+
+
+def remove_older_half(known: dict[Any, Any]) -> None:
+    """Remove the older half; another thread may be doing the same."""
+    for key in islice(list(known), len(known) // 2):
+        known.pop(key, None)
+
+
+Number: TypeAlias = int | float | None
+Row: TypeAlias = tuple[Any, ...]
+
+SCALE = 10_000
+"""Shares are kept as whole numbers out of this many, and shown from 0 to 1."""
+SHARES = ("success", "apdex")
+_HOURS = 10**11
+"""Above the bucket of any hour or day, below that of any minute."""
+RANKS = ("p50", "p75", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureSet:
+    """The metrics that give the measures of one kind of entity."""
+
+    source: str
+    names: Mapping[str, str]
+    """Metric names by measure."""
+
+    def chosen(self, metrics: Iterable[StoredMetric]) -> dict[str, StoredMetric]:
+        """The metrics that the store has, by measure."""
+        known = {metric.name: metric for metric in metrics if metric.source == self.source}
+        return {measure: known[name] for measure, name in self.names.items() if name in known}
+
+
+def _measure_set(
+    source: str, prefix: str, sla: str = "sla", apdex: str | None = None
+) -> MeasureSet:
+    names = {
+        "cpm": f"{prefix}_cpm",
+        "avg": f"{prefix}_resp_time",
+        "p99": f"{prefix}_percentile",
+        "success": f"{prefix}_{sla}",
+    }
+    return MeasureSet(source, names | ({"apdex": apdex} if apdex else {}))
+
+
+SERVICE = _measure_set("Service", "service", apdex="service_apdex")
+INSTANCE = _measure_set("ServiceInstance", "service_instance")
+ENDPOINT = _measure_set("Endpoint", "endpoint")
+CALLEE_SIDE = _measure_set("ServiceRelation", "service_relation_server", "call_sla")
+CALLER_SIDE = _measure_set("ServiceRelation", "service_relation_client", "call_sla")
+
+
+class Measures:
+    """Computes measures from rows of :class:`CellRows`; ``cache`` keeps results."""
+
+    def __init__(
+        self, metrics: Mapping[str, StoredMetric], rows: CellRows, cache: MeasureCache | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._places = {measure: rows.places[metric.name] for measure, metric in metrics.items()}
+        self._cache = cache or MeasureCache()
+        self._known: dict[int, Known] = {}
+        self._mark = tuple((measure, metric.plan) for measure, metric in metrics.items())
+
+    def series(self, rows: Sequence[Row | None], minutes: int) -> dict[str, list[Number]]:
+        """Every measure of each row; None where there is no row or no value."""
+        if minutes not in self._known:
+            self._known[minutes] = self._cache.rows(self._mark, minutes)
+        known = self._known[minutes]
+        lines: list[tuple[Number, ...]] = []
+        nothing = (None,) * len(self._metrics)
+        for row in rows:
+            if row is None:
+                lines.append(nothing)
+                continue
+            place, mark = row[:2], hash(row)
+            cached = known.get(place)
+            if cached is None or cached[0] != mark:
+                cached = known[place] = (mark, self._finished(row, minutes))
+            lines.append(cached[1])
+        columns = zip(*lines, strict=True) if lines else [()] * len(self._metrics)
+        return {
+            measure: list(column) for measure, column in zip(self._metrics, columns, strict=True)
+        }
+
+    def ranks(self, rows: Iterable[Row | None]) -> dict[str, list[Number]]:
+        """The percentiles of each row, by rank."""
+        metric = self._metrics.get("p99")
+        values: list[Value] = [
+            None if row is None or metric is None else self._value("p99", row, 1) for row in rows
+        ]
+        return {rank: [_at_rank(value, rank) for value in values] for rank in RANKS}
+
+    @property
+    def can_subtract(self) -> bool:
+        """Whether rows can be subtracted: from a sum or a tally yes, from an extreme no."""
+        return all(
+            set(metric.plan.cells) == {Cell.SUM} or _is_tally(metric)
+            for metric in self._metrics.values()
+        )
+
+    def over(
+        self, rows: Sequence[Row], minutes: int, less: Sequence[Row] = ()
+    ) -> dict[str, Number]:
+        """Every measure over all rows together, minus ``less``; they cover ``minutes``."""
+        if not rows:
+            return dict.fromkeys(self._metrics)
+        columns = list(zip(*rows, strict=True))
+        others = list(zip(*less, strict=True))
+        return {
+            measure: self._over(measure, metric, columns, others, minutes)
+            for measure, metric in self._metrics.items()
+        }
+
+    def calls(self, rows: Iterable[Row], less: Iterable[Row] = ()) -> int:
+        """The number of calls, for sorting; 0 if no metric counts them."""
+        if "cpm" not in self._metrics:
+            return 0
+        start = self._places["cpm"].start
+        return sum(row[start] or 0 for row in rows) - sum(row[start] or 0 for row in less)
+
+    def _over(
+        self,
+        measure: str,
+        metric: StoredMetric,
+        columns: Sequence[Sequence[Any]],
+        less: Sequence[Sequence[Any]],
+        minutes: int,
+    ) -> Number:
+        place = self._places[measure]
+        if _is_tally(metric):
+            tally = self._tally(metric, columns[0], columns[place.start])
+            if less:
+                tally = _without(tally, self._tally(metric, less[0], less[place.start]))
+            return _display_value(measure, metric.plan.value((tally,), minutes))
+        cells = metric.plan.merged(columns[place])
+        if less:
+            away = metric.plan.merged(less[place])
+            cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
+        if metric.function == "cpm":
+            return round(cells[0] / minutes, 3) if cells[0] else None
+        return _display_value(measure, metric.plan.finished(cells, minutes))
+
+    def _tally(
+        self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
+    ) -> dict[int, int]:
+        """The merged tally; hours and days other than the newest are merged once and cached."""
+        newest = max((bucket for bucket in buckets if bucket < _HOURS), default=0)
+        steady: list[str] = []
+        others: list[str] = []
+        for bucket, text in zip(buckets, texts, strict=True):
+            if text is not None:
+                (steady if bucket < _HOURS and bucket != newest else others).append(text)
+        return self._cache.tally(metric.plan, steady, others)
+
+    def _finished(self, row: Row, minutes: int) -> tuple[Number, ...]:
+        return tuple(
+            [
+                _display_value(measure, self._value(measure, row, minutes))
+                for measure in self._metrics
+            ]
+        )
+
+    def _value(self, measure: str, row: Row, minutes: int) -> Value:
+        return self._metrics[measure].plan.finished(row[self._places[measure]], minutes)
+
+
+def _is_tally(metric: StoredMetric) -> bool:
+    return metric.function == "percentile2" and len(metric.columns) == 1
+
+
+def _without(tally: Mapping[int, int], less: Mapping[int, int]) -> dict[int, int]:
+    """Subtract a tally that is part of another."""
+    left = {number: count - less.get(number, 0) for number, count in tally.items()}
+    return {number: count for number, count in left.items() if count}
+
+
+def _less(one: int | None, other: int | None) -> int | None:
+    return one if one is None or other is None else one - other
+
+
+def _display_value(measure: str, value: Value) -> Number:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return _at_rank(value, "p99")
+    return round(value / SCALE, 4) if measure in SHARES else value
+
+
+def _at_rank(value: Value, rank: str) -> Number:
+    """One of several percentiles, by either form of its label."""
+    if not isinstance(value, dict):
+        return value
+    return value.get(f"{{p={rank[1:]}}}", value.get(str(RANKS.index(rank))))
