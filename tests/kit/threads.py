@@ -87,6 +87,10 @@ class Gate:
         self._opened.set()
         self._passes.release()
 
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
+
     @classmethod
     def open_all(cls) -> None:
         """Open every gate there is: for the clean-up of a test that failed."""

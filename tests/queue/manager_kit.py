@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueueManager, BatchQueueSettings, ThreadPolicy
-from tests.kit.queues import WAIT_S, Gate
+from tests.kit.threads import WAIT_S, Gate
 
 POOL = ("pool", ThreadPolicy.fixed(2))
 

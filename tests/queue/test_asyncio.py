@@ -7,24 +7,14 @@ import threading
 from typing import Any
 
 from batchmill import BatchQueue
-from tests.kit.stress import (
-    BOUND_S,
-    A,
-    B,
-    Call,
-    Gate,
-    Recorder,
-    lane_of,
-    make_queue,
-    parked,
-    partition_of,
-    wait_until,
-)
+from tests.kit.queues import Recorder, make_queue, new_queue
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import A, B, lane_of, parked, partition_of
 
 
 def _fill(queue: BatchQueue[Any], gate: Gate) -> None:
     assert queue.produce(A())
-    gate.someone_waits()
+    gate.wait_entered()
     for _ in range(partition_of(queue).capacity):
         assert queue.produce(A(), timeout=0)
 
@@ -34,7 +24,7 @@ def _waiters(queue: BatchQueue[Any]) -> int:
 
 
 async def _until_waiting(queue: BatchQueue[Any], count: int) -> None:
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WAIT_S):
         while _waiters(queue) != count:  # noqa: ASYNC110 - the queue's insides signal nobody
             await asyncio.sleep(0)
 
@@ -47,7 +37,7 @@ def test_full_queue_does_not_block_the_loop() -> None:
         await _until_waiting(queue, 1)
         assert not waiting.done()
         gate.open()
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(WAIT_S):
             return await waiting
 
     with make_queue(buffer_size=2) as queue, Gate() as gate:
@@ -55,7 +45,7 @@ def test_full_queue_does_not_block_the_loop() -> None:
         queue.add_handler(A, recorder)
         _fill(queue, gate)
         assert asyncio.run(main())
-        recorder.got(4)
+        recorder.wait_for(4)
 
 
 def test_aproduce_many_does_not_block_the_loop() -> None:
@@ -65,7 +55,7 @@ def test_aproduce_many_does_not_block_the_loop() -> None:
         waiting = asyncio.create_task(queue.aproduce_many(items))
         await _until_waiting(queue, 1)
         gate.open()
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(WAIT_S):
             return await waiting
 
     with make_queue(buffer_size=3, max_batch=2) as queue, Gate() as gate:
@@ -74,7 +64,7 @@ def test_aproduce_many_does_not_block_the_loop() -> None:
         _fill(queue, gate)
         items = [A() for _ in range(100)]
         assert asyncio.run(main()) == 100
-        assert recorder.got(104)[4:] == items
+        assert recorder.wait_for(104)[4:] == items
 
 
 def test_many_tasks() -> None:
@@ -88,7 +78,7 @@ def test_many_tasks() -> None:
                 assert await queue.aproduce_many([(task, sequence)]) == 1
 
     async def main() -> None:
-        async with asyncio.timeout(BOUND_S * 3), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(WAIT_S * 3), asyncio.TaskGroup() as group:
             for task in range(40):
                 group.create_task(produce(task))
 
@@ -96,7 +86,7 @@ def test_many_tasks() -> None:
     with make_queue(buffer_size=2) as queue:
         queue.add_handler(tuple, recorder)
         asyncio.run(main())
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
     for task in range(40):
         assert [seq for who, seq in recorder.items if who == task] == list(range(50))
 
@@ -118,7 +108,7 @@ def test_timeout() -> None:
         assert asyncio.run(main()) == [False, False, 0]
         assert _waiters(queue) == 0
         gate.open()
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert len(recorder.items) == 2
         assert queue.stats().dropped["full"] == 4
 
@@ -140,7 +130,7 @@ def test_cancelled_task_leaves_no_waiter() -> None:
         _fill(queue, gate)
         asyncio.run(main())
         gate.open()
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert len(recorder.items) == 2
 
 
@@ -157,7 +147,7 @@ def test_cancelled_after_the_wake() -> None:
         partition = partition_of(queue)
         assert len(partition.take(lane_of(queue, A), 1)) == 1
         first.cancel()
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(WAIT_S):
             assert await second
         assert first.cancelled()
 
@@ -171,7 +161,7 @@ def test_cancellation_storm() -> None:
     """However many waiting tasks are cancelled, one that stays gets its room."""
 
     async def main() -> None:
-        async with asyncio.timeout(BOUND_S * 2):
+        async with asyncio.timeout(WAIT_S * 2):
             for _ in range(100):
                 tasks = [asyncio.create_task(queue.aproduce(A())) for _ in range(6)]
                 await asyncio.sleep(0)
@@ -183,7 +173,7 @@ def test_cancellation_storm() -> None:
     with make_queue(buffer_size=1, max_batch=1) as queue:
         queue.add_handler(A, Recorder())
         asyncio.run(main())
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert _waiters(queue) == 0
         stats = queue.stats()
         assert stats.accepted == stats.consumed >= 100
@@ -207,18 +197,18 @@ def test_loop_ends_while_a_task_waits() -> None:
 def test_closed_loop_takes_no_wake_from_others() -> None:
     """A task whose loop was closed under it does not swallow the wake of a producer behind it."""
     loop = asyncio.new_event_loop()
-    queue = make_queue(buffer_size=1)
+    queue = new_queue(buffer_size=1)
     with Gate() as gate:
         queue.add_handler(A, Recorder(gate))
         _fill(queue, gate)
         task = loop.create_task(queue.aproduce(A()))
         loop.run_until_complete(_until_waiting(queue, 1))
         loop.close()
-        producer = Call(queue.produce, A())
-        wait_until(lambda: _waiters(queue) == 2, "a thread waits behind the dead task")
+        producer = spawn(queue.produce, A())
+        until(lambda: _waiters(queue) == 2, "a thread waits behind the dead task")
         gate.open()
         try:
-            assert producer.result(BOUND_S / 3)
+            assert producer.result(WAIT_S / 3)
         finally:
             queue.shutdown()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -235,7 +225,7 @@ def test_interrupted_in_the_middle_of_aproduce() -> None:
     async def main() -> None:
         await queue.aproduce_many([A(), A()])
 
-    queue = make_queue(buffer_size=4, shutdown_timeout_ms=BOUND_S / 2 * 1000)
+    queue = new_queue(buffer_size=4, shutdown_timeout_ms=WAIT_S / 2 * 1000)
     queue.add_handler(A, Recorder())
     parked(queue)
     lane = lane_of(queue, A)
@@ -264,7 +254,7 @@ def test_two_loops() -> None:
     """Tasks of two loops in two threads wait for one queue; each wake finds its own loop."""
 
     async def produce() -> None:
-        async with asyncio.timeout(BOUND_S * 2):
+        async with asyncio.timeout(WAIT_S * 2):
             for _ in range(200):
                 assert await queue.aproduce(A())
 
@@ -274,18 +264,18 @@ def test_two_loops() -> None:
         barrier = threading.Barrier(2)
 
         def run() -> None:
-            barrier.wait(BOUND_S)
+            barrier.wait(WAIT_S)
             asyncio.run(produce())
 
-        calls = [Call(run), Call(run)]
+        calls = [spawn(run), spawn(run)]
         for call in calls:
-            call.result(BOUND_S * 2)
-        recorder.got(400)
+            call.result(WAIT_S * 2)
+        recorder.wait_for(400)
 
 
 def test_unhandled_class() -> None:
     """aproduce of a class without a handler is accepted, dropped and counted, like produce."""
     with make_queue() as queue:
         assert asyncio.run(queue.aproduce(B()))
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert queue.stats().dropped["unregistered"] == 1

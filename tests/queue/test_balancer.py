@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from batchmill import DrainBalancer
 from batchmill.queue.strategies import load_per_thread, partition_loads, plan_error
-from tests.kit.queues import untimed
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,12 @@ def situations(draw: st.DrawFn) -> Situation:
     return Situation([load for load, _ in pairs], [owner for _, owner in pairs], threads)
 
 
-@untimed
 @given(situations())
 def test_plan_is_valid(situation: Situation) -> None:
     """The plan has a thread that exists for each partition."""
     assert plan_error(situation.assign(), len(situation.loads), situation.threads) is None
 
 
-@untimed
 @given(situations())
 def test_plan_is_never_worse(situation: Situation) -> None:
     """The busiest thread never has more to do than it had before."""
@@ -58,7 +55,6 @@ def test_plan_is_never_worse(situation: Situation) -> None:
     assert max(after) <= max(situation.per_thread(situation.owners))
 
 
-@untimed
 @given(situations())
 def test_partitions_without_traffic_stay(situation: Situation) -> None:
     """A partition that nothing was offered to keeps its thread: moving it could gain nothing."""
@@ -67,7 +63,6 @@ def test_partitions_without_traffic_stay(situation: Situation) -> None:
     assert [plan[index] for index in quiet] == [situation.owners[index] for index in quiet]
 
 
-@untimed
 @given(
     extra=st.lists(st.integers(0, 3), max_size=40),
     noise=st.lists(st.floats(1.0, 1.14), min_size=4, max_size=4),
@@ -88,7 +83,6 @@ def test_ratio_of_skipping_is_115() -> None:
     assert moved == [False, True]
 
 
-@untimed
 @given(
     loads=st.lists(st.floats(0, 1000, allow_subnormal=False), max_size=7), threads=st.integers(1, 3)
 )
@@ -104,7 +98,6 @@ def test_plan_is_as_good_as_longest_first_promises(loads: list[float], threads: 
     assert max(situation.per_thread(situation.assign())) <= best * (4 / 3 + 0.01) / 0.97
 
 
-@untimed
 @given(situations())
 def test_plan_is_stable(situation: Situation) -> None:
     """Asked again about the same loads, it does not move back and forth for ever."""
@@ -193,7 +186,6 @@ def periods(draw: st.DrawFn, least_drained: int = 0) -> Period:
     )
 
 
-@untimed
 @given(periods())
 def test_weight_is_never_negative(period: Period) -> None:
     """Each partition has a load, and none is below zero."""
@@ -202,7 +194,6 @@ def test_weight_is_never_negative(period: Period) -> None:
     assert all(load >= 0 for load in loads)
 
 
-@untimed
 @given(periods())
 def test_nothing_offered_weighs_nothing(period: Period) -> None:
     """A partition without traffic has no load, whatever was left to drain from before."""
@@ -210,7 +201,6 @@ def test_nothing_offered_weighs_nothing(period: Period) -> None:
     assert all(load == 0 for offered, load in loads if offered == 0)
 
 
-@untimed
 @given(offered=st.lists(st.integers(0, 10**6)), drained=st.integers(0, 100))
 def test_without_times_items_are_counted(offered: list[int], drained: int) -> None:
     """Where no time was measured, a partition weighs what it was offered."""
@@ -218,7 +208,6 @@ def test_without_times_items_are_counted(offered: list[int], drained: int) -> No
     assert period.loads() == offered
 
 
-@untimed
 @given(periods(least_drained=1))
 def test_all_drained_weighs_the_time_spent(period: Period) -> None:
     """Where all that was offered was drained, a partition weighs the time its handlers took."""

@@ -19,7 +19,8 @@ from batchmill import (
     ThreadPolicy,
 )
 from batchmill.queue.strategies import TypeHash
-from tests.kit.queues import Idler, Recorder, Red, make_queue
+from tests.kit.queues import Recorder, Red, make_queue
+from tests.queue.kit import Idler
 
 ONE = ThreadPolicy.fixed(1)
 POOL = ("pool", ThreadPolicy.fixed(1))
@@ -201,6 +202,6 @@ def test_long_idle_time_is_refused_or_works(millis: float) -> None:
     with contextlib.suppress(ConfigError), make_queue(**settings) as queue:
         handler = Idler()
         queue.add_handler(Red, handler)
-        handler.wait_told()  # the thread is about to wait for that long
+        handler.wait_idle()  # the thread is about to wait for that long
         queue.produce(Red())
         assert queue.flush(5)

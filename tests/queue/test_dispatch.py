@@ -12,19 +12,9 @@ from batchmill import (
     PartitionPolicy,
     QueueConflictError,
 )
-from tests.kit.queues import (
-    WAIT_S,
-    Blue,
-    Crimson,
-    Gate,
-    Green,
-    Recorder,
-    Red,
-    make_classes,
-    make_queue,
-    messages,
-    reds,
-)
+from tests.kit.queues import Blue, Green, Recorder, Red, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate
+from tests.queue.kit import Crimson, make_classes, messages
 
 
 def test_each_class_goes_to_its_handler() -> None:

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.kit.stress import BOUND_S, run_script
+from tests.kit.processes import run_script
+from tests.kit.threads import WAIT_S
 
 PREAMBLE = """
 import atexit, gc, os, sys, threading, time
@@ -76,7 +77,7 @@ queue.produce_many([Item() for _ in range(100)])
 """
     )
     assert (done.stdout, done.stderr, done.returncode) == ("x" * 100, "", 0)
-    assert time.monotonic() - begun < BOUND_S
+    assert time.monotonic() - begun < WAIT_S
 
 
 def test_managed_queues_drain_at_exit() -> None:

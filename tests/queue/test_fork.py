@@ -17,20 +17,10 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueue, BatchQueueManager, BatchQueueSettings, ThreadPolicy
-from tests.kit.stress import (
-    BOUND_S,
-    SOAK,
-    A,
-    B,
-    Call,
-    Gate,
-    Recorder,
-    make_queue,
-    parked,
-    partition_of,
-    run_script,
-    wait_until,
-)
+from tests.kit.processes import run_script
+from tests.kit.queues import Recorder, make_queue, new_queue
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import SOAK, A, B, parked, partition_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 
@@ -58,7 +48,7 @@ class Child:
         """Wait for the child's end, which must be in time and well."""
         pidfd = os.pidfd_open(self.pid)
         try:
-            ended = bool(select.select([pidfd], [], [], BOUND_S)[0])
+            ended = bool(select.select([pidfd], [], [], WAIT_S)[0])
         finally:
             os.close(pidfd)
         if not ended:
@@ -78,12 +68,12 @@ def _check(condition: object, what: object) -> None:
 
 def _works(queue: BatchQueue[Any], recorder: Recorder, count: int = 100) -> None:
     """Produce and consume, from an empty queue to an empty queue."""
-    recorder.items.clear()
+    recorder.batches.clear()
     _check(queue.running, "the queue runs")
     items = [A() for _ in range(count)]
     _check(queue.produce(items[0]), "the first is accepted")
     _check(queue.produce_many(items[1:]) == count - 1, "the rest is accepted")
-    _check(queue.flush(BOUND_S / 2), queue.stats())
+    _check(queue.flush(WAIT_S / 2), queue.stats())
     _check(recorder.items == items, (len(recorder.items), queue.stats()))
 
 
@@ -93,20 +83,19 @@ def test_child_starts_empty_and_works() -> None:
         recorder = Recorder(gate)
         queue.add_handler(A, recorder)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce_many([A() for _ in range(50)])
 
         def child() -> None:
             stats = queue.stats()
             _check((stats.accepted, stats.total_used, stats.consumed) == (0, 0, 0), stats)
-            recorder.gate = None
             recorder.__init__()  # type: ignore[misc]
             _works(queue, recorder)
             _check(queue.shutdown(), "the child's queue ends")
 
         Child(child).succeeds()
         gate.open()
-        assert len(recorder.got(51)) == 51
+        assert len(recorder.wait_for(51)) == 51
         assert queue.stats().consumed == 51
 
 
@@ -116,14 +105,14 @@ def test_parked_queue_wakes_in_the_child() -> None:
     with make_queue(threads=2, partitions=2) as queue:
         queue.add_handler(A, recorder)
         queue.produce(A())
-        recorder.got(1)
+        recorder.wait_for(1)
         parked(queue)
 
         def child() -> None:
             recorder.__init__()  # type: ignore[misc]
             parked(queue)
             _check(queue.produce(A()), "accepted")
-            recorder.got(1, BOUND_S / 3)
+            recorder.wait_for(1, WAIT_S / 3)
             parked(queue)
             _works(queue, recorder)
 
@@ -142,7 +131,7 @@ def test_parents_items_are_consumed_once() -> None:
         parent = os.getpid()
         queue.add_handler(A, handler)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce_many([A() for _ in range(9)])
 
         def child() -> None:
@@ -152,7 +141,7 @@ def test_parents_items_are_consumed_once() -> None:
 
         Child(child).succeeds()
         gate.open()
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         assert pipe.read() == b"c" + b"p" * 10
@@ -163,10 +152,10 @@ def test_full_capacity_in_the_child() -> None:
     with make_queue(buffer_size=5) as queue, Gate() as gate:
         queue.add_handler(A, Recorder(gate))
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce_many([A() for _ in range(5)])
-        blocked = Call(queue.produce, A())
-        wait_until(lambda: partition_of(queue).waiters, "a producer waits")
+        blocked = spawn(queue.produce, A())
+        until(lambda: partition_of(queue).waiters, "a producer waits")
 
         def child() -> None:
             partition = partition_of(queue)
@@ -194,7 +183,7 @@ def test_fork_under_fire() -> None:
     """A fork at any moment of hard work gives a child whose queue works."""
     first, second = Counter(), Counter()
     stop = threading.Event()
-    queue = make_queue(threads=3, partitions=4, buffer_size=16, max_batch=5)
+    queue = new_queue(threads=3, partitions=4, buffer_size=16, max_batch=5)
 
     def produce(item: type) -> None:
         while not stop.is_set():
@@ -209,7 +198,7 @@ def test_fork_under_fire() -> None:
     with queue:
         queue.add_handler(A, first)
         queue.add_handler(B, second)
-        producers = [Call(produce, item) for item in (A, B, A, B)]
+        producers = [spawn(produce, item) for item in (A, B, A, B)]
         try:
             for _ in range(20 * SOAK):
                 Child(child).succeeds()
@@ -226,7 +215,7 @@ def test_fork_while_closing() -> None:
     with make_queue() as queue, Gate() as gate:
         queue.add_handler(A, Recorder(gate))
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue._core.begin_close()
 
         def child() -> None:
@@ -270,7 +259,7 @@ def test_fork_while_a_manager_is_in_use() -> None:
     with Gate() as gate:
         queue.add_handler(A, Recorder(gate))
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue._core.begin_close()
         with Gate() as inside:
 
@@ -278,8 +267,8 @@ def test_fork_while_a_manager_is_in_use() -> None:
                 with manager._lock:
                     inside.wait()
 
-            holder = Call(hold)
-            inside.someone_waits()
+            holder = spawn(hold)
+            inside.wait_entered()
             child = Child(lambda: manager.create("new", queue.config).shutdown())
             try:
                 child.succeeds()
@@ -298,7 +287,7 @@ def test_fork_inside_a_handler() -> None:
             recorder = Recorder()
             queue.add_handler(B, recorder)
             _check(queue.produce(B()), "accepted")
-            _check(queue.flush(BOUND_S / 2), queue.stats())
+            _check(queue.flush(WAIT_S / 2), queue.stats())
             _check(len(recorder.items) == 1, "consumed")
             _check(queue.shutdown(), "ended")
 
@@ -307,7 +296,7 @@ def test_fork_inside_a_handler() -> None:
     with make_queue() as queue:
         queue.add_handler(A, handler)
         queue.produce(A())
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         children[0].succeeds()
 
 
@@ -368,7 +357,7 @@ def test_multiprocessing_child_drains_before_it_leaves(consumed: Path) -> None:
         queue.add_handler(A, handler)
         process = context.Process(target=lambda: queue.produce_many([A() for _ in range(100)]))
         process.start()
-        process.join(BOUND_S)
+        process.join(WAIT_S)
         assert process.exitcode == 0
     assert consumed.read_text() == "x" * 100
 

@@ -11,18 +11,9 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueue
-from tests.kit.stress import (
-    BOUND_S,
-    A,
-    Call,
-    Gate,
-    Recorder,
-    holds,
-    make_queue,
-    parked,
-    partition_of,
-    wait_until,
-)
+from tests.kit.queues import Recorder, new_queue
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import A, parked, partition_of
 
 
 class Merger(Recorder):
@@ -47,9 +38,9 @@ class Remains:
         self.threads = list(queue._core.scheduler.threads)
 
     def are_gone(self) -> None:
-        holds(self.done, "the queue drains itself")
+        assert self.done.wait(WAIT_S), "the queue drains itself"
         for thread in self.threads:
-            thread.join(BOUND_S)
+            thread.join(WAIT_S)
         assert not any(thread.is_alive() for thread in self.threads)
 
 
@@ -60,20 +51,20 @@ def _drop(held: list[BatchQueue[Any]], said: pytest.WarningsRecorder, count: int
     refers to the queue, so a weak reference would not tell.
     """
     held.clear()
-    wait_until(lambda: gc.collect() is None or len(said.list) >= count, "the queue is collected")
+    until(lambda: gc.collect() is None or len(said.list) >= count, "the queue is collected")
 
 
 Maker = Callable[[Recorder], BatchQueue[Any]]
 
 
 def _plain(recorder: Recorder) -> BatchQueue[Any]:
-    queue = make_queue(threads=2, partitions=2, max_batch=3)
+    queue = new_queue(threads=2, partitions=2, max_batch=3)
     queue.add_handler(A, recorder)
     return queue
 
 
 def _cyclic(recorder: Recorder) -> BatchQueue[Any]:
-    queue = make_queue(threads=2, partitions=2, max_batch=3)
+    queue = new_queue(threads=2, partitions=2, max_batch=3)
 
     def handler(batch: list[A]) -> None:
         assert queue is not None
@@ -84,7 +75,7 @@ def _cyclic(recorder: Recorder) -> BatchQueue[Any]:
 
 
 def _direct(recorder: Recorder) -> BatchQueue[Any]:
-    return make_queue(threads=2, partitions=2, consumer=recorder)
+    return new_queue(threads=2, partitions=2, consumer=recorder)
 
 
 every_kind = pytest.mark.parametrize("make", [_plain, _cyclic, _direct])
@@ -109,7 +100,7 @@ def test_dropped_queue_drains_first(make: Maker) -> None:
         recorder = Recorder(gate)
         queue = make(recorder)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce_many([A() for _ in range(20)])
         remains, held = Remains(queue), [queue]
         del queue
@@ -125,10 +116,10 @@ def test_dropped_queue_drains_first(make: Maker) -> None:
 def test_queue_with_timers_goes() -> None:
     """Handlers with on_idle do not keep a dropped queue alive; they hear of the end once."""
     merger = Merger()
-    queue = make_queue(min_idle_ms=1, max_idle_ms=1)
+    queue = new_queue(min_idle_ms=1, max_idle_ms=1)
     queue.add_handler(A, merger)
     queue.produce(A())
-    merger.got(1)
+    merger.wait_for(1)
     remains, held = Remains(queue), [queue]
     del queue
     with pytest.warns(ResourceWarning, match="never shut down") as said:
@@ -146,10 +137,10 @@ def test_queue_with_timers_in_a_cycle_goes() -> None:
     merger = Cyclic()
     goodbyes = threading.Event()
     merger.on_shutdown = goodbyes.set  # type: ignore[method-assign]
-    queue = merger.queue = make_queue(min_idle_ms=1, max_idle_ms=1)
+    queue = merger.queue = new_queue(min_idle_ms=1, max_idle_ms=1)
     queue.add_handler(A, merger)
     queue.produce(A())
-    merger.got(1)
+    merger.wait_for(1)
     remains, held = Remains(queue), [queue]
     del queue, merger
     with pytest.warns(ResourceWarning, match="never shut down") as said:
@@ -179,7 +170,7 @@ def test_nothing_of_a_queue_remains() -> None:
         _drop(held, said)
     said.list.clear()
     remains.are_gone()
-    wait_until(lambda: gc.collect() is None or core() is None, "its inside is collected")
+    until(lambda: gc.collect() is None or core() is None, "its inside is collected")
 
 
 def test_many_dropped_queues() -> None:
@@ -203,14 +194,14 @@ def test_waiting_producer_keeps_the_queue() -> None:
     """A producer that waits is somebody who refers to the queue: it gets its item in."""
     with Gate() as gate:
         recorder = Recorder(gate)
-        queue = make_queue(buffer_size=1)
+        queue = new_queue(buffer_size=1)
         queue.add_handler(A, recorder)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce(A())
-        producer = Call(queue.produce, A())
+        producer = spawn(queue.produce, A())
         partition = partition_of(queue)
-        wait_until(lambda: partition.waiters, "the producer waits")
+        until(lambda: partition.waiters, "the producer waits")
         remains = Remains(queue)
         del queue
         gc.collect()

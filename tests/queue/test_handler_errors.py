@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.queues import (
-    WAIT_S,
-    Green,
-    Recorder,
-    Red,
-    make_queue,
-    messages,
-    reds,
-)
+from tests.kit.queues import Green, Recorder, Red, make_queue, reds
+from tests.kit.threads import WAIT_S
+from tests.queue.kit import messages
 
 
 class Boom(Exception):

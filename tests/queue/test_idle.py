@@ -16,19 +16,9 @@ from batchmill import (
     ThreadPolicy,
 )
 from batchmill.queue.task import DrainTask, current_task
-from tests.kit.queues import (
-    WAIT_S,
-    Blue,
-    FoundOverlap,
-    Gate,
-    Green,
-    Idler,
-    Parking,
-    Recorder,
-    Red,
-    make_queue,
-    reds,
-)
+from tests.kit.queues import Blue, Green, OverlapCheck, Recorder, Red, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate
+from tests.queue.kit import Idler, Parking
 
 OFTEN: dict[str, Any] = {"min_idle_ms": 1, "max_idle_ms": 1}
 """Idle handlers are told every millisecond or so."""
@@ -54,7 +44,7 @@ def test_idle_handler_is_told() -> None:
     handler = Idler()
     with make_queue() as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told()
+        handler.wait_idle()
     assert handler.events[0] == "idle"
 
 
@@ -63,7 +53,7 @@ def test_idle_handler_is_told_again_and_again() -> None:
     handler = Idler()
     with make_queue(**OFTEN) as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told(10)
+        handler.wait_idle(10)
 
 
 def test_idle_handler_is_told_after_data() -> None:
@@ -85,7 +75,7 @@ def test_idle_direct_consumer_is_told() -> None:
     """A direct consumer with on_idle() is told too."""
     consumer = Idler()
     with make_queue(consumer=consumer):
-        consumer.wait_told()
+        consumer.wait_idle()
 
 
 def test_idle_direct_consumer_is_told_on_behalf_of_all_threads() -> None:
@@ -108,7 +98,7 @@ def test_idle_direct_consumer_is_told_on_behalf_of_all_threads() -> None:
         for _ in range(5):
             queue.produce_many(reds(4))  # each of the four has work, and then none
             assert queue.flush(WAIT_S)
-            consumer.wait_told_from_now(2)
+            consumer.wait_idle_from_now(2)
         assert set(tellers) == {queue._core.tasks[0]}
 
 
@@ -119,7 +109,7 @@ def test_every_idle_handler_is_told() -> None:
         for cls, handler in handlers.items():
             queue.add_handler(cls, handler)
         for handler in handlers.values():
-            handler.wait_told_from_now()
+            handler.wait_idle_from_now()
 
 
 def test_handler_of_two_classes_is_told_once() -> None:
@@ -130,7 +120,7 @@ def test_handler_of_two_classes_is_told_once() -> None:
         queue.add_handler(Red, twice)
         queue.add_handler(Green, twice)
         queue.add_handler(Blue, other)
-        other.wait_told_from_now(6)
+        other.wait_idle_from_now(6)
         heard = list(events)
     rounds = heard[heard.index("other") + 1 :]
     rounds = rounds[: len(rounds) // 2 * 2]
@@ -144,12 +134,12 @@ def test_removed_handler_is_told_no_more() -> None:
     with make_queue(**OFTEN) as queue:
         queue.add_handler(Red, removed)
         queue.add_handler(Green, other)
-        removed.wait_told()
+        removed.wait_idle()
         queue.remove_handler(Red)
-        other.wait_told_from_now(2)  # a round that had begun before is over
-        times = removed.times_told
-        other.wait_told_from_now(5)
-        assert removed.times_told == times
+        other.wait_idle_from_now(2)  # a round that had begun before is over
+        times = removed.idle_count
+        other.wait_idle_from_now(5)
+        assert removed.idle_count == times
 
 
 def test_handler_is_told_while_it_keeps_one_of_two_classes() -> None:
@@ -159,12 +149,12 @@ def test_handler_is_told_while_it_keeps_one_of_two_classes() -> None:
         queue.add_handler(Red, handler)
         queue.add_handler(Green, handler)
         queue.remove_handler(Red)
-        handler.wait_told_from_now(3)
+        handler.wait_idle_from_now(3)
 
 
 def test_on_idle_never_runs_beside_consume() -> None:
     """While a handler is in consume() on one thread, an idle thread does not tell it."""
-    overlap, gate = FoundOverlap(), Gate()
+    overlap, gate = OverlapCheck(), Gate()
 
     class Handler(Idler):
         def consume(self, batch: list[Any]) -> None:
@@ -182,13 +172,13 @@ def test_on_idle_never_runs_beside_consume() -> None:
         queue.add_handler(Red, handler)  # on the first thread, which therefore tells it
         queue.add_handler(Green, handler)  # on the second
         queue.add_handler(Blue, other)  # on the first again
-        handler.wait_told()
+        handler.wait_idle()
         queue.produce(Green())
         gate.wait_entered()
-        other.wait_told_from_now(10)  # the first thread had ten occasions
-        assert not overlap.seen
+        other.wait_idle_from_now(10)  # the first thread had ten occasions
+        assert overlap.overlaps == 0
         gate.open()
-        handler.wait_told_from_now()
+        handler.wait_idle_from_now()
 
 
 def test_on_idle_may_produce() -> None:
@@ -238,7 +228,7 @@ def test_error_in_on_idle_leaves_the_others_told() -> None:
     with make_queue(**OFTEN, error_handler=lambda batch, error: None) as queue:
         queue.add_handler(Red, Failing())
         queue.add_handler(Green, other)
-        other.wait_told_from_now(5)
+        other.wait_idle_from_now(5)
 
 
 @pytest.mark.parametrize("partitions", [1, 2], ids=["same partition", "another partition"])
@@ -258,7 +248,7 @@ def test_idle_handler_is_told_while_its_thread_is_busy(partitions: int) -> None:
         queue.produce(Green())
         assert started.wait(WAIT_S)  # from now on the thread has always something to do
         try:
-            handler.wait_told_from_now(3)
+            handler.wait_idle_from_now(3)
         finally:
             stop.set()
 
@@ -288,7 +278,7 @@ def test_busy_handler_is_not_told() -> None:
         queue.produce_many(reds(10))
         gate.open()
         assert rounds.acquire(timeout=WAIT_S)
-        other.wait_told_from_now(3)  # so the thread did tell those that were idle
+        other.wait_idle_from_now(3)  # so the thread did tell those that were idle
         stop.set()
         assert queue.flush(WAIT_S)
     assert True not in told_while_busy
@@ -299,7 +289,7 @@ def test_back_off_doubles_up_to_the_maximum(delays: list[str]) -> None:
     handler = Idler()
     with make_queue(min_idle_ms=1, max_idle_ms=6) as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told(7)
+        handler.wait_idle(7)
     assert delays[:6] == ["1", "2", "4", "6", "6", "6"]
 
 
@@ -313,10 +303,10 @@ def test_back_off_after_data_starts_at_the_minimum(delays: list[str]) -> None:
     handler = Handler()
     with make_queue(min_idle_ms=1, max_idle_ms=6) as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told(5)
+        handler.wait_idle(5)
         queue.produce(Red())
         assert queue.flush(WAIT_S)
-        handler.wait_told_from_now(4)
+        handler.wait_idle_from_now(4)
     after = delays.index("data") + 1
     assert delays[after : after + 3] == ["1", "2", "4"]
 
@@ -357,7 +347,7 @@ class Neighbours:
     def idle_cycles_within(self, ticks: int) -> int:
         """How often the first queue looks for work while the other is told so often."""
         before = self.resting.stats().idle_cycles
-        self.clock.wait_told_from_now(ticks)
+        self.clock.wait_idle_from_now(ticks)
         return self.resting.stats().idle_cycles - before
 
 
@@ -380,10 +370,10 @@ def test_queue_rests_when_its_last_idle_handler_goes(neighbours: Neighbours) -> 
     """When the only handler with on_idle() is removed, the wake-ups end."""
     handler = Idler()
     neighbours.resting.add_handler(Red, handler)
-    handler.wait_told()
+    handler.wait_idle()
     neighbours.resting.remove_handler(Red)
     neighbours.parking.settle(neighbours.resting)
-    neighbours.clock.wait_told_from_now(5)  # a timer that was set before has gone off by then
+    neighbours.clock.wait_idle_from_now(5)  # a timer that was set before has gone off by then
     assert neighbours.idle_cycles_within(50) == 0
 
 
@@ -395,7 +385,7 @@ def test_handler_with_on_idle_joins_a_queue_at_rest(monkeypatch: pytest.MonkeyPa
         parking.settle(queue)
         handler = Idler()
         queue.add_handler(Green, handler)
-        handler.wait_told(3)
+        handler.wait_idle(3)
 
 
 def test_lone_item_does_not_wait_out_the_back_off() -> None:
@@ -403,7 +393,7 @@ def test_lone_item_does_not_wait_out_the_back_off() -> None:
     handler = Idler()
     with make_queue(min_idle_ms=60_000, max_idle_ms=60_000) as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told()
+        handler.wait_idle()
         queue.produce(Red())
         assert queue.flush(WAIT_S)
 

@@ -10,19 +10,10 @@ import pytest
 
 from batchmill import BatchQueue
 from batchmill.queue import task as task_module
-from tests.kit.stress import (
-    BOUND_S,
-    A,
-    Call,
-    Gate,
-    Recorder,
-    lane_of,
-    make_queue,
-    parked,
-    partition_of,
-    run_script,
-    wait_until,
-)
+from tests.kit.processes import run_script
+from tests.kit.queues import Recorder, make_queue, new_queue
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import A, lane_of, parked, partition_of
 
 
 @pytest.fixture
@@ -37,7 +28,7 @@ def _interrupt(*_: object) -> None:
 
 def _fill(queue: BatchQueue[Any], gate: Gate) -> None:
     assert queue.produce(A())
-    gate.someone_waits()
+    gate.wait_entered()
     for _ in range(partition_of(queue).capacity):
         assert queue.produce(A(), timeout=0)
 
@@ -222,7 +213,7 @@ print(json.dumps(dict(
 )))
 """
     )
-    done = run_script(script, bound_s=90)
+    done = run_script(script, timeout_s=90)
     assert done.stderr == ""
     report = json.loads(done.stdout)
     assert report.pop("hits") > 100
@@ -252,11 +243,11 @@ def test_interrupted_between_slot_and_put() -> None:
         with pytest.raises(KeyboardInterrupt):
             queue.produce(A())
         queue._routes[A] = lane_of(queue, A).route
-        wait_until(lambda: partition_of(queue).out == 0, "the slot comes home", BOUND_S / 3)
+        until(lambda: partition_of(queue).out == 0, "the slot comes home", WAIT_S / 3)
         assert queue.stats().recovered_slots == 1
         _fill(queue, gate)
         gate.open()
-        recorder.got(5)
+        recorder.wait_for(5)
 
 
 @pytest.mark.usefixtures("_soon_lost")
@@ -273,34 +264,34 @@ def test_interrupted_in_the_slow_road() -> None:
         queue.add_handler(A, recorder)
         lane = lane_of(queue, A)
         queue.produce(A())
-        recorder.got(1)
+        recorder.wait_for(1)
         parked(queue)
         plain = lane.buffer
         lane.buffer = Interrupting()
         with pytest.raises(KeyboardInterrupt):
             queue.produce_many([A(), A(), A()])
-        wait_until(lambda: partition_of(queue).out == 0, "the slots come home", BOUND_S / 3)
+        until(lambda: partition_of(queue).out == 0, "the slots come home", WAIT_S / 3)
         assert queue.produce(A())
-        recorder.got(2)
+        recorder.wait_for(2)
 
 
 @pytest.mark.usefixtures("_soon_lost")
 def test_producer_waits_for_a_lost_slot() -> None:
     """A producer that waits for room while the last slot is lost gets the one that replaces it."""
-    queue = make_queue(buffer_size=1, max_idle_ms=1)
+    queue = new_queue(buffer_size=1, max_idle_ms=1)
     recorder = Recorder()
     queue.add_handler(A, recorder)
     queue.produce(A())
-    recorder.got(1)
+    recorder.wait_for(1)
     parked(queue)
     partition = partition_of(queue)
     queue._routes[A] = (partition.tokens.pop, _interrupt)
     with pytest.raises(KeyboardInterrupt):
         queue.produce(A())
     queue._routes[A] = lane_of(queue, A).route
-    producer = Call(queue.produce, A())
+    producer = spawn(queue.produce, A())
     try:
-        assert producer.result(BOUND_S / 3)
+        assert producer.result(WAIT_S / 3)
     finally:
         queue.shutdown()
 
@@ -331,7 +322,7 @@ def test_only_the_partition_that_lost_a_slot_gets_one() -> None:
 
 def test_interrupted_while_it_rings() -> None:
     """A producer interrupted just before it hands the task to the scheduler kills no task."""
-    queue = make_queue(shutdown_timeout_ms=BOUND_S / 3 * 1000)
+    queue = new_queue(shutdown_timeout_ms=WAIT_S / 3 * 1000)
     recorder = Recorder()
     queue.add_handler(A, recorder)
     parked(queue)
@@ -346,7 +337,7 @@ def test_interrupted_while_it_rings() -> None:
     with pytest.raises(KeyboardInterrupt):
         queue.produce(A())
     assert queue.produce(A())
-    flushed = queue.flush(BOUND_S / 3)
+    flushed = queue.flush(WAIT_S / 3)
     submit(task)  # let it end in any case
     assert queue.shutdown()
     assert flushed
@@ -361,7 +352,7 @@ def test_interrupted_while_it_joins_the_waiters() -> None:
             partition.waiters = deque(self)
             raise KeyboardInterrupt
 
-    queue = make_queue(buffer_size=1)
+    queue = new_queue(buffer_size=1)
     partition = partition_of(queue)
     with Gate() as gate:
         queue.add_handler(A, Recorder(gate))
@@ -370,18 +361,18 @@ def test_interrupted_while_it_joins_the_waiters() -> None:
         with pytest.raises(KeyboardInterrupt):
             queue.produce(A())
         before = len(partition.waiters)
-        producer = Call(queue.produce, A())
-        wait_until(lambda: len(partition.waiters) == before + 1, "another producer waits")
+        producer = spawn(queue.produce, A())
+        until(lambda: len(partition.waiters) == before + 1, "another producer waits")
         gate.open()
         try:
-            assert producer.result(BOUND_S / 3)
+            assert producer.result(WAIT_S / 3)
         finally:
             queue.shutdown()
 
 
 def test_interrupted_in_the_middle_of_shutdown() -> None:
     """A shutdown interrupted just after it closed the gate can be done again, and finishes."""
-    queue = make_queue(shutdown_timeout_ms=BOUND_S / 3 * 1000)
+    queue = new_queue(shutdown_timeout_ms=WAIT_S / 3 * 1000)
     recorder = Recorder()
     queue.add_handler(A, recorder)
     queue.produce(A())

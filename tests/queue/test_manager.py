@@ -16,8 +16,10 @@ from batchmill import (
     QueueExistsError,
     ThreadPolicy,
 )
-from tests.kit.queues import WAIT_S, Gate, Recorder, Red, messages, reds, spawn
+from tests.kit.queues import Recorder, Red, reds
+from tests.kit.threads import WAIT_S, Gate, spawn
 from tests.queue import manager_kit
+from tests.queue.kit import messages
 from tests.queue.manager_kit import config, drain_threads, pooled
 
 manager, started = manager_kit.manager, manager_kit.started

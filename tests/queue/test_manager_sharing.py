@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueueManager, ThreadPolicy
-from tests.kit.queues import WAIT_S, Gate, Recorder, Red, messages, reds
+from tests.kit.queues import Recorder, Red, reds
+from tests.kit.threads import WAIT_S, Gate
 from tests.queue import manager_kit
+from tests.queue.kit import messages
 from tests.queue.manager_kit import drain_threads, pooled
 
 manager, started = manager_kit.manager, manager_kit.started

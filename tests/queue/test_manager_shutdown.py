@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from batchmill import BatchQueueManager, QueueClosedError
-from tests.kit.queues import WAIT_S, Gate, Recorder, Red, Waiters, fill, messages, reds, spawn
+from tests.kit.queues import Recorder, Red, fill, reds
+from tests.kit.threads import WAIT_S, Gate, spawn
 from tests.queue import manager_kit
+from tests.queue.kit import Waiters, messages
 from tests.queue.manager_kit import config, drain_threads, pooled
 
 manager = manager_kit.manager

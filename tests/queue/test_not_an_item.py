@@ -13,13 +13,9 @@ from batchmill import (
     PartitionSelector,
     SelectorError,
 )
-from tests.kit.queues import (
-    WAIT_S,
-    Recorder,
-    Red,
-    make_queue,
-    quiet,
-)
+from tests.kit.queues import Recorder, Red, make_queue
+from tests.kit.threads import WAIT_S
+from tests.queue.kit import quiet
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,9 @@ from batchmill import (
     ThreadPolicy,
 )
 from batchmill.queue.core import QueueCore
-from tests.kit.queues import (
-    WAIT_S,
-    Gate,
-    Green,
-    Idler,
-    Recorder,
-    Red,
-    make_queue,
-    reds,
-)
+from tests.kit.queues import Green, Recorder, Red, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate
+from tests.queue.kit import Idler
 
 
 class Ender(Idler):
@@ -56,7 +49,7 @@ def test_on_shutdown_takes_the_place_of_the_last_on_idle() -> None:
     handler = Ender()
     with make_queue() as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told()
+        handler.wait_idle()
         queue.produce(Red())
         queue.shutdown()
     assert handler.events.count("shutdown") == 1
@@ -152,7 +145,7 @@ def test_handler_that_keeps_a_class_does_not_hear_its_end() -> None:
         queue.add_handler(Red, handler)
         queue.add_handler(Green, handler)
         queue.remove_handler(Red)
-        handler.wait_told_from_now()
+        handler.wait_idle_from_now()
         assert "shutdown" not in handler.events
 
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill.queue.layout import fewest_owned, index_of_least
-from tests.kit.queues import untimed
 
 
 def test_least_is_the_first_of_the_smallest() -> None:
@@ -15,7 +14,6 @@ def test_least_is_the_first_of_the_smallest() -> None:
     assert index_of_least([3, 1, 2, 1]) == 1
 
 
-@untimed
 @given(values=st.lists(st.floats(allow_nan=False), min_size=1))
 def test_least_is_nobody_elses(values: list[float]) -> None:
     """No value is smaller than the one that index_of_least() points at."""
@@ -37,7 +35,6 @@ def test_new_partition_goes_to_the_thread_with_the_fewest(owners: list[int], own
     assert fewest_owned(owners, 3) == owner
 
 
-@untimed
 @given(owners=st.lists(st.integers(0, 7)), more=st.integers(1, 100))
 def test_growth_evens_out(owners: list[int], more: int) -> None:
     """Partitions added one by one never widen the gap between threads, and close it in the end."""

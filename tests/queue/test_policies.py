@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill import ConfigError, PartitionPolicy, ThreadPolicy
-from tests.kit.queues import make_classes, make_queue, messages, untimed
+from tests.kit.queues import make_queue
+from tests.queue.kit import make_classes, messages
 
 ADAPTIVE_ON_8_THREADS = [(0, 8), (100, 100), (200, 200), (500, 350), (1000, 600)]
 """Handlers and partitions, as the seeds have them."""
@@ -52,7 +53,6 @@ def test_base_comes_on_top_of_the_cores(cores: int, threads: int) -> None:
     assert ThreadPolicy.cpu_cores_with_base(1, 0.25).resolve(cores) == threads
 
 
-@untimed
 @given(
     base=st.integers(0, 100),
     multiplier=st.floats(1e-6, 100, allow_nan=False),
@@ -152,7 +152,6 @@ def test_adaptive_multiplier_sets_the_threshold() -> None:
     assert [policy.resolve(8, handlers) for handlers in (16, 17, 18, 20)] == [16, 16, 17, 18]
 
 
-@untimed
 @given(count=st.integers(1, 3000), weight=st.sampled_from([0.05, 0.1, 0.3, 1 / 3]))
 def test_adaptive_ignores_the_rounding_of_sums(count: int, weight: float) -> None:
     """Adding a weight up n times resolves like multiplying it by n."""
@@ -160,7 +159,6 @@ def test_adaptive_ignores_the_rounding_of_sums(count: int, weight: float) -> Non
     assert policy.resolve(8, sum([weight] * count)) == policy.resolve(8, weight * count)
 
 
-@untimed
 @given(threads=st.integers(1, 64), handlers=st.floats(0, 10_000), more=st.floats(0, 100))
 def test_adaptive_never_shrinks_with_more_handlers(
     threads: int, handlers: float, more: float

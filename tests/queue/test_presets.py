@@ -19,7 +19,8 @@ from batchmill import (
     presets,
 )
 from batchmill.queue.strategies import RoundRobin, ThroughputWeighted, TypeHash
-from tests.kit.queues import WAIT_S, Green, Recorder, Red, reds
+from tests.kit.queues import Green, Recorder, Red, reds
+from tests.kit.threads import WAIT_S
 
 BLOCKING, IF_POSSIBLE = BufferStrategy.BLOCKING, BufferStrategy.IF_POSSIBLE
 ONE_THREAD, ONE_PARTITION = ThreadPolicy.fixed(1), PartitionPolicy.fixed(1)

@@ -16,16 +16,8 @@ from batchmill import (
     ThreadPolicy,
     WouldDeadlockError,
 )
-from tests.kit.queues import (
-    WAIT_S,
-    Gate,
-    Green,
-    Recorder,
-    Red,
-    fill,
-    make_queue,
-    reds,
-)
+from tests.kit.queues import Green, Recorder, Red, fill, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate
 
 SOON_S = 10.0
 """A failure bound for what a bug would make hang: shorter, as nothing else is waited for."""

@@ -13,17 +13,9 @@ from batchmill import (
     PartitionPolicy,
     PartitionSelector,
 )
-from tests.kit.queues import (
-    WAIT_S,
-    Gate,
-    Green,
-    Recorder,
-    Red,
-    Waiters,
-    make_queue,
-    reds,
-    spawn,
-)
+from tests.kit.queues import Green, Recorder, Red, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate, spawn
+from tests.queue.kit import Waiters
 
 IF_POSSIBLE = BufferStrategy.IF_POSSIBLE
 

@@ -14,20 +14,9 @@ from batchmill import (
     PartitionPolicy,
     ThreadPolicy,
 )
-from tests.kit.queues import (
-    WAIT_S,
-    Blue,
-    Gate,
-    Green,
-    Recorder,
-    Red,
-    Waiters,
-    fill,
-    make_queue,
-    quiet,
-    reds,
-    spawn,
-)
+from tests.kit.queues import Blue, Green, Recorder, Red, fill, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate, spawn
+from tests.queue.kit import Waiters, quiet
 
 IF_POSSIBLE = BufferStrategy.IF_POSSIBLE
 

@@ -11,24 +11,20 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueue, DrainBalancer, PartitionPolicy
-from tests.kit.stress import (
-    BOUND_S,
+from batchmill.queue.task import DrainTask, current_task
+from tests.kit.queues import Recorder, make_queue, new_queue
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import (
     A,
     B,
-    Call,
-    Gate,
-    Recorder,
     Scripted,
-    holds,
     lane_of,
-    make_queue,
     owners,
     parked,
     parked_task,
     partition_of,
     rebalance_now,
     settled,
-    wait_until,
 )
 
 
@@ -47,17 +43,24 @@ def _move_all(queue: BatchQueue[Any], balancer: Scripted) -> list[int]:
 def test_new_owner_waits_for_the_old_ones_cycle() -> None:
     """While the old owner is in the handler nobody else drains the partition."""
     balancer = Scripted()
+    tasks: list[DrainTask | None] = []
+
+    class TaskRecorder(Recorder):
+        def consume(self, batch: list[Any]) -> None:
+            tasks.append(current_task())
+            super().consume(batch)
+
     with (
         make_queue(threads=2, partitions=2, balancer=balancer, max_batch=1) as queue,
         Gate() as gate,
     ):
-        recorder = Recorder(gate)
+        recorder = TaskRecorder(gate)
         other = Recorder()
         queue.add_handler(A, recorder)
         queue.add_handler(B, other)
         first, second = A(), A()
         queue.produce(first)
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce(second)
         here, there = lane_of(queue, A).partition, lane_of(queue, B).partition
         old, new = here.owner, there.owner
@@ -65,15 +68,15 @@ def test_new_owner_waits_for_the_old_ones_cycle() -> None:
         rebalance_now(queue)
         for count in range(1, 4):
             queue.produce(B())
-            other.got(count)  # the new owner has its turns meanwhile
+            other.wait_for(count)  # the new owner has its turns meanwhile
             parked_task(new)
         assert here.owner is old
         assert lane_of(queue, A).buffer == [second]
         gate.open()
         settled(queue, plan)
-        assert recorder.got(2) == [first, second]
+        assert recorder.wait_for(2) == [first, second]
         assert recorder.overlaps == 0
-        assert recorder.tasks == [old.index, new.index]
+        assert tasks == [old, new]
 
 
 def test_moved_partitions_are_counted() -> None:
@@ -102,7 +105,7 @@ def test_order_across_moves() -> None:
         for start in range(0, 3000, 30):
             assert queue.produce_many(list(range(start, start + 30))) == 30
             _move_all(queue, balancer)
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert recorder.items == list(range(3000))
         assert recorder.overlaps == 0
         assert queue.stats().moved_partitions > 0
@@ -125,7 +128,7 @@ def test_growth_after_a_rebalance() -> None:
         assert len(queue._core.layout.partitions) == 40
         for cls in classes:
             assert queue.produce(cls())
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert sorted(type(item).__name__ for item in recorder.items) == sorted(
             cls.__name__ for cls in classes
         )
@@ -143,16 +146,16 @@ def test_growth_during_a_hand_over() -> None:
         queue.add_handler(A, held)
         queue.add_handler(B, held)
         queue.produce(A())
-        gate.someone_waits()  # its task cannot hand anything over now
+        gate.wait_entered()  # its task cannot hand anything over now
         plan = _move_all(queue, balancer)
         for cls in classes:
             queue.add_handler(cls, recorder)
         for cls in classes:
             assert queue.produce(cls())
         gate.open()
-        wait_until(lambda: owners(queue)[: len(plan)] == plan, "the hand-over is finished")
+        until(lambda: owners(queue)[: len(plan)] == plan, "the hand-over is finished")
         queue.produce(B())
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         assert len(recorder.items) == 16
         assert len(held.items) == 2
 
@@ -164,7 +167,7 @@ def test_second_plan_replaces_the_first() -> None:
         recorder = Recorder(gate)
         queue.add_handler(A, recorder)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         here = lane_of(queue, A).partition
         start = here.owner.index
         for target in ((start + 1) % 3, (start + 2) % 3, start):
@@ -173,7 +176,7 @@ def test_second_plan_replaces_the_first() -> None:
             rebalance_now(queue)
         queue.produce(A())
         gate.open()
-        recorder.got(2)
+        recorder.wait_for(2)
         assert here.owner.index == start
         assert queue.stats().moved_partitions == 0
 
@@ -204,7 +207,7 @@ def test_bad_answers_are_ignored(answer: Any, caplog: pytest.LogCaptureFixture) 
             rebalance_now(queue)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         queue.produce(A())
-        recorder.got(1)
+        recorder.wait_for(1)
         assert owners(queue) == before
         assert queue.stats().rebalances == 0
 
@@ -223,7 +226,7 @@ def test_raising_balancer_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "batchmill.queue"):
             for count in range(1, 6):
                 queue.produce(A())
-                recorder.got(count)
+                recorder.wait_for(count)
                 parked(queue)
         assert caplog.records
         assert all("balancer failed" in record.message for record in caplog.records)
@@ -236,8 +239,8 @@ def test_single_thread_asks_nobody() -> None:
         queue.add_handler(A, recorder)
         for _ in range(20):
             queue.produce(A())
-            assert queue.flush(BOUND_S)
-    assert balancer.asked == []
+            assert queue.flush(WAIT_S)
+    assert balancer.calls == []
 
 
 def test_asked_while_there_is_traffic() -> None:
@@ -248,8 +251,8 @@ def test_asked_while_there_is_traffic() -> None:
     ) as queue:
         queue.add_handler(A, recorder)
         queue.produce(A())
-        assert queue.flush(BOUND_S)
-        wait_until(lambda: balancer.asked, "the balancer is asked")
+        assert queue.flush(WAIT_S)
+        until(lambda: balancer.calls, "the balancer is asked")
 
 
 def test_throughput_weighted_parts_two_hot_partitions() -> None:
@@ -265,11 +268,11 @@ def test_throughput_weighted_parts_two_hot_partitions() -> None:
         assert len(hot) == 2
         for cls in hot:
             queue.produce_many([cls() for _ in range(500)])
-        assert queue.flush(BOUND_S)
+        assert queue.flush(WAIT_S)
         for partition in queue._core.layout.partitions:
             partition.busy_ns = partition.drained * 1000  # the same cost for every item
         rebalance_now(queue)
-        wait_until(
+        until(
             lambda: len({lane_of(queue, cls).partition.owner for cls in hot}) == 2,
             "the hot classes are parted",
         )
@@ -283,10 +286,10 @@ def test_balancer_may_look_at_the_queue() -> None:
         seen.append(queue.stats().accepted)
         return owners
 
-    queue = make_queue(threads=2, partitions=2, balancer=Scripted(look))
-    asking = Call(rebalance_now, queue)
+    queue = new_queue(threads=2, partitions=2, balancer=Scripted(look))
+    asking = spawn(rebalance_now, queue)
     try:
-        asking.result(BOUND_S / 3)
+        asking.result(WAIT_S / 3)
     except TimeoutError:
         queue._core.layout.lock.release()  # it waits for a lock that it holds: help it out
         with contextlib.suppress(RuntimeError):
@@ -309,20 +312,20 @@ def test_handler_registered_anew_while_it_runs() -> None:
         queue.add_handler(second, marker)
         assert lane_of(queue, first).partition is not lane_of(queue, second).partition
         queue.produce(first())
-        gate.someone_waits()
+        gate.wait_entered()
         assert queue.remove_handler(first)
         assert queue.remove_handler(second)
         queue.add_handler(second, recorder)
         queue.produce(second())
         task = lane_of(queue, second).partition.owner
-        wait_until(
+        until(
             lambda: recorder.entries > 1 or (task._submitted and task._run_lock.locked()),
             "the other task comes to the handler",
         )
         queue.produce(second())
-        wait_until(lambda: recorder.entries > 1 or task._run_lock.locked(), "it is there")
+        until(lambda: recorder.entries > 1 or task._run_lock.locked(), "it is there")
         gate.open()
-        recorder.got(3)
+        recorder.wait_for(3)
         assert recorder.overlaps == 0
 
 
@@ -334,12 +337,8 @@ def test_idle_handler_moves_with_its_partition() -> None:
         told = threading.Semaphore(0)
 
         def on_idle(self) -> None:
-            free = self._inside.acquire(blocking=False)
-            if not free:
-                self.overlaps += 1
-            self.told.release()
-            if free:
-                self._inside.release()
+            with self.check:
+                self.told.release()
 
     handler = Idler()
     with make_queue(
@@ -349,7 +348,7 @@ def test_idle_handler_moves_with_its_partition() -> None:
         for _ in range(10):
             settled(queue, _move_all(queue, balancer))
             queue.produce(A())
-            assert handler.told.acquire(timeout=BOUND_S)
+            assert handler.told.acquire(timeout=WAIT_S)
     assert handler.overlaps == 0
     assert len(handler.items) == 10
 
@@ -367,11 +366,11 @@ def test_saturated_partition_lets_others_move() -> None:
         here = lane_of(queue, busy).partition
 
         def saturate() -> None:
-            while not stop._open.is_set():
+            while not stop.is_open:
                 queue.produce(busy())
 
-        producer = Call(saturate)
-        recorders[busy].got(100)
+        producer = spawn(saturate)
+        recorders[busy].wait_for(100)
         for _ in range(5):
             balancer.plan = [
                 owner if index == here.index else 1 - owner
@@ -381,7 +380,7 @@ def test_saturated_partition_lets_others_move() -> None:
             settled(queue, balancer.plan)
         stop.open()
         producer.result()
-    holds(queue._core.done, "the queue ends")
+    assert queue._core.done.wait(WAIT_S), "the queue ends"
     assert partition_of(queue).out == 0
 
 
@@ -404,9 +403,9 @@ def test_hanging_handler_starves_only_itself() -> None:
             queue.remove_handler(int)
             queue.add_handler(str, other)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce(B())
         for count in range(1, 31):
             queue.produce(beside())
-            other.got(count, BOUND_S / 3)
+            other.wait_for(count, WAIT_S / 3)
         assert hanging.entries == 1

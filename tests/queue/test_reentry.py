@@ -13,20 +13,9 @@ from batchmill import (
     ThreadPolicy,
     WouldDeadlockError,
 )
-from tests.kit.stress import (
-    BOUND_S,
-    A,
-    B,
-    Gate,
-    Recorder,
-    Scripted,
-    lane_of,
-    make_queue,
-    owners,
-    partition_of,
-    rebalance_now,
-    wait_until,
-)
+from tests.kit.queues import Recorder, new_queue
+from tests.kit.threads import WAIT_S, Gate, until
+from tests.queue.kit import A, B, Scripted, lane_of, owners, partition_of, rebalance_now
 
 
 def _answers(queue: BatchQueue[Any], ask: Any) -> Any:
@@ -42,7 +31,7 @@ def _answers(queue: BatchQueue[Any], ask: Any) -> Any:
 
     queue.add_handler(A, handler)
     queue.produce(A())
-    finished = queue.flush(BOUND_S / 3)
+    finished = queue.flush(WAIT_S / 3)
     queue.shutdown()
     assert finished, "the handler hangs"
     return answers[0]
@@ -50,33 +39,33 @@ def _answers(queue: BatchQueue[Any], ask: Any) -> Any:
 
 def test_produce_where_there_is_room() -> None:
     """A handler may produce to its own partition while there is room."""
-    queue = make_queue(buffer_size=2)
+    queue = new_queue(buffer_size=2)
     assert _answers(queue, lambda: queue.produce(A())) is True
 
 
 def test_produce_to_its_own_full_partition() -> None:
     """A handler that would wait for itself gets an error instead."""
-    queue = make_queue(buffer_size=2)
+    queue = new_queue(buffer_size=2)
     answer = _answers(queue, lambda: [queue.produce(A()) for _ in range(3)])
     assert isinstance(answer, WouldDeadlockError)
 
 
 def test_produce_many_beyond_what_its_own_partition_holds() -> None:
     """A handler that puts more at once than there is room for does not wait for itself."""
-    queue = make_queue(buffer_size=2)
+    queue = new_queue(buffer_size=2)
     answer = _answers(queue, lambda: queue.produce_many([A() for _ in range(5)]))
     assert answer == 2 or isinstance(answer, WouldDeadlockError)
 
 
 def test_produce_many_with_a_timeout() -> None:
     """With a timeout it is told how many got in, at once."""
-    queue = make_queue(buffer_size=2)
+    queue = new_queue(buffer_size=2)
     assert _answers(queue, lambda: queue.produce_many([A() for _ in range(5)], timeout=60)) == 2
 
 
 def test_last_slot_goes_to_somebody_else() -> None:
     """A handler that finds room, and loses it to another producer, does not wait for itself."""
-    queue = make_queue(buffer_size=1)
+    queue = new_queue(buffer_size=1)
     partition = partition_of(queue)
 
     def lose_the_slot() -> bool:
@@ -104,7 +93,7 @@ def test_last_slot_goes_to_somebody_else() -> None:
 
 def test_flush_inside_a_handler() -> None:
     """flush() inside a handler is refused."""
-    queue = make_queue()
+    queue = new_queue()
     assert isinstance(_answers(queue, queue.flush), WouldDeadlockError)
 
 
@@ -115,7 +104,7 @@ def test_partition_moves_to_a_task_that_waits_for_it() -> None:
     """
     balancer = Scripted()
     answers: list[object] = []
-    queue = make_queue(threads=2, partitions=2, buffer_size=1, balancer=balancer)
+    queue = new_queue(threads=2, partitions=2, buffer_size=1, balancer=balancer)
     with Gate() as before, Gate() as draining:
 
         def handler(batch: list[A]) -> None:
@@ -129,18 +118,18 @@ def test_partition_moves_to_a_task_that_waits_for_it() -> None:
         queue.add_handler(B, Recorder(draining))
         full = lane_of(queue, B).partition
         queue.produce(A())
-        before.someone_waits()
+        before.wait_entered()
         queue.produce(B())
-        draining.someone_waits()
+        draining.wait_entered()
         queue.produce(B())
         before.open()
-        wait_until(lambda: full.waiters, "the handler waits for room")
+        until(lambda: full.waiters, "the handler waits for room")
         waiting = lane_of(queue, A).partition.owner.index
         balancer.plan = [waiting] * 2
         rebalance_now(queue)
         assert owners(queue) != balancer.plan
         draining.open()
-        finished = queue.flush(BOUND_S / 3)
+        finished = queue.flush(WAIT_S / 3)
     queue.shutdown()
     assert finished, "the handler waits for its own task"
     assert len(answers) == 1
@@ -148,7 +137,7 @@ def test_partition_moves_to_a_task_that_waits_for_it() -> None:
 
 def test_add_and_remove_handlers_inside_a_handler() -> None:
     """A handler may change who handles what."""
-    queue = make_queue()
+    queue = new_queue()
 
     def change() -> bool:
         queue.add_handler(B, Recorder())
@@ -159,7 +148,7 @@ def test_add_and_remove_handlers_inside_a_handler() -> None:
 
 def test_stats_inside_a_handler() -> None:
     """A handler may read the stats, and finds its own batch in them."""
-    queue = make_queue()
+    queue = new_queue()
     assert _answers(queue, lambda: queue.stats().in_handlers) == 1
 
 
@@ -167,7 +156,7 @@ def test_stats_inside_a_handler() -> None:
 def test_handler_feeds_itself(size: int) -> None:
     """A handler that puts one item for each it gets, in a full-size loop, ends when it stops."""
     left = 200
-    queue = make_queue(buffer_size=size, max_batch=1)
+    queue = new_queue(buffer_size=size, max_batch=1)
 
     def handler(batch: list[A]) -> None:
         nonlocal left
@@ -178,7 +167,7 @@ def test_handler_feeds_itself(size: int) -> None:
     queue.add_handler(A, handler)
     with queue:
         queue.produce(A())
-        wait_until(lambda: left == 0, "the loop ends")
+        until(lambda: left == 0, "the loop ends")
     assert queue.stats().consumed == 201
 
 
@@ -191,7 +180,7 @@ def test_produce_to_a_full_neighbour_on_the_same_thread() -> None:
     config = BatchQueueSettings(
         shared_scheduler=("one", ThreadPolicy.fixed(1)),
         buffer_size=1,
-        shutdown_timeout_ms=BOUND_S * 1000,
+        shutdown_timeout_ms=WAIT_S * 1000,
     )
     first, second = manager.create("first", config), manager.create("second", config)
     answers: list[object] = []
@@ -205,7 +194,7 @@ def test_produce_to_a_full_neighbour_on_the_same_thread() -> None:
     second.add_handler(B, Recorder())
     first.add_handler(A, handler)
     first.produce(A())
-    finished = first.flush(BOUND_S / 3)
+    finished = first.flush(WAIT_S / 3)
     second._core.begin_close()
     assert manager.shutdown_all()
     assert finished, "the handler waits for its own thread"

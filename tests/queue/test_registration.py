@@ -13,16 +13,8 @@ from batchmill import (
     PartitionSelector,
     QueueClosedError,
 )
-from tests.kit.queues import (
-    WAIT_S,
-    Blue,
-    Gate,
-    Green,
-    Recorder,
-    Red,
-    make_queue,
-    reds,
-)
+from tests.kit.queues import Blue, Green, Recorder, Red, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate
 
 
 def test_handler_that_comes_later_gets_what_waits() -> None:

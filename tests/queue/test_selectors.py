@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 from batchmill import ConfigError, PartitionPolicy, PartitionSelector, ThreadPolicy
 from batchmill.queue.strategies import KEY_BUCKETS, key_bucket, type_hash_of
-from tests.kit.queues import (
-    WAIT_S,
-    Crimson,
-    Gate,
-    Green,
-    Recorder,
-    Red,
-    make_classes,
-    make_queue,
-    untimed,
-)
+from tests.kit.queues import Green, Recorder, Red, make_queue
+from tests.kit.threads import WAIT_S, Gate
+from tests.queue.kit import Crimson, make_classes
 
 names = st.text(string.ascii_letters + string.digits + "_", min_size=1, max_size=20)
 keys = st.one_of(
@@ -46,7 +38,6 @@ def test_type_hash_is_the_same_in_every_run() -> None:
     assert type_hash_of(str) == 0xFED657CC  # the CRC-32 of "builtins.str"
 
 
-@untimed
 @given(prefix=names)
 def test_type_hash_spreads(prefix: str) -> None:
     """100 classes of one family, hashed over 100 partitions, make no heap and use many."""
@@ -56,7 +47,6 @@ def test_type_hash_spreads(prefix: str) -> None:
     assert max(places.values()) <= 10
 
 
-@untimed
 @given(cls=st.sampled_from([Red, Green, Crimson]), count=st.integers(1, 5000))
 def test_type_hash_answers_a_partition(cls: type, count: int) -> None:
     """The answer is an index below the number of partitions."""
@@ -76,7 +66,6 @@ def test_round_robins_do_not_share_their_turn() -> None:
     assert one(Red(), 3) == other(Red(), 3)
 
 
-@untimed
 @given(key=keys, count=st.integers(1, 5000))
 def test_key_hash_answers_a_partition(key: object, count: int) -> None:
     """Whatever the key, the answer is an index below the number of partitions."""
@@ -84,7 +73,6 @@ def test_key_hash_answers_a_partition(key: object, count: int) -> None:
     assert 0 <= select(Red(), count) < count
 
 
-@untimed
 @given(key=keys)
 def test_key_bucket_is_in_range(key: int) -> None:
     """Whatever the key, its bucket is one of KEY_BUCKETS."""
@@ -96,14 +84,12 @@ def test_every_key_bucket_is_used() -> None:
     assert {key_bucket(number) for number in range(100_000)} == set(range(KEY_BUCKETS))
 
 
-@untimed
 @given(number=st.integers(-(2**53), 2**53))
 def test_equal_keys_share_a_bucket(number: int) -> None:
     """Keys that are equal are one key, whatever their type."""
     assert key_bucket(number) == key_bucket(float(number))
 
 
-@untimed
 @given(
     start=st.integers(-(2**40), 2**40), step=st.sampled_from([1, 2, 8, 1000, 4096, 2**20, 2**32])
 )
@@ -114,7 +100,6 @@ def test_integer_keys_spread_whatever_they_have_in_common(start: int, step: int)
     assert max(used.values()) <= 16
 
 
-@untimed
 @given(prefix=st.text(max_size=10))
 def test_text_keys_spread(prefix: str) -> None:
     """1000 texts with a common prefix use hundreds of buckets."""

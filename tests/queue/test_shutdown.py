@@ -15,30 +15,25 @@ from batchmill import (
     QueueClosedError,
     ThreadPolicy,
 )
-from tests.kit.stress import (
-    BOUND_S,
+from tests.kit.queues import Recorder, make_queue, new_queue
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import (
     A,
     B,
-    Call,
-    Gate,
     HeldSlot,
-    Recorder,
     Scripted,
-    holds,
     lane_of,
-    make_queue,
     owners,
     parked,
     partition_of,
     rebalance_now,
-    wait_until,
 )
 
 
 def _fill(queue: BatchQueue[Any], gate: Gate) -> None:
     """One item in the handler, which is held at the gate, and the partition full behind it."""
     assert queue.produce(A())
-    gate.someone_waits()
+    gate.wait_entered()
     for _ in range(partition_of(queue).capacity):
         assert queue.produce(A(), timeout=0)
 
@@ -49,10 +44,10 @@ def test_blocked_producers_are_told_false() -> None:
         recorder = Recorder(gate)
         queue.add_handler(A, recorder)
         _fill(queue, gate)
-        producers = [Call(queue.produce, A()) for _ in range(5)]
-        many = Call(queue.produce_many, [A(), A()])
-        wait_until(lambda: len(partition_of(queue).waiters) == 6, "all producers wait")
-        closing = Call(queue.shutdown)
+        producers = [spawn(queue.produce, A()) for _ in range(5)]
+        many = spawn(queue.produce_many, [A(), A()])
+        until(lambda: len(partition_of(queue).waiters) == 6, "all producers wait")
+        closing = spawn(queue.shutdown)
         assert [producer.result() for producer in producers] == [False] * 5
         assert many.result() == 0
         gate.open()
@@ -67,11 +62,11 @@ def test_blocked_produce_many_is_told_how_many() -> None:
         recorder = Recorder(gate)
         queue.add_handler(A, recorder)
         assert queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         items = [A() for _ in range(10)]
-        many = Call(queue.produce_many, items)
-        wait_until(lambda: partition_of(queue).waiters, "the producer waits")
-        closing = Call(queue.shutdown)
+        many = spawn(queue.produce_many, items)
+        until(lambda: partition_of(queue).waiters, "the producer waits")
+        closing = spawn(queue.shutdown)
         assert many.result() == 3
         gate.open()
         assert closing.result()
@@ -88,8 +83,8 @@ def test_blocked_aproduce_is_told_false() -> None:
         async def put() -> bool:
             return await queue.aproduce(A())
 
-        producer = Call(asyncio.run, put())
-        wait_until(lambda: partition_of(queue).waiters, "the task waits")
+        producer = spawn(asyncio.run, put())
+        until(lambda: partition_of(queue).waiters, "the task waits")
         queue._core.begin_close()
         assert producer.result() is False
         gate.open()
@@ -110,15 +105,15 @@ def test_two_shutdowns_are_one() -> None:
         handler = Handler(gate)
         queue.add_handler(A, handler)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         barrier = threading.Barrier(4)
 
         def close() -> bool:
-            barrier.wait(BOUND_S)
+            barrier.wait(WAIT_S)
             return queue.shutdown()
 
-        calls = [Call(close) for _ in range(4)]
-        wait_until(lambda: not queue.running, "the gate closes")
+        calls = [spawn(close) for _ in range(4)]
+        until(lambda: not queue.running, "the gate closes")
         gate.open()
         assert [call.result() for call in calls] == [True] * 4
         assert handler.goodbyes == 1
@@ -139,7 +134,7 @@ def test_shutdown_inside_a_handler() -> None:
     with make_queue(max_batch=1) as queue:
         queue.add_handler(A, handler)
         queue.produce(A())
-        holds(queue._core.done, "the shutdown finishes")
+        assert queue._core.done.wait(WAIT_S), "the shutdown finishes"
         assert answers == [False]
         assert len(seen) == 3
 
@@ -148,7 +143,7 @@ def test_shutdown_inside_a_handler_of_a_neighbour() -> None:
     """A handler may shut down another queue of its own one-thread scheduler; nothing hangs."""
     manager = BatchQueueManager()
     config = BatchQueueSettings(
-        shared_scheduler=("one", ThreadPolicy.fixed(1)), shutdown_timeout_ms=BOUND_S * 1000
+        shared_scheduler=("one", ThreadPolicy.fixed(1)), shutdown_timeout_ms=WAIT_S * 1000
     )
     first, second = manager.create("first", config), manager.create("second", config)
     recorder, answers = Recorder(), []
@@ -160,7 +155,7 @@ def test_shutdown_inside_a_handler_of_a_neighbour() -> None:
 
     first.add_handler(A, handler)
     first.produce(A())
-    holds(second._core.done, "the neighbour's shutdown finishes")
+    assert second._core.done.wait(WAIT_S), "the neighbour's shutdown finishes"
     assert answers == [False]
     assert len(recorder.items) == 1
     assert manager.shutdown_all()
@@ -176,7 +171,7 @@ def test_hanging_handler() -> None:
         queue.add_handler(A, recorder)
         queue.add_handler(B, recorder)
         queue.produce(A())
-        gate.someone_waits()
+        gate.wait_entered()
         queue.produce_many([A(), A()])
         queue.produce_many([B(), B()])
         assert queue.shutdown() is False
@@ -184,7 +179,7 @@ def test_hanging_handler() -> None:
         assert recorder.entries == 1
         assert queue.stats().pending == 5
         gate.open()
-        holds(queue._core.done, "the drain goes on when the handler returns")
+        assert queue._core.done.wait(WAIT_S), "the drain goes on when the handler returns"
         assert len(recorder.items) == 5
         assert recorder.overlaps == 0
         assert queue.shutdown()
@@ -197,18 +192,18 @@ def test_straggler(wake_token: bool) -> None:
     with make_queue(buffer_size=64, max_idle_ms=1) as queue:
         queue.add_handler(A, recorder)
         queue.produce_many([A(), A()])
-        recorder.got(2)
+        recorder.wait_for(2)
         parked(queue)
         if not wake_token:
             assert partition_of(queue).tokens.pop() is not None
             partition_of(queue).reserve += 1
         with HeldSlot(queue, A) as held:
-            producer = Call(queue.produce, A())
-            held.taken()
+            producer = spawn(queue.produce, A())
+            held.wait_taken()
             assert (held.token is not None) == wake_token
-            closing = Call(queue.shutdown)
+            closing = spawn(queue.shutdown)
             task = queue._core.tasks[0]
-            wait_until(lambda: task._idle_streak > 5, "the task looks for stragglers")
+            until(lambda: task._idle_streak > 5, "the task looks for stragglers")
             assert not queue._core.done.is_set()
             held.let_go()
             assert producer.result()
@@ -223,15 +218,15 @@ def test_straggler_past_the_timeout() -> None:
     with make_queue(buffer_size=64, max_idle_ms=1, shutdown_timeout_ms=10) as queue:
         queue.add_handler(A, recorder)
         queue.produce(A())
-        recorder.got(1)
+        recorder.wait_for(1)
         parked(queue)
         with HeldSlot(queue, A) as held:
-            producer = Call(queue.produce, A())
-            held.taken()
+            producer = spawn(queue.produce, A())
+            held.wait_taken()
             assert queue.shutdown() is False
             held.let_go()
             assert producer.result()
-        holds(queue._core.done, "the drain ends")
+        assert queue._core.done.wait(WAIT_S), "the drain ends"
         assert len(recorder.items) == 2
 
 
@@ -248,7 +243,7 @@ def test_gate_closes_while_the_thread_is_about_to_park() -> None:
     with make_queue(buffer_size=8) as queue, Gate() as gate:
         handler = Idler()
         queue.add_handler(A, handler)
-        gate.someone_waits()
+        gate.wait_entered()
         queue._lane(A())  # the quick road to the class is open
         queue._core.begin_close()
         gate.open()
@@ -259,7 +254,7 @@ def test_gate_closes_while_the_thread_is_about_to_park() -> None:
 
 def test_produce_after_shutdown() -> None:
     """After shutdown every way in answers no, and each item is counted as stopped."""
-    queue = make_queue()
+    queue = new_queue()
     queue.add_handler(A, Recorder())
     assert queue.produce(A())
     assert queue.shutdown()
@@ -295,7 +290,7 @@ def test_last_on_idle_comes_after_the_last_batch() -> None:
 
 def test_threads_are_gone() -> None:
     """After a shutdown that answered True the queue's threads have ended."""
-    queue = make_queue(threads=3, partitions=3)
+    queue = new_queue(threads=3, partitions=3)
     assert queue.shutdown()
     assert [thread.is_alive() for thread in queue._core.scheduler.threads] == [False] * 3
 
@@ -303,7 +298,7 @@ def test_threads_are_gone() -> None:
 def test_context_manager_drains() -> None:
     """Leaving the with block, also by an exception, drains and ends the queue."""
     recorder = Recorder()
-    queue = make_queue(max_batch=7)
+    queue = new_queue(max_batch=7)
 
     def work() -> None:
         with queue:
@@ -319,14 +314,14 @@ def test_context_manager_drains() -> None:
 
 def test_stopped_before_anything_began() -> None:
     """A queue may be shut down at once, and a flush afterwards has nothing to wait for."""
-    queue = make_queue(threads=2, partitions=5)
+    queue = new_queue(threads=2, partitions=5)
     assert queue.shutdown()
-    assert queue.flush(BOUND_S)
+    assert queue.flush(WAIT_S)
 
 
 def _config(**settings: Any) -> BatchQueueSettings:
     settings.setdefault("threads", ThreadPolicy.fixed(1))
-    return BatchQueueSettings(shutdown_timeout_ms=BOUND_S * 1000, **settings)
+    return BatchQueueSettings(shutdown_timeout_ms=WAIT_S * 1000, **settings)
 
 
 def test_shutdown_all_closes_every_gate_first() -> None:
@@ -339,9 +334,9 @@ def test_shutdown_all_closes_every_gate_first() -> None:
             queue.add_handler(A, recorder)
             queue.produce(A())
             queue.produce(A())
-        gate.someone_waits()
-        closing = Call(manager.shutdown_all)
-        wait_until(lambda: not any(queue.running for queue in queues), "all gates close")
+        gate.wait_entered()
+        closing = spawn(manager.shutdown_all)
+        until(lambda: not any(queue.running for queue in queues), "all gates close")
         assert not any(queue._core.done.is_set() for queue in queues)
         gate.open()
         assert closing.result()
@@ -356,9 +351,9 @@ def test_no_creation_during_shutdown_all() -> None:
         queue = manager.create("old", _config())
         queue.add_handler(A, Recorder(gate))
         queue.produce(A())
-        gate.someone_waits()
-        closing = Call(manager.shutdown_all)
-        wait_until(lambda: not queue.running, "the gate closes")
+        gate.wait_entered()
+        closing = spawn(manager.shutdown_all)
+        until(lambda: not queue.running, "the gate closes")
         with pytest.raises(QueueClosedError):
             manager.create("new", _config())
         with pytest.raises(QueueClosedError):
@@ -401,7 +396,7 @@ def test_shutdown_in_the_middle_of_a_hand_over() -> None:
         for index, item in enumerate(items):
             item.at = index % 4  # type: ignore[attr-defined]
         assert queue.produce(items[0])
-        gate.someone_waits()
+        gate.wait_entered()
         assert queue.produce_many(items[1:]) == 39
         balancer.plan = [1 - owner for owner in owners(queue)]
         rebalance_now(queue)
@@ -414,7 +409,7 @@ def test_shutdown_in_the_middle_of_a_hand_over() -> None:
 
 def test_adding_a_handler_to_a_closed_queue_is_refused() -> None:
     """A queue that is shut down takes no handlers."""
-    queue = make_queue(partitions=1)
+    queue = new_queue(partitions=1)
     queue.shutdown()
     with pytest.raises(QueueClosedError):
         queue.add_handler(A, Recorder())

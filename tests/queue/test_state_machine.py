@@ -26,7 +26,8 @@ from batchmill import (
     PartitionSelector,
     ThreadPolicy,
 )
-from tests.kit.stress import BOUND_S, SOAK, Scripted, rebalance_now
+from tests.kit.threads import WAIT_S
+from tests.queue.kit import SOAK, Scripted, rebalance_now
 
 
 class Item:
@@ -101,7 +102,7 @@ class QueueMachine(RuleBasedStateMachine):
                 strategy=strategy,
                 balancer=self.balancer,
                 error_handler=self.on_error,
-                shutdown_timeout_ms=BOUND_S * 1000,
+                shutdown_timeout_ms=WAIT_S * 1000,
             ),
         )
 
@@ -114,7 +115,7 @@ class QueueMachine(RuleBasedStateMachine):
             if kind in self.inside:
                 self.faults.append(f"class {kind} is handled twice at once")
             self.inside.add(kind)
-        self.open.wait(BOUND_S * 2)
+        self.open.wait(WAIT_S * 2)
         with self.lock:
             self.inside.discard(kind)
             self.handled[kind].extend(item.number for item in batch)
@@ -160,7 +161,7 @@ class QueueMachine(RuleBasedStateMachine):
     def produce(self, kind: int, poison: bool) -> None:
         item = self.make(kind, poison)
         # Held, nobody may ever make room; else there will be some, and the producer can wait.
-        if self.queue.produce(item, timeout=0 if self.held else BOUND_S):
+        if self.queue.produce(item, timeout=0 if self.held else WAIT_S):
             self.note_accepted([item])
         else:
             assert self.held
@@ -169,7 +170,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(several=st.lists(kinds, max_size=25))
     def produce_many(self, several: list[int]) -> None:
         items = [self.make(kind) for kind in several]
-        count = self.queue.produce_many(items, timeout=0 if self.held else BOUND_S)
+        count = self.queue.produce_many(items, timeout=0 if self.held else WAIT_S)
         self.note_accepted(items[:count])
         self.refused += len(items) - count
         assert count == len(items) or self.held
@@ -200,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.held)
     @rule()
     def flush(self) -> None:
-        assert self.queue.flush(BOUND_S)
+        assert self.queue.flush(WAIT_S)
         stats = self.queue.stats()
         assert stats.pending == 0
         assert stats.total_used == 0

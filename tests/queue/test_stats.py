@@ -19,19 +19,9 @@ from batchmill import (
     ThreadPolicy,
 )
 from batchmill.queue.stats import DropCounts
-from tests.kit.queues import (
-    WAIT_S,
-    Blue,
-    Gate,
-    Green,
-    Idler,
-    Recorder,
-    Red,
-    fill,
-    make_queue,
-    quiet,
-    reds,
-)
+from tests.kit.queues import Blue, Green, Recorder, Red, fill, make_queue, reds
+from tests.kit.threads import WAIT_S, Gate
+from tests.queue.kit import Idler, quiet
 
 
 def partition(index: int, used: int, capacity: int = 100) -> PartitionStats:
@@ -299,7 +289,7 @@ def test_idle_cycles_count_cycles_without() -> None:
     handler = Idler()
     with make_queue() as queue:
         queue.add_handler(Red, handler)
-        handler.wait_told()
+        handler.wait_idle()
         stats = queue.stats()
     assert (stats.flush_cycles, stats.idle_cycles > 0) == (0, True)
 

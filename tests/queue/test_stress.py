@@ -21,18 +21,9 @@ from batchmill import (
     QueueClosedError,
     ThreadPolicy,
 )
-from tests.kit.stress import (
-    BOUND_S,
-    SOAK,
-    Call,
-    Payload,
-    Recorder,
-    Scripted,
-    check_of,
-    make_queue,
-    payload_class,
-    problems_with,
-)
+from tests.kit.queues import Recorder, new_queue
+from tests.kit.threads import WAIT_S, spawn
+from tests.queue.kit import SOAK, Payload, Scripted, check_of, payload_class, problems_with
 
 KINDS = [payload_class(kind) for kind in range(24)]
 
@@ -60,14 +51,10 @@ class Sink(Recorder):
     """A handler that now and then takes its time."""
 
     def consume(self, batch: list[Any]) -> None:
-        free = self._inside.acquire(blocking=False)
-        if not free:
-            self.overlaps += 1
-        self.items.extend(batch)
-        for _ in range(random.choice((0, 0, 50))):
-            pass
-        if free:
-            self._inside.release()
+        with self.check:
+            self.batches.append(batch)
+            for _ in range(random.choice((0, 0, 50))):
+                pass
 
 
 class Storm:
@@ -86,8 +73,8 @@ class Storm:
         self.enough = threading.Event()
         for _ in range(min(3, kinds)):
             self._grow()
-        self.calls = [Call(self._produce, index) for index in range(producers)]
-        self.calls += [Call(self._inspect), Call(self._keep_growing)]
+        self.calls = [spawn(self._produce, index) for index in range(producers)]
+        self.calls += [spawn(self._inspect), spawn(self._keep_growing)]
 
     def _grow(self) -> None:
         # One handler for two kinds, now and then: its calls must not overlap either.
@@ -96,7 +83,7 @@ class Storm:
         self.known += 1
 
     def _keep_growing(self) -> None:
-        self.start.wait(BOUND_S)
+        self.start.wait(WAIT_S)
         while self.known < self.kinds and not self.stop.is_set():
             if self.produced > 150 * (self.known - 2):
                 try:
@@ -105,7 +92,7 @@ class Storm:
                     return
 
     def _inspect(self) -> None:
-        self.start.wait(BOUND_S)
+        self.start.wait(WAIT_S)
         while not self.stop.is_set():
             for partition in list(self.queue._core.layout.partitions):
                 with partition.lock:  # so that the lanes are seen at one moment
@@ -115,7 +102,7 @@ class Storm:
     def _produce(self, me: int) -> None:
         queue, dice = self.queue, random.Random(me)
         sequence = 0
-        self.start.wait(BOUND_S)
+        self.start.wait(WAIT_S)
         while not self.stop.is_set():
             if dice.random() < 0.2:
                 if dice.random() < 0.5:
@@ -139,8 +126,8 @@ class Storm:
     def blow(self, target: int) -> list[str]:
         """Let go, shut down in the middle of it, and say what went wrong."""
         self.target = target
-        self.start.wait(BOUND_S)
-        came = self.enough.wait(BOUND_S * 3)
+        self.start.wait(WAIT_S)
+        came = self.enough.wait(WAIT_S * 3)
         finished = self.queue.shutdown()
         self.stop.set()
         for call in self.calls:
@@ -168,7 +155,7 @@ class Storm:
 def test_all_at_once(selector: str, balancer: str, strategy: BufferStrategy) -> None:
     """Growth, rebalancing and shutdown under fire lose, double, mix up and overfill nothing."""
     for _ in range(SOAK):
-        queue = make_queue(
+        queue = new_queue(
             threads=3,
             partitions=PartitionPolicy.adaptive(4),
             selector=PartitionSelector.type_hash()
@@ -191,7 +178,7 @@ def test_all_at_once(selector: str, balancer: str, strategy: BufferStrategy) -> 
 def test_tiny_buffer(strategy: BufferStrategy, size: int) -> None:
     """A partition of one or two places is never overfull, and nobody is left waiting."""
     for _ in range(SOAK):
-        queue = make_queue(
+        queue = new_queue(
             threads=2,
             partitions=3,
             buffer_size=size,
@@ -211,19 +198,19 @@ def test_many_queues_on_one_scheduler() -> None:
             partitions=PartitionPolicy.adaptive(4),
             buffer_size=16,
             max_batch=7,
-            shutdown_timeout_ms=BOUND_S * 1000,
+            shutdown_timeout_ms=WAIT_S * 1000,
         )
         storms = [
             Storm(manager.create(f"queue {index}", config), producers=2, kinds=5)
             for index in range(4)
         ]
-        blows = [Call(storm.blow, 1500) for storm in storms]
-        assert [blow.result(BOUND_S * 4) for blow in blows] == [[]] * 4
+        blows = [spawn(storm.blow, 1500) for storm in storms]
+        assert [blow.result(WAIT_S * 4) for blow in blows] == [[]] * 4
         assert manager.names() == ()
 
 
 def _produce_thousand(queue: BatchQueue[Any], barrier: threading.Barrier, me: int) -> None:
-    barrier.wait(BOUND_S)
+    barrier.wait(WAIT_S)
     for sequence in range(1000):
         assert queue.produce(make(me, sequence, me))
 
@@ -232,14 +219,14 @@ def test_direct_consumer() -> None:
     """A direct consumer with serialize=True, on several threads, gets everything once, in order."""
     for _ in range(SOAK):
         sink = Sink()
-        queue = make_queue(
+        queue = new_queue(
             threads=3, partitions=4, consumer=sink, serialize=True, buffer_size=16, max_batch=5
         )
         barrier = threading.Barrier(4)
 
-        calls = [Call(_produce_thousand, queue, barrier, me) for me in range(4)]
+        calls = [spawn(_produce_thousand, queue, barrier, me) for me in range(4)]
         for call in calls:
-            call.result(BOUND_S * 2)
+            call.result(WAIT_S * 2)
         assert queue.shutdown()
         wanted = {(me, me): list(range(1000)) for me in range(4)}
         assert problems_with(sink.items, wanted) == []
@@ -250,7 +237,7 @@ def test_accepted_means_consumed() -> None:
     """In 300 shutdowns among running producers, what was accepted is what was consumed."""
     wrong = []
     for round_ in range(300 * SOAK):
-        queue = make_queue(threads=1 + round_ % 2, partitions=2, buffer_size=1 + round_ % 9)
+        queue = new_queue(threads=1 + round_ % 2, partitions=2, buffer_size=1 + round_ % 9)
         sink, accepted = Sink(), [0, 0, 0]
         queue.add_handler(KINDS[0], sink)
         queue.add_handler(KINDS[1], sink)
@@ -262,14 +249,14 @@ def test_accepted_means_consumed() -> None:
             accepted: list[int] = accepted,
             barrier: threading.Barrier = barrier,
         ) -> None:
-            barrier.wait(BOUND_S)
+            barrier.wait(WAIT_S)
             sequence = 0
             while queue.produce(make(me, sequence, me % 2)):
                 accepted[me] += 1
                 sequence += 1
 
-        calls = [Call(produce, me) for me in range(3)]
-        barrier.wait(BOUND_S)
+        calls = [spawn(produce, me) for me in range(3)]
+        barrier.wait(WAIT_S)
         while sum(accepted) < round_ % 40:
             pass
         assert queue.shutdown()
@@ -283,7 +270,7 @@ def test_accepted_means_consumed() -> None:
 def test_lone_items() -> None:
     """Items that come one at a time, each to a queue about to park, are all consumed at once."""
     for round_ in range(3 * SOAK):
-        queue = make_queue(threads=2, partitions=2, balancer=Scripted(shuffle))
+        queue = new_queue(threads=2, partitions=2, balancer=Scripted(shuffle))
         recorder = Recorder()
         queue.add_handler(int, recorder)
         with queue:
@@ -292,50 +279,50 @@ def test_lone_items() -> None:
                     queue._core.rebalancer.due_ns = 0
                 assert queue.produce(number) if number % 2 else queue.produce_many([number])
                 if number % 5 == 0:
-                    recorder.got(number + 1)
-            recorder.got(700)
+                    recorder.wait_for(number + 1)
+            recorder.wait_for(700)
         assert recorder.items == list(range(700))
 
 
 def test_flush_under_fire() -> None:
     """After flush all that its caller had put is consumed, whatever others put meanwhile."""
-    queue = make_queue(threads=2, partitions=3, buffer_size=32, max_batch=5)
+    queue = new_queue(threads=2, partitions=3, buffer_size=32, max_batch=5)
     sinks = [Sink() for _ in range(4)]
     for kind, sink in enumerate(sinks):
         queue.add_handler(KINDS[kind], sink)
     barrier = threading.Barrier(4)
 
     def work(me: int) -> int:
-        barrier.wait(BOUND_S)
+        barrier.wait(WAIT_S)
         for sequence in range(150 * SOAK):
             assert queue.produce(make(me, sequence, me))
             if sequence % 3 == 0:
-                assert queue.flush(BOUND_S)
+                assert queue.flush(WAIT_S)
                 if len(sinks[me].items) != sequence + 1:
                     return sequence
         return -1
 
-    calls = [Call(work, me) for me in range(4)]
-    assert [call.result(BOUND_S * 4) for call in calls] == [-1] * 4
+    calls = [spawn(work, me) for me in range(4)]
+    assert [call.result(WAIT_S * 4) for call in calls] == [-1] * 4
     assert queue.shutdown()
 
 
 def test_handlers_come_and_go() -> None:
     """Handlers removed and added under fire: every item is consumed or counted as unregistered."""
-    queue = make_queue(threads=2, partitions=2, buffer_size=16, max_batch=3)
+    queue = new_queue(threads=2, partitions=2, buffer_size=16, max_batch=3)
     sink = Sink()
     start, stop = threading.Barrier(4), threading.Event()
     accepted = [0, 0, 0]
 
     def produce(me: int) -> None:
-        start.wait(BOUND_S)
+        start.wait(WAIT_S)
         sequence = 0
         while not stop.is_set():
             accepted[me] += queue.produce(make(me, sequence, me % 2))
             sequence += 1
 
-    calls = [Call(produce, me) for me in range(3)]
-    start.wait(BOUND_S)
+    calls = [spawn(produce, me) for me in range(3)]
+    start.wait(WAIT_S)
     for _ in range(300 * SOAK):
         for kind in (0, 1):
             queue.add_handler(KINDS[kind], sink)

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueue
-from tests.kit.stress import (
-    BOUND_S,
+from tests.kit.queues import Recorder, make_queue
+from tests.kit.threads import WAIT_S, Gate, spawn
+from tests.queue.kit import (
     A,
     B,
-    Call,
-    Gate,
     HeldSlot,
-    Recorder,
     Scripted,
     lane_of,
-    make_queue,
     owners,
     parked,
     partition_of,
@@ -54,7 +51,7 @@ def test_first_item_wakes_a_parked_queue(way: Callable[[BatchQueue[Any], object]
         queue.add_handler(A, recorder)
         parked(queue)
         assert way(queue, A()) == 1
-        recorder.got(1)
+        recorder.wait_for(1)
 
 
 @every_way
@@ -66,7 +63,7 @@ def test_every_lone_item_wakes(way: Callable[[BatchQueue[Any], object], int]) ->
         for count in range(1, 31):
             parked(queue)
             assert way(queue, A()) == 1
-            recorder.got(count)
+            recorder.wait_for(count)
 
 
 def test_item_of_an_unknown_class_wakes_a_parked_queue() -> None:
@@ -87,13 +84,13 @@ def test_slot_taken_before_arming() -> None:
     with make_queue(buffer_size=64) as queue:
         queue.add_handler(A, recorder)
         queue.produce_many([A(), A()])  # leaves ordinary slots at hand
-        recorder.got(2)
+        recorder.wait_for(2)
         parked(queue)
         partition_of(queue).tokens.pop()  # the wake token goes to somebody who is not heard from
         partition_of(queue).reserve += 1  # and gives its slot back
         with HeldSlot(queue, A) as held:
-            producer = Call(queue.produce, A())
-            held.taken()
+            producer = spawn(queue.produce, A())
+            held.wait_taken()
             assert held.token is None, "this test is about an ordinary slot"
             before = queue.stats().idle_cycles
             for _ in range(3):  # the thread looks, and tries to park
@@ -103,7 +100,7 @@ def test_slot_taken_before_arming() -> None:
                 queue._core.wake_tasks()
             held.let_go()
             assert producer.result()
-        recorder.got(3)
+        recorder.wait_for(3)
 
 
 def test_late_wake_of_an_earlier_token() -> None:
@@ -121,12 +118,12 @@ def test_late_wake_of_an_earlier_token() -> None:
         assert token is partition
         lane_of(queue, A).buffer.append(A())
         queue._core.wake_tasks()
-        recorder.got(1)
+        recorder.wait_for(1)
         parked(queue)
         partition.wake_owner()
         parked(queue)
         assert queue.produce_many([A(), A()]) == 2
-        recorder.got(3)
+        recorder.wait_for(3)
 
 
 def test_parked_queue_does_not_poll() -> None:
@@ -135,7 +132,7 @@ def test_parked_queue_does_not_poll() -> None:
         recorder = Recorder()
         queue.add_handler(A, recorder)
         queue.produce(A())
-        recorder.got(1)
+        recorder.wait_for(1)
         parked(queue)
         cycles = queue.stats().idle_cycles
         assert queue._core.scheduler._fire_timers(0) is None
@@ -157,7 +154,7 @@ def test_armed_partition_changes_hands(way: Callable[[BatchQueue[Any], object], 
             rebalance_now(queue)
             settled(queue, balancer.plan)
             assert way(queue, A()) == 1
-            recorder.got(count)
+            recorder.wait_for(count)
 
 
 def test_wake_meets_hand_over() -> None:
@@ -169,15 +166,15 @@ def test_wake_meets_hand_over() -> None:
         parked(queue)
         with HeldSlot(queue, A) as held:
             lane_of(queue, A).partition.arm()
-            producer = Call(queue.produce, A())
-            held.taken()
+            producer = spawn(queue.produce, A())
+            held.wait_taken()
             assert held.token is not None
             balancer.plan = [1 - owner for owner in owners(queue)]
             rebalance_now(queue)
             settled(queue, balancer.plan)
             held.let_go()
             assert producer.result()
-        recorder.got(1)
+        recorder.wait_for(1)
 
 
 @pytest.mark.parametrize("attempt", range(8))
@@ -198,10 +195,10 @@ def test_timer_is_kept_while_the_other_thread_is_busy(attempt: int) -> None:
         queue.add_handler(A, Idler())
         queue.add_handler(B, Recorder(gate))
         for _ in range(3):
-            assert told.acquire(timeout=BOUND_S)
+            assert told.acquire(timeout=WAIT_S)
         queue.produce(B())
-        gate.someone_waits()
+        gate.wait_entered()
         while told.acquire(blocking=False):
             pass
         for _ in range(3):
-            assert told.acquire(timeout=BOUND_S / 5), "the idle handler is not told any more"
+            assert told.acquire(timeout=WAIT_S / 5), "the idle handler is not told any more"
