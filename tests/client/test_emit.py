@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from batchmill import Client
 from batchmill.sources import UnknownNameError, service, source
 from batchmill.spool import BadRowsError, Level, Overloaded, Spool, SpoolClosedError
-from tests.kit.stress import BOUND_S
+from tests.kit.threads import WAIT_S
 from tests.spool.kit import HeldDisk, segments
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -65,8 +65,8 @@ def test_an_event_of_ones_own_type(tmp_path: Path) -> None:
     """Enums by name, structs and maps as such; in the folder of its type."""
     with Client(tmp_path) as client:
         answer = client.emit(ClientSale("a", 250, labels={"till": "2"}))
-        assert client.flush(BOUND_S)
-        assert answer.result(BOUND_S).parent == tmp_path / "ClientSale"
+        assert client.flush(WAIT_S)
+        assert answer.result(WAIT_S).parent == tmp_path / "ClientSale"
     assert rows(tmp_path) == [
         {
             "time": NOON,
@@ -167,8 +167,8 @@ def test_an_event_that_does_not_fit_fails_its_own_future(tmp_path: Path) -> None
     with Client(tmp_path, linger_s=60) as client:
         good = client.emit(ClientSale("a", 1))
         bad = client.emit({"cents": "much"}, "ClientSale")
-    assert good.exception(BOUND_S) is None
-    assert isinstance(bad.exception(BOUND_S), BadRowsError)
+    assert good.exception(WAIT_S) is None
+    assert isinstance(bad.exception(WAIT_S), BadRowsError)
     assert (client.stats().written, client.stats().failed) == (1, 1)
 
 
@@ -193,7 +193,7 @@ def test_a_client_that_is_refused_waits_for_a_while(tmp_path: Path, held: HeldDi
             asyncio.run(client.aemit(ClientSale("a", 3)))
         assert (client.stats().refused, client.stats().waiting) == (2, 1)
         held.gate.open()
-        assert client.flush(BOUND_S)
+        assert client.flush(WAIT_S)
         assert client.stats().written == 1
 
 
@@ -201,10 +201,10 @@ def test_a_client_goes_on_as_soon_as_there_is_room(tmp_path: Path, held: HeldDis
     """The event that had to wait is written, not refused."""
     with (
         Spool(tmp_path, linger_s=0, capacity_rows=1, disk=held) as spool,
-        Client(spool, wait_s=BOUND_S) as client,
+        Client(spool, wait_s=WAIT_S) as client,
     ):
         client.emit(ClientSale("a", 1)).add_done_callback(lambda _: None)
-        assert held.gate.reached.wait(BOUND_S)
+        held.gate.wait_entered()
         assert spool.level() >= Level.CRITICAL
 
         async def both() -> None:

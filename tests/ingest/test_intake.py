@@ -21,7 +21,7 @@ from batchmill.ingest.settings import ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats
 from batchmill.spool import Spool
 from tests.kit.receivers import PROTOBUF, request
-from tests.kit.stress import BOUND_S
+from tests.kit.threads import WAIT_S
 
 LARGE = 20_000
 """Spans: more than a megabyte."""
@@ -37,7 +37,7 @@ class HeldSpool(Spool):
     def submit(self, source: str, batch: Any) -> Future[Path]:
         if len(batch) >= LARGE:
             self.reached.set()
-            assert self.opened.wait(BOUND_S), "the test never opened it"
+            assert self.opened.wait(WAIT_S), "the test never opened it"
         return super().submit(source, batch)
 
 
@@ -49,9 +49,9 @@ def test_a_small_body_does_not_wait_for_a_large_one(tmp_path: Path, encoding: st
 
     async def send(intake: Intake, spool: HeldSpool) -> list[Rejected]:
         slow = asyncio.create_task(_take(intake, body, encoding))
-        assert await asyncio.to_thread(spool.reached.wait, BOUND_S)
+        assert await asyncio.to_thread(spool.reached.wait, WAIT_S)
         try:
-            quick = await asyncio.wait_for(_take(intake, request(1), ""), BOUND_S / 4)
+            quick = await asyncio.wait_for(_take(intake, request(1), ""), WAIT_S / 4)
             assert not slow.done()
         finally:
             spool.opened.set()

@@ -22,6 +22,10 @@ PATIENCE_S = 150.0
 """How long a process may take to say what it must say, on a machine that has much else to do."""
 
 
+SOURCE = str(Path(batchmill.__file__).parents[1])
+"""Where the package under test is, for scripts that run in an interpreter of their own."""
+
+
 class Life:
     """A process group. All that it says on its standard output is kept in ``lines``."""
 
@@ -128,7 +132,7 @@ def run_script(
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=dict(os.environ, PYTHONPATH=str(Path(batchmill.__file__).parents[1])),
+        env=dict(os.environ, PYTHONPATH=SOURCE),
         check=False,
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from batchmill import BatchQueue, BatchQueueSettings, PartitionPolicy, ThreadPolicy
-from tests.kit.threads import WAIT_S, Gate
+from tests.kit.threads import WAIT_S, Gate, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +125,31 @@ def fill(queue: BatchQueue[Any], cls: type = Red) -> int:
     while queue.produce(cls(count), timeout=0):
         count += 1
     return count
+
+
+class Scripted:
+    """A balancer that returns the given plan."""
+
+    def __init__(self, plan: Any = None) -> None:
+        self.plan = plan
+        self.calls: list[list[int]] = []
+
+    def assign(self, loads: Sequence[float], owners: Sequence[int], threads: int) -> Any:
+        self.calls.append(list(owners))
+        plan = owners if self.plan is None else self.plan
+        return plan(loads, owners, threads) if callable(plan) else plan
+
+
+def rebalance_now(queue: BatchQueue[Any]) -> None:
+    """spawn the balancer here and now, as a drain task does when its time has come."""
+    queue._core.rebalancer.rebalance()
+
+
+def owners(queue: BatchQueue[Any]) -> list[int]:
+    """The task of each partition."""
+    return list(queue._core.layout.owners())
+
+
+def settled(queue: BatchQueue[Any], plan: Sequence[int]) -> None:
+    """Wait until the partitions have the owners of the plan."""
+    until(lambda: owners(queue) == list(plan), f"the owners are {list(plan)}")

@@ -6,6 +6,7 @@ A test never sleeps to let another thread get somewhere: it waits until that thr
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -17,6 +18,9 @@ T = TypeVar("T")
 
 WAIT_S = 20.0
 """How long anything in this process may take before its test fails."""
+
+SOAK = max(1, int(os.environ.get("BATCHMILL_SOAK", "1")))
+"""Multiplies the rounds of the stress tests."""
 
 
 def until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = WAIT_S) -> T:

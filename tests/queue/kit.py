@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -21,9 +20,6 @@ from tests.kit.queues import Recorder, Red
 from tests.kit.threads import WAIT_S, Gate, until
 
 LOGGER = "batchmill.queue"
-
-SOAK = max(1, int(os.environ.get("BATCHMILL_SOAK", "1")))
-"""Multiplies the rounds of the stress tests."""
 
 
 class A:
@@ -208,34 +204,6 @@ def parked_task(task: DrainTask) -> None:
 
 def _rests(task: DrainTask) -> bool:
     return not task._submitted and not task._run_lock.locked() and not task._unarmed
-
-
-class Scripted:
-    """A balancer that returns the given plan."""
-
-    def __init__(self, plan: Any = None) -> None:
-        self.plan = plan
-        self.calls: list[list[int]] = []
-
-    def assign(self, loads: Sequence[float], owners: Sequence[int], threads: int) -> Any:
-        self.calls.append(list(owners))
-        plan = owners if self.plan is None else self.plan
-        return plan(loads, owners, threads) if callable(plan) else plan
-
-
-def rebalance_now(queue: BatchQueue[Any]) -> None:
-    """spawn the balancer here and now, as a drain task does when its time has come."""
-    queue._core.rebalancer.rebalance()
-
-
-def owners(queue: BatchQueue[Any]) -> list[int]:
-    """The task of each partition."""
-    return list(queue._core.layout.owners())
-
-
-def settled(queue: BatchQueue[Any], plan: Sequence[int]) -> None:
-    """Wait until the partitions have the owners of the plan."""
-    until(lambda: owners(queue) == list(plan), f"the owners are {list(plan)}")
 
 
 class HeldSlot:

@@ -19,8 +19,8 @@ import pytest
 from batchmill import BatchQueue, BatchQueueManager, BatchQueueSettings, ThreadPolicy
 from tests.kit.processes import run_script
 from tests.kit.queues import Recorder, make_queue, new_queue
-from tests.kit.threads import WAIT_S, Gate, spawn, until
-from tests.queue.kit import SOAK, A, B, parked, partition_of
+from tests.kit.threads import SOAK, WAIT_S, Gate, spawn, until
+from tests.queue.kit import A, B, parked, partition_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 

@@ -12,20 +12,17 @@ import pytest
 
 from batchmill import BatchQueue, DrainBalancer, PartitionPolicy
 from batchmill.queue.task import DrainTask, current_task
-from tests.kit.queues import Recorder, make_queue, new_queue
-from tests.kit.threads import WAIT_S, Gate, spawn, until
-from tests.queue.kit import (
-    A,
-    B,
+from tests.kit.queues import (
+    Recorder,
     Scripted,
-    lane_of,
+    make_queue,
+    new_queue,
     owners,
-    parked,
-    parked_task,
-    partition_of,
     rebalance_now,
     settled,
 )
+from tests.kit.threads import WAIT_S, Gate, spawn, until
+from tests.queue.kit import A, B, lane_of, parked, parked_task, partition_of
 
 
 def _classes(count: int) -> list[type]:

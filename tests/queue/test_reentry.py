@@ -13,9 +13,9 @@ from batchmill import (
     ThreadPolicy,
     WouldDeadlockError,
 )
-from tests.kit.queues import Recorder, new_queue
+from tests.kit.queues import Recorder, Scripted, new_queue, owners, rebalance_now
 from tests.kit.threads import WAIT_S, Gate, until
-from tests.queue.kit import A, B, Scripted, lane_of, owners, partition_of, rebalance_now
+from tests.queue.kit import A, B, lane_of, partition_of
 
 
 def _answers(queue: BatchQueue[Any], ask: Any) -> Any:

@@ -15,19 +15,9 @@ from batchmill import (
     QueueClosedError,
     ThreadPolicy,
 )
-from tests.kit.queues import Recorder, make_queue, new_queue
+from tests.kit.queues import Recorder, Scripted, make_queue, new_queue, owners, rebalance_now
 from tests.kit.threads import WAIT_S, Gate, spawn, until
-from tests.queue.kit import (
-    A,
-    B,
-    HeldSlot,
-    Scripted,
-    lane_of,
-    owners,
-    parked,
-    partition_of,
-    rebalance_now,
-)
+from tests.queue.kit import A, B, HeldSlot, lane_of, parked, partition_of
 
 
 def _fill(queue: BatchQueue[Any], gate: Gate) -> None:

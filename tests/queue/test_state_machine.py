@@ -26,8 +26,8 @@ from batchmill import (
     PartitionSelector,
     ThreadPolicy,
 )
-from tests.kit.threads import WAIT_S
-from tests.queue.kit import SOAK, Scripted, rebalance_now
+from tests.kit.queues import Scripted, rebalance_now
+from tests.kit.threads import SOAK, WAIT_S
 
 
 class Item:

@@ -21,9 +21,9 @@ from batchmill import (
     QueueClosedError,
     ThreadPolicy,
 )
-from tests.kit.queues import Recorder, new_queue
-from tests.kit.threads import WAIT_S, spawn
-from tests.queue.kit import SOAK, Payload, Scripted, check_of, payload_class, problems_with
+from tests.kit.queues import Recorder, Scripted, new_queue
+from tests.kit.threads import SOAK, WAIT_S, spawn
+from tests.queue.kit import Payload, check_of, payload_class, problems_with
 
 KINDS = [payload_class(kind) for kind in range(24)]
 

@@ -10,20 +10,9 @@ from typing import Any
 import pytest
 
 from batchmill import BatchQueue
-from tests.kit.queues import Recorder, make_queue
+from tests.kit.queues import Recorder, Scripted, make_queue, owners, rebalance_now, settled
 from tests.kit.threads import WAIT_S, Gate, spawn
-from tests.queue.kit import (
-    A,
-    B,
-    HeldSlot,
-    Scripted,
-    lane_of,
-    owners,
-    parked,
-    partition_of,
-    rebalance_now,
-    settled,
-)
+from tests.queue.kit import A, B, HeldSlot, lane_of, parked, partition_of
 
 
 async def _aproduce(queue: BatchQueue[Any], item: object) -> int:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from batchmill.spool import SpanBatch
 from batchmill.spool.segment import Disk
-from tests.kit.stress import Gate
+from tests.kit.threads import Gate
 
 START = 1_763_222_400_000_000
 

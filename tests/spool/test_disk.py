@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Overloaded, Spool, SpoolWriteError
 from tests.kit.disks import fill, small_disk
-from tests.kit.stress import BOUND_S, wait_until
+from tests.kit.threads import WAIT_S, until
 from tests.spool.kit import numbers_in, segments, spans, unfinished
 
 
@@ -21,17 +21,17 @@ def test_a_full_disk_fails_what_it_cannot_hold_and_nothing_else(tmp_path: Path) 
         small_disk(tmp_path / "disk") as disk,
         Spool(disk / "spool", linger_s=0, min_free_bytes=0, retry_after_s=0.05) as spool,
     ):
-        before = spool.submit("Span", spans([1])).result(BOUND_S)
+        before = spool.submit("Span", spans([1])).result(WAIT_S)
         filler = fill(disk)
-        error = spool.submit("Span", spans(range(100))).exception(BOUND_S)
+        error = spool.submit("Span", spans(range(100))).exception(WAIT_S)
         assert isinstance(error, SpoolWriteError)
         assert error.number == errno.ENOSPC
         assert "make room on the disk" in str(error)
         assert unfinished(disk / "spool") == []
         filler.unlink()
 
-        wait_until(lambda: spool.level() is Level.NORMAL, "somebody may try again")
-        after = spool.submit("Span", spans([2])).result(BOUND_S)
+        until(lambda: spool.level() is Level.NORMAL, "somebody may try again")
+        after = spool.submit("Span", spans([2])).result(WAIT_S)
         assert spool.level() is Level.NORMAL
         assert segments(disk / "spool") == sorted([before, after])
         assert numbers_in([before, after]) == [1, 2]
@@ -45,9 +45,9 @@ def test_while_the_disk_is_full_batches_are_refused(tmp_path: Path) -> None:
         small_disk(tmp_path / "disk") as disk,
         Spool(disk, linger_s=0, min_free_bytes=0, retry_after_s=60) as spool,
     ):
-        spool.submit("Span", spans([1])).result(BOUND_S)
+        spool.submit("Span", spans([1])).result(WAIT_S)
         fill(disk)
-        assert spool.submit("Span", spans(range(100))).exception(BOUND_S) is not None
+        assert spool.submit("Span", spans(range(100))).exception(WAIT_S) is not None
         assert spool.level() is Level.CRITICAL
         with pytest.raises(Overloaded, match="No space left"):
             spool.submit("Span", spans([2]))
@@ -61,6 +61,6 @@ def test_room_is_kept_for_the_pipeline(tmp_path: Path) -> None:
     ):
         assert spool.level() is Level.NORMAL
         fill(disk, leave=128 << 10)
-        wait_until(lambda: spool.level() is Level.CRITICAL, "the level rises")
+        until(lambda: spool.level() is Level.CRITICAL, "the level rises")
         with pytest.raises(Overloaded, match="must stay free"):
             spool.submit("Span", spans([1]))

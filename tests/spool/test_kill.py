@@ -18,7 +18,8 @@ pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
 
 from batchmill.spool import Spool
-from tests.kit.stress import BOUND_S, SOAK, SOURCE
+from tests.kit.processes import SOURCE
+from tests.kit.threads import SOAK, WAIT_S
 from tests.spool.kit import numbers_in, segments, unfinished
 
 WRITER = """
@@ -68,14 +69,14 @@ def _kill_while_writing(folder: Path, answers: int, rng: random.Random) -> list[
         env=environment,
     )
     assert writer.stdout is not None
-    watchdog = threading.Timer(BOUND_S * 3, writer.kill)  # a writer that says nothing
+    watchdog = threading.Timer(WAIT_S * 3, writer.kill)  # a writer that says nothing
     watchdog.start()
     try:
         told = [writer.stdout.readline() for _ in range(answers)]
         threading.Event().wait(rng.random() * 0.02)  # any moment of a segment's life
         writer.kill()
         told += writer.stdout.readlines()
-        assert writer.wait(BOUND_S) == -9
+        assert writer.wait(WAIT_S) == -9
     finally:
         watchdog.cancel()
         writer.kill()

@@ -13,7 +13,8 @@ from tests.kit.paths import ROOT
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Spool
-from tests.kit.stress import BOUND_S, run_script, wait_until
+from tests.kit.processes import run_script
+from tests.kit.threads import WAIT_S, until
 from tests.queue.test_fork import Child
 from tests.spool.kit import HeldDisk, numbers_in, segments, spans, unfinished
 
@@ -24,20 +25,20 @@ def test_a_forked_child_has_a_spool_of_its_own(tmp_path: Path) -> None:
     disk = HeldDisk()
     with Spool(tmp_path, linger_s=0, capacity_rows=10, disk=disk) as spool:
         parents = spool.submit("Span", spans(range(10)))
-        assert disk.gate.reached.wait(BOUND_S)
+        disk.gate.wait_entered()
 
         def work() -> None:
             disk.gate.open()
             if spool.stats().queue_rows or spool.stats().submitted_rows:
                 raise AssertionError(spool.stats())
-            spool.submit("Span", spans([11])).result(BOUND_S)
+            spool.submit("Span", spans([11])).result(WAIT_S)
             if spool.stats().written_rows != 1:
                 raise AssertionError(spool.stats())
 
         Child(work).succeeds()
         assert spool.stats().queue_rows == 10
         disk.gate.open()
-        parents.result(BOUND_S)
+        parents.result(WAIT_S)
     assert sorted(numbers_in(segments(tmp_path))) == [*range(10), 11]
     assert unfinished(tmp_path) == []
 
@@ -60,7 +61,7 @@ spool.submit("Span", spans([1, 2]))
 def test_a_spool_that_nobody_references_writes_what_it_has(tmp_path: Path) -> None:
     """Its future is answered all the same."""
     future = Spool(tmp_path, linger_s=60).submit("Span", spans([1]))
-    wait_until(lambda: (gc.collect(), future.done())[1], "it is written")
+    until(lambda: (gc.collect(), future.done())[1], "it is written")
     assert numbers_in([future.result()]) == [1]
 
 
@@ -69,7 +70,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     disk = HeldDisk()
     with Spool(tmp_path, linger_s=0, disk=disk) as spool:
         future = spool.submit("Span", spans([1]))
-        assert disk.gate.reached.wait(BOUND_S)
+        disk.gate.wait_entered()
         script = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -82,7 +83,7 @@ with Spool({str(tmp_path)!r}, linger_s=0) as spool:
         assert (done.returncode, done.stderr) == (0, "")
         assert len(unfinished(tmp_path)) == 1
         disk.gate.open()
-        future.result(BOUND_S)
+        future.result(WAIT_S)
     assert sorted(numbers_in(segments(tmp_path))) == [1, 2]
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from batchmill.sources import builtin_catalog
 from batchmill.spool import SPAN_COLUMNS, BadRowsError, EventBatch, SpanBatch, Spool
 from batchmill.spool.rows import SPAN_SCHEMA, encode, event_tables, span_table, table_of
-from tests.kit.stress import BOUND_S
+from tests.kit.threads import WAIT_S
 from tests.spool.kit import START, numbers_in, spans
 
 
@@ -52,7 +52,7 @@ def test_the_pipelines_reader_takes_spans(tmp_path: Path) -> None:
     from batchmill.spark.input import schema, segments
 
     with Spool(tmp_path, linger_s=0) as spool:
-        path = spool.submit("Span", spans(range(5))).result(BOUND_S)
+        path = spool.submit("Span", spans(range(5))).result(WAIT_S)
     good, bad = segments.look_at([segments.spark_path(path)])
     assert bad == []
     assert [(each.source, each.rows) for each in good] == [("Span", 5)]
@@ -125,8 +125,8 @@ def test_spans_that_do_not_fit_fail_alone(tmp_path: Path) -> None:
     ]
     with Spool(tmp_path, linger_s=60) as spool:
         futures = [spool.submit("Span", batch) for batch in (spans([1]), *poison, spans([5]))]
-        assert spool.flush(BOUND_S)
-        errors = [future.exception(BOUND_S) for future in futures]
+        assert spool.flush(WAIT_S)
+        errors = [future.exception(WAIT_S) for future in futures]
         stats = spool.stats()
     assert [type(error) for error in errors] == [type(None), *[BadRowsError] * 3, type(None)]
     assert numbers_in([futures[0].result()]) == [1, 5]
@@ -136,7 +136,7 @@ def test_spans_that_do_not_fit_fail_alone(tmp_path: Path) -> None:
 def test_a_segment_of_nothing_but_poison_is_not_written(tmp_path: Path) -> None:
     """There would be nothing in it."""
     with Spool(tmp_path, linger_s=0) as spool:
-        error = spool.submit("Span", spans([1], time=["noon"])).exception(BOUND_S)
+        error = spool.submit("Span", spans([1], time=["noon"])).exception(WAIT_S)
     assert isinstance(error, BadRowsError)
     assert list(tmp_path.rglob("*.parquet*")) == []
 

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Spool, SpoolWriteError
 from batchmill.spool.segment import Disk, remove_leftovers, write_segment
-from tests.kit.stress import BOUND_S
+from tests.kit.threads import WAIT_S
 from tests.spool.kit import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
 
 DATA = memoryview(b"some bytes")
@@ -35,7 +35,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with Spool(tmp_path / "spool", linger_s=0) as spool:
-            path = spool.submit("Span", spans([1])).result(BOUND_S)
+            path = spool.submit("Span", spans([1])).result(WAIT_S)
     finally:
         os.umask(before)
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent, spool.folder)]
@@ -63,7 +63,7 @@ def test_a_segment_that_fails_is_not_there(tmp_path: Path, step: str) -> None:
     """Whichever step fails: the future says so, and nothing is left."""
     disk = BrokenDisk(step)
     with Spool(tmp_path, linger_s=0, disk=disk) as spool:
-        error = spool.submit("Span", spans([1])).exception(BOUND_S)
+        error = spool.submit("Span", spans([1])).exception(WAIT_S)
         assert isinstance(error, SpoolWriteError)
         assert error.number == errno.ENOSPC
         assert "make room" in str(error)
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_synced_is_a_failure(tmp_path: Path) -> None:
     """Then the segment is there, but nobody was told that it stays: it is sent again."""
     (tmp_path / "Span").mkdir()
     with Spool(tmp_path, linger_s=0, disk=BrokenDisk("sync folder Span")) as spool:
-        error = spool.submit("Span", spans([1])).exception(BOUND_S)
+        error = spool.submit("Span", spans([1])).exception(WAIT_S)
     assert isinstance(error, SpoolWriteError)
     assert numbers_in(segments(tmp_path)) == [1]
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Overloaded, Spool, SpoolClosedError
-from tests.kit.stress import BOUND_S, SOAK
+from tests.kit.threads import SOAK, WAIT_S
 from tests.spool.kit import numbers_in, segments, spans
 
 
@@ -34,7 +34,7 @@ def test_every_batch_is_answered_and_what_is_acknowledged_is_there(
                 taken.append((first, spool.submit("Span", spans(range(first, first + 10)))))
             except Overloaded:
                 next(refused)
-                taken[-1][1].exception(BOUND_S)
+                taken[-1][1].exception(WAIT_S)
             except SpoolClosedError:
                 return
             if len(taken) >= close_after:
@@ -43,15 +43,15 @@ def test_every_batch_is_answered_and_what_is_acknowledged_is_there(
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert enough.wait(BOUND_S)
-    assert spool.close(BOUND_S)
+    assert enough.wait(WAIT_S)
+    assert spool.close(WAIT_S)
     for thread in threads:
-        thread.join(BOUND_S)
+        thread.join(WAIT_S)
 
     written = {
         first + each
         for first, future in taken
-        if future.exception(BOUND_S) is None
+        if future.exception(WAIT_S) is None
         for each in range(10)
     }
     found = numbers_in(segments(tmp_path))

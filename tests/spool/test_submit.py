@@ -21,20 +21,20 @@ from batchmill.spool import (
     SpoolSettings,
     unread,
 )
-from tests.kit.stress import BOUND_S, wait_until
+from tests.kit.threads import WAIT_S, until
 from tests.spool.kit import HeldDisk, numbers_in, segments, spans
 
 
 def results(futures: list[Future[Path]]) -> set[Path]:
     """The segments of batches that must all be written."""
-    return {future.result(BOUND_S) for future in futures}
+    return {future.result(WAIT_S) for future in futures}
 
 
 def test_several_batches_share_a_segment(tmp_path: Path) -> None:
     """That is what makes an fsync before each answer affordable."""
     with Spool(tmp_path, linger_s=60) as spool:
         futures = [spool.submit("Span", spans([number])) for number in range(10)]
-        assert spool.flush(BOUND_S)
+        assert spool.flush(WAIT_S)
         assert len(results(futures)) == 1
         assert numbers_in(segments(tmp_path)) == list(range(10))
 
@@ -44,16 +44,16 @@ def test_enough_rows_or_bytes_make_a_segment(tmp_path: Path, limit: dict[str, An
     """Then nobody lingers, and no segment is larger: a batch stays whole."""
     with Spool(tmp_path, linger_s=60, **limit) as spool:
         futures = [spool.submit("Span", spans(range(n, n + 4))) for n in (0, 4, 8)]
-        first = futures[0].result(BOUND_S)
+        first = futures[0].result(WAIT_S)
         assert numbers_in([first]) == [0, 1, 2, 3]
-        assert spool.flush(BOUND_S)
+        assert spool.flush(WAIT_S)
         assert len(results(futures)) == 3
 
 
 def test_a_batch_larger_than_a_segment_goes_alone(tmp_path: Path) -> None:
     """It is not split: its sender gets one answer."""
     with Spool(tmp_path, linger_s=60, max_rows=5) as spool:
-        path = spool.submit("Span", spans(range(12))).result(BOUND_S)
+        path = spool.submit("Span", spans(range(12))).result(WAIT_S)
     assert numbers_in([path]) == list(range(12))
 
 
@@ -89,7 +89,7 @@ def test_a_future_cannot_be_cancelled(tmp_path: Path) -> None:
     with Spool(tmp_path, linger_s=60) as spool:
         future = spool.submit("Span", spans([1]))
         assert not future.cancel()
-    assert numbers_in([future.result(BOUND_S)]) == [1]
+    assert numbers_in([future.result(WAIT_S)]) == [1]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_too_much_that_waits_is_refused(
     """What is being written counts too; once it is written, there is room again."""
     with Spool(tmp_path, linger_s=0, disk=held, **limit) as spool:
         futures = [spool.submit("Span", spans(range(5)))]
-        assert held.gate.reached.wait(BOUND_S)
+        held.gate.wait_entered()
         assert spool.level() is Level.WARNING
         futures.append(spool.submit("Span", spans(range(5, 10))))
         assert spool.level() is Level.CRITICAL
@@ -132,14 +132,14 @@ def test_too_much_that_is_unread_is_refused(tmp_path: Path) -> None:
         unread_critical=2,
         unread_critical_plus=1 << 40,
     ) as spool:
-        path = spool.submit("Span", spans([1])).result(BOUND_S)
+        path = spool.submit("Span", spans([1])).result(WAIT_S)
         assert spool.level() is Level.CRITICAL
         with pytest.raises(Overloaded, match="the pipeline is behind"):
             spool.submit("Span", spans([2]))
         assert unread(tmp_path).segments == 1
         path.unlink()
-        wait_until(lambda: spool.level() is Level.NORMAL, "the level falls")
-        spool.submit("Span", spans([2])).result(BOUND_S)
+        until(lambda: spool.level() is Level.NORMAL, "the level falls")
+        spool.submit("Span", spans([2])).result(WAIT_S)
     assert numbers_in(segments(tmp_path)) == [2]
 
 
@@ -169,12 +169,12 @@ def test_close_that_runs_out_of_time_fails_the_rest(tmp_path: Path, held: HeldDi
     """Every future is answered: with a path, or with why not."""
     spool = Spool(tmp_path, linger_s=0, writers=1, disk=held)
     writing = spool.submit("Span", spans([1]))
-    assert held.gate.reached.wait(BOUND_S)
+    held.gate.wait_entered()
     waiting = spool.submit("Span", spans([2]))
     assert not spool.close(timeout=0)
-    assert isinstance(waiting.exception(BOUND_S), SpoolClosedError)
+    assert isinstance(waiting.exception(WAIT_S), SpoolClosedError)
     held.gate.open()
-    assert numbers_in([writing.result(BOUND_S)]) == [1]
+    assert numbers_in([writing.result(WAIT_S)]) == [1]
     stats = spool.stats()
     assert (stats.written_rows, stats.failed_rows, stats.queue_rows) == (1, 1, 0)
 
@@ -182,7 +182,7 @@ def test_close_that_runs_out_of_time_fails_the_rest(tmp_path: Path, held: HeldDi
 def test_a_closed_spool_takes_nothing(tmp_path: Path) -> None:
     """And says so, be it for a type that was never used."""
     spool = Spool(tmp_path, linger_s=0)
-    spool.submit("Span", spans([1])).result(BOUND_S)
+    spool.submit("Span", spans([1])).result(WAIT_S)
     assert spool.close()
     assert spool.close()
     for source, batch in (("Span", spans([2])), ("Endpoint", [{"time": 1}])):
@@ -208,7 +208,7 @@ def test_what_is_worth_a_segment_need_not_linger(tmp_path: Path) -> None:
         assert not spool.hurry()
         second = spool.submit("Span", spans([3]))
         assert spool.hurry()
-        assert first.result(BOUND_S) == second.result(BOUND_S)
+        assert first.result(WAIT_S) == second.result(WAIT_S)
         third = spool.submit("Span", spans([4]))
         assert not spool.hurry()
         assert not third.done()

@@ -29,7 +29,7 @@ from tests.kit.stores import (
     all_states,
     expected_states,
 )
-from tests.kit.stress import wait_until
+from tests.kit.threads import until
 from tests.store.test_merging import ROWS
 
 
@@ -108,7 +108,7 @@ def test_a_full_queue_makes_the_commit_wait(
 
         try:
             # One in each writer's hands, one waiting for each.
-            wait_until(lambda: accepted() == 4, "the queues are full")
+            until(lambda: accepted() == 4, "the queues are full")
             assert thread.is_alive()
         finally:
             gate.set()
@@ -161,7 +161,7 @@ def test_a_store_that_nobody_has_any_more_takes_its_threads_along(postgres_url: 
         del store
         gc.collect()
     assert any("never shut down" in str(each.message) for each in said)
-    wait_until(lambda: all(each.closed for each in connections), "the connections are closed")
+    until(lambda: all(each.closed for each in connections), "the connections are closed")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")

@@ -11,8 +11,8 @@ from batchmill.batcher import BatcherSettings, MicroBatcher, snapshot_batchers
 from batchmill.pressure import QueueThresholdSettings
 from batchmill.telemetry import ProcessStats
 from batchmill.testing import ManualClock
-from tests.kit import stress
-from tests.kit.queues import WAIT_S, Gate, Red, fill, make_queue, reds
+from tests.kit.queues import Red, Scripted, fill, make_queue, owners, rebalance_now, reds, settled
+from tests.kit.threads import WAIT_S, Gate
 
 
 def named(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -81,13 +81,13 @@ def test_a_load_is_what_was_done_since_the_last_look() -> None:
 
 def test_the_balancers_moves_are_told() -> None:
     """How many, and the newest of them in words, the newest first."""
-    balancer = stress.Scripted()
-    with stress.make_queue(threads=2, partitions=3, balancer=balancer) as queue:
-        first = stress.owners(queue)
+    balancer = Scripted()
+    with make_queue(threads=2, partitions=3, balancer=balancer) as queue:
+        first = owners(queue)
         for plan in ([1, 1, 1], [0, 0, 0]):
             balancer.plan = plan
-            stress.rebalance_now(queue)
-            stress.settled(queue, plan)
+            rebalance_now(queue)
+            settled(queue, plan)
         moves = queue.stats().last_moves
         found = named(ProcessStats().queues(), queue.name)
     moved = first.count(0) + 3
@@ -99,12 +99,12 @@ def test_the_balancers_moves_are_told() -> None:
 
 def test_few_moves_are_kept() -> None:
     """A queue that moves partitions for weeks keeps the newest eight."""
-    balancer = stress.Scripted()
-    with stress.make_queue(threads=2, partitions=4, balancer=balancer) as queue:
+    balancer = Scripted()
+    with make_queue(threads=2, partitions=4, balancer=balancer) as queue:
         for turn in range(6):
             balancer.plan = [turn % 2] * 4
-            stress.rebalance_now(queue)
-            stress.settled(queue, balancer.plan)
+            rebalance_now(queue)
+            settled(queue, balancer.plan)
         stats = queue.stats()
     assert stats.moved_partitions > len(stats.last_moves) == 8
 
