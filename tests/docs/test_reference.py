@@ -18,8 +18,8 @@ from batchmill import BatchmillError
 from batchmill.batcher import FlushReason
 from batchmill.cli import export, prometheus
 from batchmill.cli import status as status_module
-from batchmill.export import exporter, forward, values
-from batchmill.export import figures as figures_module
+from batchmill.export import exporter, forwarder, values
+from batchmill.export import stats as exporter_stats
 from batchmill.export.prometheus import page as prometheus_page_module
 from batchmill.export.prometheus import server
 from batchmill.flows import stats as flow_stats
@@ -135,22 +135,22 @@ def _refusal(make: Any) -> responses.Refusal:
 
 def test_what_is_handed_on_to_kafka_is_explained() -> None:
     """Each figure, and each reason of a drop."""
-    text = inspect.getsource(forward.KafkaForwarder.figures)
+    text = inspect.getsource(forwarder.KafkaForwarder.figures)
     figures = set(re.findall(r'^ +"(\w+)":', text, re.MULTILINE))
     assert figures == named(COUNTERS, "Traces and logs handed on")
     why = named(COUNTERS, "Traces and logs handed on", "what it is")
-    constants = {each for name, each in vars(forward).items() if name.isupper()}
+    constants = {each for name, each in vars(forwarder).items() if name.isupper()}
     said = {each for each in constants if isinstance(each, str) and " " in each}
-    assert said >= {forward.FULL, forward.NO_ROOM}
-    assert said | texts_in(forward, r'_settle\(.*?"([a-z ]+)"\)') <= why
+    assert said >= {forwarder.FULL, forwarder.NO_ROOM}
+    assert said | texts_in(forwarder, r'_settle\(.*?"([a-z ]+)"\)') <= why
 
 
 def test_every_counter_of_the_store_is_explained() -> None:
     """Whatever the pipeline and the exporters count."""
     counted = texts_in(batch, r'counters\["([^"]+)"') | {"unresolved"}
     counted |= {types.EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
-    counted |= {figures_module.EXPORTED, figures_module.RETRIES, figures_module.VALUES_DROPPED}
-    counted |= {figures_module.POINTS_REFUSED, figures_module.ROWS_DROPPED}
+    counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
+    counted |= {exporter_stats.POINTS_REFUSED, exporter_stats.ROWS_DROPPED}
     listed = {
         name
         for row in tables(COUNTERS, "The pipeline")

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from batchmill.errors import ConfigError
 from batchmill.export import KafkaForwarder, Target
-from batchmill.export.by_trace import by_trace
+from batchmill.export.trace_split import split_by_trace
 from tests.kit.kafka import Broker
 from tests.kit.receivers import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id, until
 
@@ -190,10 +190,11 @@ def test_json_that_is_no_otlp_is_dropped_and_counted() -> None:
 def test_a_body_that_ends_early_is_no_request() -> None:
     """It is told, and never read past its end; whole, it is one."""
     body = request(1) + request(2, trace=2)
-    assert [part.key for part in by_trace(body)] == [trace.to_bytes(16, "big") for trace in (1, 2)]
+    ids = [trace.to_bytes(16, "big") for trace in (1, 2)]
+    assert [trace.trace_id for trace in split_by_trace(body)] == ids
     for end in range(1, len(body)):
         with contextlib.suppress(ValueError):
-            assert sum(part.spans for part in by_trace(body[:end])) < 2
+            assert sum(trace.spans for trace in split_by_trace(body[:end])) < 2
 
 
 def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,20 @@ import pytest
 from batchmill import ConfigError
 from batchmill.export import SeriesLimits
 from batchmill.export.prometheus.series import minutes_before
-from batchmill.export.remote_write.http import Target
-from batchmill.export.remote_write.position import Position
-from batchmill.export.remote_write.proto import decode
+from batchmill.export.remote_write.client import RemoteTarget
+from batchmill.export.remote_write.sender import PositionFile
 from batchmill.store import Store
 from tests.export.remote_write_kit import not_empty, position, reached, sent, store, writing
 from tests.kit.prometheus import until
-from tests.kit.prometheus_pages import Judge, Samples, after, expected, last_minutes, receiving
+from tests.kit.prometheus_pages import (
+    Judge,
+    Samples,
+    after,
+    decode,
+    expected,
+    last_minutes,
+    receiving,
+)
 from tests.kit.stores import Measurement, Writer
 
 __all__ = ["position", "store"]
@@ -272,8 +279,8 @@ def test_after_a_long_pause_old_minutes_are_skipped(store: Store, position: Path
     minutes = last_minutes(10)
     Writer(store).write(*(Measurement(10, minute=each) for each in minutes))
     with receiving() as receiver:
-        url = Target.parse(receiver.url).url
-        Position(position, store.id, url).save(minutes_before(minutes[0], 100))
+        url = RemoteTarget.parse(receiver.url).url
+        PositionFile(position, store.id, url).save(minutes_before(minutes[0], 100))
         with writing(store, receiver.url, position, catch_up_minutes=3) as writer:
             until(lambda: writer.stats().minute == minutes[8])
             stats = writer.stats()
@@ -297,7 +304,7 @@ def test_a_minute_that_was_given_up_is_sent_again(store: Store, position: Path) 
 
 def test_a_position_of_another_store_is_refused(store: Store, position: Path) -> None:
     """A file that belongs to another receiver or store is not taken for one's own."""
-    Position(position, store.id, "remote+http://elsewhere/write").save(202403011200)
+    PositionFile(position, store.id, "remote+http://elsewhere/write").save(202403011200)
     with pytest.raises(ConfigError, match="of the same store and receiver"):
         writing(store, "remote+http://127.0.0.1:1/write", position)
     position.write_text("{}")

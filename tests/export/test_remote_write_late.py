@@ -52,9 +52,9 @@ def test_the_newest_minute_is_sent_again_behind_its_successor(store: Store, posi
     rows.write(*(Measurement(1, minute=each) for each in minutes[:3]))
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == minutes[1])
-        looks = writer._late_looked_s
+        checked_s = writer._late_checked_s
         rows.write(Measurement(1, minute=minutes[1]))
-        until(lambda: writer._late_looked_s > looks)
+        until(lambda: writer._late_checked_s > checked_s)
         rows.write(Measurement(1, minute=minutes[3]))
         until(lambda: writer.stats().late and writer.stats().waiting == 0)
         times = [(at_ms // 1000, value) for _, value, at_ms in receiver.samples()]

@@ -9,15 +9,28 @@ import pytest
 
 from batchmill import ConfigError
 from batchmill.export import RemoteWriteSettings
-from batchmill.export.remote_write.http import Target, judged
-from batchmill.export.remote_write.proto import STALE, decode, encode
+from batchmill.export.http import HttpAnswer, parse_retry_after
+from batchmill.export.remote_write.client import (
+    STALE,
+    Outcome,
+    RemoteTarget,
+    Sample,
+    WriteResult,
+    encode,
+    interpret,
+)
 from batchmill.store import EntityRow, Store
 from tests.export.remote_write_kit import position, store, writing
 from tests.kit.prometheus import until
-from tests.kit.prometheus_pages import after, last_minutes, receiving
+from tests.kit.prometheus_pages import after, decode, last_minutes, receiving
 from tests.kit.stores import Measurement, Writer
 
 __all__ = ["position", "store"]
+
+
+def result_of(status: int, text: str = "") -> WriteResult:
+    """What an answer without Retry-After means."""
+    return interpret(HttpAnswer(status, text.encode(), None))
 
 
 def test_a_request_is_what_the_specification_wants(store: Store, position: Path) -> None:
@@ -48,7 +61,8 @@ def test_a_request_is_what_the_specification_wants(store: Store, position: Path)
 def test_samples_survive_the_coding() -> None:
     """What is packed comes back: any text, any number, and the one not-a-number bit for bit."""
     labels = (("__name__", "m"), ("name", 'say "hi"\\\n名前\U0001f41f'))
-    body = encode([(labels, 0.1, 1), (labels, -5, -2), (labels, STALE, 2**60)])
+    values = {1: 0.1, -2: -5, 2**60: STALE}
+    body = encode(Sample(0, at_ms, labels, value) for at_ms, value in values.items())
     found = decode(body)
     assert [(each[0], each[2]) for each in found] == [(dict(labels), n) for n in (1, -2, 2**60)]
     assert [each[1] for each in found[:2]] == [0.1, -5]
@@ -59,7 +73,7 @@ def test_the_packing_is_the_raw_block_format() -> None:
     """A body is snappy's block: its length unpacked, then literals; and no stream of frames."""
     # Short, and without repetition: one literal, whose length less one stands in front of it.
     plain = bytes.fromhex("0a1a0a0d0a085f5f6e616d655f5f12016d120909000000000000f03f")
-    body = encode([((("__name__", "m"),), 1.0, 0)])
+    body = encode([Sample(0, 0, (("__name__", "m"),), 1.0)])
     assert body.startswith(bytes([len(plain)]))
     assert b"sNaPpY" not in body
 
@@ -68,9 +82,10 @@ def test_retry_after_is_kept_to() -> None:
     """A receiver's pause is kept to, if it is longer than our own, and not longer than allowed."""
     settings = RemoteWriteSettings(initial_ms=100, max_ms=1000, max_retry_after_s=60)
     now_s = 1_700_000_000.0
-    seconds = judged(503, "", "7", now_s).retry_after_s
-    date = judged(429, "", "Tue, 14 Nov 2023 22:13:50 GMT", now_s).retry_after_s
-    assert (seconds, date) == (7, 30)
+    seconds = parse_retry_after("7", now_s)
+    assert parse_retry_after("Tue, 14 Nov 2023 22:13:50 GMT", now_s) == 30
+    assert [parse_retry_after(text, now_s) for text in (None, "", "soon")] == [None] * 3
+    assert interpret(HttpAnswer(503, b"", seconds)).retry_after_s == seconds == 7
     assert settings.pause_s(1, seconds, 0) == 7
     assert settings.pause_s(1, 3600, 0) == 60
     assert settings.pause_s(1, 0, 0) == 0.1
@@ -80,14 +95,14 @@ def test_retry_after_is_kept_to() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        *[(each, "sent") for each in (200, 204)],
-        *[(each, "refused") for each in (301, 400, 401, 404, 413, 422)],
-        *[(each, "failed") for each in (429, 500, 502, 503, 504)],
+        *[(each, Outcome.SENT) for each in (200, 204)],
+        *[(each, Outcome.REFUSED) for each in (301, 400, 401, 404, 413, 422)],
+        *[(each, Outcome.FAILED) for each in (429, 500, 502, 503, 504)],
     ],
 )
-def test_what_an_answer_means(status: int, outcome: str) -> None:
+def test_what_an_answer_means(status: int, outcome: Outcome) -> None:
     """2xx is sent, 5xx and 429 are tried again, everything else is not."""
-    assert judged(status, "", None, 0.0).outcome == outcome
+    assert result_of(status).outcome is outcome
 
 
 @pytest.mark.parametrize(
@@ -103,24 +118,24 @@ def test_what_an_answer_means(status: int, outcome: str) -> None:
 )
 def test_why_samples_are_refused(status: int, said: str, reason: str) -> None:
     """In a few words of ours; also where a Prometheus says so with a 500, which is for ever."""
-    answer = judged(status, said, None, 0.0)
-    assert (answer.outcome, answer.reason, answer.of_some) == ("refused", reason, True)
+    result = result_of(status, said)
+    assert (result.outcome, result.reason, result.of_some) == (Outcome.REFUSED, reason, True)
 
 
 def test_any_other_500_is_tried_again() -> None:
     """A receiver that is in trouble is not taken for one that does not want samples."""
-    assert judged(500, "out of memory", None, 0.0).outcome == "failed"
-    assert judged(503, "too old sample", None, 0.0).outcome == "failed"
+    assert result_of(500, "out of memory").outcome is Outcome.FAILED
+    assert result_of(503, "too old sample").outcome is Outcome.FAILED
 
 
 def test_a_header_that_cannot_be_sent_is_refused_at_once() -> None:
     """It would fail every request; its value, which may be a token, is not shown."""
     for headers in ({"a b": "c"}, {"x": "s3cret\n"}, {"x": "s3cret\u20ac"}):
         with pytest.raises(ConfigError, match="headers") as caught:
-            Target.parse("remote+http://h", None, headers)
+            RemoteTarget.parse("remote+http://h", None, headers)
         assert "s3cret" not in str(caught.value)
     with pytest.raises(ConfigError, match="Authorization"):
-        Target.parse("remote+http://h", "to\nken")
+        RemoteTarget.parse("remote+http://h", "to\nken")
 
 
 @pytest.mark.parametrize(
@@ -133,18 +148,18 @@ def test_a_header_that_cannot_be_sent_is_refused_at_once() -> None:
 )
 def test_addresses_are_read(url: str, place: tuple[str, int, str, bool]) -> None:
     """Host, port, path and whether it is encrypted."""
-    target = Target.parse(url)
+    target = RemoteTarget.parse(url)
     assert (target.host, target.port, target.path, target.tls) == place
 
 
 def test_a_login_is_sent_and_not_shown() -> None:
     """A password in the address goes to the receiver, and into no log; a token likewise."""
-    target = Target.parse("remote+http://me:s%40crt@h:1/w")
+    target = RemoteTarget.parse("remote+http://me:s%40crt@h:1/w")
     assert target.headers == {"Authorization": "Basic bWU6c0BjcnQ="}
     assert "bWU6c0BjcnQ=" not in repr(target)
     assert target.url == "remote+http://h:1/w"
-    more = Target.parse("remote+http://h", "t0ken", {"X-Scope-OrgID": "shop"})
+    more = RemoteTarget.parse("remote+http://h", "t0ken", {"X-Scope-OrgID": "shop"})
     assert more.headers == {"Authorization": "Bearer t0ken", "X-Scope-OrgID": "shop"}
     with pytest.raises(ConfigError) as caught:
-        Target.parse("http://me:s3cret@h:1/w")
+        RemoteTarget.parse("http://me:s3cret@h:1/w")
     assert "s3cret" not in str(caught.value)

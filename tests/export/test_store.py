@@ -31,7 +31,7 @@ HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)
 
 
 def test_a_database_that_was_restarted_loses_no_export(
-    postgres: Postgres, postgres_url: str, tmp_path: Path
+    postgres: Postgres, postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The exporter has its own connection, and tries again; that is counted."""
     one = Mill(open_store(postgres_url, retry=PATIENT), tmp_path / "checkpoint")
@@ -42,7 +42,7 @@ def test_a_database_that_was_restarted_loses_no_export(
             one.commit(*measurements(0))
             receiver.wait_for(lambda: receiver.seen > 0)
             postgres.stop()
-            wait_until(lambda: exporter._figures.of("export retries").get("store unavailable"))
+            wait_until(lambda: any(each.name == "batchmill.export" for each in caplog.records))
             postgres.start()
             one.commit(*measurements(1))
             wait_until(lambda: not one.store.outbox(one.outbox.place))

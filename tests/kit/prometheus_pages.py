@@ -10,12 +10,13 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pyarrow as pa
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as open_families,
 )
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from batchmill.export.remote_write.proto import decode
+from batchmill.export.remote_write.client import write_request_class
 from batchmill.sources import bucket_end, minute_bucket
 from batchmill.store import Store
 from batchmill.telemetry.exposition import TextFormat
@@ -82,6 +83,23 @@ def expected(store: Store, minute: int) -> dict[Key, float]:
                     named = labels
                 found[f"batchmill_{metric.name}", frozenset(named.items())] = float(number)
     return found
+
+
+def decode(body: bytes) -> Samples:
+    """The samples of a remote write: labels, value, milliseconds since 1970."""
+    size, shift = 0, 0
+    for byte in body:  # a block of snappy begins with the length of what it holds
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            break
+    request = write_request_class()()
+    request.ParseFromString(pa.Codec("snappy").decompress(body, size, asbytes=True))
+    return [
+        ({label.name: label.value for label in series.labels}, sample.value, sample.timestamp)
+        for series in request.timeseries
+        for sample in series.samples
+    ]
 
 
 class Receiver:

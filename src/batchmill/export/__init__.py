@@ -1,7 +1,9 @@
-"""Exporters: what each commit changed, sent to others.
+"""Exporters: send what each commit changed, or each complete minute, to other systems.
 
-An exporter tails the outbox of a pipeline (see :mod:`batchmill.outbox`), in a process of its own:
-a peer that is slow or dead holds up nobody but the exporter.
+:class:`Exporter` tails the outbox of a pipeline (see :mod:`batchmill.outbox`) and sends to an
+OpenTelemetry collector or a Kafka topic; :class:`PrometheusServer` and :class:`RemoteWriter` give
+minutes of the store to Prometheus; :class:`KafkaForwarder` hands on what ingest receives. Each is a
+process or threads of its own: a peer that is slow or dead holds up nobody else.
 
 Loads without its extra, so that it can say which one is missing.
 """
@@ -11,16 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.export.errors import ExporterInUseError, SendError, StoreUnreadableError
-from batchmill.export.forget import forget_exporter
-from batchmill.export.settings import ExporterSettings
-from batchmill.export.target import Sender, Target, open_sender
+from batchmill.export.senders import Sender, open_sender
+from batchmill.export.settings import ExporterSettings, Target
 from batchmill.export.values import ExportedValue
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
-    from batchmill.export.exporter import Exporter
-    from batchmill.export.figures import ExporterStats
-    from batchmill.export.forward import KafkaForwarder
+    from batchmill.export.exporter import Exporter, forget_exporter
+    from batchmill.export.forwarder import KafkaForwarder
     from batchmill.export.prometheus.page import PageSettings
     from batchmill.export.prometheus.series import (
         SeriesLimits,
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
         series_names,
     )
     from batchmill.export.prometheus.server import PrometheusServer, PrometheusSettings
-    from batchmill.export.remote_write.http import remote_address
+    from batchmill.export.remote_write.client import remote_address
     from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
     from batchmill.export.remote_write.writer import RemoteWriter
     from batchmill.export.senders.otlp import to_otlp
+    from batchmill.export.stats import ExporterStats
 
 __all__ = [
     "ExportedValue",
@@ -67,8 +68,8 @@ __all__ = [
 
 _MODULES = {
     "Exporter": "exporter",
-    "ExporterStats": "figures",
-    "KafkaForwarder": "forward",
+    "ExporterStats": "stats",
+    "KafkaForwarder": "forwarder",
     "PageSettings": "prometheus.page",
     "PrometheusServer": "prometheus.server",
     "PrometheusSettings": "prometheus.server",
@@ -79,8 +80,9 @@ _MODULES = {
     "by_label": "prometheus.series",
     "complete_minute": "prometheus.series",
     "entity_labels": "prometheus.series",
+    "forget_exporter": "exporter",
     "help_text": "prometheus.series",
-    "remote_address": "remote_write.http",
+    "remote_address": "remote_write.client",
     "series_names": "prometheus.series",
     "to_otlp": "senders.otlp",
 }

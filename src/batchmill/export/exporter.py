@@ -1,4 +1,4 @@
-"""The exporter: tails an outbox, and sends what it finds to one peer.
+"""The exporter: tails an outbox, and sends what is in it to one peer.
 
     outbox ──► values ──► BatchQueue ──► peer
        ▲                                  │
@@ -10,7 +10,7 @@ Guarantees, with a BLOCKING queue:
 * *In order*: the values of one metric, minute and entity arrive in the order of the commits, so
   the last total that a peer has is the store's.
 * *Bounded*: it holds its queue, one request and some rows of a file, however far it is behind.
-* *Apart*: it opens no transaction while it waits for its peer, so no commit ever waits for that.
+* *Apart*: it has no transaction open while it waits for its peer, so no commit ever waits for that.
 
 Two threads: the one that calls :meth:`Exporter.run`, and the queue's, which sends and tries again.
 """
@@ -18,52 +18,83 @@ Two threads: the one that calls :meth:`Exporter.run`, and the queue's, which sen
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from batchmill import presets
 from batchmill.backoff import back_off_ms
-from batchmill.export.errors import SendError
-from batchmill.export.figures import (
-    EXPORTED,
-    POINTS_REFUSED,
+from batchmill.export.errors import ExporterInUseError, SendError
+from batchmill.export.senders import Sender
+from batchmill.export.settings import ExporterSettings
+from batchmill.export.stats import (
     RETRIES,
     ROWS_DROPPED,
     VALUES_DROPPED,
     ExporterStats,
-    Figures,
+    StatsRecorder,
 )
-from batchmill.export.lock import only_one
-from batchmill.export.settings import ExporterSettings
-from batchmill.export.target import Sender
 from batchmill.export.values import ExportedValue, ValueReader
+from batchmill.files import FileLock
 from batchmill.outbox import OutboxFileError
 from batchmill.queue import BatchQueue, BatchQueueSettings, BufferStrategy
 from batchmill.store import OutboxFile, Store, StoreClosedError, StoreError
+from batchmill.wording import count_of
 
 if TYPE_CHECKING:
     from batchmill.outbox import Outbox
 
 T = TypeVar("T")
-Through: TypeAlias = tuple[int, int]
-"""A file that was dealt with: its number, and how many of its rows were there to be sent."""
 
 log = logging.getLogger("batchmill.export")
 
 FULL = "queue full"
 UNREADABLE = "file cannot be read"
 GONE = "file is gone"
-_FILES = 200
-"""How many files are asked for at a time."""
+_MAX_FILES = 200
+"""How many files are listed at a time."""
 _PIECE = 100
 """How many values are offered at a time to a queue that may drop them."""
 
 
-class GivenUpError(Exception):
+@dataclass(frozen=True, slots=True)
+class _ExportedFile:
+    """A file whose values were put on the queue."""
+
+    seq: int
+    rows: int
+    """How many of its rows were there to be sent; 0: it was gone, and counted by others."""
+    values: int
+
+
+class _GivenUpError(Exception):
     """There is no more time to try again: what was not acknowledged is sent by the next run."""
+
+
+@contextlib.contextmanager
+def _exporter_lock(folder: Path, name: str) -> Iterator[None]:
+    """Be the one exporter of that name; ends with the process, however that ends."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    lock = FileLock.take(folder / f"exporter-{digest}.lock")
+    if lock is None:
+        raise ExporterInUseError(name, str(folder))
+    with lock:
+        yield
+
+
+def forget_exporter(store: Store, outbox: Outbox, name: str) -> None:
+    """Let nothing wait for an exporter any more; what it has not sent is counted.
+
+    Raises :class:`ExporterInUseError` while it runs: it would end with an error, and what it has in
+    hand would be counted as dropped.
+    """
+    with _exporter_lock(outbox.folder, name):
+        outbox.remove(store.leave_outbox(name, outbox.place))
 
 
 class Exporter:
@@ -84,14 +115,15 @@ class Exporter:
         self._outbox = outbox
         self._sender = sender
         self._reader = ValueReader(store, outbox)
-        self._figures = Figures()
+        self._recorder = StatsRecorder()
         self._position = 0
         self._stopping = threading.Event()
         self._give_up = threading.Event()
-        self._lost = False
+        self._incomplete = False
+        """Whether something since the last flush was not delivered: it is to be sent again."""
         self._own_errors = 0
         """How many errors of its own there were in a row."""
-        self._at_most = self.settings.max_batch
+        self._max_values = self.settings.max_batch
         """How many values are sent at a time, as far as is known what the peer takes."""
         self._queue: BatchQueue[ExportedValue] | None = None
 
@@ -101,10 +133,10 @@ class Exporter:
         Its sender is closed in the end, so it runs once. Raises :class:`ExporterInUseError` if
         another process does the same.
         """
-        with contextlib.closing(self._sender), only_one(self._outbox.folder, self.name):
+        with contextlib.closing(self._sender), _exporter_lock(self._outbox.folder, self.name):
             if not self._stopping.is_set():
                 self._give_up.clear()
-            self._patiently(self._join)
+            self._retry_store(self._join)
             queue = self._queue = BatchQueue(self.name, self._queue_settings())
             try:
                 self._tail(once)
@@ -124,131 +156,120 @@ class Exporter:
 
     def stats(self) -> ExporterStats:
         """What it has done, and what waits; asks the store."""
-        figures, queue = self._figures, self._queue
-        return ExporterStats(
-            self.name,
-            self._position,
-            self._store.outbox_depth(self._outbox.place, after=self._position),
-            0 if queue is None else queue.stats().total_used,
-            sum(figures.of(EXPORTED).values()),
-            figures.requests,
-            figures.of(RETRIES),
-            {**figures.of(VALUES_DROPPED), **figures.of(ROWS_DROPPED)},
-            sum(figures.of(POINTS_REFUSED).values()),
-            figures.failing,
-            figures.failing_s(),
-        )
+        queue = self._queue
+        waiting = self._store.outbox_depth(self._outbox.place, after=self._position)
+        queued = 0 if queue is None else queue.stats().total_used
+        return self._recorder.stats(self.name, self._position, waiting, queued)
 
     # The thread of run().
 
     def _join(self) -> None:
         self._position = self._store.join_outbox(self.name, self._outbox.place)
 
-    def _look(self) -> list[OutboxFile]:
-        return self._store.outbox(self._outbox.place, after=self._position, limit=_FILES)
+    def _next_files(self) -> list[OutboxFile]:
+        return self._store.outbox(self._outbox.place, after=self._position, limit=_MAX_FILES)
 
     def _tail(self, once: bool) -> None:
         while not self._stopping.is_set():
-            found = self._patiently(self._look)
-            for group in self._groups(found or ()):
-                self._pass(group)
-            if not found and once:
+            files = self._retry_store(self._next_files)
+            for group in self._export(files or ()):
+                self._advance(group)
+            if not files and once:
                 return
-            if not found:
+            if not files:
                 self._stopping.wait(self.settings.poll_s)
 
-    def _groups(self, files: Sequence[OutboxFile]) -> Iterator[list[Through]]:
-        """Files that were sent, as many together as one queue holds of their values."""
-        group: list[Through] = []
-        values = 0
-        for each in files:
+    def _export(self, files: Sequence[OutboxFile]) -> Iterator[list[_ExportedFile]]:
+        """Send files; yields those that are acknowledged, about one queue of values at a time."""
+        group: list[_ExportedFile] = []
+        for file in files:
             if self._stopping.is_set():
                 break
-            made, rows = self._export(each)
-            values += made
-            group.append((each.seq, rows))
-            if values >= self.settings.buffer_size:
+            group.append(self._export_file(file))
+            if sum(exported.values for exported in group) >= self.settings.buffer_size:
                 if not self._flush():
                     return
                 yield group
-                group, values = [], 0
+                group = []
         if group and self._flush():
             yield group
 
-    def _export(self, file: OutboxFile) -> tuple[int, int]:
-        """Put the values of a file on the queue; how many, and of how many rows."""
-        rows = file.rows
+    def _export_file(self, file: OutboxFile) -> _ExportedFile:
+        """Put the values of a file on the queue."""
+        rows, count = file.rows, 0
         left_out: Counter[str] = Counter()
-        made, gone = 0, False
+        gone = False
         try:
             for values in self._reader.read(file, left_out):
-                made += len(values)
+                count += len(values)
                 self._produce(values)
                 if self._give_up.is_set():
-                    self._lost = True
+                    self._incomplete = True
                     break
         except FileNotFoundError:
             gone = True
         except OutboxFileError as error:
             self._skip(file, UNREADABLE, str(error))
         except StoreError as error:
-            self._lost = True
+            self._incomplete = True
             self._store_failed(error)
-            self._ends_within(self._delay_s(1))
+            self._give_up.wait(self._delay_s(1))
         if gone:
-            named = self._patiently(lambda: self._is_named(file))
-            if named:
+            listed = self._retry_store(lambda: self._is_listed(file))
+            if listed:
                 self._skip(file, GONE, "somebody removed it")
-            elif named is None:
-                self._lost = True
+            elif listed is None:
+                self._incomplete = True
             else:
-                # It had to go, and was counted as dropped by whoever let it go: so it stays.
-                rows = 0
-        for reason, n in left_out.items():
-            self._figures.add(VALUES_DROPPED, reason, n)
-        return made, rows
+                rows = 0  # the store let it go for want of room, and counted it as dropped
+        for reason, dropped in left_out.items():
+            self._recorder.add(VALUES_DROPPED, reason, dropped)
+        return _ExportedFile(file.seq, rows, count)
 
     def _produce(self, values: list[ExportedValue]) -> None:
         assert self._queue is not None
         if self.settings.strategy is BufferStrategy.BLOCKING:
             if self._queue.produce_many(values) < len(values):
-                self._lost = True
+                self._incomplete = True
             return
         for start in range(0, len(values), _PIECE):
-            some = values[start : start + _PIECE]
-            self._figures.add(VALUES_DROPPED, FULL, len(some) - self._queue.produce_many(some))
+            piece = values[start : start + _PIECE]
+            dropped = len(piece) - self._queue.produce_many(piece)
+            self._recorder.add(VALUES_DROPPED, FULL, dropped)
 
     def _flush(self) -> bool:
         """Wait until the peer has all that was put on the queue; False: it has not, start over."""
         assert self._queue is not None
         self._queue.flush()
-        lost, self._lost = self._lost, False
-        if lost:
-            self._figures.take_back_drops()  # they come again, and may well be sent then
-        return not lost
+        incomplete, self._incomplete = self._incomplete, False
+        if incomplete:
+            self._recorder.take_back_drops()  # they come again, and may well be sent then
+        return not incomplete
 
-    def _pass(self, files: Sequence[Through]) -> None:
+    def _advance(self, files: Sequence[_ExportedFile]) -> None:
         """Store the position behind some files, and remove those that nobody waits for."""
-        taken = self._figures.take()
-        counters = {(what, self.name, reason): n for (what, reason), n in taken.items()}
-        free = self._patiently(
-            lambda: self._store.pass_outbox(self.name, self._outbox.place, files, counters)
+        taken = self._recorder.take_new()
+        counters = {(name, self.name, reason): n for (name, reason), n in taken.items()}
+        sent = [(file.seq, file.rows) for file in files]
+        free = self._retry_store(
+            lambda: self._store.pass_outbox(self.name, self._outbox.place, sent, counters)
         )
         if free is None:
-            self._figures.put_back(taken)
+            self._recorder.put_back(taken)
             return
-        self._position = files[-1][0]
+        self._position = files[-1].seq
         self._outbox.remove(free)
 
-    def _is_named(self, file: OutboxFile) -> bool:
-        found = self._store.outbox(self._outbox.place, after=file.seq - 1, limit=1)
-        return bool(found) and found[0].seq == file.seq
+    def _is_listed(self, file: OutboxFile) -> bool:
+        files = self._store.outbox(self._outbox.place, after=file.seq - 1, limit=1)
+        return bool(files) and files[0].seq == file.seq
 
     def _skip(self, file: OutboxFile, reason: str, why: str) -> None:
-        log.error("%s: %d rows of %s are not exported: %s", self.name, file.rows, file.path, why)
-        self._figures.add(ROWS_DROPPED, reason, file.rows)
+        rows = count_of(file.rows, "row")
+        log.error("%s: %s of %s not exported: %s", self.name, rows, file.path, why)
+        self._recorder.add(ROWS_DROPPED, reason, file.rows)
 
-    def _patiently(self, work: Callable[[], T]) -> T | None:
+    def _retry_store(self, work: Callable[[], T]) -> T | None:
         """Do something with the store until it works; None: there is no more time."""
         attempt = 0
         while True:
@@ -257,14 +278,14 @@ class Exporter:
             except StoreError as error:
                 self._store_failed(error)
             attempt += 1
-            if self._ends_within(self._delay_s(attempt)):
+            if self._give_up.wait(self._delay_s(attempt)):
                 return None
 
     def _store_failed(self, error: StoreError) -> None:
         if isinstance(error, StoreClosedError):
             raise error
         log.warning("%s: %s", self.name, error)
-        self._figures.add(RETRIES, "store unavailable")
+        self._recorder.add(RETRIES, "store unavailable")
 
     # The queue's thread.
 
@@ -283,59 +304,55 @@ class Exporter:
     def _deliver(self, batch: list[ExportedValue]) -> None:
         start = 0
         while start < len(batch):
-            some = batch[start : start + self._at_most]
-            error = self._send(some)
-            if error is not None and error.too_large and len(some) > 1:
-                self._at_most = len(some) // 2
-                self._figures.add(RETRIES, error.reason)
+            values = batch[start : start + self._max_values]
+            refusal = self._send(values)
+            if refusal is not None and refusal.too_large and len(values) > 1:
+                self._max_values = len(values) // 2
+                self._recorder.add(RETRIES, refusal.reason)
                 continue
-            start += len(some)
-            if error is None:
+            start += len(values)
+            if refusal is None:
                 # Slowly back to more: it was one large value, maybe.
-                self._at_most = min(self.settings.max_batch, self._at_most + 1)
+                self._max_values = min(self.settings.max_batch, self._max_values + 1)
                 continue
-            log.error("%s: %d values refused: %s", self.name, len(some), error)
-            self._figures.add(VALUES_DROPPED, f"refused: {error.reason}", len(some))
+            log.error("%s: %s refused: %s", self.name, count_of(len(values), "value"), refusal)
+            self._recorder.add(VALUES_DROPPED, f"refused: {refusal.reason}", len(values))
 
     def _send(self, values: Sequence[ExportedValue]) -> SendError | None:
-        """Send until the peer has taken it, or has refused it for good: then why."""
+        """Send until the peer has taken the values, or has refused them for good: then why."""
         attempt = 0
         while True:
             if self._give_up.is_set():
-                raise GivenUpError
+                raise _GivenUpError
             try:
-                refused = self._sender.send(values)
+                refused_points = self._sender.send(values)
             except SendError as error:
                 if not error.retry:
                     return error
                 attempt += 1
                 if attempt == 1:
                     log.warning("%s: %s; trying again", self.name, error)
-                self._figures.failed(error.reason, str(error))
+                self._recorder.request_failed(error.reason, str(error))
                 # A peer that asks for no pause at all is not asked all the time.
-                if self._ends_within(max(self._delay_s(attempt), error.after_s or 0.0)):
-                    raise GivenUpError from error
+                if self._give_up.wait(max(self._delay_s(attempt), error.after_s or 0.0)):
+                    raise _GivenUpError from error
             else:
                 self._own_errors = 0
-                self._figures.sent(len(values), refused)
+                self._recorder.request_taken(len(values), refused_points)
                 return None
 
     def _not_delivered(self, batch: list[ExportedValue], error: BaseException) -> None:
-        """Nothing of this, nor of what follows, may be passed: it is sent again."""
-        self._lost = True
-        if not isinstance(error, GivenUpError):
+        """Neither this batch nor what follows may be passed: it is sent again."""
+        self._incomplete = True
+        if not isinstance(error, _GivenUpError):
             self._own_errors += 1
             if self._own_errors == 1:
                 log.error("%s: an error of its own; trying again", self.name, exc_info=error)
-            self._figures.failed("error of its own", repr(error))
-            self._ends_within(self._delay_s(self._own_errors))
+            self._recorder.request_failed("error of its own", repr(error))
+            self._give_up.wait(self._delay_s(self._own_errors))
 
     def _delay_s(self, attempt: int) -> float:
         return back_off_ms(self.settings.initial_ms, self.settings.max_ms, 2.0, attempt) / 1000
-
-    def _ends_within(self, seconds: float) -> bool:
-        """Wait; True: there is no more time at all."""
-        return self._give_up.wait(seconds)
 
     def _drain(self) -> None:
         """In a thread of its own: the others may wait for the peer, which has its own time."""

@@ -45,6 +45,20 @@ class ExportedValue:
     equal increments from one that came twice."""
 
 
+def labelled(value: Number) -> Mapping[str | None, int | float]:
+    """A value by label; the label of a value without labels is None."""
+    return dict(value.items()) if isinstance(value, dict) else {None: value}
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedMetric:
+    """A metric of some changes, as the store knows it."""
+
+    metric: StoredMetric
+    columns: list[list[object]]
+    """What was added: a list for each cell of a state, with an item for each row."""
+
+
 class ValueReader:
     """Turns files of the outbox into values; one thread at a time."""
 
@@ -52,30 +66,32 @@ class ValueReader:
         self._store = store
         self._outbox = outbox
         self._metrics: dict[tuple[str, int], StoredMetric] = {}
+        """By name and version, as the store knew them when a file last had another."""
 
     def read(self, file: OutboxFile, left_out: Counter[str]) -> Iterator[list[ExportedValue]]:
-        """The values of a file, some at a time; what has none by now goes to ``left_out``."""
+        """The values of a file, some at a time; those left out are counted in ``left_out``."""
         commit = f"{self._outbox.place}/{file.seq}"
         for changes in self._outbox.read(file.path):
             values = self._values(changes, commit, left_out)
-            while some := list(islice(values, _PIECE)):
-                yield some
+            while piece := list(islice(values, _PIECE)):
+                yield piece
 
     def _values(
         self, changes: Changes, commit: str, left_out: Counter[str]
     ) -> Iterator[ExportedValue]:
-        metrics, cells = self._known(changes, left_out)
+        metrics = self._changed_metrics(changes, left_out)
         wanted: dict[int, set[str]] = {}
         for bucket, entity in zip(changes.buckets, changes.entities, strict=True):
             wanted.setdefault(bucket, set()).add(entity.id)
-        totals = self._store.totals(metrics, wanted)
+        totals_by_key = self._store.totals([changed.metric for changed in metrics], wanted)
         for row, (bucket, entity) in enumerate(zip(changes.buckets, changes.entities, strict=True)):
-            found = totals.get((bucket, entity.id))
-            if found is None:
+            totals = totals_by_key.get((bucket, entity.id))
+            if totals is None:
                 left_out[EXPIRED] += len(metrics)
                 continue
-            for metric, columns, total in zip(metrics, cells, found, strict=True):
-                states = metric.plan.states([column[row] for column in columns])
+            for changed, total in zip(metrics, totals, strict=True):
+                metric = changed.metric
+                states = metric.plan.states([column[row] for column in changed.columns])
                 increment = metric.plan.value(states, Grain.MINUTE.minutes)
                 if increment is None:  # nothing of it passed the metric's filters
                     continue
@@ -87,28 +103,16 @@ class ValueReader:
                     *(entity.layers, bucket, increment, total, commit),
                 )
 
-    def _known(
-        self, changes: Changes, left_out: Counter[str]
-    ) -> tuple[list[StoredMetric], list[list[list[object]]]]:
-        """The metrics of some changes, as the store knows them, and the cells of each."""
-        if any((each.name, each.version) not in self._metrics for each in changes.metrics):
-            self._metrics = by_version(self._store)
-        metrics, cells = [], []
-        for each in changes.metrics:
-            metric = self._metrics.get((each.name, each.version))
-            if metric is None or metric.columns != each.columns:
+    def _changed_metrics(self, changes: Changes, left_out: Counter[str]) -> list[_ChangedMetric]:
+        if any((entry.name, entry.version) not in self._metrics for entry in changes.metrics):
+            stored = self._store.metrics(include_retired=True)
+            self._metrics = {(metric.name, metric.version): metric for metric in stored}
+        changed = []
+        for entry in changes.metrics:
+            metric = self._metrics.get((entry.name, entry.version))
+            if metric is None or metric.columns != entry.columns:
                 left_out[UNKNOWN] += len(changes.buckets)
                 continue
-            metrics.append(metric)
-            cells.append([changes.cells[name] for name in each.columns])
-        return metrics, cells
-
-
-def by_version(store: Store) -> dict[tuple[str, int], StoredMetric]:
-    """Every metric that can be read, by name and version."""
-    return {(each.name, each.version): each for each in store.metrics(include_retired=True)}
-
-
-def labelled(value: Number) -> Mapping[str | None, int | float]:
-    """A value by label; the label of a value without labels is None."""
-    return dict(value.items()) if isinstance(value, dict) else {None: value}
+            columns = [changes.cells[name] for name in entry.columns]
+            changed.append(_ChangedMetric(metric, columns))
+        return changed

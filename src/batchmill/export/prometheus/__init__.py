@@ -1,1 +1,1 @@
-"""The page that Prometheus scrapes."""
+"""The page that Prometheus scrapes, and the series that it shows."""

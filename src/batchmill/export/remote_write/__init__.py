@@ -1,1 +1,1 @@
-"""Prometheus remote write."""
+"""Prometheus remote write: the complete minutes of a store, sent to a receiver."""

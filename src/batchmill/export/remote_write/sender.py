@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import random
 import threading
-from dataclasses import dataclass
+from pathlib import Path
 
-from batchmill.export.prometheus.series import Labels
-from batchmill.export.remote_write.http import ANOTHER_VALUE, Answer, Connection
-from batchmill.export.remote_write.position import Position
-from batchmill.export.remote_write.proto import encode
-from batchmill.export.remote_write.stats import RemoteWriteSettings, Tally
+from batchmill.errors import ConfigError
+from batchmill.export.remote_write.client import (
+    ANOTHER_VALUE,
+    Outcome,
+    RemoteWriteClient,
+    Sample,
+    WriteResult,
+    encode,
+)
+from batchmill.export.remote_write.stats import RemoteWriteSettings, StatsRecorder
+from batchmill.files import write_json
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.export")
 
-_MOST_REQUESTS = 64
+_MAX_REQUESTS = 64
 """That one request which was refused is cut into: enough to find a few samples among thousands."""
-_IN_VAIN = 16
+_MAX_REFUSALS = 16
 """After so many refusals and nothing taken it is not some samples, it is all of them."""
 _TAKES_LATE = (
     "Prometheus takes such samples if storage.tsdb.out_of_order_time_window is set in its "
@@ -26,144 +34,167 @@ _TAKES_LATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """What lies in the queue: one sample; or, without labels, that a minute is whole.
+class PositionFile:
+    """The last minute that is done: sent, or refused for good. A restart goes on behind it.
 
-    One class for both, as a queue keeps the order of one class.
+    The file belongs to one store and one receiver.
     """
 
-    minute: int
-    at_ms: int = 0
-    labels: Labels | None = None
-    value: float = 0.0
-    late: bool = False
+    def __init__(self, path: Path, store_id: str, url: str) -> None:
+        self._path = path
+        self._owner = {"store": store_id, "to": url}
+        self.minute = self._read()
+
+    def save(self, minute: int) -> None:
+        """Note that a minute is done."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(self._path, {**self._owner, "minute": minute}, durable=True)
+        self.minute = minute
+
+    def _read(self) -> int | None:
+        try:
+            content = json.loads(self._path.read_text())
+            minute = int(content["minute"])
+            owner = {name: content[name] for name in self._owner}
+        except FileNotFoundError:
+            return None
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(
+                "position", str(self._path), f"a file that remote write made ({error!r}): remove it"
+            ) from error
+        if owner != self._owner:
+            raise ConfigError(
+                "position",
+                str(self._path),
+                f"of the same store and receiver, and it is of {owner['store']} and {owner['to']}: "
+                "name another file, or remove it to begin with the newest minute",
+            )
+        return minute
 
 
-class Sender:
-    """Sends what it is given, in order. Called by one thread at a time."""
+class SampleSender:
+    """Sends the samples that it is given, in order. Called by one thread at a time."""
 
     def __init__(
         self,
-        connection: Connection,
-        position: Position,
+        client: RemoteWriteClient,
+        position: PositionFile,
         settings: RemoteWriteSettings,
-        tally: Tally,
+        recorder: StatsRecorder,
         url: str,
     ) -> None:
-        self._connection = connection
+        self._client = client
         self._position = position
         self._settings = settings
-        self._tally = tally
+        self._recorder = recorder
         self._url = url
         self._giving_up = threading.Event()
-        self._left_some = False
-        """Whether samples of a minute were given up: then no minute from there on is done with."""
+        self._gave_up_some = False
+        """Whether samples of a minute were given up: then no minute from there on is done."""
 
     def give_up(self) -> None:
         """Try nothing again from now on; what is not sent stays unsent."""
         self._giving_up.set()
-        self._connection.abort()
+        self._client.interrupt()
 
-    def consume(self, batch: list[Item]) -> None:
-        """Send the samples of each minute, late ones apart, and note the minutes that are whole."""
-        for (minute, late, whole), run in itertools.groupby(
-            batch, key=lambda each: (each.minute, each.late, each.labels is None)
+    def consume(self, batch: list[Sample]) -> None:
+        """Send the samples of each minute, late ones apart, and note the minutes that end."""
+        for (minute, late, is_end), samples in itertools.groupby(
+            batch, key=lambda sample: (sample.minute, sample.late, sample.labels is None)
         ):
-            if whole:
-                self._done(minute)
+            if is_end:
+                self._end_minute(minute)
             else:
-                self._deliver(minute, list(run), late)
+                self._deliver(minute, list(samples), late)
 
     def on_shutdown(self) -> None:
         """After the last batch."""
-        self._connection.close()
+        self._client.close()
 
-    def _done(self, minute: int) -> None:
+    def _end_minute(self, minute: int) -> None:
         # Between two minutes the receiver may well close the connection: it is made anew.
-        self._connection.close()
-        if self._left_some:
+        self._client.close()
+        if self._gave_up_some:
             return  # the next process begins with the minute that was given up
-        self._tally.add(minutes=1)
+        self._recorder.add(minutes=1)
         try:
             self._position.save(minute)
         except OSError as error:
-            if self._tally.fault("position not written") == 1:
-                log.warning("how far remote write has come cannot be written down: %s", error)
+            if self._recorder.fault("position not written") == 1:
+                log.warning("remote write cannot store its position: %s", error)
             self._position.minute = minute
 
-    def _deliver(self, minute: int, run: list[Item], late: bool) -> None:
+    def _deliver(self, minute: int, samples: list[Sample], late: bool) -> None:
         """Send samples; where some are refused, the others all the same.
 
         A receiver refuses a whole request because of one sample, so that is cut in halves.
         """
-        waiting = [run]
-        requests = taken = 0
-        refused: list[tuple[int, Answer]] = []
+        waiting = [samples]
+        requests = taken = refused = 0
+        refusals: list[WriteResult] = []
         while waiting:
-            some = waiting.pop()
+            part = waiting.pop()
             try:
-                answer = self._answered(minute, some)
+                result = self._send(minute, part)
             except Exception:  # whatever it is, the samples are not sent, and are not forgotten
-                answer = None
-                if self._tally.fault("sending failed") == 1:
+                result = None
+                if self._recorder.fault("sending failed") == 1:
                     log.exception("remote write cannot send samples of %d", minute)
-            if answer is None:
-                left = len(some) + sum(len(each) for each in waiting)
-                self._left_some |= not late
-                self._tally.add(unsent=left)
+            if result is None:
+                self._gave_up_some |= not late
+                self._recorder.add(unsent=len(part) + sum(len(other) for other in waiting))
                 break
             requests += 1
-            if answer.outcome == "sent":
-                taken += len(some)
+            if result.outcome is Outcome.SENT:
+                taken += len(part)
                 continue
-            worth = taken or requests < _IN_VAIN
-            if answer.of_some and len(some) > 1 and requests < _MOST_REQUESTS and worth:
-                half = len(some) // 2
-                waiting += [some[half:], some[:half]]  # the last one comes first: in order
+            may_help = requests < _MAX_REQUESTS and (taken or requests < _MAX_REFUSALS)
+            if result.of_some and len(part) > 1 and may_help:
+                half = len(part) // 2
+                waiting += [part[half:], part[:half]]  # the last one comes first: in order
                 continue
-            self._tally.refuse(answer.reason, len(some))
-            refused.append((len(some), answer))
-        if refused:
-            self._tell(minute, refused, late, taken)
+            self._recorder.refuse(result.reason, len(part))
+            refused += len(part)
+            refusals.append(result)
+        if refusals:
+            log.warning(
+                "%s refused %s of %d for good, and took %d (%s %s): they are not sent again",
+                *(self._url, count_of(refused, "sample"), minute, taken),
+                *(refusals[0].answer, refusals[0].text),
+            )
+            # Who has another value for that very time may still take others.
+            other_values = all(refusal.reason == ANOTHER_VALUE for refusal in refusals)
+            if late and not taken and not other_values:
+                self._stop_late()
 
-    def _answered(self, minute: int, run: list[Item]) -> Answer | None:
+    def _send(self, minute: int, samples: list[Sample]) -> WriteResult | None:
         """Send samples until they are taken, or refused for good; None: no time is left."""
-        body = encode((each.labels or (), each.value, each.at_ms) for each in run)
+        body = encode(samples)
         for attempt in itertools.count(1):
             if self._giving_up.is_set():
                 return None
-            answer = self._connection.post(body)
-            self._tally.request(answer.why)
-            self._tally.is_failing(answer.why if answer.outcome == "failed" else "")
-            if answer.outcome != "failed":
+            result = self._client.post(body)
+            failed = result.outcome is Outcome.FAILED
+            self._recorder.request(result.answer, failed=failed)
+            if not failed:
                 break
-            self._tally.add(retries=1)
-            pause_s = self._settings.pause_s(attempt, answer.retry_after_s, random.random())
             if attempt == 1:
                 log.warning(
-                    "%s did not take the samples of %d (%s %s): tried again, later each time",
-                    *(self._url, minute, answer.why, answer.said),
+                    "%s did not take the samples of %d (%s %s): trying again, later each time",
+                    *(self._url, minute, result.answer, result.text),
                 )
+            pause_s = self._settings.pause_s(attempt, result.retry_after_s, random.random())
             self._giving_up.wait(pause_s)
-        if answer.outcome == "sent":
-            self._tally.add(sent=len(run), bytes_sent=len(body))
+        if result.outcome is Outcome.SENT:
+            self._recorder.add(sent=len(samples), bytes_sent=len(body))
             if attempt > 1:
                 log.warning("%s takes samples again, after %d tries", self._url, attempt)
-        return answer
+        return result
 
-    def _tell(self, minute: int, refused: list[tuple[int, Answer]], late: bool, taken: int) -> None:
-        count = sum(each for each, _ in refused)
-        answer = refused[0][1]
-        log.warning(
-            "%s refused %d samples of %d for good, and took %d (%s %s): they are not sent again",
-            *(self._url, count, minute, taken, answer.why, answer.said),
-        )
-        # Who has another value for that very time may still take others.
-        none = not taken and any(each.reason != ANOTHER_VALUE for _, each in refused)
-        if late and none and not self._tally.late_refused:
-            self._tally.late_refused = True
+    def _stop_late(self) -> None:
+        if not self._recorder.late_refused:
+            self._recorder.late_refused = True
             log.warning(
-                "%s takes nothing of what comes late: no more of it is sent. %s",
+                "%s takes no samples that come late: no more of them are sent. %s",
                 *(self._url, _TAKES_LATE),
             )

@@ -1,7 +1,8 @@
-"""What remote write may be told, and what it has counted."""
+"""Settings of remote write, and what it has counted."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from batchmill.export.prometheus.series import SeriesLimits
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteWriteSettings:
-    """How remote write reads the store and deals with its receiver."""
+    """How often remote write reads the store, how much it sends, and how it tries again."""
 
     limits: SeriesLimits = field(default_factory=SeriesLimits)
     poll_s: float = 1.0
@@ -44,23 +45,19 @@ class RemoteWriteSettings:
 
     def __post_init__(self) -> None:
         for name in ("catch_up_minutes", "max_samples", "buffer_samples"):
-            _check(self, name, getattr(self, name) >= 1, "at least 1")
-        _check(self, "late_minutes", self.late_minutes >= 0, "at least 0")
+            if not getattr(self, name) >= 1:
+                raise ConfigError(name, getattr(self, name), "at least 1")
         for name in ("poll_s", "timeout_s", "initial_ms", "max_ms"):
-            _check(self, name, 0 < getattr(self, name) < float("inf"), "above 0")
-        for name in ("late_every_s", "max_retry_after_s", "close_timeout_s"):
-            _check(self, name, getattr(self, name) >= 0, "at least 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(name, getattr(self, name), "above 0")
+        for name in ("late_minutes", "late_every_s", "max_retry_after_s", "close_timeout_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(name, getattr(self, name), "at least 0")
 
     def pause_s(self, attempt: int, retry_after_s: float | None, chance: float) -> float:
-        """How long to wait after the ``attempt``-th try; ``chance`` is from 0 to 1."""
+        """How long to wait after the ``attempt``-th try; ``chance``, 0 to 1, spreads it."""
         own_s = back_off_ms(self.initial_ms, self.max_ms, 2, attempt) / 1000 * (1 - 0.2 * chance)
-        asked_s = 0.0 if retry_after_s is None else min(retry_after_s, self.max_retry_after_s)
-        return max(own_s, asked_s)
-
-
-def _check(settings: RemoteWriteSettings, name: str, fine: bool, allowed: str) -> None:
-    if not fine:
-        raise ConfigError(name, getattr(settings, name), allowed)
+        return max(own_s, min(retry_after_s or 0.0, self.max_retry_after_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +65,9 @@ class RemoteWriteStats:
     """What became of the samples so far: ``taken == sent + refused + unsent + waiting``."""
 
     minute: int | None
-    """The last one that is done with; a restart goes on behind it."""
+    """The last one that is done; a restart goes on behind it."""
     minutes: int
-    """Done with by this process."""
+    """Done by this process."""
     minutes_skipped: int
     """Too far back after a pause."""
     taken: int
@@ -109,8 +106,8 @@ class RemoteWriteStats:
         return self.taken - self.sent - self.refused - self.unsent
 
 
-class Tally:
-    """The counters while they are being counted; any thread may add to them."""
+class StatsRecorder:
+    """Counts what remote write does; any thread may add."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,7 +115,8 @@ class Tally:
         self._requests: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
-        self._failing: tuple[str, float] = ("", 0.0)
+        self._failing = ""
+        self._failing_since = 0.0
         self.late_refused = False
 
     def add(self, **counts: int) -> None:
@@ -126,50 +124,47 @@ class Tally:
         with self._lock:
             self._counts.update(counts)
 
-    def request(self, answer: str) -> None:
-        """A request was answered, or not."""
+    def request(self, answer: str, *, failed: bool) -> None:
+        """Count a request by its answer; one that failed is tried again."""
         with self._lock:
             self._requests[answer] += 1
+            self._counts["retries"] += failed
+            if failed and not self._failing:
+                self._failing_since = time.monotonic()
+            self._failing = answer if failed else ""
 
     def refuse(self, reason: str, samples: int) -> None:
-        """The receiver does not want samples."""
+        """Count samples that the receiver does not want."""
         with self._lock:
             self._refused[reason] += samples
 
-    def is_failing(self, why: str) -> None:
-        """The receiver does not answer, or not well; with nothing said: it does so again."""
-        with self._lock:
-            since_s = self._failing[1] if self._failing[0] else time.monotonic()
-            self._failing = (why, since_s)
-
     def fault(self, what: str) -> int:
-        """Something went wrong here; how often that was so by now."""
+        """Count something that went wrong here; how often that was so by now."""
         with self._lock:
             self._faults[what] += 1
             return self._faults[what]
 
     def stats(self, minute: int | None) -> RemoteWriteStats:
-        """All of it at one moment."""
+        """All counters at one moment."""
         with self._lock:
-            n = self._counts
-            why, since_s = self._failing
+            counts = self._counts
             return RemoteWriteStats(
+                minutes=counts["minutes"],
+                minutes_skipped=counts["minutes_skipped"],
+                taken=counts["taken"],
+                sent=counts["sent"],
+                unsent=counts["unsent"],
+                late=counts["late"],
+                ended=counts["ended"],
+                dropped=counts["dropped"],
+                retries=counts["retries"],
+                bytes_sent=counts["bytes_sent"],
                 minute=minute,
-                minutes=n["minutes"],
-                minutes_skipped=n["minutes_skipped"],
-                taken=n["taken"],
-                sent=n["sent"],
                 refused=self._refused.total(),
                 refused_for=dict(self._refused),
-                unsent=n["unsent"],
-                late=n["late"],
-                ended=n["ended"],
                 late_refused=self.late_refused,
-                dropped=n["dropped"],
                 requests=dict(self._requests),
-                retries=n["retries"],
-                bytes_sent=n["bytes_sent"],
                 faults=dict(self._faults),
-                failing=why,
-                failing_s=time.monotonic() - since_s if why else 0.0,
+                failing=self._failing,
+                failing_s=time.monotonic() - self._failing_since if self._failing else 0.0,
             )

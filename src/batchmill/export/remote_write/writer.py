@@ -7,11 +7,11 @@
   position it begins with the newest complete minute, or at the start of a store that was empty.
 * Bounded: the queue holds so many samples, and while it is full no further minute is read; the
   store keeps them meanwhile. After a pause, minutes that are too far back are skipped and counted.
-* Late rows: the last minutes but the newest are looked at again, and what they have changed or
-  brought is sent, in requests of their own. A stock Prometheus refuses what is older than what it
+* Late rows: the last minutes but the newest are read again, and what late rows have changed or
+  added is sent, in requests of their own. A stock Prometheus refuses what is older than what it
   has of a series, and no more of it is sent then; with an ``out_of_order_time_window`` it takes it.
 
-Nothing of this is on the way of a commit: the store is only read.
+Commits never wait for any of this: the store is only read.
 """
 
 from __future__ import annotations
@@ -35,13 +35,22 @@ from batchmill.export.prometheus.series import (
     minutes_before,
     select_series,
 )
-from batchmill.export.remote_write.http import Connection, Target
-from batchmill.export.remote_write.position import Position
-from batchmill.export.remote_write.proto import STALE, series_labels
-from batchmill.export.remote_write.sender import Item, Sender
-from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats, Tally
+from batchmill.export.remote_write.client import (
+    STALE,
+    RemoteTarget,
+    RemoteWriteClient,
+    Sample,
+    series_labels,
+)
+from batchmill.export.remote_write.sender import PositionFile, SampleSender
+from batchmill.export.remote_write.stats import (
+    RemoteWriteSettings,
+    RemoteWriteStats,
+    StatsRecorder,
+)
 from batchmill.queue import BatchQueue
 from batchmill.store import Store
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.export")
 
@@ -68,28 +77,29 @@ class RemoteWriter(Closing):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings or RemoteWriteSettings()
-        self.target = Target.parse(to, token, headers)
+        self.target = RemoteTarget.parse(to, token, headers)
         self._store = store
         self._clock = clock
-        self._tally = Tally()
-        self._position = Position(Path(position), store.id, self.target.url)
-        connection = Connection(self.target, self.settings.timeout_s)
-        self._sender = Sender(
-            connection, self._position, self.settings, self._tally, self.target.url
+        self._recorder = StatsRecorder()
+        self._position = PositionFile(Path(position), store.id, self.target.url)
+        client = RemoteWriteClient(self.target, self.settings.timeout_s)
+        self._sender = SampleSender(
+            client, self._position, self.settings, self._recorder, self.target.url
         )
         self._reached = self._position.minute
-        """The last minute that is in the queue, or done with."""
+        """The last minute that is in the queue, or done."""
         self._from_start = False
         """Whether the store was seen empty: then nothing in it is history."""
         self._live: set[Labels] = set()
-        """The series that the receiver takes for alive."""
-        self._values: dict[int, dict[int, float]] = {}
+        """The series that have not ended for the receiver."""
+        self._sent_values: dict[int, dict[int, float]] = {}
         """What was sent of the last minutes: by minute, and by the series' hash."""
-        self._mark: object = None
-        self._late_looked_s = 0.0
+        self._commits: object = None
+        """The last commit of each stream when late rows were last looked for."""
+        self._late_checked_s = 0.0
         self._dropped_log = DroppedSeriesLog()
         self._ending = threading.Event()
-        self._queue: BatchQueue[Item] = BatchQueue(
+        self._queue: BatchQueue[Sample] = BatchQueue(
             "REMOTE_WRITE",
             presets.grpc_exporter(
                 self._sender,
@@ -102,7 +112,7 @@ class RemoteWriter(Closing):
 
     def stats(self) -> RemoteWriteStats:
         """What became of the samples so far."""
-        return self._tally.stats(self._position.minute)
+        return self._recorder.stats(self._position.minute)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Read no further minute, send what waits, and end; True if all of it was answered."""
@@ -120,32 +130,33 @@ class RemoteWriter(Closing):
             try:
                 if not primed and self._reached is not None:
                     # What the process before has sent: series of it may have ended since.
-                    self._remember(self._reached, _samples(self._chosen(self._reached)))
+                    self._remember(self._reached, _values(self._select(self._reached)))
                 primed = True
-                self._look()
+                self._enqueue_new()
             except (BatchmillError, OSError) as error:
-                if self._tally.fault("store not read") == 1:
+                if self._recorder.fault("store not read") == 1:
                     log.warning("remote write cannot read the store, and tries again: %s", error)
-            except Exception:  # whatever it is, the next look may well succeed
-                if self._tally.fault("failed") == 1:
+            except Exception:  # whatever it is, the next try may well succeed
+                if self._recorder.fault("failed") == 1:
                     log.exception("remote write failed, and tries again")
             self._ending.wait(self.settings.poll_s)
 
-    def _look(self) -> None:
+    def _enqueue_new(self) -> None:
         """Put every minute that has become complete into the queue, then what late rows changed."""
         store = self._store
-        mark = [(each.name, each.epoch, each.committed_at) for each in store.streams()]
+        commits = [(stream.name, stream.epoch, stream.committed_at) for stream in store.streams()]
         complete = complete_minute(store.newest_minute(), self._clock())
         if complete is None:
             self._from_start = True
             return
         for minute in minutes_after(self._start(complete), complete):
-            if not self._send(minute):
+            if not self._enqueue_minute(minute):
                 return
         now_s = time.monotonic()
-        if mark != self._mark and now_s - self._late_looked_s >= self.settings.late_every_s:
-            self._mark, self._late_looked_s = mark, now_s
-            self._send_late()
+        due = now_s - self._late_checked_s >= self.settings.late_every_s
+        if due and commits != self._commits:
+            self._commits, self._late_checked_s = commits, now_s
+            self._enqueue_late()
 
     def _start(self, complete: int) -> int:
         """The minute behind which to begin."""
@@ -154,83 +165,84 @@ class RemoteWriter(Closing):
             self._reached = first if self._from_start else minutes_before(complete, 1)
         if self._reached < first:
             skipped = round((end_s(first) - end_s(self._reached)) / 60)
-            self._tally.add(minutes_skipped=skipped)
+            self._recorder.add(minutes_skipped=skipped)
             log.warning(
-                "remote write was away for too long: it skips the %d minutes from %d to %d, and "
-                "goes on behind them (catch_up_minutes is %d)",
-                *(skipped, minutes_before(self._reached, -1), first),
+                "remote write was away for too long: it skips %s, from %d to %d, and goes on "
+                "behind that (catch_up_minutes is %d)",
+                *(count_of(skipped, "minute"), minutes_before(self._reached, -1), first),
                 self.settings.catch_up_minutes,
             )
             self._reached = first
         return self._reached
 
-    def _send(self, minute: int) -> bool:
-        """Put a minute into the queue; False if that ends."""
-        chosen = self._chosen(minute)
-        found = _samples(chosen)
+    def _enqueue_minute(self, minute: int) -> bool:
+        """Put a minute into the queue; False if it takes no more."""
+        selection = self._select(minute)
+        values = _values(selection)
         at_ms = round(end_s(minute) * 1000)
-        ended = sorted(self._live - found.keys())
-        items = [Item(minute, at_ms, labels, value) for labels, value in found.items()]
-        items += [Item(minute, at_ms, labels, STALE) for labels in ended]
-        if not self._put(items):
+        ended = sorted(self._live - values.keys())
+        samples = [Sample(minute, at_ms, labels, value) for labels, value in values.items()]
+        samples += [Sample(minute, at_ms, labels, STALE) for labels in ended]
+        if not self._put(samples):
             return False
-        self._tally.add(dropped=sum(chosen.dropped.values()))
-        if not self._queue.produce(Item(minute)):
+        self._recorder.add(dropped=sum(selection.dropped.values()))
+        if not self._queue.produce(Sample(minute)):
             return False
         self._reached = minute
-        self._remember(minute, found)
-        self._dropped_log.log(chosen.dropped)
+        self._remember(minute, values)
+        self._dropped_log.log(selection.dropped)
         return True
 
-    def _send_late(self) -> None:
+    def _enqueue_late(self) -> None:
         """Put into the queue what has changed of the last minutes since it was read.
 
         The newest one waits: Prometheus takes no other value for the newest time that it has of a
         series, whatever its settings.
         """
-        before: set[Labels] = set()
-        for minute, sent in sorted(self._values.items()):
-            if self._tally.late_refused:
-                self._values.clear()
+        new_before: set[Labels] = set()
+        """Series that late rows have added to the minute before."""
+        for minute, sent in sorted(self._sent_values.items()):
+            if self._recorder.late_refused:
+                self._sent_values.clear()
                 return
             newest = minute == self._reached
-            found = {} if newest else _samples(self._chosen(minute))
+            values = {} if newest else _values(self._select(minute))
             at_ms = round(end_s(minute) * 1000)
             changed = [
-                Item(minute, at_ms, labels, value, late=True)
-                for labels, value in found.items()
+                Sample(minute, at_ms, labels, value, late=True)
+                for labels, value in values.items()
                 if sent.get(hash(labels)) != value
             ]
-            # Series that came late to the minute before, and that this one has not, end here.
-            there = self._live if newest else found.keys()
-            ended = sorted(each for each in before - there if hash(each) not in sent)
-            changed += [Item(minute, at_ms, labels, STALE, late=True) for labels in ended]
+            # Series that are new in the minute before, and that this one has not, end here.
+            present = self._live if newest else values.keys()
+            ended = sorted(labels for labels in new_before - present if hash(labels) not in sent)
+            changed += [Sample(minute, at_ms, labels, STALE, late=True) for labels in ended]
             if not self._put(changed):
                 return
-            before = {each for each in found if hash(each) not in sent}
+            new_before = {labels for labels in values if hash(labels) not in sent}
             if not newest:
-                self._values[minute] = _hashed(found)
+                self._sent_values[minute] = _by_hash(values)
 
-    def _chosen(self, minute: int) -> SeriesSelection:
+    def _select(self, minute: int) -> SeriesSelection:
         limits = self.settings.limits
         values = self._store.bucket_values(minute, most=limits.max_series_per_metric)
         return select_series(values, limits)
 
-    def _remember(self, minute: int, found: dict[Labels, float]) -> None:
-        """Keep what later minutes, and later looks at this one, are compared with."""
-        self._live = set(found)
-        if self.settings.late_minutes and not self._tally.late_refused:
-            self._values[minute] = _hashed(found)
-            while len(self._values) > self.settings.late_minutes + 1:
-                del self._values[min(self._values)]
+    def _remember(self, minute: int, values: dict[Labels, float]) -> None:
+        """Keep what later minutes, and late rows of this one, are compared with."""
+        self._live = set(values)
+        if self.settings.late_minutes and not self._recorder.late_refused:
+            self._sent_values[minute] = _by_hash(values)
+            while len(self._sent_values) > self.settings.late_minutes + 1:
+                del self._sent_values[min(self._sent_values)]
 
-    def _put(self, items: list[Item]) -> bool:
+    def _put(self, samples: list[Sample]) -> bool:
         """Put samples into the queue, waiting for room; False if it takes no more."""
         step = self.settings.max_samples
-        for start in range(0, len(items), step):
+        for start in range(0, len(samples), step):
             if self._ending.is_set():
                 return False
-            piece = items[start : start + step]
+            piece = samples[start : start + step]
             self._count(piece, 1)  # first: they may be sent before produce_many() is back
             accepted = self._queue.produce_many(piece)
             if accepted < len(piece):
@@ -238,22 +250,22 @@ class RemoteWriter(Closing):
                 return False
         return True
 
-    def _count(self, items: list[Item], sign: int) -> None:
-        self._tally.add(
-            taken=sign * len(items),
-            late=sign * sum(each.late for each in items),
-            ended=sign * sum(each.value is STALE for each in items),
+    def _count(self, samples: list[Sample], sign: int) -> None:
+        self._recorder.add(
+            taken=sign * len(samples),
+            late=sign * sum(sample.late for sample in samples),
+            ended=sign * sum(sample.value is STALE for sample in samples),
         )
 
 
-def _samples(chosen: SeriesSelection) -> dict[Labels, float]:
+def _values(selection: SeriesSelection) -> dict[Labels, float]:
     return {
         series_labels(family.name, series.labels): float(series.value)
-        for family in chosen.families
+        for family in selection.families
         for series in family.series
     }
 
 
-def _hashed(found: dict[Labels, float]) -> dict[int, float]:
+def _by_hash(values: dict[Labels, float]) -> dict[int, float]:
     """The values by the hash of their series: the names of a few minutes would fill the memory."""
-    return {hash(labels): value for labels, value in found.items()}
+    return {hash(labels): value for labels, value in values.items()}

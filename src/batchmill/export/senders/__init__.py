@@ -1,1 +1,48 @@
-"""Senders of metrics: OTLP over gRPC and HTTP, Kafka."""
+"""Senders: each sends values to one kind of peer, an OpenTelemetry collector or a Kafka topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from batchmill.errors import MissingExtraError
+from batchmill.export.settings import KAFKA, ExporterSettings, Target
+from batchmill.export.values import ExportedValue
+
+__all__ = ["Sender", "open_sender"]
+
+
+class Sender(Protocol):
+    """Sends values to a peer. Used by one thread at a time."""
+
+    def send(self, values: Sequence[ExportedValue]) -> int:
+        """Send, and return once the peer has taken them; how many data points it refused.
+
+        Raises :class:`SendError`. Whether the peer has some of them is then not known.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Have a send that waits for the peer fail soon, and no other begin; by any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        ...
+
+
+def open_sender(target: Target, settings: ExporterSettings) -> Sender:
+    """The sender for a target; it connects when it first sends."""
+    try:
+        if target.scheme == KAFKA:
+            from batchmill.export.senders.kafka import KafkaSender
+
+            return KafkaSender(target, settings)
+        from batchmill.export.senders.collector import GrpcSender, HttpSender
+
+        kind = GrpcSender if target.scheme.startswith("otlp+grpc") else HttpSender
+        return kind(target, settings)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("batchmill"):
+            raise
+        raise MissingExtraError("exporting", "export", f"{error.name} is not installed") from error

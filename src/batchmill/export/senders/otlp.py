@@ -1,21 +1,21 @@
 """Values as OTLP metrics.
 
-Each metric is two: ``batchmill.NAME`` is its total, a gauge; ``batchmill.NAME.increment`` is what
-one commit added. The latter is a sum of delta temporality where adding up makes sense (counts and
-sums), and else a gauge: an average of averages is nobody's average. A point spans its minute, from
-its start to its end; a value with labels has one point for each. What a point is about is told by
-its attributes: ``batchmill.entity.kind``, ``.id``, ``.name``, ``batchmill.layer`` and
-``batchmill.label``.
+Each metric becomes two: ``batchmill.NAME`` is its total, a gauge; ``batchmill.NAME.increment`` is
+what one commit added. The latter is a sum of delta temporality for counts and sums, and else a
+gauge: an average of averages is nobody's average. A point covers its minute, from its start to its
+end; a value with labels has one point for each. Attributes say what a point is about:
+``batchmill.entity.kind``, ``.id``, ``.name``, ``batchmill.layer`` and ``batchmill.label``.
 
-The increments of each commit are a metric of their own within a request, whose metadata (not its
-attributes, which would make a series of each) have ``batchmill.commit``: what came twice can be
-told by it.
+The increments of each commit are a metric of their own within a request, with ``batchmill.commit``
+in its metadata (not in attributes, which would make a series of each commit): by this a receiver
+tells what came twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -37,7 +37,7 @@ COUNTS = frozenset({"count", "cpm", "labelCount", "histogram"})
 """Functions whose increments add up, and never fall."""
 SUMS = frozenset({"sum", "sumDouble"})
 """Functions whose increments add up."""
-_MOST = 2**63
+_INT64_END = 2**63
 
 
 def to_otlp(values: Iterable[ExportedValue]) -> ExportMetricsServiceRequest:
@@ -49,29 +49,25 @@ def to_otlp(values: Iterable[ExportedValue]) -> ExportMetricsServiceRequest:
     scope.scope.name = "batchmill"
     totals: dict[str, Metric] = {}
     increments: dict[tuple[str, str], Metric] = {}
-    for each in values:
-        total = totals.get(each.metric)
+    for value in values:
+        total = totals.get(value.metric)
         if total is None:
-            total = totals[each.metric] = scope.metrics.add()
-            _describe_total(total, each)
-        increment = increments.get((each.metric, each.commit))
+            total = totals[value.metric] = scope.metrics.add()
+            total.name = f"{PREFIX}{value.metric}"
+            total.description = f"{value.function}, by minute"
+        increment = increments.get((value.metric, value.commit))
         if increment is None:
-            increment = increments[each.metric, each.commit] = scope.metrics.add()
-            _describe_increment(increment, each)
-        attributes = _about(each)
-        _add(total.gauge.data_points, each, each.total, attributes)
+            increment = increments[value.metric, value.commit] = scope.metrics.add()
+            _describe_increment(increment, value)
+        attributes = _attributes(value)
+        _add_points(total.gauge.data_points, value, value.total, attributes)
         data = increment.sum if increment.HasField("sum") else increment.gauge
-        _add(data.data_points, each, each.increment, attributes)
+        _add_points(data.data_points, value, value.increment, attributes)
     return request
 
 
-def _describe_total(metric: Metric, value: ExportedValue) -> None:
-    metric.name, _ = names(value.metric)
-    metric.description = f"{value.function}, by minute"
-
-
 def _describe_increment(metric: Metric, value: ExportedValue) -> None:
-    _, metric.name = names(value.metric)
+    metric.name = f"{PREFIX}{value.metric}{INCREMENT}"
     metric.description = f"{value.function}, of what one commit added to a minute"
     if value.commit:
         metric.metadata.append(_text(COMMIT, value.commit))
@@ -81,13 +77,8 @@ def _describe_increment(metric: Metric, value: ExportedValue) -> None:
         metric.sum.is_monotonic = value.function in COUNTS
 
 
-def names(metric: str) -> tuple[str, str]:
-    """What a metric's total and its increments are called."""
-    return f"{PREFIX}{metric}", f"{PREFIX}{metric}{INCREMENT}"
-
-
 def plain(label: str) -> str:
-    """A label without what tells which kind it is: the function does.
+    """A label without the mark of its kind, which the function implies.
 
     >>> plain("{p=50}"), plain("{n=GET}"), plain("100")
     ('50', 'GET', '100')
@@ -95,30 +86,32 @@ def plain(label: str) -> str:
     return label[3:-1] if label[:3] in ("{p=", "{n=") and label.endswith("}") else label
 
 
-def _add(points: object, each: ExportedValue, value: Number, attributes: list[KeyValue]) -> None:
-    start, end = _span(each.bucket)
-    for label, number in labelled(value).items():
-        point: NumberDataPoint = points.add()  # type: ignore[attr-defined]
+def _add_points(
+    points: Any, value: ExportedValue, by_label: Number, attributes: list[KeyValue]
+) -> None:
+    start, end = _span(value.bucket)
+    for label, number in labelled(by_label).items():
+        point: NumberDataPoint = points.add()
         point.start_time_unix_nano = start
         point.time_unix_nano = end
         point.attributes.extend(attributes)
         if label is not None:
             point.attributes.append(_text("batchmill.label", plain(label)))
-        if isinstance(number, int) and -_MOST <= number < _MOST:
+        if isinstance(number, int) and -_INT64_END <= number < _INT64_END:
             point.as_int = number
         else:
             point.as_double = float(number)
 
 
-def _about(each: ExportedValue) -> list[KeyValue]:
-    found = [
-        _text("batchmill.entity.kind", each.entity_kind),
-        _text("batchmill.entity.id", each.entity_id),
-        _text("batchmill.entity.name", each.entity_name),
+def _attributes(value: ExportedValue) -> list[KeyValue]:
+    attributes = [
+        _text("batchmill.entity.kind", value.entity_kind),
+        _text("batchmill.entity.id", value.entity_id),
+        _text("batchmill.entity.name", value.entity_name),
     ]
-    if each.layers:
-        found.append(_text("batchmill.layer", ",".join(sorted(each.layers))))
-    return found
+    if value.layers:
+        attributes.append(_text("batchmill.layer", ",".join(sorted(value.layers))))
+    return attributes
 
 
 def _text(key: str, value: str) -> KeyValue:
@@ -130,6 +123,6 @@ def _text(key: str, value: str) -> KeyValue:
 
 @lru_cache(maxsize=4096)
 def _span(bucket: int) -> tuple[int, int]:
-    return tuple(  # type: ignore[return-value]
-        int(each.timestamp()) * 1_000_000_000 for each in (bucket_start(bucket), bucket_end(bucket))
-    )
+    """Start and end of a minute, in nanoseconds since 1970."""
+    start, end = bucket_start(bucket), bucket_end(bucket)
+    return int(start.timestamp()) * 10**9, int(end.timestamp()) * 10**9

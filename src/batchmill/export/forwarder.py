@@ -1,4 +1,4 @@
-"""Traces and logs to Kafka, beside ingest: requests are handed on, traces each with its own key.
+"""Traces and logs to Kafka, beside ingest: requests are handed on, each trace with its own key.
 
 Nobody waits for the broker: what finds no room is dropped, and counted by reason. At a quiet moment
 ``offered == sent + dropped + in hand``.
@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from batchmill import presets
 from batchmill.errors import ConfigError
-from batchmill.export.by_trace import Part, by_trace
-from batchmill.export.target import Target
+from batchmill.export.senders.kafka import open_producer
+from batchmill.export.settings import KAFKA, Target
+from batchmill.export.trace_split import TraceRequest, split_by_trace
 from batchmill.ingest import BadRequest, TooLarge, otlp_from_json
-from batchmill.kafka import Trouble, check_options, hide_secrets
+from batchmill.kafka import Trouble, check_options
 from batchmill.queue import BatchQueue
 
 PROTOBUF = ("application/x-protobuf", "application/protobuf")
@@ -38,6 +39,7 @@ _POLL_S = 0.1
 class _Request:
     body: bytes
     items: int
+    """How many spans or log records count as offered with it."""
     json: bool = False
 
 
@@ -49,12 +51,12 @@ class _Message:
 
 
 class KafkaForwarder:
-    """Hands requests to a topic: of ``logs`` each one message, of ``traces`` one for each in it.
+    """Hands requests on to a topic: of ``logs`` one message each, of ``traces`` one for each trace.
 
     The messages are ``ExportLogsServiceRequest`` and ``ExportTraceServiceRequest``; the key of the
     latter is the trace id, so that a trace is in one partition. ``max_bytes`` bounds what is in
-    hand; ``timeout_s`` is for how long the broker is tried, for each. ``options`` are librdkafka's.
-    Any thread may call any method.
+    hand; ``timeout_s`` is how long the broker is tried for each message. ``options`` are
+    librdkafka's. Any thread may call any method.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class KafkaForwarder:
         timeout_s: float = 30.0,
         buffer_size: int = 20_000,
     ) -> None:
-        if target.scheme != "kafka":
+        if target.scheme != KAFKA:
             raise ConfigError("export", str(target), "kafka://host:port/topic")
         if signal not in (TRACES, LOGS):
             raise ConfigError("signal", signal, f"{TRACES} or {LOGS}")
+        check_options(options or {})
         self.target = target
         self._signal = signal
         self._max_bytes = max_bytes
@@ -79,21 +82,30 @@ class KafkaForwarder:
         self._dropped: Counter[str] = Counter()
         self._ending = threading.Event()
         self._trouble = Trouble()
-        self._producer = self._make(options or {}, timeout_s)
+        ours = {
+            "linger.ms": 20,
+            "delivery.timeout.ms": int(timeout_s * 1000),
+            "message.max.bytes": 64 * 2**20,  # the broker's own limit counts
+            # As Java's producers place keys, and ingest its own messages.
+            "partitioner": "murmur2_random",
+            "topic.metadata.propagation.max.ms": int(timeout_s * 500),
+        }
+        given = {"client.id": "batchmill-forward", **(options or {})}
+        self._producer = open_producer(target, self._trouble, given, "options", **ours)
         self._queue: BatchQueue[_Request] = BatchQueue(
             f"to {target}", presets.kafka_exporter(self, buffer_size=buffer_size)
         )
 
     def offer(self, body: bytes, content_type: str, items: int) -> None:
         """Hand on a request; never waits for the broker."""
-        kind = content_type.partition(";")[0].strip().lower()
+        media_type = content_type.partition(";")[0].strip().lower()
         with self._lock:
             self._offered += items
-        if kind not in (*PROTOBUF, JSON):
+        if media_type not in (*PROTOBUF, JSON):
             self._settle(0, items, UNKNOWN_TYPE)
-        elif not self._has_room(len(body)):
+        elif not self._reserve(len(body)):
             self._settle(0, items, NO_ROOM)
-        elif not self._queue.produce(_Request(body, items, kind == JSON)):
+        elif not self._queue.produce(_Request(body, items, media_type == JSON)):
             self._settle(len(body), items, FULL)
 
     def figures(self) -> dict[str, Any]:
@@ -125,8 +137,8 @@ class KafkaForwarder:
 
     def consume(self, batch: list[_Request]) -> None:
         """Give requests to the producer; waits while its own buffer is full."""
-        for each in batch:
-            for message in self._messages(each):
+        for request in batch:
+            for message in self._messages(request):
                 while not self._put(message):
                     if self._ending.is_set():
                         self._settle(len(message.body), message.items, NO_TIME)
@@ -135,11 +147,11 @@ class KafkaForwarder:
             self._producer.poll(0)
 
     def on_idle(self) -> None:
-        """Hear what became of earlier ones."""
+        """Have librdkafka report the deliveries of earlier messages."""
         self._producer.poll(0)
 
     def _messages(self, request: _Request) -> Iterator[_Message]:
-        """What is to be sent of a request; what finds no room is dropped here."""
+        """The messages of a request; what finds no room is dropped here."""
         body = request.body
         if request.json:
             try:
@@ -147,33 +159,38 @@ class KafkaForwarder:
             except (BadRequest, TooLarge):
                 self._settle(len(request.body), request.items, NOT_OTLP)
                 return
-        parts = _parts(body) if self._signal == TRACES else []
-        # From here on what is made of it counts.
+        traces = _split(body) if self._signal == TRACES else []
+        # From here on the messages count, instead of the request.
         self._settle(len(request.body), 0, None)
-        if not parts:
+        if not traces:
             yield from self._fitting(None, body, request.items)
         left = request.items
-        for number, part in enumerate(parts, 1):
+        for number, trace in enumerate(traces, 1):
             # Spans that ingest rejected are handed on, too, and count as nothing.
-            items = left if number == len(parts) else min(left, part.spans)
+            items = left if number == len(traces) else min(left, trace.spans)
             left -= items
-            yield from self._fitting(part.key, part.body(), items)
+            yield from self._fitting(trace.trace_id, trace.body(), items)
 
     def _fitting(self, key: bytes | None, body: bytes, items: int) -> Iterator[_Message]:
-        # What spans of several traces share is in each message, so that all may be larger than one.
-        if self._has_room(len(body)):
+        # What spans of several traces share is in each message: together they may be larger than
+        # the request.
+        if self._reserve(len(body)):
             yield _Message(key, body, items)
         else:
             self._settle(0, items, NO_ROOM)
 
     def _put(self, message: _Message) -> bool:
-        def told(error: KafkaError | None, _: object) -> None:
+        """Give a message to the producer; False: its buffer is full."""
+
+        def on_delivery(error: KafkaError | None, _: object) -> None:
             if error is None:
                 self._trouble.forget()
             self._settle(len(message.body), message.items, self._reason(error))
 
         try:
-            self._producer.produce(self.target.path, message.body, message.key, on_delivery=told)
+            self._producer.produce(
+                self.target.path, message.body, message.key, on_delivery=on_delivery
+            )
         except BufferError:
             return False
         except KafkaException as error:
@@ -187,51 +204,27 @@ class KafkaForwarder:
         name = self._trouble.name if self._trouble.refused else error.name()
         return str(name.lstrip("_"))
 
-    def _has_room(self, size: int) -> bool:
+    def _reserve(self, size: int) -> bool:
+        """Count bytes as in hand; False: there is no room for them."""
         with self._lock:
-            room = self._bytes + size <= self._max_bytes
-            if room:
+            fits = self._bytes + size <= self._max_bytes
+            if fits:
                 self._bytes += size
-            return room
+            return fits
 
-    def _settle(self, size: int, items: int, reason: str | None) -> None:
+    def _settle(self, size: int, items: int, drop_reason: str | None) -> None:
+        """Count bytes as no longer in hand, and items as sent, or as dropped for a reason."""
         with self._lock:
             self._bytes -= size
-            if reason is None:
+            if drop_reason is None:
                 self._sent += items
             else:
-                self._dropped[reason] += items
-
-    def _make(self, options: Mapping[str, str], timeout_s: float) -> Producer:
-        check_options(options)
-        try:
-            return Producer(
-                {
-                    "client.id": "batchmill-forward",
-                    **options,
-                    "bootstrap.servers": ",".join(self.target.peers),
-                    "enable.idempotence": True,
-                    "acks": "all",
-                    "linger.ms": 20,
-                    "compression.type": "lz4",
-                    "delivery.timeout.ms": int(timeout_s * 1000),
-                    "message.max.bytes": 64 * 2**20,  # the broker's own limit counts
-                    # As Java's producers place keys, and ingest its own messages.
-                    "partitioner": "murmur2_random",
-                    "reconnect.backoff.max.ms": 5_000,
-                    "topic.metadata.propagation.max.ms": int(timeout_s * 500),
-                    "log_level": 0,
-                    "error_cb": self._trouble,
-                }
-            )
-        except KafkaException as error:
-            said = hide_secrets(str(error.args[0].str()), options)
-            raise ConfigError("options", "…", f"what librdkafka takes: {said}") from None
+                self._dropped[drop_reason] += items
 
 
-def _parts(body: bytes) -> list[Part]:
-    """The traces in a request; none, if it cannot be taken apart, and then it goes as it came."""
+def _split(body: bytes) -> list[TraceRequest]:
+    """The traces in a request; none, if it cannot be split, and then it goes as it came."""
     try:
-        return by_trace(body)
+        return split_by_trace(body)
     except ValueError:
         return []

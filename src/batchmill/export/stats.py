@@ -18,9 +18,6 @@ ROWS_DROPPED = "export dropped"
 """The store's counters, each with the exporter as its source and a reason."""
 _DROPS = (VALUES_DROPPED, ROWS_DROPPED, POINTS_REFUSED)
 
-NOT_TOLD = ""
-"""The reason of what needs none."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExporterStats:
@@ -49,65 +46,78 @@ class ExporterStats:
     """For how long every request has failed."""
 
 
-class Figures:
-    """Counters; any thread may add to them. What is new since :meth:`take` goes to the store."""
+class StatsRecorder:
+    """Counts what an exporter does; any thread may add. What is new goes to the store in between.
+
+    See :meth:`take_new`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._all: Counter[tuple[str, str]] = Counter()
         self._new: Counter[tuple[str, str]] = Counter()
-        self.requests = 0
-        self.failing = ""
+        self._requests = 0
+        self._failing = ""
         self._failing_since = 0.0
 
-    def add(self, what: str, reason: str, n: int = 1) -> None:
-        """Count something."""
-        if n:
+    def add(self, counter: str, reason: str, count: int = 1) -> None:
+        """Add to one of the store's counters."""
+        if count:
             with self._lock:
-                self._all[what, reason] += n
-                self._new[what, reason] += n
+                self._all[counter, reason] += count
+                self._new[counter, reason] += count
 
-    def sent(self, values: int, refused: int) -> None:
-        """A request was taken."""
-        self.add(EXPORTED, NOT_TOLD, values)
-        self.add(POINTS_REFUSED, "by the peer", refused)
+    def request_taken(self, values: int, refused_points: int) -> None:
+        """Count a request that the peer took."""
+        self.add(EXPORTED, "", values)
+        self.add(POINTS_REFUSED, "by the peer", refused_points)
         with self._lock:
-            self.requests += 1
-            self.failing = ""
+            self._requests += 1
+            self._failing = ""
 
-    def failed(self, reason: str, said: str) -> None:
-        """A request was not taken, and is tried again."""
+    def request_failed(self, reason: str, message: str) -> None:
+        """Count a request that is tried again."""
         self.add(RETRIES, reason)
         with self._lock:
-            if not self.failing:
+            if not self._failing:
                 self._failing_since = time.monotonic()
-            self.failing = said
-
-    def failing_s(self) -> float:
-        """For how long every request has failed."""
-        with self._lock:
-            return time.monotonic() - self._failing_since if self.failing else 0.0
-
-    def of(self, what: str) -> dict[str, int]:
-        """What was counted, by reason."""
-        with self._lock:
-            return {reason: n for (kind, reason), n in self._all.items() if kind == what}
+            self._failing = message
 
     def take_back_drops(self) -> None:
-        """What was dropped since :meth:`take` is tried once more, and counted then."""
+        """Uncount what was dropped since :meth:`take_new`: it is tried once more."""
         with self._lock:
             for key in [key for key in self._new if key[0] in _DROPS]:
                 self._all[key] -= self._new.pop(key)
                 if not self._all[key]:
                     del self._all[key]
 
-    def take(self) -> Counter[tuple[str, str]]:
-        """What is new; it is the caller's to store, or to :meth:`put_back`."""
+    def take_new(self) -> Counter[tuple[str, str]]:
+        """Counters since the previous call, for the store; or :meth:`put_back`."""
         with self._lock:
             new, self._new = self._new, Counter()
             return new
 
     def put_back(self, taken: Counter[tuple[str, str]]) -> None:
-        """It could not be stored."""
+        """Keep counters that could not be stored for the next time."""
         with self._lock:
             self._new.update(taken)
+
+    def stats(self, name: str, position: int, waiting: OutboxDepth, queued: int) -> ExporterStats:
+        """All counters at one moment."""
+        with self._lock:
+            return ExporterStats(
+                name=name,
+                position=position,
+                waiting=waiting,
+                queued=queued,
+                sent=sum(self._by_reason(EXPORTED).values()),
+                requests=self._requests,
+                retries=self._by_reason(RETRIES),
+                dropped={**self._by_reason(VALUES_DROPPED), **self._by_reason(ROWS_DROPPED)},
+                refused_points=sum(self._by_reason(POINTS_REFUSED).values()),
+                failing=self._failing,
+                failing_s=time.monotonic() - self._failing_since if self._failing else 0.0,
+            )
+
+    def _by_reason(self, counter: str) -> dict[str, int]:
+        return {reason: count for (name, reason), count in self._all.items() if name == counter}
