@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 from statistics import quantiles
 
-from batchmill.flows import FlowSettings
 from batchmill.flows.assign import Assignment
+
+from batchmill.flows import FlowSettings
 from batchmill.flows.router import Router
 from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arrivals
 
@@ -27,7 +28,7 @@ def simulate(rule: Assignment | None, case: Case, seconds: float, seed: int) -> 
 
     def begin(index: int, now: float) -> None:
         """Have a free worker take its next signal, if it has one."""
-        taken = router.take(router.lanes[index], now)
+        taken = router.take(router.queues[index], now)
         idle[index] = not taken
         for _, _, _, sent, _ in taken:
             waits_s.append(now - sent)
@@ -35,7 +36,7 @@ def simulate(rule: Assignment | None, case: Case, seconds: float, seed: int) -> 
 
     def end_first() -> None:
         now, index = heapq.heappop(ends)
-        router.settle(router.lanes[index], True, now)
+        router.settle(router.queues[index], True, now)
         begin(index, now)
 
     for at, signal in build_arrivals(case, seconds, seed):
@@ -44,12 +45,12 @@ def simulate(rule: Assignment | None, case: Case, seconds: float, seed: int) -> 
         refused = router.offer(signal, signal.flow_id, signal.last, at)
         if refused is not None:
             raise RuntimeError(f"refused: {refused}")
-        for index, lane in enumerate(router.lanes):
-            if idle[index] and lane.depth:
+        for index, queue in enumerate(router.queues):
+            if idle[index] and queue.depth:
                 begin(index, at)
     while ends:
         end_first()
-    handled = [lane.handled for lane in router.lanes]
+    handled = [queue.handled for queue in router.queues]
     cuts = quantiles(waits_s, n=100)
     return Turn(
         p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3, busiest_share=max(handled) / sum(handled)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill.flows.assign import LeastLoaded, RoundRobin
+from batchmill.flows.router import LeastLoaded, RoundRobin
 
 
 @dataclass

@@ -235,7 +235,7 @@ def test_leaving_the_block_says_what_was_left(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, LOGGER):
         with held(gate, close_timeout=0.001) as dispatcher:
             dispatcher.dispatch(Signal("a", 1))
-        assert "1 signals were dropped" in caplog.text
+        assert "dropped 1 signal." in caplog.text
     gate.open()
     dispatcher.close(WAIT_S)
     assert dispatcher.stats().unprocessed == 1

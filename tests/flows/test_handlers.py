@@ -42,7 +42,7 @@ def test_without_an_error_handler_the_log_hears(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.ERROR, LOGGER), dispatching(handle) as dispatcher:
         dispatcher.dispatch(Signal("a"))
     [record] = caplog.records
-    assert "failed on 1 signals" in record.getMessage()
+    assert "failed on 1 signal" in record.getMessage()
     assert record.exc_info is not None
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill.flows.histogram import BOUNDS, LONGEST_S, SHORTEST_S, Histogram, merged
-from batchmill.flows.rate import MEMORY_S, Rate
+from batchmill.flows.stats import BOUNDS, LONGEST_S, MEMORY_S, SHORTEST_S, Histogram, Rate, merged
 
 durations = st.lists(
     st.floats(SHORTEST_S * 1.01, LONGEST_S, allow_nan=False), min_size=1, max_size=200

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchmill.flows.flows import Entry, Flow, FlowMap
+from batchmill.flows.flow_map import Entry, Flow, FlowMap
 
 WORKERS = 3
 KEYS = st.sampled_from("abcdef")
@@ -22,12 +22,12 @@ class Life:
     worker: int
     pending: int = 0
     waiting: int = 0
-    opened: bool = False
-    rested_at: float = field(default=0.0)
+    is_open: bool = False
+    idle_since: float = field(default=0.0)
 
     @property
-    def resting(self) -> bool:
-        return self.opened and not self.pending and not self.waiting
+    def idle(self) -> bool:
+        return self.is_open and not self.pending and not self.waiting
 
 
 def entry(flow: Flow) -> Entry:
@@ -55,7 +55,7 @@ class FlowMapMachine(RuleBasedStateMachine):
             self.flows.accept(self._flow(key), finish)
             life = self.model[key]
             life.pending += 1
-            life.opened = not finish
+            life.is_open = not finish
 
     @rule(key=KEYS, worker=st.integers(0, WORKERS - 1))
     def wait(self, key: str, worker: int) -> None:
@@ -84,7 +84,7 @@ class FlowMapMachine(RuleBasedStateMachine):
     def finish(self, key: str) -> None:
         assert self.flows.finish(key, self.now) is (key in self.model)
         if key in self.model:
-            self.model[key].opened = False
+            self.model[key].is_open = False
             self._rest(key)
 
     @rule(seconds=st.integers(1, 4))
@@ -113,11 +113,11 @@ class FlowMapMachine(RuleBasedStateMachine):
         assert len(self.flows) == len(self.model)
         for key, life in self.model.items():
             flow = self._flow(key)
-            assert (flow.worker, flow.pending, flow.waiting, flow.opened) == (
+            assert (flow.worker, flow.pending, flow.waiting, flow.is_open) == (
                 life.worker,
                 life.pending,
                 life.waiting,
-                life.opened,
+                life.is_open,
             )
         workers = [life.worker for life in self.model.values()]
         assert [home.flows for home in self.homes] == [workers.count(n) for n in range(WORKERS)]
@@ -126,20 +126,20 @@ class FlowMapMachine(RuleBasedStateMachine):
     @invariant()
     def a_flow_is_known_as_long_as_it_is_open_or_something_of_it_is_left(self) -> None:
         for life in getattr(self, "model", {}).values():
-            assert life.opened or life.pending or life.waiting
+            assert life.is_open or life.pending or life.waiting
 
     def _known_or_added(self, key: str, worker: int) -> bool:
         if key in self.model:
             return True
         full = self.most is not None and len(self.model) >= self.most
-        resting = [k for k, life in self.model.items() if life.resting]
-        assert self.flows.make_room() is (not full or bool(resting))
+        idle = [k for k, life in self.model.items() if life.idle]
+        assert self.flows.make_room() is (not full or bool(idle))
         if full:
-            if not resting:
+            if not idle:
                 return False
-            longest = min(life.rested_at for life in self.model.values() if life.resting)
-            [gone] = [k for k in resting if self.flows.get(k) is None]
-            assert self.model.pop(gone).rested_at == longest
+            longest = min(life.idle_since for life in self.model.values() if life.idle)
+            [gone] = [k for k in idle if self.flows.get(k) is None]
+            assert self.model.pop(gone).idle_since == longest
             self.displaced += 1
         self.flows.add(key, worker)
         self.model[key] = Life(worker)
@@ -152,12 +152,12 @@ class FlowMapMachine(RuleBasedStateMachine):
 
     def _rest(self, key: str) -> None:
         life = self.model[key]
-        life.rested_at = self.now
-        if not (life.pending or life.waiting or life.opened):
+        life.idle_since = self.now
+        if not (life.pending or life.waiting or life.is_open):
             del self.model[key]
 
     def _is_due(self, life: Life) -> bool:
-        return self.ttl is not None and life.resting and life.rested_at + self.ttl <= self.now
+        return self.ttl is not None and life.idle and life.idle_since + self.ttl <= self.now
 
 
 TestFlowMap = FlowMapMachine.TestCase

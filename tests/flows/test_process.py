@@ -22,8 +22,8 @@ import pytest
 
 from batchmill.flows import FlowDispatcher
 from batchmill.flows import dispatcher as dispatcher_module
-from batchmill.flows.flows import Entry
-from batchmill.flows.lane import Lane
+from batchmill.flows.flow_map import Entry
+from batchmill.flows.queues import WorkerQueue
 from batchmill.waiters import ThreadWaiter
 from tests.flows.kit import (
     WAIT_S,
@@ -195,7 +195,7 @@ def test_a_handler_that_hangs_does_not_keep_the_interpreter() -> None:
         """
     )
     assert result.returncode == 0
-    assert "2 signals were not processed before the interpreter ended" in result.stderr
+    assert "the interpreter ended before 2 signals could be processed" in result.stderr
 
 
 def worker_threads(name: str) -> list[threading.Thread]:
@@ -248,7 +248,7 @@ def test_a_dispatcher_whose_handler_refers_back_to_it_is_collected() -> None:
         gone = weakref.ref(service)
         threads = worker_threads("own")
         core = service.dispatcher._core
-        while not all(lane.asleep for lane in core.router.lanes):
+        while not all(queue.asleep for queue in core.router.queues):
             core.lock.acquire()  # let the workers get to sleep: they need the lock for it
             core.lock.release()
         del service, core
@@ -337,21 +337,21 @@ def test_ctrl_c_in_the_middle_of_a_dispatch_leaves_the_counts_right(
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Forced right before or after the signal is queued: it is in or not, and all adds up."""
-    put = Lane.put
+    put = WorkerQueue.put
 
-    def interrupted_put(lane: Lane, entry: Entry) -> None:
+    def interrupted_put(queue: WorkerQueue, entry: Entry) -> None:
         if when == "after":
-            lane._queue.append(entry)
+            queue._queue.append(entry)
         raise KeyboardInterrupt
 
     gate = Gate()
     with dispatching(gate, worker_queue_capacity=3) as dispatcher:
         dispatcher.dispatch(Signal("a", 0))
         gate.wait_entered()
-        monkeypatch.setattr(Lane, "put", interrupted_put)
+        monkeypatch.setattr(WorkerQueue, "put", interrupted_put)
         with pytest.raises(KeyboardInterrupt):
             dispatcher.dispatch(Signal("b", 1, last=True))
-        monkeypatch.setattr(Lane, "put", put)
+        monkeypatch.setattr(WorkerQueue, "put", put)
         stats = dispatcher.stats()
         assert_balanced(stats)
         queued = int(when == "after")

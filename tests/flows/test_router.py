@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchmill.flows import Backpressure
-from batchmill.flows.flows import Flow
-from batchmill.flows.lane import Lane
-from batchmill.flows.lines import Ticket
+from batchmill.flows.flow_map import Flow
+from batchmill.flows.queues import Ticket, WorkerQueue
 from batchmill.flows.router import Router
 from tests.flows.kit import Signal, config
 
 KEYS = st.sampled_from(["a", "a", "b", "c", None])
 
 
-class Asked:
-    """A waiter that only notes that it was woken."""
+class Flag:
+    """A waiter that only records that it was woken."""
 
     def __init__(self) -> None:
         self.woken = False
@@ -65,7 +64,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.queues: list[list[Signal]] = [[] for _ in range(workers)]
         self.running: list[list[Signal]] = [[] for _ in range(workers)]
-        self.tickets: list[tuple[Ticket, Asked]] = []
+        self.tickets: list[tuple[Ticket, Flag]] = []
         self.numbers = 0
         self.tally: Counter[str] = Counter()
         self.arrivals: list[Signal] = []
@@ -82,10 +81,10 @@ class RouterMachine(RuleBasedStateMachine):
         if reason is None:
             self._note_arrival(signal, before, home, loads)
         elif self.config.backpressure is Backpressure.BLOCK:
-            asked = Asked()
-            ticket = Ticket(signal, key, finish, reason, asked)
-            self.router.line_up(ticket, self.now)
-            self.tickets.append((ticket, asked))
+            flag = Flag()
+            ticket = Ticket(signal, key, finish, reason, flag)
+            self.router.add_waiting(ticket, self.now)
+            self.tickets.append((ticket, flag))
         else:
             self.router.refuse(key, finish, reason, self.now)
             self.tally[f"refused {reason}"] += 1
@@ -95,13 +94,13 @@ class RouterMachine(RuleBasedStateMachine):
     def go_on(self, data: st.DataObject) -> None:
         """A producer that waits notices that it was woken, or loses patience."""
         index = data.draw(st.integers(0, len(self.tickets) - 1))
-        ticket, asked = self.tickets[index]
-        assert asked.woken is ticket.granted
+        ticket, flag = self.tickets[index]
+        assert flag.woken is ticket.granted
         if ticket.granted and data.draw(st.booleans()):
             del self.tickets[index]
-            assert self.router.redeem(ticket, self.now)
-            assert ticket.lane is not None
-            self._arrive(ticket.signal, ticket.lane.index)
+            assert self.router.accept_granted(ticket, self.now)
+            assert ticket.queue is not None
+            self._arrive(ticket.signal, ticket.queue.index)
         else:
             del self.tickets[index]
             self.router.give_up(ticket, "cancelled", self.now)
@@ -111,10 +110,10 @@ class RouterMachine(RuleBasedStateMachine):
     def take(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.queues) - 1))
         if self.running[index]:
-            self.router.settle(self.router.lanes[index], data.draw(st.booleans()), self.now)
+            self.router.settle(self.router.queues[index], data.draw(st.booleans()), self.now)
             self.tally["settled"] += len(self.running[index])
             self.running[index] = []
-        taken = [entry[0] for entry in self.router.take(self.router.lanes[index], self.now)]
+        taken = [entry[0] for entry in self.router.take(self.router.queues[index], self.now)]
         most = self.config.batch_max
         assert taken == self.queues[index][:most]
         self.running[index], self.queues[index] = taken, self.queues[index][most:]
@@ -141,10 +140,11 @@ class RouterMachine(RuleBasedStateMachine):
     def queues_are_the_models_and_bounded(self) -> None:
         if not hasattr(self, "router"):
             return
-        for lane, queue, running in zip(self.router.lanes, self.queues, self.running, strict=True):
-            assert [entry[0] for entry in lane.queued()] == queue
-            assert lane.depth == len(queue) <= self.config.worker_queue_capacity
-            assert lane.load == len(queue) + len(running)
+        models = zip(self.queues, self.running, strict=True)
+        for queue, (signals, running) in zip(self.router.queues, models, strict=True):
+            assert [entry[0] for entry in queue.queued()] == signals
+            assert queue.depth == len(signals) <= self.config.worker_queue_capacity
+            assert queue.load == len(signals) + len(running)
         assert self.router.depth <= self.config.ingress_capacity
         assert self.router.waiting == len(self.tickets)
 
@@ -171,17 +171,17 @@ class RouterMachine(RuleBasedStateMachine):
         room = self.config.ingress_capacity - self.router.depth - len(promised)
         for index, (ticket, _) in enumerate(self.tickets):
             behind = any(other.key == ticket.key for other, _ in self.tickets[:index] if ticket.key)
-            if not ticket.granted and not behind and ticket.lane is not None:
-                lane = ticket.lane
-                here = sum(other.lane is lane for other in promised)
-                assert room < 1 or lane.depth + here >= lane.capacity
+            if not ticket.granted and not behind and ticket.queue is not None:
+                queue = ticket.queue
+                here = sum(other.queue is queue for other in promised)
+                assert room < 1 or queue.depth + here >= queue.capacity
 
     @invariant()
     def every_signal_is_counted_once(self) -> None:
         if not hasattr(self, "router"):
             return
         router = self.router
-        settled = sum(lane.handled + lane.failed for lane in router.lanes)
+        settled = sum(queue.handled + queue.failed for queue in router.queues)
         assert settled == self.tally["settled"]
         pending = sum(map(len, self.queues)) + sum(map(len, self.running))
         assert router.dispatched == settled + sum(router.evicted.values()) + pending
@@ -194,19 +194,19 @@ class RouterMachine(RuleBasedStateMachine):
         if not hasattr(self, "router"):
             return
         self.router.close()
-        assert all(asked.woken for _, asked in self.tickets)
+        assert all(flag.woken for _, flag in self.tickets)
         for ticket, _ in self.tickets:
-            assert not self.router.redeem(ticket, self.now)
+            assert not self.router.accept_granted(ticket, self.now)
         left = [entry[0] for entry in self.router.clear(self.now)]
         assert left == [
             signal for signal in self.arrivals if any(signal in queue for queue in self.queues)
         ]
-        for lane in self.router.lanes:
-            self.router.settle(lane, True, self.now)
+        for queue in self.router.queues:
+            self.router.settle(queue, True, self.now)
         for key in "abc":
             self.router.complete(key, self.now)
         assert (len(self.router.flows), self.router.waiting) == (0, 0)
-        assert [lane.flows for lane in self.router.lanes] == [0] * len(self.router.lanes)
+        assert [queue.flows for queue in self.router.queues] == [0] * len(self.router.queues)
 
     def _next(self, key: str | None, finish: bool) -> Signal:
         self.numbers += 1
@@ -221,22 +221,22 @@ class RouterMachine(RuleBasedStateMachine):
     ) -> None:
         """The signal is in: see where, and what had to go for it."""
         [index] = [
-            lane.index
-            for lane in self.router.lanes
-            if signal in [entry[0] for entry in lane.queued()]
+            queue.index
+            for queue in self.router.queues
+            if signal in [entry[0] for entry in queue.queued()]
         ]
         if home is not None:
             assert index == home
         elif signal.flow is not None:
             assert loads[index] == min(loads)
-        for lane, queue in zip(self.router.lanes, before, strict=True):
-            now_there = [entry[0] for entry in lane.queued()]
-            gone = [old for old in queue if old not in now_there]
+        for queue, signals in zip(self.router.queues, before, strict=True):
+            now_there = [entry[0] for entry in queue.queued()]
+            gone = [old for old in signals if old not in now_there]
             if gone:
                 assert self.config.backpressure is Backpressure.DROP_OLDEST
-                victims = [old for old in queue if not old.last] or queue
+                victims = [old for old in signals if not old.last] or signals
                 assert gone == victims[:1]
-                self.queues[lane.index].remove(gone[0])
+                self.queues[queue.index].remove(gone[0])
                 self.tally["evicted"] += 1
         self._arrive(signal, index)
 
@@ -245,8 +245,8 @@ class RouterMachine(RuleBasedStateMachine):
         self.arrivals.append(signal)
 
     def _rank(self, worker: int) -> tuple[bool, int]:
-        lane = self.router.lanes[worker]
-        return lane.free < 1, len(self.queues[worker]) + len(self.running[worker])
+        queue = self.router.queues[worker]
+        return queue.free < 1, len(self.queues[worker]) + len(self.running[worker])
 
     def _flow(self, key: str) -> Flow:
         flow = self.router.flows.get(key)
@@ -258,50 +258,50 @@ TestRouter = RouterMachine.TestCase
 TestRouter.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
-def lane_with(*finishes: bool) -> Lane:
-    """A full lane of numbered signals, of which these finish their flow."""
-    lane = Lane(0, len(finishes))
+def queue_with(*finishes: bool) -> WorkerQueue:
+    """A full queue of numbered signals, of which these finish their flow."""
+    queue = WorkerQueue(0, len(finishes))
     for number, finish in enumerate(finishes):
-        lane.put((number, None, finish, 0.0, number))
-    return lane
+        queue.put((number, None, finish, 0.0, number))
+    return queue
 
 
 def test_finish_signals_are_evicted_last() -> None:
     """The oldest that finishes nothing goes first; only then the finish signals, oldest first."""
-    lane = lane_with(True, False, True, False)
-    assert [lane.evict()[0] for _ in range(4)] == [1, 3, 0, 2]
+    queue = queue_with(True, False, True, False)
+    assert [queue.evict()[0] for _ in range(4)] == [1, 3, 0, 2]
 
 
 def test_finish_signals_that_were_passed_over_keep_their_place() -> None:
     """Eviction changes nothing about the order of what stays."""
-    lane = lane_with(True, False, True, False, False)
-    lane.evict()
-    lane.evict()
-    lane.put((9, None, False, 0.0, 9))
-    assert [entry[0] for entry in lane.take(2)] == [0, 2]
-    assert [entry[0] for entry in lane.take(9)] == [4, 9]
+    queue = queue_with(True, False, True, False, False)
+    queue.evict()
+    queue.evict()
+    queue.put((9, None, False, 0.0, 9))
+    assert [entry[0] for entry in queue.take(2)] == [0, 2]
+    assert [entry[0] for entry in queue.take(9)] == [4, 9]
 
 
 def test_who_waits_under_the_ingress_bound_is_served_in_turn() -> None:
     """A busy worker's producers do not keep those of an idle one waiting."""
     router = Router(config(worker_count=2, ingress_capacity=1))
     assert router.offer("a1", "a", False, 0.0) is None
-    [busy] = [lane for lane in router.lanes if lane.depth]
+    [busy] = [queue for queue in router.queues if queue.depth]
     tickets = []
     for key in "bac":
         reason = router.offer(f"{key}2", key, False, 0.0)
         assert reason == "ingress_full"
-        tickets.append(Ticket(f"{key}2", key, False, reason, Asked()))
-        router.line_up(tickets[-1], 0.0)
-    lanes = [ticket.lane for ticket in tickets]
-    assert lanes.count(busy) in (1, 2)
+        tickets.append(Ticket(f"{key}2", key, False, reason, Flag()))
+        router.add_waiting(tickets[-1], 0.0)
+    queues = [ticket.queue for ticket in tickets]
+    assert queues.count(busy) in (1, 2)
     served = []
-    for lane in router.lanes:
-        router.take(lane if lane.depth else busy, 0.0)
+    for queue in router.queues:
+        router.take(queue if queue.depth else busy, 0.0)
         [ticket] = [ticket for ticket in tickets if ticket.granted and not ticket.gone]
-        assert router.redeem(ticket, 0.0)
-        served.append(ticket.lane)
-    assert len({id(lane) for lane in served}) == 2
+        assert router.accept_granted(ticket, 0.0)
+        served.append(ticket.queue)
+    assert len({id(queue) for queue in served}) == 2
 
 
 def test_a_ticket_whose_loop_is_gone_gets_no_promise() -> None:
@@ -313,13 +313,13 @@ def test_a_ticket_whose_loop_is_gone_gets_no_promise() -> None:
 
     router = Router(config(worker_queue_capacity=1))
     assert router.offer("a1", "a", False, 0.0) is None
-    for waiter in (Gone(), Asked()):
+    for waiter in (Gone(), Flag()):
         reason = router.offer("b1", "b", False, 0.0)
         assert reason == "queue_full"
-        router.line_up(ticket := Ticket("b1", "b", False, reason, waiter), 0.0)
-    router.take(router.lanes[0], 0.0)
+        router.add_waiting(ticket := Ticket("b1", "b", False, reason, waiter), 0.0)
+    router.take(router.queues[0], 0.0)
     assert ticket.granted
-    assert router.redeem(ticket, 0.0)
+    assert router.accept_granted(ticket, 0.0)
 
 
 def test_a_newcomer_does_not_pass_a_producer_that_waits_with_the_same_flow() -> None:
@@ -329,33 +329,33 @@ def test_a_newcomer_does_not_pass_a_producer_that_waits_with_the_same_flow() -> 
         assert router.offer(number, "a", False, 0.0) is None
     reason = router.offer(3, "a", False, 0.0)
     assert reason == "queue_full"
-    router.line_up(third := Ticket(3, "a", False, reason, Asked()), 0.0)
-    router.take(router.lanes[0], 0.0)
+    router.add_waiting(third := Ticket(3, "a", False, reason, Flag()), 0.0)
+    router.take(router.queues[0], 0.0)
     assert third.granted
     assert router.offer(4, "a", False, 0.0) == "queue_full"
     assert router.offer(4, "b", False, 0.0) is None
-    assert router.redeem(third, 0.0)
+    assert router.accept_granted(third, 0.0)
 
 
 def lined_up(router: Router, key: str | None) -> Ticket:
     """A producer that found no room for a signal of that flow."""
     reason = router.offer("signal", key, False, 0.0)
     assert reason is not None
-    ticket = Ticket("signal", key, False, reason, Asked())
-    router.line_up(ticket, 0.0)
+    ticket = Ticket("signal", key, False, reason, Flag())
+    router.add_waiting(ticket, 0.0)
     return ticket
 
 
-def test_a_lane_for_which_a_handler_waits_is_served_first() -> None:
+def test_a_queue_for_which_a_handler_waits_is_served_first() -> None:
     """Under the ingress bound its room must not go where only that handler could free it."""
     for waits in (False, True):
         router = Router(config(worker_count=2, ingress_capacity=1))
         assert router.offer("a1", "a", False, 0.0) is None
-        [busy] = [lane for lane in router.lanes if lane.depth]
-        [idle] = [lane for lane in router.lanes if not lane.depth]
+        [busy] = [queue for queue in router.queues if queue.depth]
+        [idle] = [queue for queue in router.queues if not queue.depth]
         other, same = lined_up(router, "b"), lined_up(router, "a")
-        assert (other.lane, same.lane) == (idle, busy)
-        router._served = busy.index  # the idle one's turn is next
+        assert (other.queue, same.queue) == (idle, busy)
+        router._last_reserved = busy.index  # the idle one's turn is next
         idle.blocked_on = busy if waits else None
         router.take(busy, 0.0)
         assert (other.granted, same.granted) == (not waits, waits)
@@ -367,12 +367,12 @@ def test_producers_without_a_flow_wait_on_their_own() -> None:
     for _ in range(2):
         assert router.offer("signal", None, False, 0.0) is None
     first, second, third = (lined_up(router, None) for _ in range(3))
-    router.take(router.lanes[0], 0.0)
+    router.take(router.queues[0], 0.0)
     assert [ticket.granted for ticket in (first, second, third)] == [True, True, False]
     router.give_up(first, "cancelled", 0.0)
     assert third.granted
-    assert router.redeem(third, 0.0)
-    assert router.redeem(second, 0.0)
+    assert router.accept_granted(third, 0.0)
+    assert router.accept_granted(second, 0.0)
     assert router.waiting == 0
 
 
@@ -382,7 +382,7 @@ def test_the_rest_of_a_flow_moves_up_when_its_first_gives_up() -> None:
     assert router.offer("signal", "a", False, 0.0) is None
     first, second, third = (lined_up(router, "a") for _ in range(3))
     router.give_up(first, "queue_full", 0.0)
-    router.take(router.lanes[0], 0.0)
+    router.take(router.queues[0], 0.0)
     assert (second.granted, third.granted) == (True, False)
     router.give_up(second, "cancelled", 0.0)
     assert third.granted
@@ -394,7 +394,7 @@ def test_the_next_of_a_flow_is_served_as_soon_as_the_one_before_is_in() -> None:
     for _ in range(2):
         assert router.offer("signal", "a", False, 0.0) is None
     first, second = lined_up(router, "a"), lined_up(router, "a")
-    router.take(router.lanes[0], 0.0)
+    router.take(router.queues[0], 0.0)
     assert (first.granted, second.granted) == (True, False)
-    assert router.redeem(first, 0.0)
+    assert router.accept_granted(first, 0.0)
     assert second.granted

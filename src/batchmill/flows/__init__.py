@@ -1,4 +1,7 @@
-"""Flow-ordered dispatch: each flow in order on one worker, new flows to the least loaded."""
+"""Flow-ordered dispatch: each flow in order on one worker, new flows to the least loaded.
+
+Gives :class:`FlowDispatcher` with its settings, stats and errors.
+"""
 
 from batchmill.errors import BatchmillError, ConfigError, WouldDeadlockError
 from batchmill.flows.dispatcher import FlowDispatcher

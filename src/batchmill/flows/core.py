@@ -1,11 +1,11 @@
-"""What the workers share: the lock, the router behind it, the handler, and the way it all ends.
+"""What the workers of a dispatcher share: the lock, the router, the handler, and closing.
 
 Guarantees
     * One lock, held for a few steps at a time and never while user code runs. (The exception is a
       flow id's own ``__hash__`` and ``__eq__``.)
-    * Accepted means handled, evicted, or given back by ``close()``: the gate is closed under the
-      same lock under which signals are queued, and a worker ends only when its lane is empty.
-    * Nothing here refers to the ``FlowDispatcher`` itself, so that its end can be noticed.
+    * Accepted means handled, evicted, or returned by ``close()``: closing and queueing happen
+      under the same lock, and a worker ends only when its queue is empty.
+    * Nothing here refers to the ``FlowDispatcher`` itself, so that it can be garbage collected.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from batchmill import lifecycle
-from batchmill.flows.lines import Ticket
+from batchmill.errors import WouldDeadlockError
+from batchmill.flows.queues import Ticket, WorkerQueue
 from batchmill.flows.router import Router
-from batchmill.flows.settings import FlowSettings
-from batchmill.flows.stats import CANCELLED
+from batchmill.flows.settings import Backpressure, FlowSettings
+from batchmill.flows.stats import CANCELLED, CLOSED, INGRESS_FULL, FlowStats, latency_stats
 from batchmill.flows.worker import Worker
-from batchmill.waiters import ThreadWaiter, Waiter
+from batchmill.waiters import TaskWaiter, ThreadWaiter, Waiter
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.flows")
 
@@ -31,28 +34,25 @@ Handler: TypeAlias = Callable[[list[Any]], object]
 ErrorHandler: TypeAlias = Callable[[list[Any], BaseException], object]
 Clock: TypeAlias = Callable[[], float]
 
-_LAST_STEPS_S = 5.0
+_JOIN_S = 5.0
 """How long a thread that has nothing left to do may take to end."""
-
-_COURTESIES = 20
-"""How often a thread lets others run before it queues up for the lock."""
 
 
 class FlowCore:
-    """A dispatcher without its public face."""
+    """The dispatcher behind its public class."""
 
     fork_order = 1
 
     def __init__(
         self,
         handler: Handler,
-        config: FlowSettings,
+        settings: FlowSettings,
         name: str,
         error_handler: ErrorHandler | None,
         clock: Clock,
     ) -> None:
         self.handler = handler
-        self.config = config
+        self.settings = settings
         self.name = name
         self.error_handler = error_handler
         self.clock = clock
@@ -62,8 +62,8 @@ class FlowCore:
 
     def _reset(self) -> None:
         self.lock = threading.Lock()
-        self.router = Router(self.config)
-        self.workers = [Worker(self, lane) for lane in self.router.lanes]
+        self.router = Router(self.settings)
+        self.workers = [Worker(self, queue) for queue in self.router.queues]
         self.orphans: deque[Ticket] = deque()
         """Tickets whose task was destroyed; a finaliser puts them here and takes no lock."""
         self.done = False
@@ -71,7 +71,7 @@ class FlowCore:
         self._closers: list[Waiter] = []
 
     def start(self) -> None:
-        """Start the workers; where the system refuses a thread, stop those that have one."""
+        """Start the workers; if the system refuses a thread, stop those that have one."""
         try:
             for worker in self.workers:
                 worker.thread.start()
@@ -85,39 +85,94 @@ class FlowCore:
 
     def current_worker(self) -> Worker | None:
         """The worker whose handler is calling, if one is."""
-        # By the thread itself: idents are given anew when a thread has ended.
+        # By the thread itself: idents are reused when a thread has ended.
         thread = threading.current_thread()
         for worker in self.workers:
             if worker.thread is thread:
                 return worker
         return None
 
-    def give_way(self) -> None:
-        """Let the thread that has the lock finish, before queueing up for it.
+    def join_waiting(self, ticket: Ticket, timeout: float | None) -> bool:
+        """Let a producer whose signal was not queued wait; False when it is refused instead.
 
-        Under the GIL a held lock nearly always means that its holder was switched out in the few
-        steps it needs it for. Whoever blocks on it then is handed the lock, in the kernel, long
-        before its turn to run comes; whoever runs meanwhile blocks in turn, and soon there is a
-        thread switch for every signal. Yielding first avoids that queue; where it was tried (four
-        producers, two cores, CPython 3.11) dispatching became several times as fast. It is a
-        courtesy, not a lock: what follows takes the lock as ever.
+        The caller holds the lock, and has held it since the router refused the signal.
         """
-        for _ in range(_COURTESIES):
-            time.sleep(0)
-            if not self.lock.locked():
-                return
+        patient = self.settings.backpressure is Backpressure.BLOCK and ticket.reason != CLOSED
+        if not patient or (timeout is not None and timeout <= 0):
+            self.router.refuse(ticket.key, ticket.finish, ticket.reason, self.clock())
+            return False
+        if self.orphans:
+            self.remove_orphans()
+        self.router.add_waiting(ticket, self.clock())
+        worker = self.current_worker()
+        if worker is None or ticket.granted:
+            return True
+        if _may_wait(ticket, worker.queue, timeout):
+            if timeout is None:
+                worker.queue.blocked_on = ticket.queue
+            return True
+        self.router.give_up(ticket, ticket.reason, self.clock())
+        if timeout is None:
+            raise WouldDeadlockError(self.name, "dispatch() for which there is no room")
+        return False
+
+    def wait(self, ticket: Ticket, waiter: ThreadWaiter, timeout: float | None) -> bool:
+        """Wait for room; whether the signal was queued."""
+        waiter.wait(timeout)
+        with self.lock:
+            return self._end_wait(ticket)
+
+    async def wait_in_task(self, ticket: Ticket, waiter: TaskWaiter, timeout: float | None) -> bool:
+        """Like :meth:`wait`, but only the task waits, not the thread."""
+        try:
+            await waiter.wait(timeout)
+        except GeneratorExit:  # the task is destroyed, perhaps by the garbage collector
+            # Possibly inside a section that holds the lock, so the lock must not be taken here.
+            self.orphans.append(ticket)
+            self._wake_workers()
+            raise
+        except BaseException:
+            with self.lock:
+                self._unblock()
+                self.router.give_up(ticket, CANCELLED, self.clock())
+            raise
+        with self.lock:
+            return self._end_wait(ticket)
+
+    def _end_wait(self, ticket: Ticket) -> bool:
+        self._unblock()
+        now = self.clock()
+        if ticket.granted:  # also when that came together with the timeout
+            return self.router.accept_granted(ticket, now)
+        self.router.give_up(ticket, ticket.reason, now)
+        return False
+
+    def _unblock(self) -> None:
+        worker = self.current_worker()
+        if worker is not None:
+            worker.queue.blocked_on = None
+
+    def interrupted(self, ticket: Ticket | None) -> None:
+        """An asynchronous exception (Ctrl-C) hit a producer, perhaps in the middle of a change."""
+        with self.lock:
+            self.router.interrupt(ticket, self.clock())
+
+    def remove_orphans(self) -> None:
+        """Give up the tickets of destroyed tasks. Under the lock."""
+        while self.orphans:
+            self.router.give_up(self.orphans.popleft(), CANCELLED, self.clock())
 
     def begin_close(self) -> None:
-        """Close the gate and send the workers to the final drain; waits for nobody."""
+        """Accept no more and let the workers drain; does not wait."""
         with self.lock:
             if self.router.closed:
                 return
-            self.deadline = time.monotonic() + self.config.close_timeout
+            self.deadline = time.monotonic() + self.settings.close_timeout
             self.router.close()
             self._wake_workers()
 
     def abandon(self) -> None:
-        """Nobody has the dispatcher any more: have the workers close it.
+        """The dispatcher was garbage collected: have the workers close it.
 
         Called by a finaliser, which may run in any thread at any point, so it takes no lock.
         """
@@ -128,11 +183,11 @@ class FlowCore:
         self._wake_workers()
 
     def _wake_workers(self) -> None:
-        for lane in self.router.lanes:
-            lane.parked.wake()
+        for queue in self.router.queues:
+            queue.waiter.wake()
 
     def worker_ended(self) -> None:
-        """A worker has nothing left to do; the last one tells whoever waits. Under the lock."""
+        """A worker has nothing left to do; the last one wakes those that wait. Under the lock."""
         self._ended += 1
         if self._ended == len(self.workers):
             self.done = True
@@ -148,53 +203,38 @@ class FlowCore:
             return not self.done
 
     def stop_awaiting(self, waiter: Waiter) -> None:
-        """The other side of :meth:`await_end`."""
+        """Undo what :meth:`await_end` did."""
         with self.lock:
             if waiter in self._closers:
                 self._closers.remove(waiter)
 
     def await_close(self) -> None:
-        """Wait for the drain until its deadline, and say what was not processed: at exit."""
+        """At interpreter exit: wait for the drain until its deadline, and log what is left."""
         waiter = ThreadWaiter()
         if self.await_end(waiter):
             waiter.wait(self.deadline - time.monotonic())
         left = self.take_back()
         if left:
             log.warning(
-                "batchmill flows %s: %d signals were not processed before the interpreter ended",
+                "batchmill flows %s: the interpreter ended before %s could be processed",
                 self.name,
-                len(left),
+                count_of(len(left), "signal"),
             )
 
     def take_back(self) -> list[Any]:
-        """All that is queued, out of the queues, in the order it was dispatched."""
+        """Remove all that is queued; the signals in the order they were dispatched."""
         with self.lock:
             return [entry[0] for entry in self.router.clear(self.clock())]
 
     def join(self) -> None:
-        """Let the threads of a dispatcher that is done come to their end."""
-        deadline = time.monotonic() + _LAST_STEPS_S
+        """Wait for the threads to end if all is drained."""
+        deadline = time.monotonic() + _JOIN_S
         for worker in self.workers:
             if self.done and worker.thread.ident is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
-    def interrupted(self, ticket: Ticket | None) -> None:
-        """An exception out of the blue (Ctrl-C) hit a producer, perhaps in mid-step."""
-        with self.lock:
-            self.router.interrupt(ticket, self.clock())
-
-    def orphan(self, ticket: Ticket) -> None:
-        """The task that waited was destroyed. Called by a finaliser: no lock."""
-        self.orphans.append(ticket)
-        self._wake_workers()
-
-    def bury_orphans(self) -> None:
-        """Give up the tickets of destroyed tasks. Under the lock."""
-        while self.orphans:
-            self.router.give_up(self.orphans.popleft(), CANCELLED, self.clock())
-
     def after_fork_in_child(self) -> None:
-        """Start anew and empty: what was queued is the parent's, and so are the threads."""
+        """Start anew and empty: queued signals and threads are the parent's."""
         closed, assignment = self.router.closed, self.router.assignment
         self._reset()
         self.router.assignment = assignment
@@ -203,3 +243,48 @@ class FlowCore:
             self.done = True
         else:
             self.start()
+
+    def stats(self) -> FlowStats:
+        """The dispatcher now, in one critical section; flows idle for too long are forgotten."""
+        with self.lock:
+            now = self.clock()
+            router = self.router
+            router.expire(now)
+            waiting = router.waiting_per_queue()
+            return FlowStats(
+                name=self.name,
+                running=not router.closed,
+                policy=self.settings.backpressure,
+                workers=tuple(worker.stats(waiting[worker.queue], now) for worker in self.workers),
+                ingress_depth=router.depth,
+                ingress_capacity=self.settings.ingress_capacity,
+                blocked=router.waiting,
+                dispatched=router.dispatched,
+                refused=types.MappingProxyType(dict(router.refused)),
+                evicted=types.MappingProxyType(dict(router.evicted)),
+                unprocessed=router.unprocessed,
+                active_flows=len(router.flows),
+                expired_flows=router.flows.expired,
+                displaced_flows=router.flows.displaced,
+                handler_latency=latency_stats(worker.latency for worker in self.workers),
+                wait=latency_stats(worker.wait for worker in self.workers),
+            )
+
+
+def _may_wait(ticket: Ticket, own: WorkerQueue, timeout: float | None) -> bool:
+    """Whether a handler that runs on ``own`` can wait for this ticket without a deadlock.
+
+    Waiting for another worker's queue is safe unless that worker waits, directly or through
+    others, for this one. Room under the bounds that all workers share may depend on this very
+    handler, so it is waited for only with a timeout.
+    """
+    if timeout is not None:
+        return ticket.queue is not own
+    queue = ticket.queue
+    if queue is None or ticket.reason == INGRESS_FULL or queue.depth == 0:
+        return False
+    while queue is not None:
+        if queue is own:
+            return False
+        queue = queue.blocked_on
+    return True

@@ -1,4 +1,4 @@
-"""The dispatcher as its users see it."""
+"""The public class of this package."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Generic, Self, TypeVar
 
 from batchmill import lifecycle
 from batchmill.errors import ConfigError, WouldDeadlockError
-from batchmill.flows import intake
 from batchmill.flows.core import FlowCore
-from batchmill.flows.lines import Ticket
+from batchmill.flows.queues import Ticket
 from batchmill.flows.settings import FlowSettings
-from batchmill.flows.snapshot import snapshot
 from batchmill.flows.stats import FlowStats
-from batchmill.waiters import TaskWaiter, ThreadWaiter
+from batchmill.waiters import TaskWaiter, ThreadWaiter, give_way
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.flows")
 
@@ -34,8 +33,8 @@ class FlowDispatcher(Generic[T]):
       one worker for as long as the flow lives. Signals without a flow have no order.
     * *Spread*: a new flow goes to the worker with the least queued and running.
     * *Bounded*: each worker's queue, all of them together, and the number of flows.
-    * *Accounted for*: a signal for which ``dispatch`` answered True is handled once, or evicted
-      (DROP_OLDEST), or given back by :meth:`close`; each is counted.
+    * *Accounted for*: a signal for which ``dispatch`` returned True is handled once, or evicted
+      (DROP_OLDEST), or returned by :meth:`close`; each is counted.
     * *After fork*: the child's dispatcher is empty and running; what was queued is the parent's.
 
     ``handler`` gets a list of up to ``batch_max`` signals, which is its to keep. Calls for
@@ -74,13 +73,13 @@ class FlowDispatcher(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The name the dispatcher was made with."""
+        """Its name, in logs and on threads."""
         return self._core.name
 
     @property
     def config(self) -> FlowSettings:
-        """The settings the dispatcher was made with."""
-        return self._core.config
+        """Its settings."""
+        return self._core.settings
 
     @property
     def running(self) -> bool:
@@ -90,12 +89,12 @@ class FlowDispatcher(Generic[T]):
     def dispatch(self, signal: T, timeout: float | None = None) -> bool:
         """Queue a signal; True when it was accepted, False when it was not and will not be.
 
-        Under BLOCK it waits for room, for ``timeout`` seconds at most where one is given; the
-        other policies never wait. A dispatcher that is closed, also while this call waits,
-        answers False. A finish signal that is refused ends its flow all the same.
+        Under BLOCK it waits for room, for ``timeout`` seconds at most if one is given; the other
+        policies never wait. It returns False if the dispatcher is closed, also while it waits. A
+        finish signal that is refused ends its flow all the same.
 
         Inside a handler, a wait that only this handler's return could end raises
-        WouldDeadlockError; with a timeout the answer is False.
+        WouldDeadlockError; with a timeout it returns False.
         """
         core = self._core
         key = self._flow_id(signal)
@@ -103,16 +102,16 @@ class FlowDispatcher(Generic[T]):
         ticket: Ticket | None = None
         try:
             if core.lock.locked():
-                core.give_way()
+                give_way(core.lock)
             with core.lock:
                 reason = core.router.offer(signal, key, finish, core.clock())
                 if reason is None:
                     return True
                 waiter = ThreadWaiter()
                 ticket = Ticket(signal, key, finish, reason, waiter)
-                if not intake.line_up(core, ticket, timeout):
+                if not core.join_waiting(ticket, timeout):
                     return False
-            return intake.wait(core, ticket, waiter, timeout)
+            return core.wait(ticket, waiter, timeout)
         except WouldDeadlockError:
             raise
         except BaseException:
@@ -122,23 +121,23 @@ class FlowDispatcher(Generic[T]):
     async def adispatch(self, signal: T, timeout: float | None = None) -> bool:
         """Like :meth:`dispatch`, but only the task waits, never its loop.
 
-        A task that is cancelled while it waits has dispatched nothing. Tasks of one loop that
-        wait with the same flow get in, in the order in which they came.
+        A task that is cancelled while it waits has dispatched nothing. Signals of one flow from
+        tasks of one loop are queued in the order in which the tasks came.
         """
         core = self._core
         key = self._flow_id(signal)
         finish = self._finished is not None and bool(self._finished(signal))
         if core.lock.locked():
-            core.give_way()
+            give_way(core.lock)
         with core.lock:
             reason = core.router.offer(signal, key, finish, core.clock())
             if reason is None:
                 return True
             waiter = TaskWaiter()
             ticket = Ticket(signal, key, finish, reason, waiter)
-            if not intake.line_up(core, ticket, timeout):
+            if not core.join_waiting(ticket, timeout):
                 return False
-        return await intake.wait_in_task(core, ticket, waiter, timeout)
+        return await core.wait_in_task(ticket, waiter, timeout)
 
     def complete(self, flow_id: Hashable) -> bool:
         """End a flow without a finish signal; whether it was known.
@@ -152,22 +151,22 @@ class FlowDispatcher(Generic[T]):
 
     def stats(self) -> FlowStats:
         """The dispatcher as it is now, and its counters since the start."""
-        return snapshot(self._core)
+        return self._core.stats()
 
     def close(self, timeout: float | None = None) -> list[T]:
         """Refuse new signals, drain, end the workers; the signals that were not processed.
 
-        Producers that wait are told False. Draining takes ``timeout`` seconds at most (None: the
-        configuration's ``close_timeout``); what is queued then is taken out and returned in the
-        order it was dispatched. A batch that is in the handler at that moment is not part of it:
-        its worker ends when the handler returns.
+        ``dispatch`` calls that wait return False. Draining takes ``timeout`` seconds at most (None:
+        the setting ``close_timeout``); what is queued then is returned in the order it was
+        dispatched. A batch that is in the handler at that moment is not part of it: its worker ends
+        when the handler returns.
 
         Any number of threads may call it, any number of times. Inside a handler it does not wait:
         the drain goes on, and ends, when the handler has returned; with ``timeout=0`` what is
         queued is returned.
         """
         core = self._core
-        seconds = core.config.close_timeout if timeout is None else timeout
+        seconds = core.settings.close_timeout if timeout is None else timeout
         core.begin_close()
         if core.current_worker() is not None:
             return [] if seconds > 0 else core.take_back()
@@ -184,7 +183,7 @@ class FlowDispatcher(Generic[T]):
     async def aclose(self, timeout: float | None = None) -> list[T]:
         """Like :meth:`close`, but only the task waits, never its loop."""
         core = self._core
-        seconds = core.config.close_timeout if timeout is None else timeout
+        seconds = core.settings.close_timeout if timeout is None else timeout
         core.begin_close()
         waiter = TaskWaiter()
         if core.await_end(waiter):
@@ -203,7 +202,7 @@ class FlowDispatcher(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._say_what_is_left(self.close())
+        self._log_dropped(self.close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,16 +213,16 @@ class FlowDispatcher(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._say_what_is_left(await self.aclose())
+        self._log_dropped(await self.aclose())
 
-    def _say_what_is_left(self, left: list[T]) -> None:
+    def _log_dropped(self, left: list[T]) -> None:
         if left:
             log.warning(
-                "batchmill flows %s: not drained after %g s; %d signals were dropped. A handler "
+                "batchmill flows %s: not drained after %g s, dropped %s. A handler "
                 "hangs or is slow: raise close_timeout, or call close() to have them returned.",
                 self.name,
                 self.config.close_timeout,
-                len(left),
+                count_of(len(left), "signal"),
             )
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ MOST_WORKERS = 8
 
 
 class Backpressure(enum.Enum):
-    """What a producer meets when there is no room for its signal."""
+    """What ``dispatch`` does when there is no room for its signal."""
 
     BLOCK = "block"
     """``dispatch`` waits for room: nothing is dropped, and flows of other workers go on."""
@@ -29,7 +29,7 @@ class Backpressure(enum.Enum):
     """The oldest queued signal makes room for the new one; finish signals go last."""
 
     DROP_NEWEST = "drop_newest"
-    """``dispatch`` answers False at once and the new signal is dropped."""
+    """``dispatch`` returns False at once and the new signal is dropped."""
 
 
 def default_worker_count() -> int:
@@ -84,7 +84,7 @@ class FlowSettings:
     """Flows known at most at a time; None: no bound."""
 
     close_timeout: float = 30.0
-    """Seconds that ``close()`` drains for unless told otherwise; also at interpreter exit."""
+    """Seconds that ``close()`` drains for by default; also at interpreter exit."""
 
     def __post_init__(self) -> None:
         _check_count("worker_count", self.worker_count)

@@ -1,8 +1,10 @@
-"""What a dispatcher is doing, as numbers: frozen snapshots."""
+"""What a dispatcher counts and measures: snapshots of its stats, histograms, and rates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchmill.flows.settings import Backpressure
@@ -12,6 +14,17 @@ INGRESS_FULL = "ingress_full"
 MAX_FLOWS = "max_flows"
 CLOSED = "closed"
 CANCELLED = "cancelled"
+
+SHORTEST_S = 1e-7
+LONGEST_S = 1e4
+GROWTH = 1.04
+
+_STEPS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(GROWTH))
+BOUNDS = tuple(SHORTEST_S * GROWTH**step for step in range(_STEPS + 1))
+"""Bucket ``n`` holds what is above ``BOUNDS[n - 1]`` and at most ``BOUNDS[n]``."""
+
+MEMORY_S = 10.0
+"""How far back a rate looks, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,11 @@ class WorkerStats:
     failed: int
     """Signals whose handler call raised."""
     rate: float
-    """Signals a second that left its handler, over about the last ten seconds."""
+    """Signals per second that left its handler, over about the last ten seconds."""
 
     @property
     def load(self) -> int:
-        """What the assignment goes by: signals queued or running."""
+        """Signals queued or running: a new flow goes to the worker with the least."""
         return self.depth + self.running
 
 
@@ -70,7 +83,7 @@ class FlowStats:
     running: bool
     """Whether it accepts signals."""
     policy: Backpressure
-    """The policy under which all drops below happened."""
+    """The backpressure policy."""
     workers: tuple[WorkerStats, ...]
     """Every worker, in order."""
     ingress_depth: int
@@ -80,7 +93,7 @@ class FlowStats:
     blocked: int
     """Producers that wait for room now, whatever they wait for."""
     dispatched: int
-    """Signals for which a producer was told True."""
+    """Signals for which ``dispatch`` returned True."""
     refused: Mapping[str, int]
     """Signals that were never queued, by reason.
 
@@ -95,13 +108,13 @@ class FlowStats:
     ``queue_full``: for a signal of the same worker. ``ingress_full``: for one of any worker.
     """
     unprocessed: int
-    """Signals that ``close()`` gave back."""
+    """Signals that ``close()`` returned unprocessed."""
     active_flows: int
     """Flows that have a worker now."""
     expired_flows: int
-    """Flows forgotten because they rested for ``idle_ttl``."""
+    """Flows forgotten because they were idle for ``idle_ttl``."""
     displaced_flows: int
-    """Flows forgotten while they rested, because a new one needed the place (``max_flows``)."""
+    """Idle flows forgotten because a new one needed the place (``max_flows``)."""
     handler_latency: LatencyStats
     """How long a handler call took, successful or not: one duration per call."""
     wait: LatencyStats
@@ -137,7 +150,7 @@ class FlowStats:
 
     @property
     def rate(self) -> float:
-        """Signals a second that left the handlers, over about the last ten seconds."""
+        """Signals per second that left the handlers, over about the last ten seconds."""
         return sum(worker.rate for worker in self.workers)
 
     @property
@@ -147,3 +160,111 @@ class FlowStats:
         if total == 0:
             return 1.0
         return max(worker.load for worker in self.workers) * len(self.workers) / total
+
+
+class Histogram:
+    """Counts durations in a fixed number of buckets: exact counts, percentiles within 2 %.
+
+    Bucket bounds grow by 4 % from 100 ns to about three hours, so the geometric middle of a bucket
+    is at most 2 % away from any value in it, and a histogram always takes the same few kilobytes.
+    Shorter durations count as 0, longer ones as the last bound. One thread records; another may
+    read at the same time and sees some recent moment.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+
+    def record(self, seconds: float) -> None:
+        """Count one duration; a negative one counts as 0."""
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+
+    def record_many(self, durations_s: Iterable[float]) -> None:
+        """Count several durations; fast where each is close to the one before."""
+        counts = self._counts
+        bucket, above, up_to = 0, -math.inf, SHORTEST_S
+        for seconds in durations_s:
+            if not above < seconds <= up_to:
+                bucket = bisect_left(BOUNDS, seconds)
+                above = BOUNDS[bucket - 1] if bucket else -math.inf
+                up_to = BOUNDS[bucket] if bucket < len(BOUNDS) else math.inf
+            counts[bucket] += 1
+
+    @property
+    def count(self) -> int:
+        """How many durations were counted."""
+        return sum(self._counts)
+
+    def quantile(self, share: float) -> float:
+        """The duration that ``share`` (0 to 1) of all do not exceed; 0.0 with none counted."""
+        return self.quantiles((share,))[0]
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """Several quantiles of the same moment."""
+        counts = list(self._counts)  # a copy: the worker goes on recording
+        total = sum(counts)
+        return [_value_at(counts, max(1, math.ceil(share * total))) for share in shares]
+
+
+def latency_stats(histograms: Iterable[Histogram]) -> LatencyStats:
+    """The percentiles of several histograms together."""
+    histogram = merged(histograms)
+    p50, p95, p99 = histogram.quantiles((0.50, 0.95, 0.99))
+    return LatencyStats(count=histogram.count, p50_s=p50, p95_s=p95, p99_s=p99)
+
+
+def merged(histograms: Iterable[Histogram]) -> Histogram:
+    """The sum of several histograms."""
+    result = Histogram()
+    for histogram in histograms:
+        result._counts = [sum(pair) for pair in zip(result._counts, histogram._counts, strict=True)]
+    return result
+
+
+def _value_at(counts: Sequence[int], rank: int) -> float:
+    """The value of the ``rank``-th smallest, from 1."""
+    seen = 0
+    for bucket, count in enumerate(counts):
+        seen += count
+        if seen >= rank:
+            return _middle(bucket)
+    return 0.0
+
+
+def _middle(bucket: int) -> float:
+    if bucket == 0:
+        return 0.0
+    if bucket == len(BOUNDS):
+        return BOUNDS[-1]
+    return math.sqrt(BOUNDS[bucket - 1] * BOUNDS[bucket])
+
+
+class Rate:
+    """Signals per second, over about the last ten seconds.
+
+    A signal's weight decays with its age (by half every seven seconds), so the rate follows a
+    change within seconds, and any number of readers see the same value.
+    """
+
+    __slots__ = ("_decayed_at", "_started")
+
+    def __init__(self, now: float) -> None:
+        self._started = now
+        # Weight and time as one object: a reader never sees one without the other.
+        self._decayed_at = (0.0, now)
+
+    def add(self, count: int, now: float) -> None:
+        """Count ``count`` signals at ``now``; called by one thread only."""
+        self._decayed_at = (self._decayed(now) + count, now)
+
+    def per_second(self, now: float) -> float:
+        """The rate at ``now``; soon after the start, the average since then."""
+        elapsed_s = now - self._started
+        if elapsed_s <= 0.0:
+            return 0.0
+        return self._decayed(now) / (MEMORY_S * -math.expm1(-elapsed_s / MEMORY_S))
+
+    def _decayed(self, now: float) -> float:
+        weight, at = self._decayed_at
+        return weight * math.exp(min(0.0, at - now) / MEMORY_S)

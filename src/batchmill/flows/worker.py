@@ -1,13 +1,13 @@
-"""The worker threads: each takes batches from its lane, calls the handler, and sleeps between.
+"""The worker threads: each takes batches from its queue, calls the handler, and sleeps between.
 
 Guarantees
-    * One thread per lane, so the signals of a flow are handled one at a time and in order.
+    * One thread per queue, so the signals of a flow are handled one at a time and in order.
     * A worker that sleeps costs no CPU and holds no reference to the dispatcher: one that nobody
       uses any more is collected, also when its handler refers back to it.
-    * What a handler raises marks its batch failed and is reported; the worker lives.
+    * What a handler raises marks its batch failed and is reported; the worker goes on.
 
-Threads are daemons: the exit hook drains first (``_process``), and nothing of ours may keep an
-interpreter from ending after that.
+Threads are daemons: the exit hook drains first (``batchmill.lifecycle``), and nothing of ours may
+keep an interpreter from ending after that.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from batchmill import lifecycle
-from batchmill.flows.histogram import Histogram
-from batchmill.flows.rate import Rate
-from batchmill.waiters import ThreadWaiter
+from batchmill.flows.stats import Histogram, Rate, WorkerStats
+from batchmill.waiters import ThreadWaiter, give_way
+from batchmill.wording import count_of
 
 if TYPE_CHECKING:
     from batchmill.flows.core import FlowCore
-    from batchmill.flows.flows import Entry
-    from batchmill.flows.lane import Lane
+    from batchmill.flows.flow_map import Entry
+    from batchmill.flows.queues import WorkerQueue
 
 log = logging.getLogger("batchmill.flows")
 
 
 class Worker:
-    """One worker: its thread, its lane, and what it has measured."""
+    """One worker: its thread, its queue, and what it has measured."""
 
-    def __init__(self, core: FlowCore, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, core: FlowCore, queue: WorkerQueue) -> None:
+        self.queue = queue
         self.latency = Histogram()
         self.wait = Histogram()
         self.rate = Rate(core.clock())
@@ -42,32 +42,32 @@ class Worker:
         """The core, once its dispatcher was abandoned."""
         self.thread = threading.Thread(
             target=_run,
-            args=(weakref.ref(core, _Waker(lane.parked)), self, lane.parked),
-            name=f"batchmill-{core.name}-{lane.index}",
+            args=(weakref.ref(core, _Waker(queue.waiter)), self, queue.waiter),
+            name=f"batchmill-{core.name}-{queue.index}",
             daemon=True,
         )
 
     def work(self, core: FlowCore) -> bool:
         """Handle batches until none is left; whether to sleep, and come back when woken."""
-        lane, clock = self.lane, core.clock
+        queue, clock = self.queue, core.clock
         batch: list[Entry] = []
         succeeded = True
         while True:
-            if core.workers[lane.index] is not self:
+            if core.workers[queue.index] is not self:
                 lifecycle.leave_forked_child()  # forked inside the handler, and returned from it
             if core.lock.locked():
-                core.give_way()
+                give_way(core.lock)
             with core.lock:
                 router = core.router
                 taken_at = clock()
                 if batch:
-                    router.settle(lane, succeeded, taken_at)
+                    router.settle(queue, succeeded, taken_at)
                 if core.orphans:
-                    core.bury_orphans()
-                batch = router.take(lane, taken_at)
+                    core.remove_orphans()
+                batch = router.take(queue, taken_at)
                 if not batch:
                     if not router.closed:
-                        lane.asleep = True
+                        queue.asleep = True
                         return True
                     core.worker_ended()
                     return False
@@ -76,7 +76,7 @@ class Worker:
             try:
                 core.handler(signals)
                 succeeded = True
-            except BaseException as error:  # noqa: BLE001 - user code; reported, the worker lives
+            except BaseException as error:  # noqa: BLE001 - user code; reported, the worker goes on
                 succeeded = False
                 _report(core, [entry[0] for entry in batch], error)
             ended = clock()
@@ -84,20 +84,35 @@ class Worker:
             self.wait.record_many([taken_at - entry[3] for entry in batch])
             self.rate.add(len(batch), ended)
 
+    def stats(self, blocked: int, now: float) -> WorkerStats:
+        """What it does now, with ``blocked`` producers that wait for room; under the lock."""
+        queue = self.queue
+        return WorkerStats(
+            index=queue.index,
+            depth=queue.depth,
+            capacity=queue.capacity,
+            running=len(queue.running),
+            blocked=blocked,
+            flows=queue.flows,
+            handled=queue.handled,
+            failed=queue.failed,
+            rate=self.rate.per_second(now),
+        )
+
 
 class _Waker:
     """Wakes a sleeping worker when its dispatcher is gone, so that the thread ends."""
 
-    __slots__ = ("_parked",)
+    __slots__ = ("_waiter",)
 
-    def __init__(self, parked: ThreadWaiter) -> None:
-        self._parked = parked
+    def __init__(self, waiter: ThreadWaiter) -> None:
+        self._waiter = waiter
 
     def __call__(self, _: object) -> None:
-        self._parked.wake()
+        self._waiter.wake()
 
 
-def _run(reference: weakref.ref[FlowCore], worker: Worker, parked: ThreadWaiter) -> None:
+def _run(reference: weakref.ref[FlowCore], worker: Worker, waiter: ThreadWaiter) -> None:
     while True:
         core = reference() or worker.revived
         if core is None:
@@ -107,16 +122,16 @@ def _run(reference: weakref.ref[FlowCore], worker: Worker, parked: ThreadWaiter)
         if not worker.work(core):
             return
         del core
-        parked.wait(None)
+        waiter.wait(None)
 
 
 def _report(core: FlowCore, batch: list[Any], error: BaseException) -> None:
     if core.error_handler is None:
         log.error(
-            "batchmill flows %s: handler %r failed on %d signals",
+            "batchmill flows %s: handler %r failed on %s",
             core.name,
             core.handler,
-            len(batch),
+            count_of(len(batch), "signal"),
             exc_info=error,
         )
         return
