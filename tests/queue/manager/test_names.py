@@ -18,11 +18,8 @@ from batchmill import (
 )
 from tests.kit.queues import Recorder, Red, reds
 from tests.kit.threads import WAIT_S, Gate, spawn
-from tests.queue import manager_kit
 from tests.queue.kit import messages
-from tests.queue.manager_kit import config, drain_threads, pooled
-
-manager, started = manager_kit.manager, manager_kit.started
+from tests.queue.manager.kit import config, drain_threads, pooled
 
 
 def test_create_makes_a_running_queue(manager: BatchQueueManager) -> None:

@@ -10,11 +10,8 @@ import pytest
 from batchmill import BatchQueueManager, ThreadPolicy
 from tests.kit.queues import Recorder, Red, reds
 from tests.kit.threads import WAIT_S, Gate
-from tests.queue import manager_kit
 from tests.queue.kit import messages
-from tests.queue.manager_kit import drain_threads, pooled
-
-manager, started = manager_kit.manager, manager_kit.started
+from tests.queue.manager.kit import drain_threads, pooled
 
 
 def test_shared_scheduler_is_made_on_first_use(

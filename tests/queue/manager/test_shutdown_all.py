@@ -9,11 +9,8 @@ import pytest
 from batchmill import BatchQueueManager, QueueClosedError
 from tests.kit.queues import Recorder, Red, fill, reds
 from tests.kit.threads import WAIT_S, Gate, spawn
-from tests.queue import manager_kit
 from tests.queue.kit import Waiters, messages
-from tests.queue.manager_kit import config, drain_threads, pooled
-
-manager = manager_kit.manager
+from tests.queue.manager.kit import config, drain_threads, pooled
 
 
 def test_shutdown_all_drains_all(manager: BatchQueueManager) -> None:
