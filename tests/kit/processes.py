@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -10,13 +11,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import batchmill
 from tests.kit.paths import ROOT
+from tests.kit.threads import WAIT_S
 
 PATIENCE_S = 150.0
 """How long a process may take to say what it must say, on a machine that has much else to do."""
@@ -152,3 +156,38 @@ def in_child(work: Callable[[], Any]) -> Any:
     os.waitpid(pid, 0)
     assert text, "the child failed; its traceback is above"
     return json.loads(text)
+
+
+class Child:
+    """A forked process that runs ``work``; it exits with 0, or prints its error and exits 1."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        sys.stderr.flush()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # type: ignore[arg-type]
+                work()
+                code = 0
+            except BaseException:  # noqa: BLE001 - nothing may get out of the child into the tests
+                traceback.print_exc(file=sys.__stderr__)
+                sys.__stderr__.flush()  # type: ignore[union-attr]
+            finally:
+                os._exit(code)
+
+    def succeeds(self) -> None:
+        """Wait for the child to exit with 0, in time."""
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            ended = bool(select.select([pidfd], [], [], 2 * WAIT_S)[0])
+        finally:
+            os.close(pidfd)
+        if not ended:
+            os.kill(self.pid, signal.SIGUSR1)  # it prints where it hangs
+            threading.Event().wait(0.2)
+            os.kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        assert ended, "the child hangs"
+        assert os.waitstatus_to_exitcode(status) == 0

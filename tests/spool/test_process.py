@@ -13,9 +13,8 @@ from tests.kit.paths import ROOT
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Spool
-from tests.kit.processes import run_script
+from tests.kit.processes import Child, run_script
 from tests.kit.threads import WAIT_S, until
-from tests.queue.test_fork import Child
 from tests.spool.kit import HeldDisk, numbers_in, segments, spans, unfinished
 
 

@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import faulthandler
 import multiprocessing
 import os
-import select
-import signal
-import sys
 import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batchmill import BatchQueue, BatchQueueManager, BatchQueueSettings, ThreadPolicy
-from tests.kit.processes import run_script
+from tests.kit.processes import Child, run_script
 from tests.kit.queues import Recorder, make_queue, new_queue
 from tests.kit.threads import SOAK, WAIT_S, Gate, spawn, until
 from tests.queue.kit import A, B, parked, partition_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
-
-
-class Child:
-    """A forked process that runs ``work`` and leaves with 0, or with what it raised on stderr."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        sys.stderr.flush()
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # type: ignore[arg-type]
-                work()
-                code = 0
-            except BaseException:  # noqa: BLE001 - nothing may get out of the child into the tests
-                traceback.print_exc(file=sys.__stderr__)
-                sys.__stderr__.flush()  # type: ignore[union-attr]
-            finally:
-                os._exit(code)
-
-    def succeeds(self) -> None:
-        """Wait for the child's end, which must be in time and well."""
-        pidfd = os.pidfd_open(self.pid)
-        try:
-            ended = bool(select.select([pidfd], [], [], WAIT_S)[0])
-        finally:
-            os.close(pidfd)
-        if not ended:
-            os.kill(self.pid, signal.SIGUSR1)  # it says where it hangs
-            threading.Event().wait(0.2)
-            os.kill(self.pid, signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
-        assert ended, "the child hangs"
-        assert os.waitstatus_to_exitcode(status) == 0
 
 
 def _check(condition: object, what: object) -> None:
