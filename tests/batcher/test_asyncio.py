@@ -13,16 +13,8 @@ import pytest
 from batchmill import WouldDeadlockError
 from batchmill.batcher import BatchResult, DeadlineExceededError, MicroBatcher
 from batchmill.pressure import QueueFullError
-from tests.batcher.kit import (
-    WAIT_S,
-    Echo,
-    Gate,
-    answer,
-    batching,
-    held,
-    levels,
-    threads_of,
-)
+from tests.kit.batchers import Echo, Gate, answer, batching, held, levels, threads_of
+from tests.kit.threads import WAIT_S
 
 
 def test_asubmit_answers() -> None:

@@ -10,20 +10,18 @@ import pytest
 from batchmill import WouldDeadlockError
 from batchmill.batcher import BatcherClosedError, BatcherSettings, MicroBatcher
 from batchmill.pressure import QueueDecision
-from tests.batcher.kit import (
+from tests.kit.batchers import (
     FOREVER_MS,
-    WAIT_S,
     Echo,
     Gate,
     answer,
     assert_balanced,
     batching,
     held,
-    in_thread,
     levels,
     threads_of,
-    wait_until,
 )
+from tests.kit.threads import WAIT_S, spawn, until
 
 
 def test_close_answers_everything() -> None:
@@ -57,10 +55,10 @@ def test_closing_from_several_threads() -> None:
     """All of them come back when it is over."""
     with (
         held(waiting=3) as (batcher, gate),
-        in_thread(batcher.close) as one,
-        in_thread(batcher.close) as two,
+        spawn(batcher.close) as one,
+        spawn(batcher.close) as two,
     ):
-        wait_until(lambda: len(batcher._engine._outcomes.waiters) == 2, "both wait")
+        until(lambda: len(batcher._engine._outcomes.waiters) == 2, "both wait")
         gate.open()
         assert one.result(WAIT_S)
         assert two.result(WAIT_S)
@@ -192,10 +190,10 @@ def test_close_wakes_those_who_wait_for_room() -> None:
     """They are rejected at once, not after their timeout."""
     with (
         held(levels(), waiting=4) as (batcher, gate),
-        in_thread(lambda: batcher.submit("patient", timeout=3600)) as submitted,
+        spawn(lambda: batcher.submit("patient", timeout=3600)) as submitted,
     ):
-        wait_until(lambda: batcher._engine.intake._room_waiters, "it waits")
-        with in_thread(batcher.close) as closed:
+        until(lambda: batcher._engine.intake._room_waiters, "it waits")
+        with spawn(batcher.close) as closed:
             assert isinstance(answer(submitted.result(WAIT_S)).error, BatcherClosedError)
             gate.open()
             assert closed.result(WAIT_S)

@@ -10,18 +10,8 @@ import pytest
 from batchmill import ConfigError
 from batchmill.batcher import DeadlineExceededError, MicroBatcher
 from batchmill.testing import ManualClock
-from tests.batcher.kit import (
-    FOREVER_MS,
-    WAIT_S,
-    Echo,
-    Gate,
-    answer,
-    batching,
-    held,
-    in_thread,
-    levels,
-    threads_of,
-)
+from tests.kit.batchers import FOREVER_MS, Echo, Gate, answer, batching, held, levels, threads_of
+from tests.kit.threads import WAIT_S, spawn
 
 
 def test_an_item_that_is_not_sent_in_time_expires() -> None:
@@ -186,6 +176,6 @@ def test_an_expiry_makes_room() -> None:
     """Who waits for room gets it when waiting items run out of time, though nothing is sent."""
     with held(levels()) as (batcher, _):
         late = [batcher.submit(number, deadline_s=0.05) for number in range(4)]
-        with in_thread(lambda: batcher.submit("next", timeout=3600)) as waiting:
+        with spawn(lambda: batcher.submit("next", timeout=3600)) as waiting:
             waiting.result(WAIT_S)
         assert all(answer(future).is_failure for future in late)

@@ -19,7 +19,8 @@ from batchmill.batcher import (
 )
 from batchmill.batcher.backend import CircuitBreaker
 from batchmill.testing import ManualClock
-from tests.batcher.kit import FOREVER_MS, WAIT_S, Failing, answer, batching
+from tests.kit.batchers import FOREVER_MS, Failing, answer, batching
+from tests.kit.threads import WAIT_S
 
 
 def _send(backend: Any, count: int, **settings: Any) -> tuple[list[Any], Any]:

@@ -9,7 +9,8 @@ import pytest
 from batchmill import ConfigError
 from batchmill.batcher import FlushReason
 from batchmill.testing import ManualClock
-from tests.batcher.kit import FOREVER_MS, WAIT_S, Echo, Gate, answer, batching, held, in_thread
+from tests.kit.batchers import FOREVER_MS, Echo, Gate, answer, batching, held
+from tests.kit.threads import WAIT_S, spawn
 
 
 def _reasons(batcher: Any) -> dict[str, int]:
@@ -95,7 +96,7 @@ def test_flush_gives_up_after_its_timeout() -> None:
 
 def test_flush_does_not_wait_for_what_came_later() -> None:
     """Only for what was accepted before it."""
-    with held(waiting=1) as (batcher, gate), in_thread(lambda: batcher.flush(WAIT_S)) as flushed:
+    with held(waiting=1) as (batcher, gate), spawn(lambda: batcher.flush(WAIT_S)) as flushed:
         while not batcher._engine._outcomes.waiters:
             pass
         batcher.submit_many(["later", "later still"])
@@ -109,8 +110,8 @@ def test_several_flushes_at_once() -> None:
     """Each comes back."""
     with (
         held(waiting=3) as (batcher, gate),
-        in_thread(lambda: batcher.flush(WAIT_S)) as one,
-        in_thread(lambda: batcher.flush(WAIT_S)) as two,
+        spawn(lambda: batcher.flush(WAIT_S)) as one,
+        spawn(lambda: batcher.flush(WAIT_S)) as two,
     ):
         gate.open()
         assert one.result(WAIT_S)

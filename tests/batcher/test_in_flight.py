@@ -12,17 +12,8 @@ from batchmill.batcher import AdaptiveConcurrency
 from batchmill.batcher.backend import InFlightLimit
 from batchmill.pressure import QueueDecision, QueueFullError
 from batchmill.testing import ManualClock
-from tests.batcher.kit import (
-    WAIT_S,
-    Gate,
-    answer,
-    assert_balanced,
-    batching,
-    held,
-    in_thread,
-    levels,
-    wait_until,
-)
+from tests.kit.batchers import Gate, answer, assert_balanced, batching, held, levels
+from tests.kit.threads import WAIT_S, spawn, until
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -73,9 +64,9 @@ def test_submit_waits_for_room() -> None:
     """With a timeout: until the depth is below the critical threshold, then it is accepted."""
     with (
         held(levels(), waiting=4) as (batcher, gate),
-        in_thread(lambda: batcher.submit("patient", timeout=WAIT_S)) as submitted,
+        spawn(lambda: batcher.submit("patient", timeout=WAIT_S)) as submitted,
     ):
-        wait_until(lambda: batcher._engine.intake._room_waiters, "it waits")
+        until(lambda: batcher._engine.intake._room_waiters, "it waits")
         assert batcher.stats().deciding == 1
         assert_balanced(batcher.stats())
         gate.let_pass()
@@ -89,7 +80,7 @@ def test_after_the_timeout_the_thresholds_decide() -> None:
     clock = ManualClock()
     with (
         held(levels(), waiting=4, clock=clock) as (batcher, _),
-        in_thread(lambda: batcher.submit("patient", timeout=3)) as submitted,
+        spawn(lambda: batcher.submit("patient", timeout=3)) as submitted,
     ):
         assert clock.await_sleepers()
         clock.advance(3)
@@ -120,9 +111,9 @@ def test_one_place_takes_one_of_those_who_wait() -> None:
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(batcher._engine.intake._room_waiters) == 6, "all wait")
+        until(lambda: len(batcher._engine.intake._room_waiters) == 6, "all wait")
         gate.let_pass()
-        wait_until(lambda: len(futures) == 1 and batcher.queue_depth == 4, "one is in")
+        until(lambda: len(futures) == 1 and batcher.queue_depth == 4, "one is in")
         assert batcher.stats().deciding == 5
         gate.open()
         for thread in threads:

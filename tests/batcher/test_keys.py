@@ -9,9 +9,8 @@ import pytest
 
 from batchmill.pressure import QueueDecision
 from batchmill.testing import ManualClock
-from tests.batcher.kit import (
+from tests.kit.batchers import (
     FOREVER_MS,
-    WAIT_S,
     Echo,
     Failing,
     Gate,
@@ -19,9 +18,9 @@ from tests.batcher.kit import (
     assert_balanced,
     batching,
     held,
-    in_thread,
     levels,
 )
+from tests.kit.threads import WAIT_S, spawn
 
 
 def _key(item: Any) -> Any:
@@ -165,7 +164,7 @@ def test_a_refusal_is_shared() -> None:
 
     with (
         held(levels(critical_handler=handler), waiting=4, key=_key) as (batcher, _),
-        in_thread(lambda: batcher.submit(("a", 1))) as first,
+        spawn(lambda: batcher.submit(("a", 1))) as first,
     ):
         assert deciding.wait(WAIT_S)
         second = batcher.submit(("a", 2))

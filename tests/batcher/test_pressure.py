@@ -17,8 +17,7 @@ from batchmill.pressure import (
     strategies,
 )
 from batchmill.testing import ManualClock
-from tests.batcher.kit import (
-    WAIT_S,
+from tests.kit.batchers import (
     Gate,
     always,
     answer,
@@ -27,8 +26,8 @@ from tests.batcher.kit import (
     held,
     levels,
     threads_of,
-    wait_until,
 )
+from tests.kit.threads import WAIT_S, until
 
 WARNING, CRITICAL, PLUS = ThresholdLevel
 
@@ -173,7 +172,7 @@ def test_a_retry_is_parked_and_offered_again() -> None:
         gate.wait_entered()
         assert clock.await_sleepers()
         clock.advance(1)
-        wait_until(lambda: batcher.queue_depth == 4, "it is accepted")
+        until(lambda: batcher.queue_depth == 4, "it is accepted")
         gate.open()
         assert answer(future).is_success
 
@@ -188,7 +187,7 @@ def test_retries_wait_longer_each_time_and_end() -> None:
             clock.advance(delay / 2)
             assert batcher.stats().parked == 1
             clock.advance(delay / 2)
-            wait_until(functools.partial(_decided_more, batcher, delay), "it is offered again")
+            until(functools.partial(_decided_more, batcher, delay), "it is offered again")
         error = answer(future).error
         assert isinstance(error, QueueFullError)
         assert "given up after 3 attempts" in str(error)
@@ -251,7 +250,7 @@ def test_a_parked_item_may_be_taken_back() -> None:
         assert batcher.submit("never mind").cancel()
         assert clock.await_sleepers()
         clock.advance(1)
-        wait_until(lambda: batcher.stats().cancelled == 1, "it is counted")
+        until(lambda: batcher.stats().cancelled == 1, "it is counted")
         assert batcher.stats().parked == 0
 
 
@@ -269,7 +268,7 @@ def test_linger_of_a_retried_item_counts_from_acceptance() -> None:
         assert batcher.flush(WAIT_S)
         assert clock.await_sleepers()
         clock.advance(8)
-        wait_until(lambda: batcher.queue_depth == 1, "it is accepted")
+        until(lambda: batcher.queue_depth == 1, "it is accepted")
         assert clock.await_sleepers()
         clock.advance(3)
         assert batcher.stats().batches == 1

@@ -17,21 +17,19 @@ import pytest
 from batchmill.batcher import BatcherSettings, BreakerPolicy, MicroBatcher, intake
 from batchmill.pressure import QueueDecision
 from batchmill.waiters import ThreadWaiter
-from tests.batcher.kit import (
+from tests.kit.batchers import (
     FOREVER_MS,
-    WAIT_S,
     Echo,
     Gate,
     answer,
     assert_balanced,
     batching,
     held,
-    in_child,
     levels,
-    run_script,
     threads_of,
-    wait_until,
 )
+from tests.kit.processes import in_child, run_script
+from tests.kit.threads import WAIT_S, until
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -185,7 +183,8 @@ def test_a_batcher_that_was_never_closed_drains_at_exit(backend: str) -> None:
             return batch
         keep = MicroBatcher(send, BatcherSettings(linger_ms=3_600_000))
         keep.submit_many(range(1050))
-        """
+        """,
+        options=("-W", "error"),
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "sent 1050\n", "")
 
@@ -204,7 +203,8 @@ def test_a_backend_that_hangs_does_not_keep_the_interpreter() -> None:
         keep.submit(1)
         began.wait()
         keep.submit(2).add_done_callback(lambda f: print(f.result().error, flush=True))
-        """
+        """,
+        options=("-W", "error"),
     )
     assert result.returncode == 0
     assert "ran out of time" in result.stdout
@@ -245,7 +245,7 @@ def test_a_batcher_in_a_cycle_with_its_backend_ends() -> None:
     batcher = weakref.ref(service.batcher)
     del service
     # Its worker may hold on to it a little longer, until it waits.
-    wait_until(lambda: gc.collect() >= 0 and batcher() is None, "it is collected")
+    until(lambda: gc.collect() >= 0 and batcher() is None, "it is collected")
     _threads_end("cyclic")
     gc.collect()
     assert (batcher(), engine()) == (None, None)

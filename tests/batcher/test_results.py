@@ -19,7 +19,8 @@ from batchmill.batcher import (
     Outcome,
 )
 from batchmill.pressure import ThresholdLevel
-from tests.batcher.kit import FOREVER_MS, LOGGER, WAIT_S, Echo, answer, batching, held, levels
+from tests.kit.batchers import FOREVER_MS, LOGGER, Echo, answer, batching, held, levels
+from tests.kit.threads import WAIT_S
 
 
 def _answers(backend: Any, items: list[Any]) -> list[ItemResult[Any]]:

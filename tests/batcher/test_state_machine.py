@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from batchmill.batcher import BatcherSettings, BatcherStats, MicroBatcher
 from batchmill.pressure import QueueDecision, strategies
 from batchmill.testing import ManualClock
-from tests.batcher.kit import FOREVER_MS, WAIT_S, assert_balanced, levels, wait_until
+from tests.kit.batchers import FOREVER_MS, assert_balanced, levels
+from tests.kit.threads import WAIT_S, until
 
 RETRY_S = 2
 
@@ -163,7 +164,7 @@ class Batching(RuleBasedStateMachine):
             assert_balanced(stats)
             return {name: getattr(stats, name) for name in expected} == expected
 
-        wait_until(agreed, f"the counters agree with {expected}")
+        until(agreed, f"the counters agree with {expected}")
         return self.batcher.stats()
 
     @invariant()

@@ -22,7 +22,8 @@ from batchmill.batcher import (
     bisect,
 )
 from batchmill.pressure import QueueThresholdSettings, strategies
-from tests.batcher.kit import WAIT_S, assert_balanced
+from tests.kit.batchers import assert_balanced
+from tests.kit.threads import WAIT_S
 
 SUBMITTERS = 6
 EACH = 800

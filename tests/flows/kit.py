@@ -1,24 +1,22 @@
-"""What the tests of the flow dispatcher share. Nothing here sleeps: threads say how far they got.
-
-``WAIT_S`` is how long anything may take before its test fails: a bound on failure, not a measure.
-"""
+"""What the tests of the flow dispatcher share: signals, settings, a dispatcher that always ends."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from batchmill.flows import FlowDispatcher, FlowSettings, FlowStats
+from batchmill.flows import Backpressure, FlowDispatcher, FlowSettings, FlowStats
+from tests.kit.threads import WAIT_S, Gate
 
-T = TypeVar("T")
-
-WAIT_S = 20.0
 LOGGER = "batchmill.flows"
+BLOCK, DROP_OLDEST, DROP_NEWEST = (
+    Backpressure.BLOCK,
+    Backpressure.DROP_OLDEST,
+    Backpressure.DROP_NEWEST,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +43,6 @@ def config(**settings: Any) -> FlowSettings:
     return FlowSettings(**settings)
 
 
-class ManualClock:
-    """Time stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Recorder:
     """A handler that keeps every batch."""
 
@@ -65,33 +53,8 @@ class Recorder:
         self.batches.append(batch)
 
     @property
-    def signals(self) -> list[Any]:
+    def items(self) -> list[Any]:
         return [signal for batch in self.batches for signal in batch]
-
-
-class Gate(Recorder):
-    """A handler that keeps every batch and stays inside until it is opened.
-
-    Dispatch one signal, ``wait_entered()``, and that worker takes nothing more until ``open()``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._entered = threading.Semaphore(0)
-        self._opened = threading.Event()
-
-    def __call__(self, batch: list[Any]) -> None:
-        super().__call__(batch)
-        self._entered.release()
-        if not self._opened.wait(WAIT_S):
-            raise TimeoutError("the test never opened its gate")
-
-    def wait_entered(self, calls: int = 1) -> None:
-        for _ in range(calls):
-            assert self._entered.acquire(timeout=WAIT_S), "no worker came to the gate"
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 @contextlib.contextmanager
@@ -108,26 +71,13 @@ def dispatching(handler: Callable[[list[Any]], object], **settings: Any) -> Iter
         dispatcher.close(WAIT_S)
 
 
-@contextlib.contextmanager
-def in_thread(call: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run ``call`` in a thread of its own, which has ended when the block has."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield future
-    finally:
-        thread.join(WAIT_S)
-
-
 def assert_balanced(stats: FlowStats) -> None:
     """Every signal that was let in is in exactly one place."""
     gone = sum(stats.evicted.values()) + stats.unprocessed
     assert stats.dispatched == stats.handled + stats.failed + gone + stats.pending
+
+
+def hold(dispatcher: Any, gate: Gate, flow: str | None = "held") -> None:
+    """Keep a worker busy with one signal of ``flow``."""
+    assert dispatcher.dispatch(Signal(flow))
+    gate.wait_entered()

@@ -12,17 +12,8 @@ import pytest
 
 from batchmill.flows import FlowDispatcher, WouldDeadlockError
 from batchmill.waiters import TaskWaiter
-from tests.flows.kit import (
-    WAIT_S,
-    Gate,
-    Recorder,
-    Signal,
-    assert_balanced,
-    config,
-    dispatching,
-    in_thread,
-    signals,
-)
+from tests.flows.kit import Recorder, Signal, assert_balanced, config, dispatching, signals
+from tests.kit.threads import WAIT_S, Gate, spawn
 
 T = TypeVar("T")
 
@@ -55,7 +46,7 @@ def test_adispatch_accepts_like_dispatch() -> None:
                 assert await dispatcher.adispatch(signal)
 
     run(main())
-    assert recorder.signals == signals("a", 50)
+    assert recorder.items == signals("a", 50)
 
 
 def test_the_loop_goes_on_while_a_task_waits() -> None:
@@ -73,7 +64,7 @@ def test_the_loop_goes_on_while_a_task_waits() -> None:
             assert await task
 
     run(main())
-    assert [signal.number for signal in gate.signals] == [0, 1, 2]
+    assert [signal.number for signal in gate.items] == [0, 1, 2]
 
 
 def test_tasks_that_wait_with_one_flow_get_in_in_order() -> None:
@@ -94,7 +85,7 @@ def test_tasks_that_wait_with_one_flow_get_in_in_order() -> None:
             )
 
     assert all(run(main()))
-    assert recorder.signals == signals("a", count)
+    assert recorder.items == signals("a", count)
 
 
 def test_a_cancelled_task_has_dispatched_nothing() -> None:
@@ -120,7 +111,7 @@ def test_a_cancelled_task_has_dispatched_nothing() -> None:
             assert_balanced(dispatcher.stats())
 
     run(main())
-    assert [signal.number for signal in gate.signals] == [0, 1, 3]
+    assert [signal.number for signal in gate.items] == [0, 1, 3]
 
 
 def test_a_task_cancelled_when_it_was_just_promised_room_passes_it_on() -> None:
@@ -141,7 +132,7 @@ def test_a_task_cancelled_when_it_was_just_promised_room_passes_it_on() -> None:
             assert await second
 
     run(main())
-    assert [signal.number for signal in gate.signals] == [0, 1, 3]
+    assert [signal.number for signal in gate.items] == [0, 1, 3]
 
 
 def test_adispatch_gives_up_after_its_timeout() -> None:
@@ -175,7 +166,7 @@ def test_closing_answers_tasks_that_wait_with_false() -> None:
         assert await closer == []
 
     run(main())
-    assert [signal.number for signal in gate.signals] == [0, 1]
+    assert [signal.number for signal in gate.items] == [0, 1]
 
 
 def test_aclose_returns_what_was_not_processed() -> None:
@@ -209,7 +200,7 @@ def test_a_cancelled_aclose_leaves_the_drain_going() -> None:
         assert await dispatcher.aclose(WAIT_S) == []
 
     run(main())
-    assert len(gate.signals) == 2
+    assert len(gate.items) == 2
 
 
 def test_a_task_destroyed_while_it_waits_leaves_nothing_behind() -> None:
@@ -233,7 +224,7 @@ def test_a_task_destroyed_while_it_waits_leaves_nothing_behind() -> None:
             assert await next_one
 
     run(main())
-    assert [signal.number for signal in gate.signals] == [0, 1, 3]
+    assert [signal.number for signal in gate.items] == [0, 1, 3]
 
 
 def test_a_loop_that_ended_does_not_hold_up_threads() -> None:
@@ -251,7 +242,7 @@ def test_a_loop_that_ended_does_not_hold_up_threads() -> None:
         assert dispatcher.stats().blocked == 0
         gate.open()
         assert dispatcher.dispatch(Signal("a", 3))
-    assert [signal.number for signal in gate.signals] == [0, 1, 3]
+    assert [signal.number for signal in gate.items] == [0, 1, 3]
 
 
 def test_a_handler_that_runs_a_loop_is_told_too() -> None:
@@ -299,11 +290,11 @@ def test_a_coroutine_left_in_a_closed_loop_does_not_hold_up_its_flow() -> None:
             return coroutine
 
         left_behind = run(begin())
-        with in_thread(lambda: dispatcher.dispatch(Signal("a", 3))) as producer:
+        with spawn(lambda: dispatcher.dispatch(Signal("a", 3))) as producer:
             gate.open()
             assert producer.result(WAIT_S)
         left_behind.close()
-    assert [signal.number for signal in gate.signals] == [0, 1, 3]
+    assert [signal.number for signal in gate.items] == [0, 1, 3]
     assert dispatcher.stats().blocked == 0
 
 
@@ -331,6 +322,6 @@ def test_many_tasks_of_a_closed_loop_cost_no_worker() -> None:
     gate.open()
     assert dispatcher.dispatch(Signal("b"), timeout=WAIT_S)
     assert dispatcher.close(WAIT_S) == []
-    assert [signal.flow for signal in gate.signals] == ["a", "a", "b"]
+    assert [signal.flow for signal in gate.items] == ["a", "a", "b"]
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -8,20 +8,17 @@ from typing import Any
 import pytest
 
 from batchmill.flows import Backpressure
-from tests.flows import bounds_kit
-from tests.flows.bounds_kit import DROP_NEWEST, DROP_OLDEST, hold
 from tests.flows.kit import (
-    WAIT_S,
-    Gate,
+    DROP_NEWEST,
+    DROP_OLDEST,
     Recorder,
     Signal,
     assert_balanced,
     dispatching,
-    in_thread,
+    hold,
     signals,
 )
-
-lined_up = bounds_kit.lined_up
+from tests.kit.threads import WAIT_S, Gate, spawn
 
 
 def test_a_new_flow_takes_the_place_of_one_that_rests() -> None:
@@ -58,21 +55,21 @@ def test_a_new_flow_is_dropped_when_all_known_ones_have_signals_pending(
         assert stats.refused["max_flows"] == 1
 
 
-def test_a_new_flow_waits_for_a_place_under_block(lined_up: threading.Semaphore) -> None:
+def test_a_new_flow_waits_for_a_place_under_block(about_to_wait: threading.Semaphore) -> None:
     """All who wait with that flow get in, in order, once another flow has gone."""
     gate = Gate()
     with dispatching(gate, max_flows=1) as dispatcher:
         hold(dispatcher, gate)
         dispatcher.complete("held")
-        with in_thread(lambda: dispatcher.dispatch(Signal("new", 1))) as first:
-            assert lined_up.acquire(timeout=WAIT_S)
-            with in_thread(lambda: dispatcher.dispatch(Signal("new", 2, last=True))) as second:
-                assert lined_up.acquire(timeout=WAIT_S)
+        with spawn(lambda: dispatcher.dispatch(Signal("new", 1))) as first:
+            assert about_to_wait.acquire(timeout=WAIT_S)
+            with spawn(lambda: dispatcher.dispatch(Signal("new", 2, last=True))) as second:
+                assert about_to_wait.acquire(timeout=WAIT_S)
                 assert dispatcher.stats().blocked == 2
                 gate.open()
                 assert first.result(WAIT_S)
                 assert second.result(WAIT_S)
-    assert [signal.number for signal in gate.signals] == [0, 1, 2]
+    assert [signal.number for signal in gate.items] == [0, 1, 2]
     assert dispatcher.stats().active_flows == 0
 
 
@@ -108,7 +105,7 @@ def test_drop_oldest_evicts_the_oldest_and_counts_it() -> None:
         assert stats.evicted == {"queue_full": 2, "ingress_full": 0}
         assert stats.dropped["drop_oldest", "queue_full"] == 2
         assert_balanced(stats)
-    assert gate.signals == [Signal("held"), Signal("a", 2), Signal("a", 3)]
+    assert gate.items == [Signal("held"), Signal("a", 2), Signal("a", 3)]
 
 
 def test_an_evicted_finish_leaves_no_flow_behind() -> None:
@@ -121,7 +118,7 @@ def test_an_evicted_finish_leaves_no_flow_behind() -> None:
         assert dispatcher.stats().active_flows == 2
         dispatcher.complete("held")
     assert dispatcher.stats().active_flows == 0
-    assert gate.signals[1:] == [Signal("c", last=True)]
+    assert gate.items[1:] == [Signal("c", last=True)]
 
 
 def test_evicting_a_flows_last_signal_for_its_own_next_keeps_the_flow() -> None:
@@ -133,7 +130,7 @@ def test_evicting_a_flows_last_signal_for_its_own_next_keeps_the_flow() -> None:
         assert dispatcher.dispatch(Signal("a", 2))
         assert dispatcher.dispatch(Signal("a", 3))
         assert dispatcher.stats().active_flows == 2
-    assert gate.signals[1:] == [Signal("a", 3)]
+    assert gate.items[1:] == [Signal("a", 3)]
 
 
 def test_the_ingress_bound_is_over_all_workers() -> None:
@@ -164,5 +161,5 @@ def test_the_ingress_bound_evicts_from_the_longest_queue() -> None:
             assert dispatcher.dispatch(Signal("a", number))
         assert dispatcher.dispatch(Signal("b", 1))
         assert dispatcher.stats().evicted == {"queue_full": 0, "ingress_full": 1}
-    assert Signal("a", 1) not in gate.signals
-    assert Signal("b", 1) in gate.signals
+    assert Signal("a", 1) not in gate.items
+    assert Signal("b", 1) in gate.items

@@ -9,34 +9,8 @@ from typing import Any
 import pytest
 
 from batchmill.flows import Backpressure, FlowDispatcher
-from batchmill.flows import dispatcher as dispatcher_module
-from batchmill.waiters import ThreadWaiter
-from tests.flows.kit import (
-    LOGGER,
-    WAIT_S,
-    Gate,
-    Recorder,
-    Signal,
-    assert_balanced,
-    config,
-    dispatching,
-    in_thread,
-    signals,
-)
-
-
-@pytest.fixture
-def lined_up(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released each time a thread is about to wait, for room or for the end."""
-    told = threading.Semaphore(0)
-
-    class Telling(ThreadWaiter):
-        def wait(self, timeout_s: float | None) -> bool:
-            told.release()
-            return super().wait(timeout_s)
-
-    monkeypatch.setattr(dispatcher_module, "ThreadWaiter", Telling)
-    return told
+from tests.flows.kit import LOGGER, Recorder, Signal, assert_balanced, config, dispatching, signals
+from tests.kit.threads import WAIT_S, Gate, spawn
 
 
 def held(gate: Gate, **settings: Any) -> FlowDispatcher[Any]:
@@ -54,7 +28,7 @@ def test_close_drains_what_was_accepted() -> None:
     sent = [Signal(number % 10, number) for number in range(300)]
     assert all(dispatcher.dispatch(signal) for signal in sent)
     assert dispatcher.close(WAIT_S) == []
-    assert sorted(recorder.signals, key=lambda signal: signal.number) == sent
+    assert sorted(recorder.items, key=lambda signal: signal.number) == sent
 
 
 def test_close_returns_what_was_not_processed_in_the_order_it_was_dispatched() -> None:
@@ -73,7 +47,7 @@ def test_close_returns_what_was_not_processed_in_the_order_it_was_dispatched() -
     assert_balanced(stats)
     gate.open()
     assert dispatcher.close(WAIT_S) == []
-    assert len(gate.signals) == 2
+    assert len(gate.items) == 2
 
 
 def test_a_finish_that_was_not_processed_leaves_no_flow_behind() -> None:
@@ -101,7 +75,7 @@ def test_a_closed_dispatcher_refuses() -> None:
 
 @pytest.mark.parametrize("bound", ["worker_queue_capacity", "ingress_capacity", "max_flows"])
 def test_close_wakes_blocked_producers_with_false(
-    lined_up: threading.Semaphore, bound: str
+    about_to_wait: threading.Semaphore, bound: str
 ) -> None:
     """Whatever they wait for; their signals are not in, and no flow of theirs is left."""
     gate = Gate()
@@ -109,27 +83,27 @@ def test_close_wakes_blocked_producers_with_false(
     if bound != "max_flows":
         dispatcher.dispatch(Signal("held", 1))
     with (
-        in_thread(lambda: dispatcher.dispatch(Signal("new", 2))) as first,
-        in_thread(lambda: dispatcher.dispatch(Signal("new", 3))) as second,
+        spawn(lambda: dispatcher.dispatch(Signal("new", 2))) as first,
+        spawn(lambda: dispatcher.dispatch(Signal("new", 3))) as second,
     ):
         for _ in range(2):
-            assert lined_up.acquire(timeout=WAIT_S)
-        with in_thread(lambda: dispatcher.close(WAIT_S)) as closer:
+            assert about_to_wait.acquire(timeout=WAIT_S)
+        with spawn(lambda: dispatcher.close(WAIT_S)) as closer:
             assert not first.result(WAIT_S)
             assert not second.result(WAIT_S)
             gate.open()
             assert closer.result(WAIT_S) == []
     stats = dispatcher.stats()
     assert (stats.refused["closed"], stats.blocked, stats.active_flows) == (2, 0, 1)
-    assert {signal.number for signal in gate.signals} <= {0, 1}
+    assert {signal.number for signal in gate.items} <= {0, 1}
 
 
-def test_close_waits_for_the_handler(lined_up: threading.Semaphore) -> None:
+def test_close_waits_for_the_handler(about_to_wait: threading.Semaphore) -> None:
     """It returns when the last signal is handled, not before."""
     gate = Gate()
     dispatcher = held(gate)
-    with in_thread(lambda: dispatcher.close(WAIT_S)) as closer:
-        assert lined_up.acquire(timeout=WAIT_S)
+    with spawn(lambda: dispatcher.close(WAIT_S)) as closer:
+        assert about_to_wait.acquire(timeout=WAIT_S)
         assert not closer.done()
         gate.open()
         assert closer.result(WAIT_S) == []
@@ -154,7 +128,7 @@ def test_close_inside_a_handler_does_not_wait_for_itself() -> None:
     queued.set()
     assert dispatcher.close(WAIT_S) == []
     assert answers == [[]]
-    assert recorder.signals == signals("a", 3)
+    assert recorder.items == signals("a", 3)
 
 
 def test_close_inside_a_handler_without_time_returns_what_is_queued() -> None:
@@ -174,16 +148,16 @@ def test_close_inside_a_handler_without_time_returns_what_is_queued() -> None:
     assert answers == [signals("a", 2, start=1)]
 
 
-def test_any_number_of_threads_may_close(lined_up: threading.Semaphore) -> None:
+def test_any_number_of_threads_may_close(about_to_wait: threading.Semaphore) -> None:
     """There is one end, and everybody sees it."""
     gate = Gate()
     dispatcher = held(gate)
     with (
-        in_thread(lambda: dispatcher.close(WAIT_S)) as first,
-        in_thread(lambda: dispatcher.close(WAIT_S)) as second,
+        spawn(lambda: dispatcher.close(WAIT_S)) as first,
+        spawn(lambda: dispatcher.close(WAIT_S)) as second,
     ):
         for _ in range(2):
-            assert lined_up.acquire(timeout=WAIT_S)
+            assert about_to_wait.acquire(timeout=WAIT_S)
         gate.open()
         assert first.result(WAIT_S) == second.result(WAIT_S) == []
     assert dispatcher.close() == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.flows.bounds_kit import hold
-from tests.flows.kit import WAIT_S, Gate, ManualClock, Recorder, Signal, dispatching, signals
+from batchmill.testing import ManualClock
+from tests.flows.kit import Recorder, Signal, dispatching, hold, signals
+from tests.kit.threads import WAIT_S, Gate
 
 
 def test_a_flow_is_handled_in_order() -> None:
@@ -14,7 +15,7 @@ def test_a_flow_is_handled_in_order() -> None:
     sent = signals("a", 500)
     with dispatching(recorder, worker_count=3, batch_max=7) as dispatcher:
         assert all(dispatcher.dispatch(signal) for signal in sent)
-    assert recorder.signals == sent
+    assert recorder.items == sent
 
 
 def test_a_call_gets_batch_max_signals_at_most() -> None:
@@ -71,7 +72,7 @@ def test_a_reused_id_does_not_overtake_what_is_left_of_its_past() -> None:
         dispatcher.dispatch(Signal("a", 2))
         depths = [worker.depth for worker in dispatcher.stats().workers]
         assert sorted(depths) == [0, 2]
-    assert [signal.number for signal in gate.signals] == [0, 1, 2]
+    assert [signal.number for signal in gate.items] == [0, 1, 2]
 
 
 def test_complete_ends_a_flow_once_nothing_of_it_is_pending() -> None:
@@ -90,12 +91,12 @@ def test_complete_ends_a_flow_once_nothing_of_it_is_pending() -> None:
 def test_a_flow_that_rests_for_its_ttl_expires() -> None:
     """By the clock it was given; counted; and a worker's share of flows goes down with it."""
     clock, recorder = ManualClock(), Recorder()
-    with dispatching(recorder, idle_ttl=5.0, clock=clock) as dispatcher:
+    with dispatching(recorder, idle_ttl=5.0, clock=clock.now) as dispatcher:
         dispatcher.dispatch(Signal("a"))
         dispatcher.close(WAIT_S)
-        clock.now += 4.9
+        clock.advance(4.9)
         assert dispatcher.stats().active_flows == 1
-        clock.now += 0.1
+        clock.advance(0.1)
         stats = dispatcher.stats()
         assert (stats.active_flows, stats.expired_flows) == (0, 1)
         assert stats.workers[0].flows == 0
@@ -104,9 +105,9 @@ def test_a_flow_that_rests_for_its_ttl_expires() -> None:
 def test_a_flow_with_something_pending_does_not_expire() -> None:
     """However long its signal is in the handler."""
     clock, gate = ManualClock(), Gate()
-    with dispatching(gate, idle_ttl=5.0, clock=clock) as dispatcher:
+    with dispatching(gate, idle_ttl=5.0, clock=clock.now) as dispatcher:
         hold(dispatcher, gate)
-        clock.now += 1_000
+        clock.advance(1_000)
         stats = dispatcher.stats()
         assert (stats.active_flows, stats.expired_flows) == (1, 0)
 
@@ -114,11 +115,11 @@ def test_a_flow_with_something_pending_does_not_expire() -> None:
 def test_durations_and_rates_are_measured_by_the_clock() -> None:
     """Handler latency per call, waiting time per signal, signals a second per worker."""
     clock, gate = ManualClock(), Gate()
-    with dispatching(gate, batch_max=2, clock=clock) as dispatcher:
+    with dispatching(gate, batch_max=2, clock=clock.now) as dispatcher:
         hold(dispatcher, gate)
         for signal in signals("a", 2):
             dispatcher.dispatch(signal)
-        clock.now += 0.5
+        clock.advance(0.5)
         gate.open()
         gate.wait_entered()
     stats = dispatcher.stats()

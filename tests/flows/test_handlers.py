@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.flows.bounds_kit import hold
-from tests.flows.kit import LOGGER, Gate, Recorder, Signal, assert_balanced, dispatching, signals
+from tests.flows.kit import LOGGER, Recorder, Signal, assert_balanced, dispatching, hold, signals
+from tests.kit.threads import Gate
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
@@ -63,7 +63,7 @@ def test_an_error_handler_that_raises_is_logged(caplog: pytest.LogCaptureFixture
     ):
         for signal in signals("a", 2):
             dispatcher.dispatch(signal)
-    assert len(recorder.signals) == 2
+    assert len(recorder.items) == 2
     assert ["error handler failed" in record.getMessage() for record in caplog.records] == [
         True,
         True,
@@ -97,7 +97,7 @@ def test_what_flow_id_or_finished_raises_is_the_producers(setting: str) -> None:
         with pytest.raises(LookupError):
             dispatcher.dispatch(Signal("a", 0))
         assert dispatcher.dispatch(Signal("a", 1))
-    assert recorder.signals == [Signal("a", 1)]
+    assert recorder.items == [Signal("a", 1)]
 
 
 def test_an_unhashable_flow_id_is_a_type_error() -> None:
@@ -111,4 +111,4 @@ def test_an_unhashable_flow_id_is_a_type_error() -> None:
         stats = dispatcher.stats()
         assert (stats.dispatched, stats.pending) == (2, 2)
         assert_balanced(stats)
-    assert [signal.number for signal in gate.signals] == [0, 1]
+    assert [signal.number for signal in gate.items] == [0, 1]

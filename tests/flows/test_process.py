@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,46 +21,11 @@ from batchmill.flows import dispatcher as dispatcher_module
 from batchmill.flows.flow_map import Entry
 from batchmill.flows.queues import WorkerQueue
 from batchmill.waiters import ThreadWaiter
-from tests.flows.kit import (
-    WAIT_S,
-    Gate,
-    Recorder,
-    Signal,
-    assert_balanced,
-    config,
-    dispatching,
-    signals,
-)
+from tests.flows.kit import Recorder, Signal, assert_balanced, config, dispatching, signals
+from tests.kit.processes import in_child, run_script
+from tests.kit.threads import WAIT_S, Gate
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns in a forked child of this process."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, json.dumps(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    assert answer, "the child failed; its traceback is above"
-    return json.loads(answer)
-
-
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    """Run it in an interpreter of its own, with every warning an error."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @needs_fork
@@ -83,10 +44,10 @@ def test_a_forked_child_starts_anew_and_empty() -> None:
             gate.open()
             accepted = dispatcher.dispatch(Signal("child", 7))
             left = dispatcher.close(WAIT_S)
-            return [before, accepted, left, [signal.number for signal in gate.signals]]
+            return [before, accepted, left, [signal.number for signal in gate.items]]
 
         assert in_child(work) == [[0, 0, 0], True, [], [7]]
-    assert [signal.number for signal in gate.signals] == [0, 1]
+    assert [signal.number for signal in gate.items] == [0, 1]
 
 
 @needs_fork
@@ -169,7 +130,8 @@ def test_a_dispatcher_that_was_never_closed_drains_at_exit() -> None:
         for number in range(1000):
             keep.dispatch(number)
         began.set()
-        """
+        """,
+        options=("-W", "error"),
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "handled 1000\n", "")
 
@@ -192,7 +154,8 @@ def test_a_handler_that_hangs_does_not_keep_the_interpreter() -> None:
         began.wait()
         keep.dispatch(2)
         keep.dispatch(3)
-        """
+        """,
+        options=("-W", "error"),
     )
     assert result.returncode == 0
     assert "the interpreter ended before 2 signals could be processed" in result.stderr
@@ -273,7 +236,7 @@ def test_what_an_abandoned_dispatcher_had_accepted_is_handled() -> None:
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
-    assert gate.signals == signals("a", 5)
+    assert gate.items == signals("a", 5)
 
 
 def test_an_abandoned_dispatcher_ends_though_something_still_holds_its_insides() -> None:
@@ -329,7 +292,7 @@ def test_ctrl_c_gets_through_a_dispatch_that_waits(interrupted_in_wait: threadin
                 dispatcher.close(WAIT_S)
         finally:
             interrupted_in_wait.set()
-    assert [item.number for item in gate.signals] == [0, 1]
+    assert [item.number for item in gate.items] == [0, 1]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -361,7 +324,7 @@ def test_ctrl_c_in_the_middle_of_a_dispatch_leaves_the_counts_right(
         assert not dispatcher.dispatch(Signal("c", 9), timeout=0)
         dispatcher.complete("a")
     assert dispatcher.stats().active_flows == 0
-    assert len(gate.signals) == 4
+    assert len(gate.items) == 4
 
 
 def test_ctrl_c_in_a_loop_leaves_nothing_behind() -> None:
@@ -394,4 +357,4 @@ def test_what_was_accepted_just_before_it_was_abandoned_is_handled() -> None:
             del dispatcher
         for thread in threads:
             thread.join(WAIT_S)
-        assert recorder.signals == [item]
+        assert recorder.items == [item]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from batchmill.flows import Backpressure, FlowDispatcher
-from tests.flows.kit import WAIT_S, Signal, assert_balanced, config
+from tests.flows.kit import Signal, assert_balanced, config
+from tests.kit.threads import WAIT_S
 
 PRODUCERS = 6
 PER_PRODUCER = 1_200

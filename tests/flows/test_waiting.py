@@ -10,29 +10,28 @@ from typing import Any
 import pytest
 
 from batchmill.flows import WouldDeadlockError
-from tests.flows import bounds_kit
-from tests.flows.bounds_kit import hold
-from tests.flows.kit import WAIT_S, Gate, Recorder, Signal, dispatching, in_thread, signals
-
-lined_up = bounds_kit.lined_up
+from tests.flows.kit import Recorder, Signal, dispatching, hold, signals
+from tests.kit.threads import WAIT_S, Gate, spawn
 
 
-def test_block_waits_for_room(lined_up: threading.Semaphore) -> None:
+def test_block_waits_for_room(about_to_wait: threading.Semaphore) -> None:
     """The producer goes on when the worker has taken something, and nothing is lost."""
     gate = Gate()
     with dispatching(gate, worker_queue_capacity=1) as dispatcher:
         hold(dispatcher, gate)
         dispatcher.dispatch(Signal("held", 1))
-        with in_thread(lambda: dispatcher.dispatch(Signal("held", 2))) as producer:
-            assert lined_up.acquire(timeout=WAIT_S)
+        with spawn(lambda: dispatcher.dispatch(Signal("held", 2))) as producer:
+            assert about_to_wait.acquire(timeout=WAIT_S)
             stats = dispatcher.stats()
             assert (stats.blocked, stats.workers[0].blocked) == (1, 1)
             gate.open()
             assert producer.result(WAIT_S)
-    assert [signal.number for signal in gate.signals] == [0, 1, 2]
+    assert [signal.number for signal in gate.items] == [0, 1, 2]
 
 
-def test_producers_that_wait_with_one_flow_get_in_in_order(lined_up: threading.Semaphore) -> None:
+def test_producers_that_wait_with_one_flow_get_in_in_order(
+    about_to_wait: threading.Semaphore,
+) -> None:
     """Whoever came first is first, though all are woken by one batch that was taken."""
     gate = Gate()
     with dispatching(gate, worker_queue_capacity=8, batch_max=8) as dispatcher:
@@ -41,22 +40,24 @@ def test_producers_that_wait_with_one_flow_get_in_in_order(lined_up: threading.S
             assert dispatcher.dispatch(signal)
         with contextlib.ExitStack() as threads:
             for signal in signals("held", 8, start=9):
-                threads.enter_context(in_thread(functools.partial(dispatcher.dispatch, signal)))
-                assert lined_up.acquire(timeout=WAIT_S)
+                threads.enter_context(spawn(functools.partial(dispatcher.dispatch, signal)))
+                assert about_to_wait.acquire(timeout=WAIT_S)
             assert dispatcher.stats().workers[0].blocked == 8
             gate.open()
-    assert [signal.number for signal in gate.signals] == list(range(17))
+    assert [signal.number for signal in gate.items] == list(range(17))
 
 
-def test_one_full_worker_does_not_stop_the_flows_of_others(lined_up: threading.Semaphore) -> None:
+def test_one_full_worker_does_not_stop_the_flows_of_others(
+    about_to_wait: threading.Semaphore,
+) -> None:
     """The wait is per worker."""
     gate = Gate()
     with dispatching(gate, worker_count=2, worker_queue_capacity=1) as dispatcher:
         for flow in "ab":
             hold(dispatcher, gate, flow)
         dispatcher.dispatch(Signal("a", 1))
-        with in_thread(lambda: dispatcher.dispatch(Signal("a", 2))) as producer:
-            assert lined_up.acquire(timeout=WAIT_S)
+        with spawn(lambda: dispatcher.dispatch(Signal("a", 2))) as producer:
+            assert about_to_wait.acquire(timeout=WAIT_S)
             assert dispatcher.dispatch(Signal("b", 1), timeout=0)
             gate.open()
             assert producer.result(WAIT_S)
@@ -73,7 +74,7 @@ def test_block_gives_up_after_its_timeout(timeout: float) -> None:
         stats = dispatcher.stats()
         assert stats.dropped["block", "queue_full"] == 1
         assert (stats.blocked, stats.active_flows) == (0, 1)
-    assert [signal.number for signal in gate.signals] == [0, 1]
+    assert [signal.number for signal in gate.items] == [0, 1]
 
 
 def test_a_handler_that_waits_for_its_own_worker_is_told() -> None:
@@ -99,7 +100,7 @@ def test_a_handler_that_waits_for_its_own_worker_is_told() -> None:
     assert (stats.handled, stats.failed, stats.refused["queue_full"]) == (2, 0, 2)
 
 
-def test_two_handlers_that_wait_for_each_other_are_told(lined_up: threading.Semaphore) -> None:
+def test_two_handlers_that_wait_for_each_other_are_told(about_to_wait: threading.Semaphore) -> None:
     """The one that would close the circle gets the error; the other goes on."""
     inside = threading.Barrier(3)
     outcome: dict[str, Any] = {}
@@ -113,7 +114,7 @@ def test_two_handlers_that_wait_for_each_other_are_told(lined_up: threading.Sema
         inside.wait(WAIT_S)  # both are in their handlers
         inside.wait(WAIT_S)  # both queues are full
         if signal.flow == "b":
-            assert lined_up.acquire(timeout=WAIT_S)  # a's handler waits for b's worker
+            assert about_to_wait.acquire(timeout=WAIT_S)  # a's handler waits for b's worker
         try:
             outcome[signal.flow] = dispatcher.dispatch(Signal(other[signal.flow], 2))
         except WouldDeadlockError:
@@ -169,4 +170,4 @@ def test_a_handler_may_dispatch_where_there_is_room() -> None:
     with dispatching(handle) as dispatcher:
         dispatcher.dispatch(Signal("a", 0))
         assert done.wait(WAIT_S)
-    assert [signal.number for signal in recorder.signals] == [0, 1, 2, 3]
+    assert [signal.number for signal in recorder.items] == [0, 1, 2, 3]

@@ -15,7 +15,8 @@ from batchmill.pressure import (
     QueueThresholdManager,
     ThresholdLevel,
 )
-from tests.batcher.kit import PRESSURE_LOGGER, WAIT_S, batching, held, levels
+from tests.kit.batchers import PRESSURE_LOGGER, batching, held, levels
+from tests.kit.threads import WAIT_S
 
 WARNING, CRITICAL, PLUS = ThresholdLevel
 ENTERED, LEFT, DECISION = EventKind.ENTERED, EventKind.LEFT, EventKind.DECISION

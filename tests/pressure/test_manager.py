@@ -18,7 +18,8 @@ from batchmill.pressure import (
     ThresholdLevel,
     strategies,
 )
-from tests.batcher.kit import PRESSURE_LOGGER, always, in_child, levels
+from tests.kit.batchers import PRESSURE_LOGGER, always, levels
+from tests.kit.processes import in_child
 
 WARNING, CRITICAL, PLUS = ThresholdLevel
 ACCEPT, REJECT, DROP, RETRY = QueueAction

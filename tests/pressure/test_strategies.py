@@ -17,7 +17,7 @@ from batchmill.pressure.strategies import (
     reject,
     retry,
 )
-from tests.batcher.kit import always, context
+from tests.kit.batchers import always, context
 
 WARNING, CRITICAL, PLUS = ThresholdLevel
 

@@ -6,7 +6,7 @@ import threading
 
 from batchmill.testing import ManualClock
 from batchmill.waiters import ThreadWaiter
-from tests.batcher.kit import WAIT_S, in_thread
+from tests.kit.threads import WAIT_S, spawn
 
 
 def test_the_clock_stands_still() -> None:
@@ -20,7 +20,7 @@ def test_the_clock_stands_still() -> None:
 def test_a_sleeper_wakes_at_its_time() -> None:
     """Not before."""
     clock = ManualClock()
-    with in_thread(lambda: clock.wait(ThreadWaiter(), 2)) as woken:
+    with spawn(lambda: clock.wait(ThreadWaiter(), 2)) as woken:
         assert clock.await_sleepers()
         clock.advance(1)
         assert clock.await_sleepers()
@@ -44,7 +44,7 @@ def test_a_wake_that_came_first_is_kept() -> None:
 def test_a_sleeper_may_be_woken_early() -> None:
     """True: it was called, its time had not come; and it sleeps no more."""
     clock, waiter = ManualClock(), ThreadWaiter()
-    with in_thread(lambda: clock.wait(waiter, 2)) as woken:
+    with spawn(lambda: clock.wait(waiter, 2)) as woken:
         assert clock.await_sleepers()
         waiter.wake()
         assert woken.result(WAIT_S) is True
@@ -54,7 +54,7 @@ def test_a_sleeper_may_be_woken_early() -> None:
 def test_for_ever_is_until_woken() -> None:
     """Time may pass meanwhile."""
     clock, waiter = ManualClock(), ThreadWaiter()
-    with in_thread(lambda: clock.wait(waiter, None)) as woken:
+    with spawn(lambda: clock.wait(waiter, None)) as woken:
         clock.advance(10**9)
         assert not woken.done()
         waiter.wake()

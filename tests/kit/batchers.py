@@ -1,21 +1,12 @@
-"""What the tests of thresholds and of the batcher share. Nothing here sleeps.
-
-``WAIT_S`` is how long anything may take before its test fails: a bound on failure, not a measure.
-"""
+"""Batchers and thresholds for tests: backends, a batcher that always ends, levels."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
-import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from batchmill.batcher import BatcherSettings, BatcherStats, ItemResult, MicroBatcher
 from batchmill.pressure import (
@@ -24,10 +15,9 @@ from batchmill.pressure import (
     QueueThresholdSettings,
     ThresholdLevel,
 )
+from tests.kit import threads
+from tests.kit.threads import WAIT_S
 
-T = TypeVar("T")
-
-WAIT_S = 20.0
 LOGGER = "batchmill.batcher"
 PRESSURE_LOGGER = "batchmill.pressure"
 FOREVER_MS = 3_600_000.0
@@ -54,27 +44,15 @@ class Gate(Echo):
 
     def __init__(self) -> None:
         super().__init__()
-        self._entered = threading.Semaphore(0)
-        self._passes = threading.Semaphore(0)
-        self._opened = False
+        self._gate = threads.Gate()
+        self.wait_entered = self._gate.wait_entered
+        self.let_pass = self._gate.let_pass
+        self.open = self._gate.open
 
     def __call__(self, batch: list[Any]) -> list[Any]:
         answer = super().__call__(batch)
-        self._entered.release()
-        if not self._opened and not self._passes.acquire(timeout=WAIT_S):
-            raise TimeoutError("the test never opened its gate")
+        self._gate.wait()
         return answer
-
-    def wait_entered(self, calls: int = 1) -> None:
-        for _ in range(calls):
-            assert self._entered.acquire(timeout=WAIT_S), "no worker came to the gate"
-
-    def let_pass(self, calls: int = 1) -> None:
-        self._passes.release(calls)
-
-    def open(self) -> None:
-        self._opened = True
-        self._passes.release(1000)
 
 
 class Failing(Echo):
@@ -133,33 +111,6 @@ def levels(**settings: Any) -> QueueThresholdSettings:
     return QueueThresholdSettings(max_queue_size=4, **settings)
 
 
-@contextlib.contextmanager
-def in_thread(call: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run ``call`` in a thread of its own, which has ended when the block has."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield future
-    finally:
-        thread.join(WAIT_S)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Return as soon as ``condition`` holds; for inner states that signal nobody."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"it never happened: {what}"
-        os.sched_yield()
-
-
 def answer(future: Future[ItemResult[Any]]) -> ItemResult[Any]:
     """The result of a future, soon."""
     return future.result(WAIT_S)
@@ -186,31 +137,3 @@ def always(decision: QueueDecision) -> Callable[[Any], QueueDecision]:
 def threads_of(name: str) -> list[threading.Thread]:
     """The threads of the batcher of that name."""
     return [t for t in threading.enumerate() if t.name.startswith(f"batchmill-{name}-")]
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns in a forked child of this process."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, json.dumps(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    assert text, "the child failed; its traceback is above"
-    return json.loads(text)
-
-
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    """Run it in an interpreter of its own, with every warning an error."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
