@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from batchmill.ingest.decode.request import Decoded, Limits, decode_traces
+from batchmill.ingest.decode import Decoded, Limits, decode_traces
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 LIMITS = Limits()

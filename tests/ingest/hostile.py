@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from batchmill.ingest.decode.request import BadRequest, Limits, TooLarge, decode_traces, decompress
+from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decode_traces, decompress
 
 M = 2**20
 ROOM = 400 * M

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from batchmill.errors import ConfigError
-from batchmill.ingest.decode.request import (
+from batchmill.ingest.decode import (
     BadRequest,
     Limits,
     TooLarge,
@@ -24,7 +24,7 @@ from batchmill.ingest.decode.request import (
     decode_traces,
     decompress,
 )
-from batchmill.ingest.decode.values import Kind, text_of
+from batchmill.ingest.decode.rows import ValueType, text_of
 from batchmill.spool import SPAN_COLUMNS
 from tests.ingest.decode_kit import (
     JSON,
@@ -246,9 +246,9 @@ def test_no_more_of_a_value_is_read_than_is_kept() -> None:
     """A huge array is left as soon as its text is too long."""
     opened: list[object] = []
 
-    def opening(value: object) -> tuple[Kind, object]:
+    def opening(value: object) -> tuple[ValueType, object]:
         opened.append(value)
-        return (Kind.ARRAY, range(10**6)) if value == "all" else (Kind.INT, value)
+        return (ValueType.ARRAY, range(10**6)) if value == "all" else (ValueType.INT, value)
 
     text = text_of("all", opening, 20, 3)
     assert text is not None
@@ -355,7 +355,7 @@ def test_an_id_that_is_not_hex(name: str) -> None:
         (b'{"resourceSpans":[1]}', "an array of objects"),
         (one_span(kind=1.5), "kind is 1.5"),
         (one_span(kind=True), "kind is True"),
-        (one_span(name=1), "name is 1: it must be a text"),
+        (one_span(name=1), "name is 1: it must be a string"),
         (one_span(startTimeUnixNano="1_0"), "a whole number"),
         (one_span(startTimeUnixNano=-1), "from 0 to"),
         (one_span(endTimeUnixNano=2**64), "from 0 to"),

@@ -7,8 +7,7 @@ import zlib
 
 import pytest
 
-from batchmill.ingest.decode.gzip import decompress
-from batchmill.ingest.decode.limits import BadRequest, Limits, TooLarge
+from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decompress
 from tests.ingest.decode_kit import LIMITS
 
 
@@ -48,7 +47,7 @@ def test_decompress(encoding: str, body: bytes) -> None:
         ("gzip", gzip.compress(b"hello", mtime=0) + b"x", "not valid gzip|ends early"),
         ("gzip", gzip.compress(b"hello", mtime=0)[:-8] + bytes(8), "not valid gzip"),
         ("gzip", gzip.compress(b"", mtime=0) * 1001, "more than 1000 members"),
-        ("deflate", zlib.compress(b"hello") + b"x", "goes on after its end"),
+        ("deflate", zlib.compress(b"hello") + b"x", "continues after its end"),
     ],
 )
 def test_bad_compression(encoding: str, body: bytes, message: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("pyarrow")
 
-from batchmill.ingest.decode.limits import Limits
+from batchmill.ingest.decode import Limits
 from batchmill.ingest.intake import Intake
 from batchmill.ingest.responses import Rejected
 from batchmill.ingest.settings import ReceiverSettings

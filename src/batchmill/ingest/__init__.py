@@ -12,10 +12,15 @@ from batchmill.extras import lazy_names
 from batchmill.http import Access
 
 if TYPE_CHECKING:
-    from batchmill.ingest.decode.gzip import decompress
-    from batchmill.ingest.decode.limits import BadRequest, Limits, TooLarge
-    from batchmill.ingest.decode.request import Decoded, decode_traces
-    from batchmill.ingest.decode.transcode import otlp_from_json
+    from batchmill.ingest.decode import (
+        BadRequest,
+        Decoded,
+        Limits,
+        TooLarge,
+        decode_traces,
+        decompress,
+        otlp_from_json,
+    )
     from batchmill.ingest.receiver import Receiver
     from batchmill.ingest.settings import ReceiverSettings
 
@@ -33,15 +38,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BadRequest": "decode.limits",
-    "Decoded": "decode.request",
-    "Limits": "decode.limits",
+    "BadRequest": "decode",
+    "Decoded": "decode",
+    "Limits": "decode",
     "Receiver": "receiver",
     "ReceiverSettings": "settings",
-    "TooLarge": "decode.limits",
-    "decode_traces": "decode.request",
-    "decompress": "decode.gzip",
-    "otlp_from_json": "decode.transcode",
+    "TooLarge": "decode",
+    "decode_traces": "decode",
+    "decompress": "decode",
+    "otlp_from_json": "decode",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="receiving OpenTelemetry data", extra="otlp")

@@ -17,6 +17,7 @@ import grpc.aio
 
 from batchmill.http import host_port, port_error
 from batchmill.ingest import responses
+from batchmill.ingest.decode import PROTOBUF
 from batchmill.ingest.intake import LOGS, Intake, Take
 from batchmill.ingest.responses import Refusal, RequestRefused
 from batchmill.ingest.settings import GRPC_MESSAGE_BYTES, ReceiverSettings
@@ -120,8 +121,8 @@ class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
                     raise RequestRefused(responses.malformed("the call has no message"))
                 body.add(bytes(message))
             encoding = "gzip" if body.starts_with(_GZIP) else ""
-            rejected = await take(body, encoding, responses.PROTOBUF)
-        return responses.success(rejected, responses.PROTOBUF)
+            rejected = await take(body, encoding, PROTOBUF)
+        return responses.success(rejected, PROTOBUF)
 
     async def _refuse(self, call: Any, refusal: Refusal) -> None:
         """End the call with an error; raises what gRPC expects of its handler then."""

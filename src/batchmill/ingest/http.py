@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from batchmill.http import Access, ConnectionRefusal, RefusalReason, response_bytes
 from batchmill.ingest import responses
+from batchmill.ingest.decode import JSON
 from batchmill.ingest.intake import LOGS, Body, Intake, Take
 from batchmill.ingest.responses import Refusal, RequestRefused
 from batchmill.ingest.stats import prometheus
@@ -136,7 +137,7 @@ class HttpApp:
 
     def _refuse(self, refusal: Refusal, content_type: str | None) -> Response:
         self._stats.answered("http", refusal.reason)
-        content_type = content_type or responses.JSON
+        content_type = content_type or JSON
         return Response(
             responses.http_body(refusal, content_type),
             status_code=refusal.status,
@@ -145,8 +146,8 @@ class HttpApp:
 
 
 def _raw(refusal: Refusal) -> bytes:
-    headers = responses.http_headers(refusal, responses.JSON)
-    return response_bytes(refusal.status, responses.http_body(refusal, responses.JSON), headers)
+    headers = responses.http_headers(refusal, JSON)
+    return response_bytes(refusal.status, responses.http_body(refusal, JSON), headers)
 
 
 def _too_large(limit: int) -> Refusal:

@@ -11,10 +11,21 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
 from batchmill.ingest import responses
-from batchmill.ingest.decode.gzip import decompress
-from batchmill.ingest.decode.limits import BadRequest, Limits, TooLarge, Unsupported
-from batchmill.ingest.decode.request import decode_traces
+from batchmill.ingest.decode import (
+    JSON,
+    PROTOBUF,
+    BadRequest,
+    Limits,
+    TooLarge,
+    Unsupported,
+    decode_traces,
+    decompress,
+    otlp_from_json,
+)
 from batchmill.ingest.responses import Rejected, RequestRefused
 from batchmill.ingest.settings import GRPC_MESSAGE_BYTES, ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats
@@ -274,14 +285,9 @@ class Intake:
             self.forwarders[TRACES].offer(plain, content_type, spans)
 
     def _forward_logs(self, body: Body, encoding: str, content_type: str) -> None:
-        from google.protobuf.message import DecodeError
-        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-
-        from batchmill.ingest.decode.transcode import otlp_from_json
-
         with _refusing_bad_bodies():
             plain = decompress(body.take(), encoding, self.limits)
-            if content_type == responses.JSON:
+            if content_type == JSON:
                 plain = otlp_from_json(plain, LOGS, self.limits)
             try:
                 logs = ExportLogsServiceRequest.FromString(plain)
@@ -292,7 +298,7 @@ class Intake:
             for resource in logs.resource_logs
             for scope in resource.scope_logs
         )
-        self.forwarders[LOGS].offer(plain, responses.PROTOBUF, records)
+        self.forwarders[LOGS].offer(plain, PROTOBUF, records)
 
     async def _until_durable(self, stored: Future[Any]) -> None:
         # Shielded: a sender that disconnects must not cancel what the sink works on.

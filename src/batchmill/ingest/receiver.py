@@ -18,7 +18,7 @@ from typing import Any
 
 from batchmill.files import write_json
 from batchmill.http import HttpServer, host_port
-from batchmill.ingest.decode.limits import Limits
+from batchmill.ingest.decode import Limits
 from batchmill.ingest.grpc import build_server
 from batchmill.ingest.http import HttpApp
 from batchmill.ingest.intake import Forwarder, Intake, SpanSink

@@ -18,8 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-PROTOBUF = "application/x-protobuf"
-JSON = "application/json"
+from batchmill.ingest.decode import JSON, PROTOBUF
 
 _LONGEST_MESSAGE = 1000
 """gRPC sends a message twice in headers that should stay below 8 KiB."""

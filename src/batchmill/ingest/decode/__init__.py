@@ -1,1 +1,54 @@
-"""OTLP requests to columns of spans."""
+"""Decodes OTLP requests to columns of spans; no network, no threads.
+
+`decompress` undoes a body's encoding, `decode_traces` decodes it, both within `Limits`;
+`otlp_from_json` converts a request in JSON to protobuf.
+"""
+
+from __future__ import annotations
+
+from batchmill.ingest.decode.body import (
+    BadRequest,
+    Limits,
+    TooLarge,
+    Unsupported,
+    decompress,
+    too_many_bytes,
+)
+from batchmill.ingest.decode.json import otlp_from_json, read_json
+from batchmill.ingest.decode.protobuf import read_proto
+from batchmill.ingest.decode.rows import Decoded, Rows
+
+__all__ = [
+    "BadRequest",
+    "Decoded",
+    "JSON",
+    "Limits",
+    "PROTOBUF",
+    "TooLarge",
+    "Unsupported",
+    "decode_traces",
+    "decompress",
+    "otlp_from_json",
+]
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+
+def decode_traces(body: bytes, content_type: str, limits: Limits) -> Decoded:
+    """Decode the spans of an ExportTraceServiceRequest, in protobuf or in OTLP's JSON.
+
+    Invalid spans are left out one by one and counted. Raises `BadRequest` for a body that cannot be
+    decoded, `TooLarge` for one over a limit, and nothing else.
+    """
+    if len(body) > limits.max_decompressed_bytes:
+        raise too_many_bytes(len(body), limits.max_decompressed_bytes)
+    rows = Rows(limits)
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type in (PROTOBUF, "application/protobuf"):
+        read_proto(body, rows)
+    elif media_type == JSON:
+        read_json(body, rows)
+    else:
+        raise Unsupported(f"the content type {content_type[:80]!r} is not {PROTOBUF} or {JSON}")
+    return rows.decoded(len(body))

@@ -1,7 +1,7 @@
-"""An ExportTraceServiceRequest in OTLP's JSON -> rows.
+"""Decodes requests in OTLP's JSON: traces to rows, traces and logs to protobuf.
 
-Ids are hex, names are camelCase, 64-bit numbers are texts or numbers, enums numbers or names,
-``null`` is a field left out. Unknown fields are ignored.
+Ids are hex, names are camelCase, 64-bit numbers are strings or numbers, enums are numbers or
+names, ``null`` is a missing field. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import binascii
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from batchmill.ingest.decode.limits import BadRequest, Limits, TooLarge
-from batchmill.ingest.decode.rows import Pairs, Rows
-from batchmill.ingest.decode.values import Kind, Opened, text_of
+from google.protobuf.json_format import ParseDict, ParseError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+from batchmill.ingest.decode.body import BadRequest, Limits, TooLarge
+from batchmill.ingest.decode.rows import Content, Pairs, Rows, ValueType, text_of
+
+_SQUARE_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 _STEP = 2**20
-"""Bytes whose strings are split off at a time."""
+"""Bytes that are scanned for strings at a time."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _LONE_SURROGATE = re.compile(
@@ -42,7 +46,7 @@ _Object = dict[str, Any]
 
 
 def read_json(body: bytes, rows: Rows) -> None:
-    """Fill ``rows`` with the spans of ``body``."""
+    """Add the spans of ``body`` to ``rows``."""
     request = load_json(body, rows.limits)
     if not isinstance(request, dict):
         raise BadRequest("the body is JSON, but not an object with resourceSpans")
@@ -70,38 +74,38 @@ def _read_span(span: _Object, rows: Rows) -> None:
         rows.attributes.append(_pairs(span, rows))
 
 
-def _pairs(of: _Object, rows: Rows) -> Pairs:
+def _pairs(parent: _Object, rows: Rows) -> Pairs:
     limits = rows.limits
-    found = _list(of, "attributes")
-    if len(found) > limits.max_attributes:
-        found = list(rows.fitted(found))
-    rows.attribute_count(len(found))
+    attributes = _list(parent, "attributes")
+    if len(attributes) > limits.max_attributes:
+        attributes = list(rows.first_attributes(attributes))
+    rows.attribute_count(len(attributes))
     longest, deepest = limits.max_attribute_length, limits.max_value_depth
-    pairs: dict[str, str] = {}
-    for each in found:
-        if not isinstance(each, dict):
+    pairs: Pairs = {}
+    for attribute in attributes:
+        if not isinstance(attribute, dict):
             raise BadRequest("an attribute is not an object with key and value")
-        key, value = _text(each, "key"), _object(each, "value")
+        key, value = _text(attribute, "key"), _object(attribute, "value")
         text = value.get("stringValue") if len(value) == 1 else None
         if not isinstance(text, str):
-            text = text_of(value, _opened, longest, deepest)
+            text = text_of(value, _content, longest, deepest)
         if text is None or len(text) > longest or key not in rows.keys or key in pairs:
-            rows.fit(pairs, key, text)
+            rows.put(pairs, key, text)
         else:
             pairs[key] = text
-    rows.keys_fit(pairs)
+    rows.learn_keys(pairs)
     return pairs
 
 
 def load_json(body: bytes, limits: Limits) -> Any:
-    """What a body of JSON says, within the limits; raises `BadRequest` or `TooLarge`."""
+    """Parse a JSON body within the limits; raises `BadRequest` or `TooLarge`."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise BadRequest(
             f"the body is not JSON in UTF-8: {error.reason}, byte {error.start}"
         ) from None
-    # From here on each backslash in it begins an escape.
+    # Without escaped backslashes, each backslash that is left begins an escape.
     plain = body.replace(b"\\\\", b"__")
     _check_shape(plain.replace(b'\\"', b""), limits)
     if (b"\\ud" in plain or b"\\uD" in plain) and _LONE_SURROGATE.search(plain):
@@ -117,10 +121,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_shape(body: bytes, limits: Limits) -> None:
-    """Refuse what is nested too deep, or has too many values, before it is built.
+    """Refuse JSON that is nested too deep, or has too many values, before it is parsed.
 
-    Every quote in ``body`` begins or ends a string. Of the brackets outside strings, each round
-    takes away the innermost pairs.
+    Every quote in ``body`` must begin or end a string. Each round removes the innermost pairs of
+    brackets outside strings.
     """
     structure = _structure(body)
     if structure.count(b"[") + structure.count(b",") > limits.max_json_values:
@@ -132,146 +136,218 @@ def _check_shape(body: bytes, limits: Limits) -> None:
     for _ in range(limits.max_json_depth):
         left = brackets.replace(b"[]", b"")
         if len(left) == len(brackets):
-            return  # none left, or they do not match: the parser says where
+            return  # none left, or unbalanced: then the parser says where
         brackets = left
     if b"[]" in brackets:
         raise BadRequest(f"the body is nested more than {limits.max_json_depth} deep")
 
 
 def _structure(body: bytes) -> bytes:
-    """The brackets, all as square ones, and the commas outside strings."""
+    """The brackets outside strings, all as square ones, and the commas."""
     kept: list[bytes] = []
     inside = 0
     for at in range(0, len(body), _STEP):
         pieces = body[at : at + _STEP].split(b'"')
-        kept.append(b"".join(pieces[inside::2]).translate(_ONE_KIND, _NO_STRUCTURE))
+        kept.append(b"".join(pieces[inside::2]).translate(_SQUARE_BRACKETS, _NO_STRUCTURE))
         inside ^= len(pieces) + 1 & 1
     return b"".join(kept)
 
 
-def _opened(value: _Object) -> Opened:
-    """What an AnyValue holds; the last one where it says several things."""
-    answer: Opened = (Kind.EMPTY, None)
-    for name, held in value.items():
-        if held is None:
+def _content(value: _Object) -> Content:
+    """The type and content of an AnyValue; the last one if it has several."""
+    answer: Content = (ValueType.EMPTY, None)
+    for name, content in value.items():
+        if content is None:
             continue
         if name == "stringValue":
-            answer = Kind.TEXT, _text(value, name)
+            answer = ValueType.TEXT, _text(value, name)
         elif name == "intValue":
-            answer = Kind.INT, _whole(value, name, -(2**63), 2**63)
+            answer = ValueType.INT, _whole(value, name, -(2**63), 2**63)
         elif name == "boolValue":
-            if not isinstance(held, bool):
-                raise _wrong(name, held, "true or false")
-            answer = Kind.BOOL, held
+            if not isinstance(content, bool):
+                raise _wrong(name, content, "true or false")
+            answer = ValueType.BOOL, content
         elif name == "doubleValue":
-            answer = Kind.DOUBLE, _double(held)
+            answer = ValueType.DOUBLE, _double(content)
         elif name == "bytesValue":
-            answer = Kind.BYTES, _bytes(held)
+            answer = ValueType.BYTES, _bytes(content)
         elif name == "arrayValue":
-            answer = Kind.ARRAY, _objects(_object(value, name), "values")
+            answer = ValueType.ARRAY, _objects(_object(value, name), "values")
         elif name == "kvlistValue":
-            answer = Kind.MAP, _entries(_object(value, name))
+            answer = ValueType.MAP, _entries(_object(value, name))
     return answer
 
 
-def _entries(of: _Object) -> Iterator[tuple[str, _Object]]:
-    for each in _objects(of, "values"):
-        yield _text(each, "key"), _object(each, "value")
+def _entries(parent: _Object) -> Iterator[tuple[str, _Object]]:
+    for entry in _objects(parent, "values"):
+        yield _text(entry, "key"), _object(entry, "value")
 
 
-def _double(held: Any) -> float:
-    if isinstance(held, bool) or not isinstance(held, int | float | str):
-        raise _wrong("doubleValue", held, "a number")
+def _double(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _wrong("doubleValue", value, "a number")
     try:
-        return float(held)
+        return float(value)
     except (ValueError, OverflowError):
-        raise _wrong("doubleValue", held, "a number") from None
+        raise _wrong("doubleValue", value, "a number") from None
 
 
-def _bytes(held: Any) -> bytes:
-    text = held if isinstance(held, str) else "?"
+def _bytes(value: Any) -> bytes:
+    text = value if isinstance(value, str) else "?"
     try:
         return base64.b64decode(
             text.translate({45: "+", 95: "/"}).rstrip("=") + "=" * (-len(text.rstrip("=")) % 4),
             validate=True,
         )
     except (binascii.Error, ValueError):
-        raise _wrong("bytesValue", held, "base64") from None
+        raise _wrong("bytesValue", value, "base64") from None
 
 
-def _object(of: _Object, name: str) -> _Object:
-    held = of.get(name)
-    if held is None:
+def _object(parent: _Object, name: str) -> _Object:
+    value = parent.get(name)
+    if value is None:
         return {}
-    if not isinstance(held, dict):
-        raise _wrong(name, held, "an object")
-    return held
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object")
+    return value
 
 
-def _list(of: _Object, name: str) -> list[Any]:
-    held = of.get(name)
-    if held is None:
+def _list(parent: _Object, name: str) -> list[Any]:
+    value = parent.get(name)
+    if value is None:
         return []
-    if not isinstance(held, list):
-        raise _wrong(name, held, "an array")
-    return held
+    if not isinstance(value, list):
+        raise _wrong(name, value, "an array")
+    return value
 
 
-def _objects(of: _Object, name: str) -> Iterator[_Object]:
-    for each in _list(of, name):
-        if not isinstance(each, dict):
-            raise _wrong(name, each, "an array of objects")
-        yield each
+def _objects(parent: _Object, name: str) -> Iterator[_Object]:
+    for item in _list(parent, name):
+        if not isinstance(item, dict):
+            raise _wrong(name, item, "an array of objects")
+        yield item
 
 
-def _text(of: _Object, name: str) -> str:
-    held = of.get(name)
-    if held is None:
+def _text(parent: _Object, name: str) -> str:
+    value = parent.get(name)
+    if value is None:
         return ""
-    if not isinstance(held, str):
-        raise _wrong(name, held, "a text")
-    return held
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a string")
+    return value
 
 
-def _id(of: _Object, name: str) -> bytes:
-    """The bytes of a hex id; one odd byte, which no id has, for what is not hex."""
-    held = _text(of, name)
+def _id(parent: _Object, name: str) -> bytes:
+    """The bytes of a hex id; ``b"?"``, which no id can be, for anything else."""
+    value = _text(parent, name)
     try:
-        found = bytes.fromhex(held)
+        decoded = bytes.fromhex(value)
     except ValueError:
         return b"?"
-    return found if 2 * len(found) == len(held) else b"?"  # fromhex passes over spaces
+    return decoded if 2 * len(decoded) == len(value) else b"?"  # fromhex skips spaces
 
 
-def _whole(of: _Object, name: str, least: int, past: int) -> int:
-    held = of.get(name)
-    if held is None:
+def _whole(parent: _Object, name: str, least: int, past: int) -> int:
+    value = parent.get(name)
+    if value is None:
         return 0
-    if isinstance(held, str) and _WHOLE.fullmatch(held):
-        number = int(held)
-    elif isinstance(held, int) and not isinstance(held, bool):
-        number = held
-    elif isinstance(held, float) and held.is_integer():
-        number = int(held)
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        number = int(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, float) and value.is_integer():
+        number = int(value)
     else:
-        raise _wrong(name, held, "a whole number")
+        raise _wrong(name, value, "a whole number")
     if not least <= number < past:
-        raise _wrong(name, held, f"from {least} to {past - 1}")
+        raise _wrong(name, value, f"from {least} to {past - 1}")
     return number
 
 
-def _enum(of: _Object, name: str, names: dict[str, int]) -> int:
-    """0, which is unspecified, for what is not known: newer clients may have more."""
-    held = of.get(name)
-    if held is None:
+def _enum(parent: _Object, name: str, names: dict[str, int]) -> int:
+    """0, which is unspecified, for an unknown value: newer clients may have more."""
+    value = parent.get(name)
+    if value is None:
         return 0
-    if isinstance(held, str):
-        return names.get(held, 0)
-    if isinstance(held, int) and not isinstance(held, bool):
-        return held
-    raise _wrong(name, held, "a number or a name")
+    if isinstance(value, str):
+        return names.get(value, 0)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise _wrong(name, value, "a number or a name")
 
 
-def _wrong(name: str, held: Any, allowed: str) -> BadRequest:
-    shown = repr(held) if isinstance(held, str | int | float) else f"of type {type(held).__name__}"
+def _wrong(name: str, value: Any, allowed: str) -> BadRequest:
+    shown = (
+        repr(value) if isinstance(value, str | int | float) else f"of type {type(value).__name__}"
+    )
     return BadRequest(f"{name} is {shown[:60]}: it must be {allowed}")
+
+
+_ID_FIELDS = ("traceId", "spanId", "parentSpanId")
+_SNAKE_CASE_IDS = ("trace_id", "span_id", "parent_span_id")
+"""protobuf's parser accepts these names too; in OTLP they are unknown fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    """The protobuf message of a signal, and the JSON names on the way to its items."""
+
+    message: Any
+    resources: str
+    scopes: str
+    items: str
+
+
+_SIGNALS = {
+    "traces": _Signal(ExportTraceServiceRequest, "resourceSpans", "scopeSpans", "spans"),
+    "logs": _Signal(ExportLogsServiceRequest, "resourceLogs", "scopeLogs", "logRecords"),
+}
+
+
+def otlp_from_json(body: bytes, signal: str = "traces", limits: Limits | None = None) -> bytes:
+    """Convert an ExportTraceServiceRequest in JSON, or one of ``logs``, to protobuf.
+
+    A span or a log record with invalid ids is dropped. Raises `BadRequest` or `TooLarge`.
+    """
+    request = load_json(body, limits or Limits())
+    names = _SIGNALS[signal]
+    if not isinstance(request, dict):
+        raise BadRequest(f"the body is JSON, but not an object with {names.resources}")
+    # OTLP's JSON is that of protobuf but for ids, which are hex in OTLP and base64 in protobuf.
+    for resource in _children(request, names.resources):
+        for scope in _children(resource, names.scopes):
+            items = scope.get(names.items)
+            if isinstance(items, list):
+                scope[names.items] = [item for item in items if _convert_ids(item)]
+    try:
+        message = ParseDict(request, names.message(), ignore_unknown_fields=True)
+    except (ParseError, RecursionError) as error:
+        raise BadRequest(f"the body is JSON, but not OTLP: {error}") from None
+    return bytes(message.SerializeToString())
+
+
+def _children(parent: _Object, name: str) -> Iterator[_Object]:
+    children = parent.get(name)
+    for child in children if isinstance(children, list) else ():
+        if isinstance(child, dict):
+            yield child
+
+
+def _convert_ids(item: Any) -> bool:
+    """Convert the ids of an item and its links from hex to base64; False if they are invalid."""
+    if not isinstance(item, dict):
+        return False
+    for name in _SNAKE_CASE_IDS:
+        item.pop(name, None)
+    for name in _ID_FIELDS:
+        value = item.get(name)
+        if value is None:
+            continue
+        try:
+            item[name] = base64.b64encode(bytes.fromhex(value)).decode()
+        except (ValueError, TypeError):
+            return False
+    links = item.get("links")
+    if isinstance(links, list):
+        item["links"] = [link for link in links if _convert_ids(link)]
+    return True

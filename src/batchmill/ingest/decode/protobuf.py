@@ -1,8 +1,8 @@
-"""An ExportTraceServiceRequest in protobuf -> rows.
+"""Decodes an ExportTraceServiceRequest in protobuf to rows.
 
-The request is not parsed in one go: two bytes can be a whole span, which takes a hundred times as
-many in memory. Its frame (resources, scopes) is walked here, and each span parsed when its turn
-comes, so what is held at a time is bounded by the size of one span.
+The request is not parsed as a whole: two bytes can be a span, which takes a hundred times as much
+memory. The outer messages (resources, scopes) are scanned here, and spans parsed one by one, so
+that the memory in use is bounded by the size of one span.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from batchmill.ingest.decode.limits import BadRequest, TooLarge
-from batchmill.ingest.decode.rows import Pairs, Rows
-from batchmill.ingest.decode.values import Kind, Opened, plain, text_of
+from batchmill.ingest.decode.body import BadRequest, TooLarge
+from batchmill.ingest.decode.rows import Content, Pairs, Rows, ValueType, plain_text, text_of
+from batchmill.wording import count_of
 
 
 def _number(message: Any, field: str) -> int:
@@ -30,33 +30,34 @@ _SCOPE_SPANS = _number(ResourceSpans, "scope_spans")
 _SPANS = _number(ScopeSpans, "spans")
 
 _SPARE_FIELDS = 1000
-"""Unknown fields that a request may have in its frame, beside a few for each span allowed."""
+"""Unknown fields allowed in the outer messages, beside a few for each span allowed."""
 
 
 def read_proto(body: bytes, rows: Rows) -> None:
-    """Fill ``rows`` with the spans of ``body``."""
-    frame = _Frame(body, 4 * rows.limits.max_spans + _SPARE_FIELDS)
-    for _, start, end in frame.fields(0, len(body), (_RESOURCE_SPANS,)):
+    """Add the spans of ``body`` to ``rows``."""
+    scanner = _Scanner(body, 4 * rows.limits.max_spans + _SPARE_FIELDS)
+    for _, start, end in scanner.fields(0, len(body), (_RESOURCE_SPANS,)):
         rows.group()
-        _read_group(frame, start, end, rows)
+        _read_group(scanner, start, end, rows)
 
 
-def _read_group(frame: _Frame, start: int, end: int, rows: Rows) -> None:
-    body, limits = frame.body, rows.limits
+def _read_group(scanner: _Scanner, start: int, end: int, rows: Rows) -> None:
+    body, limits = scanner.body, rows.limits
     resource: list[bytes] = []
     size = 0
-    for number, first, last in frame.fields(start, end, (_RESOURCE, _SCOPE_SPANS)):
+    for number, first, last in scanner.fields(start, end, (_RESOURCE, _SCOPE_SPANS)):
         rows.group()
         if number == _RESOURCE:
-            # A message that comes in several pieces is one: its pieces one after the other.
+            # A field that occurs several times is one message: its parts are concatenated.
             resource.append(body[first:last])
             size += last - first
             if size > limits.max_span_bytes:
                 raise TooLarge(
-                    f"a resource has more than {limits.max_span_bytes} bytes: give it less"
+                    f"a resource has more than {limits.max_span_bytes} bytes: "
+                    "give it fewer attributes"
                 )
             continue
-        _read_spans(body, frame.fields(first, last, (_SPANS,)), rows)
+        _read_spans(body, scanner.fields(first, last, (_SPANS,)), rows)
     try:
         about = Resource.FromString(b"".join(resource))
     except DecodeError as error:
@@ -89,38 +90,40 @@ def _read_spans(body: bytes, spans: Iterable[tuple[int, int, int]], rows: Rows) 
             put(_pairs(span.attributes, end - start, rows))
 
 
-def _pairs(found: Any, size: int, rows: Rows) -> Pairs:
-    """Attributes that came in ``size`` bytes."""
+def _pairs(attributes: Any, size: int, rows: Rows) -> Pairs:
+    """Attributes of a message of ``size`` bytes."""
     limits = rows.limits
-    if len(found) > limits.max_attributes:
-        found = rows.fitted(found)
-    rows.attribute_count(len(found))
+    if len(attributes) > limits.max_attributes:
+        attributes = rows.first_attributes(attributes)
+    rows.attribute_count(len(attributes))
     if _LONGEST_NUMBER <= size <= limits.max_attribute_length:
-        # The usual case, in which no text can be too long: all in one go.
+        # The usual case, in which no text can be too long.
         try:
-            pairs = {each.key: each.value.string_value or _simple(each.value) for each in found}
+            pairs = {
+                item.key: item.value.string_value or _simple(item.value) for item in attributes
+            }
         except _NotSimple:
-            return _careful_pairs(found, rows)
-        if len(pairs) == len(found) and (pairs.keys() <= rows.keys or rows.keys_fit(pairs)):
+            return _limited_pairs(attributes, rows)
+        if len(pairs) == len(attributes) and (pairs.keys() <= rows.keys or rows.learn_keys(pairs)):
             return pairs
-    return _careful_pairs(found, rows)
+    return _limited_pairs(attributes, rows)
 
 
-def _careful_pairs(found: Any, rows: Rows) -> Pairs:
+def _limited_pairs(attributes: Any, rows: Rows) -> Pairs:
     limits = rows.limits
     longest, deepest = limits.max_attribute_length, limits.max_value_depth
-    pairs: dict[str, str] = {}
-    for each in found:
-        rows.fit(pairs, each.key, text_of(each.value, _opened, longest, deepest))
+    pairs: Pairs = {}
+    for item in attributes:
+        rows.put(pairs, item.key, text_of(item.value, _content, longest, deepest))
     return pairs
 
 
 _LONGEST_NUMBER = 32
-"""Above the characters of any number as text."""
+"""More characters than any number has as text."""
 
 
 class _NotSimple(Exception):
-    """A value is neither a text nor a number."""
+    """A value is neither a text, a number nor a bool."""
 
 
 def _simple(value: Any) -> str:
@@ -130,40 +133,41 @@ def _simple(value: Any) -> str:
     if name == "bool_value":
         return "true" if value.bool_value else "false"
     if name == "double_value":
-        return plain(Kind.DOUBLE, value.double_value)
+        return plain_text(ValueType.DOUBLE, value.double_value)
     if name == "string_value":
         return ""
     raise _NotSimple
 
 
-_KINDS = {
-    "string_value": Kind.TEXT,
-    "bool_value": Kind.BOOL,
-    "int_value": Kind.INT,
-    "double_value": Kind.DOUBLE,
-    "bytes_value": Kind.BYTES,
+_VALUE_TYPES = {
+    "string_value": ValueType.TEXT,
+    "bool_value": ValueType.BOOL,
+    "int_value": ValueType.INT,
+    "double_value": ValueType.DOUBLE,
+    "bytes_value": ValueType.BYTES,
 }
 
 
-def _opened(value: Any) -> Opened:
+def _content(value: Any) -> Content:
+    """The type and content of an AnyValue."""
     name = value.WhichOneof("value")
-    kind = _KINDS.get(name)
+    kind = _VALUE_TYPES.get(name)
     if kind is not None:
         return kind, getattr(value, name)
     if name == "array_value":
-        return Kind.ARRAY, value.array_value.values
+        return ValueType.ARRAY, value.array_value.values
     if name == "kvlist_value":
-        return Kind.MAP, ((each.key, each.value) for each in value.kvlist_value.values)
-    return Kind.EMPTY, None
+        return ValueType.MAP, ((item.key, item.value) for item in value.kvlist_value.values)
+    return ValueType.EMPTY, None
 
 
-class _Frame:
-    """A walk over protobuf's bytes that goes into a message only where it is told to."""
+class _Scanner:
+    """Finds fields in protobuf's bytes without parsing the messages in them."""
 
     def __init__(self, body: bytes, unknown: int) -> None:
         self.body = body
         self._unknown = unknown
-        """Fields that may yet be skipped: they cost time, however small they are."""
+        """Unknown fields that may still be skipped: each takes time, however small it is."""
 
     def fields(self, at: int, end: int, wanted: Collection[int]) -> Iterator[tuple[int, int, int]]:
         """Number, start and end of each wanted field of the message in ``body[at:end]``."""
@@ -193,7 +197,7 @@ class _Frame:
             if stop > end:
                 raise BadRequest(
                     f"the body is not valid protobuf: a field at byte {at} ends "
-                    f"{stop - end} bytes after its message"
+                    f"{count_of(stop - end, 'byte')} after its message"
                 )
             number = tag >> 3
             if wire == 2 and number in wanted:

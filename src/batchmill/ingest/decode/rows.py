@@ -1,12 +1,16 @@
-"""Spans, however they were written, into columns: what is checked, cut and counted."""
+"""Decoded spans as columns, and attribute values as text: checked, limited and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import base64
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
-from batchmill.ingest.decode.limits import Limits, TooLarge
+from batchmill.ingest.decode.body import Limits, TooLarge
 from batchmill.spool import SpanBatch
 
 Pairs = dict[str, str]
@@ -14,7 +18,7 @@ Pairs = dict[str, str]
 UNKNOWN_SERVICE = "unknown_service"
 
 KINDS = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
-"""By OTLP's number. 0 is unspecified, which OpenTelemetry takes for INTERNAL."""
+"""By number in OTLP. 0 is unspecified, which OpenTelemetry defines as INTERNAL."""
 
 STATUSES = ("UNSET", "OK", "ERROR")
 
@@ -23,27 +27,27 @@ _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The spans of a request, and what of it was not taken."""
+    """The spans of a request, and what was rejected or cut."""
 
     batch: SpanBatch
     rejections: dict[str, int] = field(default_factory=dict)
-    """Spans that were rejected, by reason."""
+    """Number of rejected spans, by reason."""
     cuts: dict[str, int] = field(default_factory=dict)
-    """Texts that were cut and attributes that were left out of spans that were taken."""
+    """Number of texts cut and attributes dropped in accepted spans, by reason."""
 
     @property
     def rejected(self) -> int:
-        """Spans that were rejected."""
+        """Number of rejected spans."""
         return sum(self.rejections.values())
 
     @property
     def reason(self) -> str:
-        """Why spans were rejected, for the sender; empty if none was."""
-        return ", ".join(f"{why} ({n})" for why, n in sorted(self.rejections.items()))
+        """Why spans were rejected, for the sender; empty if none were."""
+        return ", ".join(f"{why} ({count})" for why, count in sorted(self.rejections.items()))
 
 
 class Rows:
-    """Columns being filled by one request."""
+    """Collects the spans of one request, within its limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -60,16 +64,16 @@ class Rows:
         self._ends = columns["end_time"]
         self._statuses = columns["status"]
         self.attributes: list[Pairs] = columns["attributes"]
-        """Takes the attributes of each span that was added."""
+        """The decoder appends the attributes of each span that `add` accepted."""
         self.keys: set[str] = set()
-        """Keys of attributes that are known to be within the limits."""
+        """Attribute keys that are known to be within the limits."""
         self._spans = 0
         self._groups = 0
         self._all_attributes = 0
         self._longest_name = limits.max_name_length
 
     def group(self) -> None:
-        """Count a group of spans, by resource or by scope."""
+        """Count a group of spans: a resource or a scope."""
         self._groups += 1
         if self._groups > self.limits.max_spans:
             raise TooLarge(
@@ -78,7 +82,7 @@ class Rows:
             )
 
     def span(self) -> None:
-        """Count a span that is about to be read."""
+        """Count a span, before it is decoded."""
         self._spans += 1
         if self._spans > self.limits.max_spans:
             raise TooLarge(
@@ -86,7 +90,7 @@ class Rows:
             )
 
     def attribute_count(self, n: int) -> None:
-        """Count attributes that are about to be read."""
+        """Count attributes, before they are decoded."""
         self._all_attributes += n
         if self._all_attributes > self.limits.max_attributes_in_all:
             raise TooLarge(
@@ -96,7 +100,7 @@ class Rows:
 
     @property
     def spans(self) -> int:
-        """Spans counted so far: the number of the one being read."""
+        """Number of spans so far, with the one that is being decoded."""
         return self._spans
 
     def add(
@@ -110,7 +114,7 @@ class Rows:
         end_ns: int,
         status: int,
     ) -> bool:
-        """A span's row but for its attributes; False if it was rejected."""
+        """Add a span, without its attributes; False if it is rejected."""
         if len(trace_id) != 16 or trace_id == _NO_TRACE:
             return self.reject("trace_id is not 16 bytes, or all zero")
         if len(span_id) != 8 or span_id == _NO_SPAN:
@@ -126,7 +130,7 @@ class Rows:
             self.cut("name too long")
         self._trace_ids.append(trace_id.hex())
         self._span_ids.append(span_id.hex())
-        # Some write a root's parent as zeros.
+        # Some senders give a root span a parent of zeros.
         self._parents.append(parent_id.hex() if parent_id and parent_id != _NO_SPAN else None)
         self._names.append(name)
         self._kinds.append(KINDS[kind] if 0 <= kind < 6 else "INTERNAL")
@@ -136,7 +140,7 @@ class Rows:
         return True
 
     def resource(self, pairs: Pairs) -> None:
-        """What the spans added since the last call belong to."""
+        """Set the resource of the spans that were added since the last call."""
         columns = self._batch.columns
         new = len(self._trace_ids) - len(columns["resource"])
         service = pairs.get("service.name") or UNKNOWN_SERVICE
@@ -144,29 +148,32 @@ class Rows:
         columns["service"] += [service] * new
 
     def reject(self, why: str) -> bool:
-        """Count a rejected span."""
+        """Count a rejected span; always False."""
         self.rejections[why] = self.rejections.get(why, 0) + 1
         return False
 
     def cut(self, why: str, n: int = 1) -> None:
-        """Count what was cut or left out."""
+        """Count texts that were cut, or attributes that were dropped."""
         self.cuts[why] = self.cuts.get(why, 0) + n
 
-    def fitted(self, found: Sequence[Any]) -> Sequence[Any]:
-        """As many attributes as are taken."""
-        most = self.limits.max_attributes
-        self.cut("too many attributes", len(found) - most)
-        return found[:most]
+    def first_attributes(self, attributes: Sequence[Any]) -> Sequence[Any]:
+        """As many of the attributes as the limit allows."""
+        limit = self.limits.max_attributes
+        self.cut("too many attributes", len(attributes) - limit)
+        return attributes[:limit]
 
-    def keys_fit(self, keys: Collection[str]) -> bool:
-        """Whether all of ``keys`` are within the limits."""
+    def learn_keys(self, keys: Collection[str]) -> bool:
+        """Remember ``keys`` if all of them are within the limits; False if not."""
         if not all(0 < len(key) <= self.limits.max_key_length for key in keys):
             return False
         self.keys.update(keys)
         return True
 
-    def fit(self, pairs: dict[str, str], key: str, text: str | None) -> None:
-        """Put an attribute that may pass a limit; its text is None if it was nested too deep."""
+    def put(self, pairs: Pairs, key: str, text: str | None) -> None:
+        """Put an attribute into ``pairs``, cut or dropped if it is over a limit.
+
+        ``text`` is None for a value that is nested too deep.
+        """
         if not key:
             self.cut("attribute without key")
         elif len(key) > self.limits.max_key_length:
@@ -182,7 +189,122 @@ class Rows:
             pairs[key] = text
 
     def decoded(self, body_bytes: int) -> Decoded:
-        """All of it."""
-        # Shared texts apart, decoded text takes about as much again in Python's objects.
+        """The collected spans, of a body with so many bytes."""
+        # Without texts that spans share, Python's objects take about twice the bytes of the body.
         self._batch.approx_bytes = 2 * body_bytes
         return Decoded(self._batch, self.rejections, self.cuts)
+
+
+class ValueType(Enum):
+    """The type of an ``AnyValue``."""
+
+    EMPTY = auto()
+    TEXT = auto()
+    BOOL = auto()
+    INT = auto()
+    DOUBLE = auto()
+    BYTES = auto()
+    ARRAY = auto()
+    """Its content is an iterable of values."""
+    MAP = auto()
+    """Its content is an iterable of pairs of key and value."""
+
+
+Content = tuple[ValueType, Any]
+GetContent = Callable[[Any], Content]
+"""Reads an ``AnyValue``, which is a protobuf message or a JSON object: its type and content."""
+
+
+class _TooDeep(Exception):
+    """A value is nested deeper than the limit."""
+
+
+def text_of(value: Any, get_content: GetContent, longest: int, deepest: int) -> str | None:
+    """An attribute's ``value`` as text, or as JSON if it is no text; None if nested too deep.
+
+    A result longer than ``longest`` is incomplete: writing stops once it is that long.
+    """
+    kind, content = get_content(value)
+    if kind is ValueType.TEXT:
+        return str(content)
+    if kind is ValueType.EMPTY:
+        return ""
+    if kind is not ValueType.ARRAY and kind is not ValueType.MAP:
+        return plain_text(kind, content)
+    parts: list[str] = []
+    try:
+        _write(kind, content, get_content, parts.append, longest + 1, deepest)
+    except _TooDeep:
+        return None
+    return "".join(parts)
+
+
+def plain_text(kind: ValueType, content: Any) -> str:
+    """A number, a bool or bytes as text."""
+    if kind is ValueType.BOOL:
+        return "true" if content else "false"
+    if kind is ValueType.INT:
+        return str(content)
+    if kind is ValueType.BYTES:
+        return base64.b64encode(content).decode()
+    if math.isfinite(content):
+        return repr(content)
+    return "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"
+
+
+def _write(
+    kind: ValueType,
+    content: Any,
+    get_content: GetContent,
+    put: Callable[[str], None],
+    room: int,
+    depth: int,
+) -> int:
+    """Write a value as JSON while there is room; return the room left."""
+    if kind is ValueType.ARRAY or kind is ValueType.MAP:
+        if depth == 0:
+            raise _TooDeep
+        return _write_many(kind, content, get_content, put, room, depth - 1)
+    if kind is ValueType.TEXT:
+        text = _quoted(content, room)
+    elif kind is ValueType.EMPTY:
+        text = "null"
+    elif kind is ValueType.BYTES:
+        text = f'"{plain_text(kind, content[:room])}"'
+    else:
+        text = plain_text(kind, content)
+        if kind is ValueType.DOUBLE and not math.isfinite(content):
+            text = f'"{text}"'  # JSON has no infinity and no NaN
+    put(text)
+    return room - len(text)
+
+
+def _write_many(
+    kind: ValueType,
+    content: Iterable[Any],
+    get_content: GetContent,
+    put: Callable[[str], None],
+    room: int,
+    depth: int,
+) -> int:
+    start, end = "[]" if kind is ValueType.ARRAY else "{}"
+    put(start)
+    room -= 1
+    comma = ""
+    for item in content:
+        if room <= 0:
+            return room
+        if kind is ValueType.MAP:
+            key, value = item
+            before = f"{comma}{_quoted(key, room)}:"
+        else:
+            before, value = comma, item
+        put(before)
+        room = _write(*get_content(value), get_content, put, room - len(before), depth)
+        comma = ","
+    put(end)
+    return room - 1
+
+
+def _quoted(text: str, room: int) -> str:
+    return json.dumps(text[: max(room, 0)], ensure_ascii=False)

@@ -1,0 +1,160 @@
+"""The body of a request: its limits, the errors for a bad one, and decompression."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, fields
+
+from batchmill.errors import BatchmillError, ConfigError
+
+_STEP = 64 * 1024
+"""Bytes of input that are decompressed at a time."""
+_MAX_MEMBERS = 1000
+"""Members of one gzip body. Each takes time to set up, however small it is."""
+_GZIP, _ZLIB, _RAW = 31, 15, -15
+
+
+class BadRequest(BatchmillError, ValueError):
+    """The request cannot be decoded; the message says why. Sending it again does not help."""
+
+
+class Unsupported(BadRequest):
+    """The content type or the encoding of the request is not supported."""
+
+
+class TooLarge(BatchmillError, ValueError):
+    """The request exceeds a limit; the message says which. Smaller requests help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most that one request may contain. Lengths of text are in characters.
+
+    A request over a limit of bytes, spans, all attributes or JSON values is refused as a whole
+    (`TooLarge`), one nested deeper than ``max_json_depth`` is a `BadRequest`. Over the other limits
+    a span is rejected, a text is cut or an attribute is dropped, and that is counted.
+
+    >>> Limits(max_attributes=32).max_name_length
+    1024
+    """
+
+    max_body_bytes: int = 16 * 2**20
+    """Of a body as sent."""
+
+    max_decompressed_bytes: int = 64 * 2**20
+    """Of a body after decompression."""
+
+    max_spans: int = 50_000
+    """Spans in a request; also the limit of its resources and scopes together."""
+
+    max_span_bytes: int = 2 * 2**20
+    """Of a span in protobuf; a larger one is rejected. Also the limit of a resource."""
+
+    max_attributes: int = 128
+    """Attributes of a span, or of a resource; more are dropped."""
+
+    max_attributes_in_all: int = 1_000_000
+    """Attributes of all spans and resources of a request: they take most of its memory."""
+
+    max_attribute_length: int = 4096
+    """Of an attribute's value as text; a longer one is cut."""
+
+    max_key_length: int = 256
+    """Of an attribute's key; an attribute with a longer one is dropped."""
+
+    max_name_length: int = 1024
+    """Of a span's name; a longer one is cut."""
+
+    max_value_depth: int = 16
+    """Nesting of arrays and maps in an attribute's value; a deeper attribute is dropped."""
+
+    max_json_depth: int = 128
+    """Nesting of objects and arrays in a JSON body."""
+
+    max_json_values: int = 2_000_000
+    """Values in a JSON body: each takes far more memory than it has bytes."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(limit.name, value, "a whole number of at least 1")
+        if self.max_value_depth > 24:
+            # protobuf itself parses at most 100 nested messages.
+            raise ConfigError("max_value_depth", self.max_value_depth, "at most 24")
+        if self.max_json_depth > 512:
+            # Python's recursion limit is not far above.
+            raise ConfigError("max_json_depth", self.max_json_depth, "at most 512")
+
+
+def decompress(body: bytes, encoding: str, limits: Limits) -> bytes:
+    """Undo the content ``encoding`` of ``body``: gzip, deflate or identity (or empty).
+
+    Never holds more than the limit allows: raises `TooLarge` as soon as the output exceeds it.
+    Raises `BadRequest` for data that is invalid, incomplete, or continues after its end.
+    """
+    if len(body) > limits.max_body_bytes:
+        raise too_many_bytes(len(body), limits.max_body_bytes)
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        if len(body) > limits.max_decompressed_bytes:
+            raise _inflated_too_large(limits)
+        return body
+    if name in ("gzip", "x-gzip"):
+        return _inflate(body, _GZIP, limits)
+    if name == "deflate":
+        return _inflate(body, _ZLIB if _has_zlib_header(body) else _RAW, limits)
+    raise Unsupported(
+        f"the content encoding {encoding[:40]!r} is not one of gzip, deflate, identity"
+    )
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    """Deflate means zlib's format, but some senders send the bare stream."""
+    return len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def _inflate(body: bytes, window: int, limits: Limits) -> bytes:
+    encoding = "gzip" if window == _GZIP else "deflate"
+    view = memoryview(body)
+    parts: list[bytes] = []
+    room = limits.max_decompressed_bytes
+    at = members = 0
+    while True:
+        members += 1
+        if members > _MAX_MEMBERS:
+            raise BadRequest(f"the {encoding} body has more than {_MAX_MEMBERS} members")
+        stream = zlib.decompressobj(window)
+        while not stream.eof:
+            if at >= len(view):
+                raise BadRequest(f"the {encoding} body ends early: it was truncated in transit")
+            step = view[at : at + _STEP]
+            try:
+                part = stream.decompress(step, room + 1)
+            except zlib.error as error:
+                raise BadRequest(f"the body is not valid {encoding}: {error}") from error
+            at += len(step) - len(stream.unconsumed_tail) - len(stream.unused_data)
+            room -= len(part)
+            if room < 0:
+                raise _inflated_too_large(limits)
+            if part:
+                parts.append(part)
+        if at == len(body) or (body[at] == 0 and not body[at:].strip(b"\0")):
+            break  # gzip allows zeros as padding
+        if window != _GZIP:
+            raise BadRequest(f"the {encoding} body continues after its end")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _inflated_too_large(limits: Limits) -> TooLarge:
+    return TooLarge(
+        f"the body has more than {limits.max_decompressed_bytes} bytes when decompressed: "
+        "send fewer spans in a request"
+    )
+
+
+def too_many_bytes(size: int, limit: int) -> TooLarge:
+    """The error for a body that is too large."""
+    return TooLarge(
+        f"the body has {size} bytes, at most {limit} are allowed: send fewer spans in a request"
+    )
