@@ -47,8 +47,6 @@ class Rate:
 class Loads:
     """How busy each drain thread of a queue was between two snapshots."""
 
-    from_s: float
-    to_s: float
     shares: tuple[float, ...]
     """Per thread: the share of the time that it spent in handlers."""
     partitions: tuple[int, ...]
@@ -121,8 +119,6 @@ def _loads(old: Snapshot, new: Snapshot) -> Loads | None:
         return None
     threads = list(zip(old.stats[0].threads, new.stats[0].threads, strict=True))
     return Loads(
-        from_s=old.at_s,
-        to_s=new.at_s,
         shares=tuple((b.busy_seconds - a.busy_seconds) / passed_s for a, b in threads),
         partitions=tuple(b.partitions for _, b in threads),
     )

@@ -6,7 +6,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Hashable
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from batchmill import lifecycle
@@ -196,23 +195,13 @@ class FlowDispatcher(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log_dropped(self.close())
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._log_dropped(await self.aclose())
 
     def _log_dropped(self, left: list[T]) -> None:
