@@ -17,7 +17,7 @@ QUIET := --quiet --disable-pip-version-check --no-input
 INSTALL := $(PIP) install $(QUIET)
 # Packages that come as source (pyspark) are built with what build.lock pins, not with what is newest.
 INSTALL_LOCKED := $(INSTALL) --no-build-isolation --require-hashes -r
-CHECKED := $(wildcard src tests benchmarks examples)
+CHECKED := $(wildcard src tests benchmarks examples scripts)
 SOURCES := $(shell find src -type f ! -name '*.py[cod]')
 ARGS ?=
 # Two processes run the tests, file by file; `make test WORKERS=` for one, as a debugger needs it.

@@ -150,7 +150,7 @@ def test_a_command_that_there_is_not_is_noticed() -> None:
 
 
 def test_the_readme_example_is_ten_lines() -> None:
-    """'Ten lines' is what it says: statements, not counting the import and blank lines."""
+    """The queue's example has ten lines, not counting the import and blank lines."""
     (code,) = (each.text for each in blocks(ROOT / "README.md") if each.language == "python")
     lines = [line for line in code.splitlines() if line.strip() and "import" not in line]
     assert len(lines) <= 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -10,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import batchmill
 from tests.docs.kit import DOCS
 from tests.kit.paths import ROOT
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """What a browser fetches by itself, by the attribute that says from where."""
+NOT_FOR_USERS = {"cli", "demo", "http", "run", "telemetry"}
+"""Packages whose names other packages of batchmill use, and nobody else."""
+MARKDOWN = (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "deploy" / "README.md")
 
 
 class Fetched(HTMLParser):
@@ -71,3 +77,37 @@ def test_the_search_index_holds_every_page(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text("utf-8")
     for page in DOCS.glob("*.md"):
         assert f'"{page.stem}.html' in index, page.name
+
+
+REFERENCE = {page.stem: page for page in (DOCS / "reference").glob("*.md")}
+
+
+def test_every_package_has_a_page_of_the_api_reference() -> None:
+    """Those that others may use: the packages, and the modules that are public by themselves."""
+    packages = {
+        module.name
+        for module in pkgutil.iter_modules(batchmill.__path__)
+        if hasattr(importlib.import_module(f"batchmill.{module.name}"), "__all__")
+    }
+    assert packages - NOT_FOR_USERS <= REFERENCE.keys()
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCE))
+def test_the_api_reference_has_every_public_name(site: Path, name: str) -> None:
+    """Each name in a package's ``__all__`` has its own heading, made from its docstring."""
+    page = (site / "reference" / f"{name}.html").read_text("utf-8")
+    module = importlib.import_module(f"batchmill.{name}")
+    names = set(getattr(module, "__all__", ())) - {"strategies"}  # a module of its own
+    missing = {public for public in names if not re.search(rf'id="[\w.]*\b{public}"', page)}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: page.name)
+def test_prose_wraps_at_100_columns(page: Path) -> None:
+    """Lines of prose; tables, code and a link that is longer by itself may exceed it."""
+    code = False
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            code = not code
+        elif not code and len(line) > 100 and not line.startswith(("|", "![", "<")):
+            assert " " not in line.strip(), f"{page.name}:{number} has {len(line)} columns"
