@@ -1,4 +1,4 @@
-"""The public class of this package."""
+"""MicroBatcher, the class that applications use."""
 
 from __future__ import annotations
 
