@@ -56,10 +56,11 @@ class Flowed:
         answer: Future[Any] = Future()
         pieces: dict[str, Piece] = {}
         left = [0]
-        for row in zip(*(batch.columns[name] for name in SPAN_COLUMNS), strict=True):
-            piece = pieces.get(row[0])
+        rows = zip(*(batch.columns[name] for name in SPAN_COLUMNS), strict=True)
+        for trace, row in zip(batch.columns["trace_id"], rows, strict=True):
+            piece = pieces.get(trace)
             if piece is None:
-                piece = pieces[row[0]] = Piece(row[0], answer, left)
+                piece = pieces[trace] = Piece(trace, answer, left)
             for column, value in zip(piece.batch.columns.values(), row, strict=True):
                 column.append(value)
         left[0] = len(pieces)

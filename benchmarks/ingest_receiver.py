@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from batchmill.spool import Judgement, Level, Spool
+from batchmill.spool import Level, Pressure, Spool
 
 STORES, DROPS = "into the spool", "decode and drop"
 _LOOK_S = 0.5
-_NO_LEVEL = Judgement(Level.NORMAL, "", 0.0)
+_NO_LEVEL = Pressure(Level.NORMAL)
 
 
 class Dropped:
@@ -35,7 +35,7 @@ class Dropped:
     def level(self) -> Level:
         return Level.NORMAL
 
-    def judge(self) -> Judgement:
+    def pressure(self) -> Pressure:
         return _NO_LEVEL
 
     def submit(self, source: str, batch: Any) -> Future[Any]:

@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from batchmill.ingest import Limits, decode_traces
 from batchmill.kafka import KafkaSink, encode
-from batchmill.spool import SPAN_COLUMNS, SPAN_SOURCE, SpanBatch
-from batchmill.spool.rows import span_table
+from batchmill.spool import SPAN_COLUMNS, SPAN_SOURCE, SpanBatch, span_table
 from benchmarks.ingest_bodies import bodies
 from benchmarks.machine import machine_line
 from benchmarks.report import Table, say
@@ -54,7 +53,8 @@ def as_json(batch: SpanBatch) -> list[bytes]:
     columns = [batch.columns[name] for name in SPAN_COLUMNS]
     traces: dict[str, list[dict[str, Any]]] = {}
     for values in zip(*columns, strict=True):
-        traces.setdefault(values[0], []).append(dict(zip(SPAN_COLUMNS, values, strict=True)))
+        span = dict(zip(SPAN_COLUMNS, values, strict=True))
+        traces.setdefault(span["trace_id"], []).append(span)
     dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     return [dumps(each).encode() for each in traces.values()]
 

@@ -60,6 +60,19 @@ class ConfigError(BatchmillError, ValueError):
     template = "{field}={value!r} is not valid: it must be {allowed}"
 
 
+def check_int(field: str, value: object, least: int) -> None:
+    """Raise ConfigError unless a setting is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(field, value, f"a whole number of at least {least:,}")
+
+
+def check_number(field: str, value: object, least: float) -> None:
+    """Raise ConfigError unless a setting is a number of at least ``least``."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not value >= least:  # type: ignore[operator]  # also refuses NaN
+        raise ConfigError(field, value, f"a number of at least {least:,g}")
+
+
 class MissingExtraError(BatchmillError, ImportError):
     """A part of batchmill needs packages that are not installed."""
 

@@ -6,6 +6,7 @@ What a field means is said once, in its docstring in the code; the page repeats 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from batchmill.export import ExporterStats, RemoteWriteStats
 from batchmill.flows import FlowStats, LatencyStats, WorkerStats
 from batchmill.kafka import KafkaStats
 from batchmill.pressure import ThresholdStats
-from batchmill.spool import SpoolStats
+from batchmill.spool import SinkStats, SpoolStats
 from batchmill.store import OutboxDepth
 from batchmill.store.postgres.writers import WriterStats
 from tests.docs.kit import DOCS
@@ -34,6 +35,7 @@ STATS: dict[type, str] = {
     FlowStats: "`FlowDispatcher.stats()`",
     WorkerStats: "`FlowStats.workers`",
     LatencyStats: "`FlowStats.handler_latency`, `FlowStats.wait`",
+    SinkStats: "`stats()` of any span sink, the spool's and Kafka's in common",
     SpoolStats: "`Spool.stats()`",
     KafkaStats: "`KafkaSink.stats()`",
     ClientStats: "`Client.stats()`",
@@ -43,8 +45,6 @@ STATS: dict[type, str] = {
     RemoteWriteStats: "`RemoteWriter.stats()`",
 }
 UNSAID = {
-    "SpoolStats.level": "The level in force: NORMAL, WARNING, CRITICAL or CRITICAL_PLUS.",
-    "KafkaStats.level": "The level in force: NORMAL, WARNING, CRITICAL or CRITICAL_PLUS.",
     "ExporterStats.name": "The exporter's name.",
     "RemoteWriteStats.sent": "Samples that the receiver has taken.",
     "RemoteWriteStats.retries": "Requests that were tried again.",
@@ -73,6 +73,9 @@ def meanings(stats: type) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(stats))).body
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
+    for base in stats.__bases__:
+        if dataclasses.is_dataclass(base):
+            found |= meanings(base)
     for node, following in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found[node.target.id] = _said(following)

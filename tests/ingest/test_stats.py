@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,23 +9,24 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from batchmill.ingest.stats import sink_queues, thresholds
-from batchmill.spool import Judgement, Level, Measure
+from batchmill.spool import Level, Measure, Pressure, SinkStats
 
 MEASURES = (
-    Measure.of_capacity("queue rows", 30, 100),
-    Measure.of_capacity("queue bytes", 5, 1000),
+    Measure("queue rows", 30, 50, 100, 150),
+    Measure("queue bytes", 5, 500, 1000, 1500),
 )
 
 
-@dataclass
-class Stats:
-    """Of a sink."""
-
-    level: Level = Level.NORMAL
-    queue_rows: int = 30
-    submitted_rows: int = 500
-    failed_rows: int = 2
-    refused_rows: int = 0
+STATS = SinkStats(
+    level=Level.NORMAL,
+    submitted_rows=500,
+    written_rows=468,
+    failed_rows=2,
+    refused_rows=0,
+    refused={},
+    queue_rows=30,
+    queue_bytes=5,
+)
 
 
 def told(name: str, load: float) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def told(name: str, load: float) -> dict[str, Any]:
 def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
     """Against its bound, with the threads of its micro-batcher; other queues follow as they are."""
     other = told("to kafka", 0.5)
-    sink, *rest = sink_queues([other, told("spool-Span", 0.1)], MEASURES, Stats())
+    sink, *rest = sink_queues([other, told("spool-Span", 0.1)], MEASURES, STATS)
     assert (sink["name"], sink["unit"]) == ("spool", "spans")
     assert (sink["depth"], sink["capacity"]) == (30, 100)
     assert sink["threads"] == [{"name": "spool-Span-0", "load": 0.1}]
@@ -47,19 +47,19 @@ def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
 
 def test_a_topic_has_no_thread_of_ours() -> None:
     """Yet what waits for it is told in the same way."""
-    (sink,) = sink_queues([], MEASURES, Stats())
+    (sink,) = sink_queues([], MEASURES, STATS)
     assert (sink["name"], sink["depth"], sink["threads"]) == ("topic", 30, [])
 
 
 def test_a_sink_that_measures_nothing_is_left_out() -> None:
     """The other queues are told."""
     other = told("to kafka", 0.5)
-    assert sink_queues([other], (), Stats()) == [other]
+    assert sink_queues([other], (), STATS) == [other]
 
 
 def test_thresholds_say_why() -> None:
     """And have no free bytes where there is no disk."""
-    found = thresholds(Judgement(Level.CRITICAL, "too much waits", 1.0), MEASURES, Stats())
+    found = thresholds(Pressure(Level.CRITICAL, "too much waits", 1.0), MEASURES, STATS)
     assert (found["level"], found["why"]) == ("CRITICAL", "too much waits")
     assert "free_bytes" not in found
     assert found["measures"][0] == {

@@ -97,12 +97,12 @@ def test_a_broker_that_comes_later_is_waited_for(kafka: Broker, tmp_path: Path) 
         assert refused.status == 503
         assert int(refused.headers["retry-after"]) >= 1
         assert "is not there yet" in running.stderr()
-        assert "senders are told to wait" in running.stderr()
+        assert "batches are refused" in running.stderr()
         until(lambda: running.status()["level"] == "CRITICAL")
         kafka.start()
         until(lambda: running.post(request(2)).status == 200)
         until(lambda: running.status()["level"] == "NORMAL")
-        assert "takes messages again" in running.stderr()
+        assert "writing works again" in running.stderr()
     assert 2 in found(kafka, topic)
 
 

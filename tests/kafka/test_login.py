@@ -51,8 +51,8 @@ def test_a_wrong_password_ends_ingest(kafka: Broker, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "does not let batchmill in" in done.stderr
-    assert "put the user, the password" in done.stderr
+    assert "refuses the login" in done.stderr
+    assert "correct the user, the password" in done.stderr
     assert WRONG not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 

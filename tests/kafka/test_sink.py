@@ -132,7 +132,7 @@ def test_what_waits_is_bounded(kafka: Broker) -> None:
         assert sink.level() is Level.WARNING
         taken.append(put(sink, *range(7, 12)))
         assert sink.level() is Level.CRITICAL
-        assert "10 spans" in sink.judge().why
+        assert "10 spans" in sink.pressure().why
         with pytest.raises(Overloaded) as refused:
             put(sink, 12)
         assert refused.value.retry_after_s > 0
@@ -167,7 +167,7 @@ def test_a_broker_that_is_gone_and_back_is_noticed(kafka: Broker) -> None:
             put(sink, 2).result(BOUND_S)
         assert failed.value.code == "_MSG_TIMED_OUT"
         assert sink.level() is Level.CRITICAL
-        assert topic in sink.judge().why
+        assert topic in sink.pressure().why
         kafka.start()
         until(lambda: was_taken(sink, 3))
         assert sink.level() is Level.NORMAL

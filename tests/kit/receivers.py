@@ -92,7 +92,9 @@ class Ingest:
         until(lambda: self.ask("GET", "/readyz").body.decode().strip() == level)
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / "run" / "ingest.json").read_text())
+        path = self.home / "run" / "ingest.json"
+        until(path.exists)  # it is written a moment after the first answer
+        found: dict[str, Any] = json.loads(path.read_text())
         return found
 
     def spans(self) -> list[dict[str, Any]]:

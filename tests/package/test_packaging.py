@@ -21,7 +21,7 @@ LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 
 # Imports every module that must do without third-party packages, then prints what came in with them
 # and is neither batchmill nor of the standard library. Of spark that is the package itself; what
-# lies in it needs pyspark. sources._arrow is the one module of its package that needs pyarrow.
+# lies in it needs pyspark.
 IMPORT_THE_CORE = """
 import sys
 before = set(sys.modules)
@@ -31,8 +31,7 @@ import batchmill.spark
 for name in ("queue", "pressure", "batcher", "flows", "sources", "oal", "store"):
     package = importlib.import_module(f"batchmill.{name}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name != "batchmill.sources.arrow":
-            importlib.import_module(module.name)
+        importlib.import_module(module.name)
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(loaded - sys.stdlib_module_names - {"batchmill"}))
 """

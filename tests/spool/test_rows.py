@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.sources import builtin_catalog
-from batchmill.spool import SPAN_COLUMNS, BadRowsError, EventBatch, SpanBatch, Spool
-from batchmill.spool.rows import SPAN_SCHEMA, encode, event_tables, span_table, table_of
+from batchmill.spool import SPAN_COLUMNS, BadRowsError, EventBatch, Spool
+from batchmill.spool.rows import encode, event_tables, span_table, table_of
 from tests.kit.threads import WAIT_S
 from tests.spool.kit import START, numbers_in, spans
 
@@ -110,10 +110,10 @@ def test_a_row_that_does_not_fit_fails_alone(wrong: dict[str, Any]) -> None:
     convert = event_tables(builtin_catalog().source("Endpoint"))
     good = {"time": START, "name": "GET /"}
     batches = [EventBatch([good]), EventBatch([{**good, **wrong}]), EventBatch([good])]
-    table, bad = table_of("Endpoint", batches, convert)
-    assert table is not None
-    assert (table.num_rows, list(bad)) == (2, [1])
-    assert "docs/sources.md" in str(bad[1])
+    converted = table_of("Endpoint", batches, convert)
+    assert converted.table is not None
+    assert (converted.table.num_rows, list(converted.errors)) == (2, [1])
+    assert "docs/sources.md" in str(converted.errors[1])
 
 
 def test_spans_that_do_not_fit_fail_alone(tmp_path: Path) -> None:
@@ -151,11 +151,6 @@ def test_too_little_memory_is_not_the_rows_fault(calls: int) -> None:
 
     with pytest.raises(MemoryError):
         table_of("Endpoint", [EventBatch([{}])], convert)
-
-
-def test_a_batchs_columns_are_those_of_a_segment() -> None:
-    """None is forgotten on the way."""
-    assert set(SPAN_SCHEMA.names) == set(SPAN_COLUMNS) == set(SpanBatch().columns)
 
 
 def _file(folder: Path, table: Any) -> Path:

@@ -149,7 +149,7 @@ def test_a_disk_with_little_room_left_is_critical(tmp_path: Path) -> None:
         assert spool.level() is Level.CRITICAL
         with pytest.raises(Overloaded, match="must stay free"):
             spool.submit("Span", spans([1]))
-        assert "must stay free" in spool.judge().why
+        assert "must stay free" in spool.pressure().why
 
 
 def test_close_writes_what_waits(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from batchmill.spool import Unread, unread
-from batchmill.spool.backlog import UnreadScan
+from batchmill.spool.segment import UnreadScan
 
 
 def _segment(path: Path, size: int, age_s: float = 0) -> Path:
@@ -41,10 +41,10 @@ def test_what_is_removed_is_read(tmp_path: Path) -> None:
     """A second look knows what was there, and notices what is not any more."""
     scan = UnreadScan(tmp_path)
     first = _segment(tmp_path / "Span" / "1-a.parquet", 10)
-    assert scan.look(time.time()).bytes == 10
+    assert scan.scan(time.time()).bytes == 10
     _segment(tmp_path / "Span" / "2-b.parquet", 7)
     first.unlink()
-    found = scan.look(time.time())
+    found = scan.scan(time.time())
     assert (found.segments, found.bytes) == (1, 7)
 
 

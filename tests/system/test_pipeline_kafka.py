@@ -222,7 +222,7 @@ def test_a_topic_behind_tls_and_a_login(spark: SparkSession, tmp_path: Path) -> 
         wrong = broker.login_options("wrong")
         with (
             reading(spark, tmp_path, broker, topic, source=source, kafka_options=wrong) as running,
-            pytest.raises(KafkaLoginError, match="put the user, the password"),
+            pytest.raises(KafkaLoginError, match="correct the user, the password"),
         ):
             running.run_available()
         right = broker.login_options()

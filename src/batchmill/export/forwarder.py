@@ -21,7 +21,7 @@ from batchmill.export.senders.kafka import open_producer
 from batchmill.export.settings import KAFKA, Target
 from batchmill.export.trace_split import TraceRequest, split_by_trace
 from batchmill.ingest import BadRequest, TooLarge, otlp_from_json
-from batchmill.kafka import Trouble, check_options
+from batchmill.kafka import ConnectionErrors, check_options
 from batchmill.queue import BatchQueue
 
 PROTOBUF = ("application/x-protobuf", "application/protobuf")
@@ -81,7 +81,7 @@ class KafkaForwarder:
         self._offered = self._sent = self._bytes = 0
         self._dropped: Counter[str] = Counter()
         self._ending = threading.Event()
-        self._trouble = Trouble()
+        self._trouble = ConnectionErrors()
         ours = {
             "linger.ms": 20,
             "delivery.timeout.ms": int(timeout_s * 1000),
@@ -184,7 +184,7 @@ class KafkaForwarder:
 
         def on_delivery(error: KafkaError | None, _: object) -> None:
             if error is None:
-                self._trouble.forget()
+                self._trouble.clear()
             self._settle(len(message.body), message.items, self._reason(error))
 
         try:

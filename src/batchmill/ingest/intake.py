@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -33,11 +33,10 @@ from batchmill.kafka import MessageTooLargeError
 from batchmill.spool import (
     SPAN_SOURCE,
     BadRowsError,
-    Judgement,
     Level,
-    Measure,
     Overloaded,
-    SpanBatch,
+    Pressure,
+    SpanSink,
     SpoolClosedError,
 )
 from batchmill.wording import count_of
@@ -49,63 +48,6 @@ log = logging.getLogger("batchmill.ingest")
 TRACES, LOGS = "traces", "logs"
 _LARGE_BYTES = 2**20
 """A body of more than this, some 30 ms of work, is large."""
-
-
-class SinkStats(Protocol):
-    """What a receiver's status tells of a spool; the rest it tells if it is there."""
-
-    @property
-    def level(self) -> Level:
-        """How much pressure there is."""
-        ...
-
-    @property
-    def queue_rows(self) -> int:
-        """Spans taken and not durable yet."""
-        ...
-
-    @property
-    def submitted_rows(self) -> int:
-        """Spans taken since the start."""
-        ...
-
-    @property
-    def failed_rows(self) -> int:
-        """Of those, spans that did not become durable."""
-        ...
-
-    @property
-    def refused_rows(self) -> int:
-        """Spans that were not taken."""
-        ...
-
-
-class SpanSink(Protocol):
-    """What a receiver needs of a spool, or of what is in its place."""
-
-    def level(self) -> Level:
-        """How much pressure there is: at CRITICAL and above, nothing is taken. Cheap."""
-        ...
-
-    def judge(self) -> Judgement:
-        """The level, and what a sender who is refused hears."""
-        ...
-
-    def submit(self, source: str, batch: SpanBatch) -> Future[Any]:
-        """Take a batch; the future resolves once it is durable."""
-        ...
-
-    def hurry(self) -> bool:
-        """All senders wait: write what there is, if it is worth it."""
-        ...
-
-    def measures(self) -> Sequence[Measure]:
-        """What makes the level: depths, and where their levels begin."""
-        ...
-
-    def stats(self) -> SinkStats:
-        """The spool at this moment."""
-        ...
 
 
 class Forwarder(Protocol):
@@ -172,7 +114,7 @@ class Intake:
         if self.draining:
             raise RequestRefused(responses.draining())
         if self._sink.level() >= Level.CRITICAL_PLUS:
-            raise RequestRefused(_overloaded(self._sink.judge(), unread=True))
+            raise RequestRefused(_overloaded(self._sink.pressure(), unread=True))
         if self.requests >= self.settings.max_requests:
             what = f"{count_of(self.requests, 'request')} in progress already"
             raise RequestRefused(responses.busy(what))
@@ -231,7 +173,7 @@ class Intake:
     async def take_traces(self, body: Body, encoding: str, content_type: str) -> Rejected:
         """Decode and store spans; returns once they are durable, or raises `RequestRefused`."""
         if self._sink.level() >= Level.CRITICAL:
-            raise RequestRefused(_overloaded(self._sink.judge(), unread=False))
+            raise RequestRefused(_overloaded(self._sink.pressure(), unread=False))
         submitted = await self._run(self._submit_traces, body, encoding, content_type)
         body.release()  # the sink counts what waits there
         if submitted.stored is not None:
@@ -379,11 +321,11 @@ def _refusing_bad_bodies() -> Iterator[None]:
         raise RequestRefused(responses.malformed(what)) from None
 
 
-def _overloaded(judged: Judgement, *, unread: bool) -> responses.Refusal:
+def _overloaded(pressure: Pressure, *, unread: bool) -> responses.Refusal:
     # The pressure may have dropped since the level was read: then it is a short wait.
-    level = max(judged.level, Level.CRITICAL_PLUS if unread else Level.CRITICAL)
-    why = judged.why or "too much waits already"
-    return responses.overloaded(level.name, why, judged.retry_after_s or 1.0, unread=unread)
+    level = max(pressure.level, Level.CRITICAL_PLUS if unread else Level.CRITICAL)
+    why = pressure.why or "too much waits already"
+    return responses.overloaded(level.name, why, pressure.retry_after_s or 1.0, unread=unread)
 
 
 def _not_stored(error: Exception) -> RequestRefused:

@@ -21,9 +21,10 @@ from batchmill.http import HttpServer, host_port
 from batchmill.ingest.decode import Limits
 from batchmill.ingest.grpc import build_server
 from batchmill.ingest.http import HttpApp
-from batchmill.ingest.intake import Forwarder, Intake, SpanSink
+from batchmill.ingest.intake import Forwarder, Intake
 from batchmill.ingest.settings import ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats, sink_queues, thresholds
+from batchmill.spool import SpanSink
 from batchmill.telemetry import ProcessStats
 
 log = logging.getLogger("batchmill.ingest")
@@ -126,7 +127,7 @@ class Receiver:
             "forwarded": {
                 signal: dict(forwarder.figures()) for signal, forwarder in self._forwarders.items()
             },
-            "thresholds": thresholds(self._sink.judge(), self._sink.measures(), sink),
+            "thresholds": thresholds(self._sink.pressure(), self._sink.measures(), sink),
         }
 
     async def _report(self) -> None:

@@ -13,8 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from batchmill.telemetry.exposition import render
 
 if TYPE_CHECKING:
-    from batchmill.ingest.intake import SinkStats
-    from batchmill.spool import Judgement, Measure
+    from batchmill.spool import Measure, Pressure, SinkStats
 
 _MAX_REASONS = 100
 """Reasons past this number are counted as "other", so that senders cannot fill the memory."""
@@ -93,9 +92,9 @@ def _add(counter: Counter[str], counts: Mapping[str, int]) -> None:
         counter[reason if known else "other"] += count
 
 
-def thresholds(judged: Judgement, measures: Sequence[Measure], stats: SinkStats) -> dict[str, Any]:
+def thresholds(pressure: Pressure, measures: Sequence[Measure], stats: SinkStats) -> dict[str, Any]:
     """The sink's pressure level and the measures that decide it, for the status."""
-    status = {"level": judged.level.name, "why": judged.why}
+    status = {"level": pressure.level.name, "why": pressure.why}
     free = getattr(stats, "free_bytes", None)  # a topic has no disk of ours
     if free is not None:
         status["free_bytes"] = free

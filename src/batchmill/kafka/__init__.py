@@ -1,6 +1,8 @@
-"""Kafka in the spool's place: spans as protobuf messages in a topic.
+"""Kafka in place of the spool: makes spans durable as protobuf messages in a topic.
 
-Loads without its extra, so that it can say which one is missing.
+Gives :class:`KafkaSink` for the receiver, what Spark needs to read the topic (``java_options``,
+``span_rows``, ``behind``), and the format of the messages (``encode``, ``decode``). Loads without
+its extra.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
 from batchmill.kafka.address import KafkaAddress
-from batchmill.kafka.columns import FOREIGN
 from batchmill.kafka.errors import (
     KafkaAddressError,
     KafkaLoginError,
@@ -23,17 +24,13 @@ from batchmill.kafka.options import check_options, hide_secrets, read_options
 from batchmill.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
-    from batchmill.kafka.messages import Message, decode, encode
-    from batchmill.kafka.schema import DESCRIPTOR_SET, MESSAGE_NAME, Span, Spans
+    from batchmill.kafka.client import Behind, ConnectionErrors, behind, check_readable
+    from batchmill.kafka.messages import Message, Span, Spans, decode, encode, span_rows
     from batchmill.kafka.sink import KafkaSink, KafkaStats
-    from batchmill.kafka.table import span_rows
-    from batchmill.kafka.topic import Behind, behind, check_readable
-    from batchmill.kafka.trouble import Trouble
 
 __all__ = [
     "Behind",
-    "DESCRIPTOR_SET",
-    "FOREIGN",
+    "ConnectionErrors",
     "JavaOptions",
     "KafkaAddress",
     "KafkaAddressError",
@@ -44,12 +41,10 @@ __all__ = [
     "KafkaStats",
     "KafkaTopicError",
     "KafkaWriteError",
-    "MESSAGE_NAME",
     "Message",
     "MessageTooLargeError",
     "Span",
     "Spans",
-    "Trouble",
     "behind",
     "check_options",
     "check_readable",
@@ -62,20 +57,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Behind": "topic",
-    "DESCRIPTOR_SET": "schema",
+    "Behind": "client",
+    "ConnectionErrors": "client",
     "KafkaSink": "sink",
     "KafkaStats": "sink",
-    "MESSAGE_NAME": "schema",
     "Message": "messages",
-    "Span": "schema",
-    "Spans": "schema",
-    "Trouble": "trouble",
-    "behind": "topic",
-    "check_readable": "topic",
+    "Span": "messages",
+    "Spans": "messages",
+    "behind": "client",
+    "check_readable": "client",
     "decode": "messages",
     "encode": "messages",
-    "span_rows": "table",
+    "span_rows": "messages",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="Kafka", extra="kafka")

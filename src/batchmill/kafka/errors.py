@@ -1,119 +1,99 @@
-"""What can go wrong on the way to a topic."""
+"""Errors of the Kafka sink and of reading its topic."""
 
 from __future__ import annotations
 
 from batchmill.errors import BatchmillError
 
-_LOOK = "look after the broker"
 _ADVICE = {
-    "_ALL_BROKERS_DOWN": "start the broker, or put its address right; where it asks for TLS or a "
-    "login, say so in --kafka-config",
-    "_AUTHENTICATION": "put the user and the password of --kafka-config right",
-    "_MSG_TIMED_OUT": "see that the broker runs, can be reached and keeps up",
-    "_RESOLVE": "put the broker's address right",
-    "_SSL": "put the certificates of --kafka-config right",
-    "_TRANSPORT": "see that the broker runs and can be reached; where it asks for TLS or a login, "
-    "say so in --kafka-config",
-    "_UNKNOWN_TOPIC": "make the topic",
+    "_ALL_BROKERS_DOWN": "start the broker, or correct its address; where it requires TLS or a "
+    "login, configure it in --kafka-config",
+    "_AUTHENTICATION": "correct the user and the password in --kafka-config",
+    "_MSG_TIMED_OUT": "check that the broker runs, can be reached and keeps up",
+    "_RESOLVE": "correct the broker's address",
+    "_SSL": "correct the certificates in --kafka-config",
+    "_TRANSPORT": "check that the broker runs and can be reached; where it requires TLS or a "
+    "login, configure it in --kafka-config",
+    "_UNKNOWN_TOPIC": "create the topic",
     "CLUSTER_AUTHORIZATION_FAILED": "let this user write (IdempotentWrite on the cluster)",
     "MSG_SIZE_TOO_LARGE": "wait until the topic's max.message.bytes is known and kept to",
     "NOT_ENOUGH_REPLICAS": "start the replicas that are missing",
     "NOT_ENOUGH_REPLICAS_AFTER_APPEND": "start the replicas that are missing",
     "TOPIC_AUTHORIZATION_FAILED": "let this user write to the topic",
-    "UNKNOWN_TOPIC_OR_PART": "make the topic",
+    "UNKNOWN_TOPIC_OR_PART": "create the topic",
 }
 
 
 class KafkaAddressError(BatchmillError, ValueError):
-    """An address cannot be read; carries ``address`` and ``why``."""
+    """An address is not of the form ``kafka://host:port/topic``."""
 
-    def __init__(self, address: str, why: str) -> None:
-        super().__init__(address, why)
-        self.address = address
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"{self.address!r} is not the address of a topic: {self.why}; "
-            "write kafka://host:port/topic, with a comma between several host:port"
-        )
+    address: str
+    why: str
+    template = (
+        "{address!r} is not the address of a topic: {why}; "
+        "write kafka://host:port/topic, with a comma between several host:port"
+    )
 
 
 class KafkaWriteError(BatchmillError, OSError):
-    """Spans did not get into the topic; carries ``address``, librdkafka's ``code``, ``detail``.
+    """Spans could not be written to the topic.
 
-    Nothing of them was acknowledged. Whoever sent them may send them again: what did get through
-    counts once all the same.
+    None of them was acknowledged: their sender may send them again. What did get into the topic is
+    counted once nevertheless.
     """
 
-    def __init__(self, address: str, code: str, detail: str) -> None:
-        super().__init__(address, code, detail)
-        self.address = address
-        self.code = code
-        self.detail = detail
+    address: str
+    code: str
+    """librdkafka's name for the reason."""
+    detail: str
 
     def __str__(self) -> str:
-        advice = _ADVICE.get(self.code, _LOOK)
+        advice = _ADVICE.get(self.code, "check the broker")
         return f"{self.address} does not take messages ({self.detail}): {advice}; then resend"
 
 
 class KafkaReadError(BatchmillError, OSError):
-    """A topic cannot be asked; carries ``address`` and ``detail``."""
+    """The broker does not answer questions about a topic."""
 
-    def __init__(self, address: str, detail: str) -> None:
-        super().__init__(address, detail)
-        self.address = address
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return (
-            f"{self.address} does not answer ({self.detail}): see that the broker runs and can be "
-            "reached; where it asks for TLS or a login, say so in --kafka-config"
-        )
+    address: str
+    detail: str
+    template = (
+        "{address} does not answer ({detail}): check that the broker runs and can be reached; "
+        "where it requires TLS or a login, configure it in --kafka-config"
+    )
 
 
 class KafkaLoginError(BatchmillError, PermissionError):
-    """The broker does not let this client in; carries ``address`` and ``detail``."""
+    """The broker refuses this client's login."""
 
-    def __init__(self, address: str, detail: str) -> None:
-        super().__init__(address, detail)
-        self.address = address
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return (
-            f"{self.address} does not let batchmill in ({self.detail}): put the user, the password "
-            "and the certificates of --kafka-config right"
-        )
+    address: str
+    detail: str
+    template = (
+        "{address} refuses the login ({detail}): correct the user, the password and the "
+        "certificates in --kafka-config"
+    )
 
 
 class KafkaTopicError(BatchmillError, LookupError):
-    """There is no such topic; carries ``address``."""
+    """There is no such topic."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.address = address
+    address: str
 
     def __str__(self) -> str:
         topic = self.address.rpartition("/")[2]
         return (
-            f"there is no topic {topic} at {self.address}, and the broker does not make one by "
-            f"itself: make it, for instance with kafka-topics.sh --create --topic {topic} "
+            f"there is no topic {topic} at {self.address}, and the broker does not create it: "
+            f"create it, for instance with kafka-topics.sh --create --topic {topic} "
             "--partitions 8 --bootstrap-server HOST:PORT"
         )
 
 
 class MessageTooLargeError(BatchmillError, ValueError):
-    """A span is larger than a message may be; carries ``bytes``, ``limit`` and ``topic``."""
+    """A span is larger than a message of the topic may be."""
 
-    def __init__(self, bytes: int, limit: int, topic: str) -> None:  # noqa: A002
-        super().__init__(bytes, limit, topic)
-        self.bytes = bytes
-        self.limit = limit
-        self.topic = topic
-
-    def __str__(self) -> str:
-        return (
-            f"a span takes {self.bytes:,} bytes, and a message of the topic {self.topic} at most "
-            f"{self.limit:,}: send smaller spans, or raise the topic's max.message.bytes"
-        )
+    bytes: int
+    limit: int
+    topic: str
+    template = (
+        "a span takes {bytes:,} bytes, and a message of the topic {topic} at most {limit:,}: "
+        "send smaller spans, or raise the topic's max.message.bytes"
+    )

@@ -1,40 +1,114 @@
-"""Spans as messages: those of one trace that came together in one. No threads, no network.
+"""Spans as protobuf messages, and back: one message for the spans of a trace that came together.
 
-What spans of one resource share is encoded once for all of them, and not by protobuf again for
-each: in its format, two halves of a message one after the other are the message.
+The schema, derived from :data:`batchmill.spool.SPAN_SCHEMA`::
+
+    syntax = "proto2";
+    package batchmill;
+
+    message Spans {
+      repeated Span spans = 1;
+    }
+
+    message Span {
+      optional int64 time = 1;       // microseconds since 1970, UTC
+      optional int64 end_time = 2;
+      optional bytes trace_id = 3;
+      optional bytes span_id = 4;
+      optional bytes parent_span_id = 5;
+      optional string name = 6;
+      optional string kind = 7;
+      optional string status = 8;
+      optional string service = 9;
+      map<string, string> resource = 10;
+      map<string, string> attributes = 11;
+    }
+
+It is proto2, since proto3 cannot tell an empty name from no name, or 1970 from no time.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from batchmill.kafka.errors import MessageTooLargeError
-from batchmill.kafka.schema import Span, Spans
-from batchmill.spool import SPAN_COLUMNS, SPAN_SOURCE, BadRowsError, SpanBatch
+from batchmill.spool import (
+    FOREIGN,
+    SPAN_SCHEMA,
+    SPAN_SOURCE,
+    BadRowsError,
+    SpanBatch,
+    SpanColumn,
+    span_table,
+)
 
+_PACKAGE = "batchmill"
+_Field = descriptor_pb2.FieldDescriptorProto
+_TYPES = {"time": _Field.TYPE_INT64, "id": _Field.TYPE_BYTES, "text": _Field.TYPE_STRING}
 _SPANS_TAG = b"\x0a"
-"""Field 1 of Spans, of a length that follows."""
+"""Field 1 of Spans, followed by its length."""
 _FRAME_BYTES = 6
 """What a span takes beside its bytes, at most: the tag, and its length."""
 _MISFIT = (ValueError, TypeError, OverflowError)
 """What protobuf raises about values that do not fit a field."""
 
 
+def _schema() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="batchmill/spans.proto", package=_PACKAGE, syntax="proto2"
+    )
+    span = file.message_type.add(name="Span")
+    for column in SPAN_SCHEMA:
+        field = span.field.add(name=column.name, number=column.number)
+        if column.kind == "map":
+            entry = span.nested_type.add(name=f"{column.name.capitalize()}Entry")
+            entry.options.map_entry = True
+            for number, name in enumerate(("key", "value"), 1):
+                entry.field.add(
+                    name=name, number=number, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL
+                )
+            field.type, field.label = _Field.TYPE_MESSAGE, _Field.LABEL_REPEATED
+            field.type_name = f".{_PACKAGE}.Span.{entry.name}"
+        else:
+            field.type, field.label = _TYPES[column.kind], _Field.LABEL_OPTIONAL
+    file.message_type.add(name="Spans").field.add(
+        name="spans",
+        number=1,
+        type=_Field.TYPE_MESSAGE,
+        type_name=f".{_PACKAGE}.Span",
+        label=_Field.LABEL_REPEATED,
+    )
+    return file
+
+
+# A pool of our own: protobuf's default pool belongs to the process and takes a name only once.
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(_schema())
+
+Span: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.Span"))
+Spans: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.Spans"))
+
+
 class Message(NamedTuple):
-    """What a producer is handed."""
+    """A message to produce."""
 
     key: bytes
     """The bytes of the trace id: the spans of a trace are in one partition, in order."""
     value: bytes
     spans: int
-    """How many are in it."""
+    """How many spans are in it."""
 
 
 def encode(batch: SpanBatch, max_bytes: int = 2**20, topic: str = "") -> list[Message]:
-    """The messages of a batch: one for each trace, more where they would pass ``max_bytes``.
+    """The messages of a batch: one for each trace, more where one would exceed ``max_bytes``.
 
     Spans of a trace keep their order. Raises BadRowsError if a value does not fit, and
-    MessageTooLargeError if a span alone is larger; ``topic`` is only for that one's text.
+    MessageTooLargeError, which names ``topic``, if a single span exceeds ``max_bytes``.
     """
     try:
         spans = _encoded(batch)
@@ -59,37 +133,51 @@ def encode(batch: SpanBatch, max_bytes: int = 2**20, topic: str = "") -> list[Me
 
 
 def decode(value: bytes) -> SpanBatch:
-    """The spans of a message; raises ValueError if it is none."""
-    from google.protobuf.message import DecodeError
-
+    """The spans of a message; raises ValueError if it is not one."""
     try:
-        found = Spans.FromString(value)
+        message = Spans.FromString(value)
     except DecodeError as error:
-        raise ValueError(f"these bytes are no message of spans: {error}") from None
+        raise ValueError(f"these bytes are not a message of spans: {error}") from None
     batch = SpanBatch(approx_bytes=len(value))
-    columns = [batch.columns[name] for name in SPAN_COLUMNS]
-    for span in found.spans:
-        row = {
-            "trace_id": span.trace_id.hex(),
-            "span_id": span.span_id.hex(),
-            "parent_span_id": span.parent_span_id.hex() or None,
-            "resource": dict(span.resource),
-            "attributes": dict(span.attributes),
-        }
-        for name, values in zip(SPAN_COLUMNS, columns, strict=True):
-            values.append(row[name] if name in row else getattr(span, name))
+    _append(batch, message.spans)
     return batch
 
 
+def span_rows(values: Iterable[bytes | None]) -> pa.Table:
+    """The spans of messages, in order, with the columns of a segment.
+
+    A message that holds no spans becomes a row with its bytes in the column ``FOREIGN``. Runs in
+    Spark's Python workers.
+    """
+    batch = SpanBatch()
+    foreign: list[bytes | None] = []
+    for value in values:
+        spans = _spans_in(value)
+        if spans is None:
+            for column in SPAN_SCHEMA:
+                batch.columns[column.name].append({} if column.kind == "map" else None)
+            foreign.append(value or b"")
+            continue
+        _append(batch, spans)
+        foreign += [None] * len(spans)
+    return span_table(batch).append_column(FOREIGN, pa.array(foreign, pa.binary()))
+
+
 def _encoded(batch: SpanBatch) -> list[bytes]:
-    """The bytes of each span."""
+    """The bytes of each span.
+
+    What spans of one resource share is encoded once: in protobuf's format, two halves of a message
+    one after the other are the message.
+    """
     of = batch.columns
-    # By identity: the batch holds them all, so that no two can have one.
+    # By identity: the batch keeps the objects alive, so no two can have the same one.
     shared: dict[tuple[int, int], bytes] = {}
     spans = []
     from_hex = bytes.fromhex
-    for trace, own, parent, name, kind, time, end, status, service, resource, attributes in zip(
-        *(of[name] for name in SPAN_COLUMNS), strict=True
+    for trace, own, parent, time, end, name, kind, status, service, resource, attributes in zip(
+        *(of["trace_id"], of["span_id"], of["parent_span_id"], of["time"], of["end_time"]),
+        *(of["name"], of["kind"], of["status"], of["service"], of["resource"], of["attributes"]),
+        strict=True,
     ):
         common = shared.get((id(service), id(resource)))
         if common is None:
@@ -113,7 +201,7 @@ def _encoded(batch: SpanBatch) -> list[bytes]:
 
 
 def _portions(parts: list[bytes], max_bytes: int) -> list[list[bytes]]:
-    """Spans of a trace, in as many messages as it takes."""
+    """Spans of a trace, in as many messages as needed."""
     if sum(map(len, parts)) + _FRAME_BYTES * len(parts) <= max_bytes:
         return [parts]
     portions: list[list[bytes]] = []
@@ -138,3 +226,37 @@ def _framed(parts: list[bytes]) -> bytes:
         out.append(length)
         out += part
     return bytes(out)
+
+
+def _spans_in(value: bytes | None) -> list[Any] | None:
+    """The spans of a message; None if it holds none, or other fields as well."""
+    if not value:
+        return None
+    try:
+        spans = list(Spans.FromString(value).spans)
+    except DecodeError:
+        return None
+    # protobuf accepts any bytes that could be fields of some message.
+    is_ours = spans and all(len(span.trace_id) == 16 and len(span.span_id) == 8 for span in spans)
+    return spans if is_ours else None
+
+
+def _reader(column: SpanColumn) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that reads the values of a column from decoded spans."""
+    get = attrgetter(column.name)
+    if column.kind == "id" and column.required:
+        return lambda spans: [get(span).hex() for span in spans]
+    if column.kind == "id":
+        return lambda spans: [get(span).hex() or None for span in spans]
+    if column.kind == "map":
+        return lambda spans: [dict(get(span)) for span in spans]
+    return lambda spans: list(map(get, spans))
+
+
+_READERS = {column.name: _reader(column) for column in SPAN_SCHEMA}
+
+
+def _append(batch: SpanBatch, spans: Sequence[Any]) -> None:
+    """Append decoded spans to the columns of a batch."""
+    for name, read in _READERS.items():
+        batch.columns[name] += read(spans)

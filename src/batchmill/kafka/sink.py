@@ -1,14 +1,14 @@
-"""The sink: batches of spans in, messages in a topic, and an answer once the broker has them.
+"""The Kafka sink: batches of spans in, messages in a topic, and an answer once the broker has them.
 
-The one module with a thread: it serves librdkafka's callbacks, and so is the one on which futures
-are answered, and producers that are of no use any more are replaced.
+It has one thread, which serves librdkafka's callbacks: it answers the futures, and replaces
+producers that cannot go on.
 
 Guarantees
-    * A future is answered only after every message of its batch is acknowledged by all replicas in
-      sync. Everything that was taken is, or its future fails: nothing in between.
-    * A message is written once however often librdkafka has to send it; the messages of a trace
+    * A future is done only after every message of its batch is acknowledged by all replicas in
+      sync. Everything that was accepted is acknowledged, or its future fails.
+    * A message is written once, however often librdkafka has to send it; the messages of a trace
       are in one partition, in the order of the batches and of the spans in them.
-    * Whatever the broker does, nothing here waits for it but ``check`` and ``close``.
+    * Whatever the broker does, only ``check`` and ``close`` wait for it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from batchmill import lifecycle
 from batchmill.kafka import client
 from batchmill.kafka.address import KafkaAddress
+from batchmill.kafka.client import ConnectionErrors
 from batchmill.kafka.errors import KafkaWriteError
-from batchmill.kafka.load import Load
 from batchmill.kafka.messages import Message, encode
 from batchmill.kafka.settings import KafkaSettings
-from batchmill.kafka.trouble import Trouble
 from batchmill.spool import (
     SPAN_SOURCE,
-    Judgement,
+    Gauge,
     Level,
     Measure,
     Overloaded,
+    Pressure,
+    SinkStats,
     SpanBatch,
     SpoolClosedError,
 )
@@ -50,37 +51,22 @@ log = logging.getLogger("batchmill.kafka")
 _POLL_S = 0.1
 _ASK_S = 5.0
 _RESERVED_BYTES = 1_000
-"""Of the largest message, for what Kafka adds to a value: the key, and heads."""
+"""Of the largest message, for what Kafka adds to a value: the key, and headers."""
 _LEAST_LIMIT = 2_000
-_RELINK_S = 1.0
-"""A new producer at most so often: what made the old one useless may still be so."""
+_REPLACE_EVERY_S = 1.0
+"""A new producer at most this often: the reason the old one failed may still be there."""
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaStats:
-    """A sink at one moment, and its counters since the start.
+@dataclass(frozen=True, kw_only=True)
+class KafkaStats(SinkStats):
+    """A Kafka sink at one moment, and its counters since the start.
 
     While no submit is under way, ``submitted_rows == written_rows + failed_rows + queue_rows``.
     Refused rows are none of those.
     """
 
-    level: Level
-    submitted_rows: int
-    """Spans that were taken."""
-    written_rows: int
-    """Spans that the broker has acknowledged."""
-    failed_rows: int
-    """Spans whose future failed; some of them may be in the topic all the same."""
-    refused_rows: int
-    """Spans that were not taken, since too much waited already or the broker was away."""
-    refused: Mapping[Level, int]
-    """Batches that were not taken, by level."""
     failures: Mapping[str, int]
     """Batches whose future failed, by librdkafka's name for the reason."""
-    queue_rows: int
-    """Spans that wait for the broker."""
-    queue_bytes: int
-    """The size of their messages."""
     messages: int
     """Messages acknowledged."""
     written_bytes: int
@@ -88,7 +74,7 @@ class KafkaStats:
 
 
 class KafkaSink:
-    """Puts spans into a topic; a receiver takes it in place of a spool.
+    """Puts spans into a topic; a receiver uses it in place of a spool.
 
     Any thread may submit. ``options`` of the settings are librdkafka's own.
 
@@ -108,35 +94,40 @@ class KafkaSink:
         self.address = KafkaAddress.parse(address) if isinstance(address, str) else address
         self.settings = dataclasses.replace(settings or KafkaSettings(), **changes)
         self._name = str(self.address)
-        self._load = Load(self._name, self.settings)
+        self._gauge = Gauge(
+            "topic", self._name, self.settings, unit="span", waiting="for the broker", log=log
+        )
         self._lock = threading.Lock()
+        self._messages = self._written_bytes = 0
+        self._failures: dict[str, int] = {}
         self._limit = self.settings.max_message_bytes
-        self._limit_asked = False
-        self._trouble = Trouble()
+        self._limit_unknown = False
+        """Whether a message was too large, so that the topic must be asked for its limit."""
+        self._errors = ConnectionErrors()
         self._deadline = float("inf")
         self._cut_short = False
-        self._next_link = 0.0
+        self._next_replacement = 0.0
         self._link = self._new_link()
         self._links = [self._link]
-        """The one in use last; before it those that still have something under way."""
+        """The one in use comes last; before it those that still have batches under way."""
         self._thread = threading.Thread(target=self._run, name="batchmill-kafka", daemon=True)
         self._thread.start()
         lifecycle.track(self)
 
     def check(self, timeout: float = _ASK_S) -> None:
-        """Look whether the topic is there; raises KafkaTopicError if it is known not to be.
+        """Ask whether the topic exists; raises KafkaTopicError if the broker says it does not.
 
-        Raises KafkaLoginError if the broker refuses the login. A broker that does not answer may be
-        on its way: that is no error; senders are told to wait until it is there.
+        Raises KafkaLoginError if the broker refuses the login. A broker that does not answer may
+        still be starting, which is no error: batches are refused until it is there.
         """
-        why = client.check_topic(self._link.producer, self.address, timeout, self._trouble)
+        why = client.check_topic(self._link.producer, self.address, timeout, self._errors)
         if why:
-            self._load.failed(f"{self._name} is not there yet ({why})")
+            self._gauge.fail(f"{self._name} is not there yet ({why})")
         else:
             self._fit(client.topic_limit(self.address, self.settings, timeout))
 
     def submit(self, source: str, batch: SpanBatch) -> Future[None]:
-        """Hand over spans; the future is done once the broker has acknowledged all of them.
+        """Accept spans; the future is done once the broker has acknowledged all of them.
 
         Never waits. Raises :class:`Overloaded` from CRITICAL on, BadRowsError, SpoolClosedError,
         and MessageTooLargeError for a span that no message can hold; the future fails with
@@ -147,13 +138,13 @@ class KafkaSink:
         batch.check()
         answer: Future[None] = Future()
         answer.set_running_or_notify_cancel()
-        self._load.check(len(batch))
+        self._gauge.check(len(batch))
         messages = encode(batch, self._limit - _RESERVED_BYTES, self.address.topic)
-        if not messages:  # it is as safe as it will ever be
+        if not messages:  # nothing to write
             answer.set_result(None)
             return answer
-        size = sum([len(each.value) for each in messages])
-        self._load.admit(len(batch), size)
+        size = sum([len(message.value) for message in messages])
+        self._gauge.admit(len(batch), size)
         with self._lock:
             link = self._link
             link.open += 1
@@ -161,28 +152,39 @@ class KafkaSink:
         return answer
 
     def level(self) -> Level:
-        """How much pressure there is: from CRITICAL on, batches are refused."""
-        return self._load.level()
+        """The level of this moment: from CRITICAL on, batches are refused."""
+        return self._gauge.level()
 
-    def judge(self) -> Judgement:
-        """The level of this moment, and what a sender who is refused hears."""
-        return self._load.judge()
+    def pressure(self) -> Pressure:
+        """The level of this moment; from CRITICAL on also why, and when to try again."""
+        return self._gauge.pressure()
 
     def hurry(self) -> bool:
-        """Nothing to hurry: a message lingers for milliseconds."""
+        """Does nothing: a message lingers for milliseconds only."""
         return False
 
     def measures(self) -> tuple[Measure, ...]:
-        """What makes the level of this moment: each depth, and where its levels begin."""
-        return self._load.measures()
+        """The numbers that make the level of this moment, and where their levels begin."""
+        return self._gauge.measures()
 
     def stats(self) -> KafkaStats:
-        """Level and counters of this moment."""
-        level, counts, rows, size = self._load.snapshot()
-        return KafkaStats(level=level, queue_rows=rows, queue_bytes=size, **vars(counts))
+        """A snapshot of what waits, and of the counters since the start.
+
+        While the broker takes nothing the level is CRITICAL, even when one batch may try again.
+        """
+        stats = self._gauge.stats()
+        if self._gauge.fault:
+            stats = dataclasses.replace(stats, level=max(stats.level, Level.CRITICAL))
+        with self._lock:
+            return KafkaStats(
+                **vars(stats),
+                failures=dict(self._failures),
+                messages=self._messages,
+                written_bytes=self._written_bytes,
+            )
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take no more, wait for the broker, answer everything; True when that was in time.
+        """Accept no more, wait for the broker, answer everything; True when that was in time.
 
         After ``timeout`` seconds (default: ``close_timeout_s``) the futures of what is not
         acknowledged fail with SpoolClosedError.
@@ -193,8 +195,8 @@ class KafkaSink:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more batches."""
-        return self._load.closed
+        """Whether it accepts no more batches."""
+        return self._gauge.closed
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +213,7 @@ class KafkaSink:
         return f"<KafkaSink {self._name!r} {'closed' if self.closed else 'open'}>"
 
     def begin_close(self) -> None:
-        """Take nothing more."""
+        """Accept nothing more."""
         self._begin_close(None)
 
     def await_close(self) -> None:
@@ -221,23 +223,24 @@ class KafkaSink:
     def after_fork_in_child(self) -> None:
         """librdkafka's threads are the parent's: in the child the sink is closed."""
         for link in self._links:
-            # To free it would wait for threads that are not here.
+            # Freeing it would wait for threads that do not exist here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(link.producer))
         self._lock = threading.Lock()
-        self._load = Load(self._name, self.settings)
-        self._load.close()
+        self._messages = self._written_bytes = 0
+        self._failures = {}
+        self._gauge.close()
         self._thread = threading.Thread()
         self._thread.start()
 
     def _begin_close(self, timeout: float | None) -> None:
         patience = self.settings.close_timeout_s if timeout is None else timeout
         self._deadline = min(self._deadline, time.monotonic() + patience)
-        self._load.close()
+        self._gauge.close()
 
     def _new_link(self) -> Link:
         link = Link()
         link.producer = client.make_producer(
-            self.address, self.settings, self._limit, functools.partial(self._told, link)
+            self.address, self.settings, self._limit, functools.partial(self._on_error, link)
         )
         return link
 
@@ -253,67 +256,70 @@ class KafkaSink:
                 sending.give_up(len(messages) - number, error.args[0])
                 return
 
-    # What follows runs on the thread, but for give_up() -> finished().
+    # What follows runs on the thread, except for give_up() -> finished().
 
     def _run(self) -> None:
-        while not (self._load.closed and self._load.idle):
+        while not (self._gauge.closed and self._gauge.idle):
             late = time.monotonic() >= self._deadline
             self._cut_short = self._cut_short or late
             try:
                 self._serve(late)
             except Exception:
                 log.exception("serving %s failed; going on", self._name)
-        self._load.end()
+        self._gauge.end()
 
     def _serve(self, late: bool) -> None:
         for link in self._links:
             if link.broken or late:
-                link.producer.purge()  # everything in it fails
+                link.producer.purge()  # fails everything in it
             link.producer.poll(_POLL_S if link is self._link else 0)
         with self._lock:
-            self._links = [each for each in self._links if each.open or each is self._link]
-        if self._link.broken and not late and time.monotonic() >= self._next_link:
+            self._links = [link for link in self._links if link.open or link is self._link]
+        if self._link.broken and not late and time.monotonic() >= self._next_replacement:
             log.error("a new producer for %s: the old one cannot go on", self._name)
-            self._next_link = time.monotonic() + _RELINK_S
-            self._relink()
-        if self._limit_asked and not late:
-            self._limit_asked = False
-            asked = client.topic_limit(self.address, self.settings, _ASK_S)
-            self._fit(self._limit // 2 if asked is None else asked)
+            self._next_replacement = time.monotonic() + _REPLACE_EVERY_S
+            self._replace_producer()
+        if self._limit_unknown and not late:
+            self._limit_unknown = False
+            limit = client.topic_limit(self.address, self.settings, _ASK_S)
+            self._fit(self._limit // 2 if limit is None else limit)
 
-    def _relink(self) -> None:
+    def _replace_producer(self) -> None:
         link = self._new_link()
         with self._lock:
             self._links.append(link)
             self._link = link
 
     def _fit(self, limit: int | None) -> None:
-        """Keep to what the topic takes."""
+        """Keep to the size of messages that the topic takes."""
         if limit is None:
             return
         limit = max(_LEAST_LIMIT, min(limit, self.settings.max_message_bytes))
         if limit != self._limit:
             self._limit = limit
             log.warning("messages for %s have at most %d bytes from now on", self._name, limit)
-            self._relink()
+            self._replace_producer()
 
-    def _told(self, link: Link, error: KafkaError) -> None:
-        self._trouble(error)
+    def _on_error(self, link: Link, error: KafkaError) -> None:
+        self._errors(error)
         link.broken = link.broken or _is_fatal(error)
 
     def finished(self, sending: _Sending) -> None:
-        """All messages of a batch have met their fate."""
-        error, failure = sending.error, ""
-        answer: Exception | None = None
-        if error is not None:
-            failure = str(error.name())
-            answer = self._answer(sending.link, error)
-        self._load.settle(sending.rows, sending.size, sending.messages, failure)
+        """All messages of a batch are acknowledged or lost; called once for each batch."""
+        error = sending.error
+        answer = None if error is None else self._answer(sending.link, error)
+        self._gauge.settle(sending.rows, sending.size, stored=error is None)
         with self._lock:
             sending.link.open -= 1
-        # Counted before the submitter hears of it.
+            if error is None:
+                self._messages += sending.messages
+                self._written_bytes += sending.size
+            else:
+                reason = str(error.name())
+                self._failures[reason] = self._failures.get(reason, 0) + 1
+        # Counted before the submitter gets its answer.
         if answer is None:
-            self._trouble.forget()
+            self._errors.clear()
             sending.answer.set_result(None)
         else:
             sending.answer.set_exception(answer)
@@ -324,28 +330,28 @@ class KafkaSink:
             return SpoolClosedError(self._name)
         if code == KafkaError._QUEUE_FULL:
             why = "the producer's own queue is full"
-            self._load.failed(f"{self._name}: {why}")
+            self._gauge.fail(f"{self._name}: {why}")
             return Overloaded(Level.CRITICAL, self.settings.retry_after_s, why)
         if code == KafkaError.MSG_SIZE_TOO_LARGE and link is self._link:
-            self._limit_asked = True  # by one that keeps to the limit of now
+            self._limit_unknown = True  # the current producer kept to the limit that was known
         link.broken = link.broken or _is_fatal(error)
-        said, heard = str(error.str()), self._trouble.text
-        detail = f"{said}; {heard}" if heard and heard != said else said
-        # A login that is refused shows in each message as time that was up.
-        name = self._trouble.name if self._trouble.refused else str(error.name())
+        text, cause = str(error.str()), self._errors.text
+        detail = f"{text}; {cause}" if cause and cause != text else text
+        # Where a login is refused, each message only says that its time was up.
+        name = self._errors.name if self._errors.refused else str(error.name())
         answer = KafkaWriteError(self._name, name, detail)
-        self._load.failed(str(answer))
+        self._gauge.fail(str(answer))
         return answer
 
 
 class Link:
-    """A producer, and what is under way through it."""
+    """A producer, and how many batches are under way in it."""
 
     producer: Producer
 
     def __init__(self) -> None:
         self.open = 0
-        """Batches that are not answered yet. Under the sink's lock."""
+        """Batches that are not answered yet. Guarded by the sink's lock."""
         self.broken = False
         """Whether it can never send again."""
 
@@ -379,7 +385,7 @@ class _Sending:
         self._count(1, error)
 
     def give_up(self, n: int, error: KafkaError) -> None:
-        """The last ``n`` messages will not even be tried."""
+        """Count the last ``n`` messages as lost without trying them."""
         self._count(n, error)
 
     def _count(self, n: int, error: KafkaError | None) -> None:

@@ -1,6 +1,7 @@
-"""The event types that metrics are taken from: their fields, their entities, their time buckets.
+"""Event types that metrics are computed from: their fields, entities and time buckets.
 
-Loads with the standard library alone.
+Gives the :class:`Catalog` of event types, the decorator :func:`source` for your own, entity ids,
+and time buckets (:class:`Grain`). Needs the standard library only.
 """
 
 from batchmill.sources.buckets import (
@@ -27,6 +28,7 @@ from batchmill.sources.ids import (
 from batchmill.sources.registry import Catalog, builtin_catalog
 from batchmill.sources.types import (
     ENTITY_KINDS,
+    SPAN_SOURCE,
     TIME_COLUMN,
     Entity,
     EntityKind,
@@ -63,6 +65,7 @@ __all__ = [
     "INSTANCE_NAME_LIMIT",
     "Kind",
     "SERVICE_NAME_LIMIT",
+    "SPAN_SOURCE",
     "SourceType",
     "TIME_COLUMN",
     "UnknownNameError",

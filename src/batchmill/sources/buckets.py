@@ -1,4 +1,4 @@
-"""Time buckets: the minute, hour or day that an event belongs to, in UTC, by its own start."""
+"""Time buckets: the minute, hour or day in UTC that an event belongs to, by its start."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Grain(enum.Enum):
 
     @property
     def minutes(self) -> int:
-        """How many minutes such a bucket has: 1, 60 or 1440."""
+        """Minutes in such a bucket: 1, 60 or 1440."""
         return _MINUTES[self]
 
     def bucket(self, moment: datetime) -> int:
-        """The bucket that a moment falls into. A moment without a time zone is taken as UTC."""
+        """The bucket of a moment; one without a time zone is taken as UTC."""
         if moment.tzinfo is not None:
             moment = moment.astimezone(UTC)
         day = moment.year * 10_000 + moment.month * 100 + moment.day
@@ -39,7 +39,7 @@ class Grain(enum.Enum):
 
     @classmethod
     def of(cls, bucket: int) -> Grain:
-        """The grain of a bucket, which its number of digits tells."""
+        """The grain of a bucket, by its number of digits."""
         grain = _BY_DIGITS.get(len(str(bucket)))
         if grain is None or bucket < 0:
             raise ConfigError("bucket", bucket, "yyyyMMddHHmm, yyyyMMddHH or yyyyMMdd")
@@ -79,7 +79,7 @@ def bucket_start(bucket: int) -> datetime:
     try:
         return datetime(year, month, day, hour, minute, tzinfo=UTC)
     except ValueError:
-        raise ConfigError("bucket", bucket, "a moment that the calendar has") from None
+        raise ConfigError("bucket", bucket, "a moment that exists in the calendar") from None
 
 
 def bucket_end(bucket: int) -> datetime:

@@ -1,4 +1,4 @@
-"""The errors of the catalog: names that do not exist, ids that are none."""
+"""Errors of the catalog: unknown names, and texts that are not entity ids."""
 
 from __future__ import annotations
 
@@ -12,40 +12,36 @@ MOST_NAMES = 12
 
 
 class UnknownNameError(BatchmillError, LookupError):
-    """There is no such source, field, enum or struct; carries ``what``, ``name`` and ``known``."""
+    """No source, field, enum or the like has this name."""
 
-    def __init__(self, what: str, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(what, name, known)
-        self.what = what
-        self.name = name
-        self.known = known
+    what: str
+    """What was looked for, such as ``field of Endpoint``."""
+    name: str
+    known: tuple[str, ...]
+    """The names that exist."""
 
     def __str__(self) -> str:
         return f"no {self.what} is called {self.name!r}: {suggest(self.name, self.known)}"
 
 
 class EntityIdError(BatchmillError, ValueError):
-    """A text is not an entity id of that kind; carries ``kind`` and ``id``."""
+    """A text is not an entity id of that kind."""
 
-    def __init__(self, kind: str, id: str) -> None:  # noqa: A002 - it is what callers call it
-        super().__init__(kind, id)
-        self.kind = kind
-        self.id = id
-
-    def __str__(self) -> str:
-        return (
-            f"{self.id!r} is no entity id of kind {self.kind!r}: "
-            "pass the id as the store holds it, and the kind of its source's entity"
-        )
+    kind: str
+    id: str
+    template = (
+        "{id!r} is not an entity id of kind {kind!r}: "
+        "pass the id as the store holds it, and the kind of its source's entity"
+    )
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """What to write instead of ``name``: close matches first, then what exists, bounded."""
+    """Suggest names for an unknown one: close matches first, then the others, up to a dozen."""
     if not known:
         return "there are none"
-    folded = {each.lower(): each for each in known}
-    close = [folded[each] for each in difflib.get_close_matches(name.lower()[:80], folded)]
-    rest = [each for each in sorted(known) if each not in close]
+    folded = {word.lower(): word for word in known}
+    close = [folded[word] for word in difflib.get_close_matches(name.lower()[:80], folded)]
+    rest = [word for word in sorted(known) if word not in close]
     room = max(0, MOST_NAMES - len(close))
     shown = ", ".join(rest[:room])
     more = f", and {len(rest) - room} more" if len(rest) > room else ""

@@ -1,8 +1,8 @@
-"""The id of the entity that a row is about, and the names in it.
+"""Entity ids: built from names, and split into names again.
 
-A service is ``base64(name).1``, or ``.0`` where its layer is not normal; what belongs to it and
-what relates two of them is built from that. base64 has no dot, dash or underscore, so an id can
-always be taken apart again.
+A service's id is ``base64(name).1``, or ``.0`` where its layer is not normal; ids of instances,
+endpoints and relations are built from it. base64 has no dot, dash or underscore, so an id can
+always be split again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from batchmill.sources.errors import EntityIdError
 from batchmill.sources.types import EntityKind, SourceType
 
 SERVICE_NAME_LIMIT = 70
-"""Characters of a service's name that count; what is longer is cut."""
+"""Characters of a service's name that count; the rest is cut off."""
 INSTANCE_NAME_LIMIT = 70
 """Characters of an instance's name that count."""
 ENDPOINT_NAME_LIMIT = 150
 """Characters of an endpoint's name that count."""
 BLANK_NAME = "_blank"
-"""The name of a service that has none: null, or nothing but blanks once it is cut."""
+"""The name of a service whose own is null or, after cutting, nothing but blanks."""
 
 
 def is_normal(layer: str | None) -> bool:
-    """Whether services of that layer are observed themselves, not guessed from their callers.
+    """Whether services of that layer report themselves, instead of being known from callers only.
 
     >>> is_normal("GENERAL"), is_normal("VIRTUAL_DATABASE"), is_normal(None)
     (True, False, False)
@@ -57,7 +57,7 @@ def endpoint_id(service: str, name: str | None) -> str:
 def entity_id(source: SourceType, row: Mapping[str, Any]) -> str:
     """The id of the entity that a row of ``source`` is about; ``row`` is keyed by field name.
 
-    The reference for what Spark computes column by column.
+    Spark computes the same, column by column; tests compare the two.
     """
     kind, roles = source.entity.kind, source.entity.roles
     if kind == "given":
@@ -79,9 +79,11 @@ def entity_id(source: SourceType, row: Mapping[str, Any]) -> str:
     return f"{caller}-{of}-{callee}-{to}"
 
 
-def split_entity_id(kind: EntityKind, id: str) -> tuple[str, ...]:  # noqa: A002 - an id is an id
-    """The names in an entity id, as they were cut: of a service its name, of an instance or an
-    endpoint the service's and its own, of a relation those of the caller, then of the callee.
+def split_entity_id(kind: EntityKind, id: str) -> tuple[str, ...]:  # noqa: A002
+    """The names in an entity id, in order.
+
+    A service's name; an instance's or an endpoint's service and own name; for a relation the names
+    of the caller, then those of the callee.
 
     >>> split_entity_id("service", "c2hvcA==.1")
     ('shop',)
@@ -120,7 +122,7 @@ def _service_name(id: str) -> str:  # noqa: A002
 
 
 def _encode(name: str | None, limit: int) -> str:
-    # A lone surrogate has no UTF-8; what cannot be written is written as a question mark.
+    # A lone surrogate has no UTF-8: it becomes a question mark.
     return base64.b64encode((name or "")[:limit].encode("utf-8", "replace")).decode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""The catalog of event types: the ones that come with batchmill and the user's own."""
+"""The catalog of event types, and the built-in one that is read from ``catalog.json``."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from batchmill.sources.types import (
 T = TypeVar("T")
 
 _PLAIN: Mapping[str, FieldType] = {
-    str(each): each
-    for each in (
+    str(kind): kind
+    for kind in (
         *(STRING, INT, LONG, DOUBLE, BOOL, LAYER),
         FieldType("list", item=STRING),
         FieldType("list", item=INT),
@@ -52,7 +52,7 @@ class Catalog:
     structs: Mapping[str, FieldType] = field(hash=False)
 
     def source(self, name: str) -> SourceType:
-        """The event type of that name; :class:`UnknownNameError` names those there are."""
+        """The event type of that name; :class:`UnknownNameError` lists those that exist."""
         return _look_up("source", name, self.sources)
 
     def enum(self, name: str) -> tuple[str, ...]:
@@ -64,15 +64,15 @@ class Catalog:
         return _look_up("struct", name, self.structs)
 
     def with_source(self, added: SourceType) -> Catalog:
-        """A catalog that has one event type more, and the enums and structs in it.
+        """A catalog with one more event type, and the enums and structs in it.
 
-        A name that already means something else is refused. The same definition again is not.
+        A name that already means something else is refused; the same definition again is fine.
         """
         sources, enums, structs = dict(self.sources), dict(self.enums), dict(self.structs)
         if sources.setdefault(added.name, added) != added:
             raise ConfigError("source", added.name, "a name that no other event type has")
-        for each in added.fields.values():
-            for kind in types_within(each.type):
+        for member in added.fields.values():
+            for kind in types_within(member.type):
                 if kind.kind == "enum" and enums.setdefault(kind.name, kind.values) != kind.values:
                     raise ConfigError("enum", kind.name, "a name that no other enum has")
                 if kind.kind == "struct" and structs.setdefault(kind.name, kind) != kind:
@@ -100,12 +100,12 @@ def read_catalog(facts: Mapping[str, Any]) -> Catalog:
 
 
 class _Reader:
-    """Turns the catalog's notation into types; structs are made once, whoever asks first."""
+    """Turns the catalog's notation into types; each struct is built once."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._sources: Mapping[str, Any] = facts["sources"]
         self._structs: Mapping[str, Mapping[str, str]] = facts["structs"]
-        self._made: dict[str, FieldType] = {}
+        self._built: dict[str, FieldType] = {}
         self.enums = {name: tuple(values) for name, values in facts["enums"].items()}
 
     def source(self, name: str) -> SourceType:
@@ -114,18 +114,18 @@ class _Reader:
         entity = Entity(rule.pop("kind"), rule)
         required = frozenset(facts.get("required", ()))
         fields = {
-            each: Field(each, self.type(notation), required=each in required)
-            for each, notation in facts["fields"].items()
+            field: Field(field, self.type(notation), required=field in required)
+            for field, notation in facts["fields"].items()
         }
         return SourceType(name, fields, entity)
 
     def struct(self, name: str) -> FieldType:
-        if name not in self._made:
+        if name not in self._built:
             members = _look_up("struct", name, self._structs).items()
             # A member of a struct keeps its name: only a column of the file can clash with `time`.
-            fields = tuple(Field(each, self.type(text), column=each) for each, text in members)
-            self._made[name] = FieldType("struct", name, fields=fields)
-        return self._made[name]
+            fields = tuple(Field(key, self.type(text), column=key) for key, text in members)
+            self._built[name] = FieldType("struct", name, fields=fields)
+        return self._built[name]
 
     def type(self, notation: str) -> FieldType:
         kind, _, name = notation.partition(":")

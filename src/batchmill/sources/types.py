@@ -1,4 +1,4 @@
-"""What an event type is made of: fields and their types, and the rule that names its entity."""
+"""Event types: their fields with types, and the rule that names the entity of a row."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dataclasses import field as _field
 from typing import Any, Literal, TypeAlias, get_args
 
+from batchmill.extras import require_extra
 from batchmill.sources.errors import UnknownNameError
 
 Kind: TypeAlias = Literal[
@@ -37,13 +38,15 @@ ENTITY_ROLES: Mapping[EntityKind, tuple[str, ...]] = {
     ),
     "given": ("field",),
 }
-"""The roles that a rule of each kind fills with fields."""
+"""The roles that an entity rule of each kind maps to fields."""
 
 FIXED_LAYERS = ("=normal", "=virtual")
-"""What may stand for a layer's field where every row's layer is alike."""
+"""What an entity rule may give in place of a layer's field: the layer of every row."""
 
 TIME_COLUMN = "time"
 """The column of an event's start; a field of that name is stored as ``time_``."""
+SPAN_SOURCE = "Span"
+"""The folder of OpenTelemetry spans in a spool. Not an event type: several are derived from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,20 @@ class FieldType:
 
     def member(self, name: str) -> Field | None:
         """The field of that name in a struct, if there is one."""
-        return next((each for each in self.fields if each.name == name), None)
+        return next((field for field in self.fields if field.name == name), None)
+
+    def arrow_type(self) -> Any:
+        """The ``pyarrow.DataType`` of its values in a file. Needs pyarrow."""
+        import pyarrow as pa
+
+        if self.kind == "struct":
+            return pa.struct([(field.column, field.type.arrow_type()) for field in self.fields])
+        if self.kind == "list" and self.item is not None:
+            return pa.list_(self.item.arrow_type())
+        if self.kind == "map" and self.item is not None:
+            return pa.map_(pa.string(), self.item.arrow_type())
+        numbers = {"int": pa.int32(), "long": pa.int64(), "double": pa.float64()}
+        return pa.bool_() if self.kind == "bool" else numbers.get(self.kind, pa.string())
 
 
 STRING = FieldType("string")
@@ -97,7 +113,7 @@ class Field:
     name: str
     type: FieldType
     required: bool = False
-    """Whether a row without it is no row: it is set aside instead of being counted."""
+    """Whether a row without it is put into quarantine instead of being counted."""
     column: str = ""
     """Its Parquet column: its name, but ``time_`` for a field called ``time``."""
 
@@ -109,11 +125,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Which fields name the entity that a row is about, and what kind of entity that is."""
+    """The kind of entity that a row is about, and the fields that name it."""
 
     kind: EntityKind
     roles: Mapping[str, str] = _field(hash=False)
-    """Role to field name; a layer may also be ``=normal`` or ``=virtual`` for every row."""
+    """Role to field name; a layer may also be ``=normal`` or ``=virtual``, for every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +148,33 @@ class SourceType:
         parts = path.split(".") if isinstance(path, str) else list(path)
         known: Mapping[str, Field] = self.fields
         owner = self.name
-        found: Field | None = None
+        field: Field | None = None
         for part in parts:
-            found = known.get(part)
-            if found is None:
+            field = known.get(part)
+            if field is None:
                 raise UnknownNameError(f"field of {owner}", part, tuple(known))
-            known = {each.name: each for each in found.type.fields}
+            known = {member.name: member for member in field.type.fields}
             owner = f"{owner}.{part}"
-        if found is None:
+        if field is None:
             raise UnknownNameError(f"field of {owner}", "", tuple(known))
-        return found
+        return field
 
     @property
     def required(self) -> tuple[str, ...]:
         """The names of the fields that every row must have."""
-        return tuple(name for name, each in self.fields.items() if each.required)
+        return tuple(name for name, field in self.fields.items() if field.required)
 
     def arrow_schema(self) -> Any:
-        """The ``pyarrow.Schema`` of its files: ``time``, then the fields. Needs pyarrow."""
-        from batchmill.sources.arrow import schema
+        """The ``pyarrow.Schema`` of its files: ``time`` (microseconds, UTC), then the fields.
 
-        return schema(self)
+        All columns are nullable, required fields too: a row without one can be read, and then goes
+        to the quarantine. Needs pyarrow.
+        """
+        require_extra("an Arrow schema", "spool", "pyarrow")
+        import pyarrow as pa
+
+        columns = [(field.column, field.type.arrow_type()) for field in self.fields.values()]
+        return pa.schema([(TIME_COLUMN, pa.timestamp("us", tz="UTC")), *columns])
 
 
 def types_within(kind: FieldType) -> Iterator[FieldType]:
@@ -160,8 +182,8 @@ def types_within(kind: FieldType) -> Iterator[FieldType]:
     yield kind
     if kind.item is not None:
         yield from types_within(kind.item)
-    for each in kind.fields:
-        yield from types_within(each.type)
+    for field in kind.fields:
+        yield from types_within(field.type)
 
 
 ENTITY_KINDS: tuple[EntityKind, ...] = get_args(EntityKind)

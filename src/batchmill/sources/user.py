@@ -1,4 +1,4 @@
-"""Event types of one's own: a frozen dataclass becomes a source that metrics can be taken from."""
+"""Event types of your own: ``@source`` turns a frozen dataclass into one, by its annotations."""
 
 from __future__ import annotations
 
@@ -6,32 +6,49 @@ import dataclasses
 import enum
 import sys
 import threading
+import types
+import typing
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
 from batchmill.errors import ConfigError
-from batchmill.sources.annotations import fields_of
 from batchmill.sources.errors import UnknownNameError
 from batchmill.sources.registry import Catalog, builtin_catalog
 from batchmill.sources.types import (
+    BOOL,
+    DOUBLE,
     ENTITY_ROLES,
     FIXED_LAYERS,
     LAYER,
+    LONG,
+    SPAN_SOURCE,
+    STRING,
     TIME_COLUMN,
     Entity,
     EntityKind,
     Field,
+    FieldType,
     SourceType,
 )
 
 C = TypeVar("C", bound=type)
 
-SPANS = "Span"
-"""The folder of OpenTelemetry spans, which are no event type: no source can have that name."""
-OWN = "_"
+_RESERVED = "_"
 """What the names of batchmill's own columns begin with."""
-WHY_OWN = "columns with one are batchmill's own"
+_ALLOWED = (
+    "str, int, float, bool, list[str], list[int], dict[str, str], an enum.Enum, "
+    "a frozen dataclass, or one of these or None"
+)
+_PLAIN: Mapping[object, FieldType] = {
+    str: STRING,
+    int: LONG,
+    float: DOUBLE,
+    bool: BOOL,
+    list[str]: FieldType("list", item=STRING),
+    list[int]: FieldType("list", item=LONG),
+    dict[str, str]: FieldType("map", item=STRING),
+}
 
 _lock = threading.Lock()
 _added: dict[str, SourceType] = {}
@@ -41,10 +58,13 @@ _by_class: dict[type, SourceType] = {}
 def catalog() -> Catalog:
     """The built-in event types and everything that :func:`source` added in this process."""
     with _lock:
-        added = list(_added.values())
+        return _catalog()
+
+
+def _catalog() -> Catalog:
     known = builtin_catalog()
-    for each in added:
-        known = known.with_source(each)
+    for added in _added.values():
+        known = known.with_source(added)
     return known
 
 
@@ -68,14 +88,11 @@ def source(*, entity: Entity) -> Callable[[C], C]:
 
     def add(cls: C) -> C:
         # Annotations may name classes that are local to the function which defines this one.
-        made = _source_type(cls, entity, sys._getframe(1).f_locals)
+        kind = _source_type(cls, entity, sys._getframe(1).f_locals)
         with _lock:
-            known = builtin_catalog()
-            for each in _added.values():
-                known = known.with_source(each)
-            known.with_source(made)
-            _added[made.name] = made
-            _by_class[cls] = made
+            _catalog().with_source(kind)  # refuses names that are in use
+            _added[kind.name] = kind
+            _by_class[cls] = kind
         return cls
 
     return add
@@ -86,14 +103,14 @@ def source_of(cls: type) -> SourceType:
     try:
         return _by_class[cls]
     except KeyError:
-        known = tuple(each.__name__ for each in _by_class)
+        known = tuple(known_class.__name__ for known_class in _by_class)
         raise UnknownNameError("@source class", cls.__name__, known) from None
 
 
 def row_of(event: object) -> dict[str, Any]:
     """An event as a row: column to plain value, with its start as ``time`` where it has one."""
-    made = source_of(type(event))
-    row = {each.column: _plain(getattr(event, name)) for name, each in made.fields.items()}
+    fields = source_of(type(event)).fields.items()
+    row = {field.column: _plain(getattr(event, name)) for name, field in fields}
     start = getattr(event, TIME_COLUMN, None)
     if isinstance(start, datetime):
         row[TIME_COLUMN] = start
@@ -101,7 +118,7 @@ def row_of(event: object) -> dict[str, Any]:
 
 
 def service(name: str, *, layer: str = "=normal") -> Entity:
-    """Rows are about a service: the fields with its name and its layer."""
+    """Rows are about a service: the field with its name, and its layer."""
     return Entity("service", {"service": name, "layer": layer})
 
 
@@ -158,10 +175,10 @@ def _ends(
     return Entity(kind, caller | callee)
 
 
-def _source_type(cls: type, entity: Entity, names: Mapping[str, Any]) -> SourceType:
-    fields = {each.name: each for each in fields_of(cls, names)}
+def _source_type(cls: type, entity: Entity, scope: Mapping[str, Any]) -> SourceType:
+    fields = {field.name: field for field in _fields_of(cls, scope)}
     _check_names(cls, fields)
-    if len({each.column for each in fields.values()}) < len(fields):
+    if len({field.column for field in fields.values()}) < len(fields):
         raise ConfigError(cls.__name__, "time_", "without that field: it is the column of `time`")
     _check_entity(cls, entity, fields)
     for role, name in entity.roles.items():
@@ -171,24 +188,30 @@ def _source_type(cls: type, entity: Entity, names: Mapping[str, Any]) -> SourceT
 
 
 def _check_names(cls: type, fields: Mapping[str, Field]) -> None:
-    # In any case, since a file system may not tell the folders `span` and `Span` apart.
-    if cls.__name__.lower() == SPANS.lower():
-        allowed = f"called otherwise, such as Shop{SPANS}: {SPANS} is the folder of OpenTelemetry's"
-        raise ConfigError("@source", cls.__name__, f"{allowed} spans; rename the class")
+    # In any case: a file system may not tell the folders `span` and `Span` apart.
+    if cls.__name__.lower() == SPAN_SOURCE.lower():
+        raise ConfigError(
+            "@source",
+            cls.__name__,
+            f"another name, such as Shop{SPAN_SOURCE}: rename the class "
+            f"({SPAN_SOURCE} is the folder of OpenTelemetry's spans)",
+        )
     for name in fields:
-        if name.startswith(OWN):
+        if name.startswith(_RESERVED):
             plain = name.strip("_") or "count"
             allowed = f"a name without a leading underscore, such as {plain}: rename the field"
-            raise ConfigError(f"{cls.__name__}.{name}", name, f"{allowed} ({WHY_OWN})")
+            raise ConfigError(
+                f"{cls.__name__}.{name}", name, f"{allowed} (columns with one are batchmill's own)"
+            )
 
 
 def _check_entity(cls: type, entity: Entity, fields: Mapping[str, Field]) -> None:
     if not isinstance(entity, Entity):
         raise ConfigError("entity", entity, "made with service(), instance(), given() or the like")
     if tuple(entity.roles) != ENTITY_ROLES[entity.kind]:
-        wanted = ", ".join(ENTITY_ROLES[entity.kind])
-        raise ConfigError("entity", dict(entity.roles), f"a rule with the roles {wanted}")
-    texts = [name for name, each in fields.items() if each.type.kind == "string"]
+        roles = ", ".join(ENTITY_ROLES[entity.kind])
+        raise ConfigError("entity", dict(entity.roles), f"a rule with the roles {roles}")
+    texts = [name for name, field in fields.items() if field.type.kind == "string"]
     for role, name in entity.roles.items():
         fixed = FIXED_LAYERS if role.endswith("layer") else ()
         if name not in texts and name not in fixed:
@@ -196,10 +219,82 @@ def _check_entity(cls: type, entity: Entity, fields: Mapping[str, Field]) -> Non
             raise ConfigError(f"{cls.__name__}: entity {role}", name, f"one of: {allowed}")
 
 
+def _fields_of(cls: type, scope: Mapping[str, Any]) -> tuple[Field, ...]:
+    """The fields of an event type; ``scope`` holds the names around the class's definition."""
+    if TIME_COLUMN in (hints := _hints(cls, scope)) and _is_time(hints[TIME_COLUMN]):
+        del hints[TIME_COLUMN]
+    if not hints:
+        raise ConfigError("@source", cls, "a class with at least one field")
+    return tuple(_field(cls, name, hint, scope, ()) for name, hint in hints.items())
+
+
+def _hints(cls: type, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The annotation of each field of a frozen dataclass."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        raise ConfigError("@source", cls, "a dataclass: put @dataclass(frozen=True) below it")
+    parameters: Any = cls.__dataclass_params__  # type: ignore[attr-defined]
+    if not parameters.frozen:
+        raise ConfigError(
+            "@source", cls, "frozen, since events do not change: @dataclass(frozen=True)"
+        )
+    names = {**vars(sys.modules[cls.__module__]), **scope}
+    try:
+        hints = typing.get_type_hints(cls, names)
+    except NameError as error:
+        raise ConfigError(
+            cls.__name__, str(error), "annotated with names that are defined by then"
+        ) from error
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _field(
+    cls: type, name: str, hint: object, scope: Mapping[str, Any], outer: tuple[type, ...]
+) -> Field:
+    """The field of a class; ``outer`` are the classes that this one is nested in."""
+    if not name.isascii():
+        raise ConfigError(
+            f"{cls.__name__}.{name}", name, "a name of ASCII letters, digits and underscores"
+        )
+    hint, optional = _without_none(hint)
+    kind = _type(hint, scope, (*outer, cls))
+    if kind is None:
+        raise ConfigError(f"{cls.__name__}.{name}", hint, _ALLOWED)
+    required = kind.is_number and not optional and not outer
+    return Field(name, kind, required=required, column=name if outer else "")
+
+
+def _type(hint: object, scope: Mapping[str, Any], outer: tuple[type, ...]) -> FieldType | None:
+    for plain, kind in _PLAIN.items():
+        if hint == plain:
+            return kind
+    if not isinstance(hint, type) or hint in outer:
+        return None
+    if issubclass(hint, enum.Enum):
+        return FieldType("enum", hint.__name__, values=tuple(hint.__members__))
+    if dataclasses.is_dataclass(hint):
+        members = _hints(hint, scope).items()
+        fields = tuple(_field(hint, name, inner, scope, outer) for name, inner in members)
+        return FieldType("struct", hint.__name__, fields=fields)
+    return None
+
+
+def _without_none(hint: object) -> tuple[object, bool]:
+    """A type, and whether None was allowed beside it."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [option for option in typing.get_args(hint) if option is not type(None)]
+        if len(others) == 1:
+            return others[0], True
+    return hint, False
+
+
+def _is_time(hint: object) -> bool:
+    return _without_none(hint)[0] is datetime
+
+
 def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
-        return {each.name: _plain(getattr(value, each.name)) for each in fields}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields}
     return value

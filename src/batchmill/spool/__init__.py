@@ -1,6 +1,8 @@
-"""The spool: what was taken in, on disk as Parquet, before anybody is told that it was.
+"""The spool: makes spans and events durable as Parquet segments on disk, for the pipeline to read.
 
-Loads without pyarrow, so that it can say which extra is missing.
+Gives :class:`Spool`; the columns of a span (:data:`SPAN_SCHEMA`, :class:`SpanBatch`), from which
+all other schemas of spans are derived; and the contract :class:`SpanSink` with its levels, gauge,
+stats and errors, which Kafka's sink fulfils, too. Loads without pyarrow.
 """
 
 from __future__ import annotations
@@ -8,17 +10,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.spool.backlog import Unread, unread
-from batchmill.spool.batches import SPAN_COLUMNS, SPAN_SOURCE, EventBatch, SpanBatch
-from batchmill.spool.errors import (
-    BadRowsError,
-    Overloaded,
-    SpoolClosedError,
-    SpoolWriteError,
-)
-from batchmill.spool.level import Level
+from batchmill.spool.gauge import Gauge
+from batchmill.spool.segment import SpoolWriteError, Unread, unread
 from batchmill.spool.settings import SpoolSettings
-from batchmill.spool.thresholds import Judgement, Measure
+from batchmill.spool.sink import (
+    BadRowsError,
+    Level,
+    Measure,
+    Overloaded,
+    Pressure,
+    SinkStats,
+    SpanSink,
+    SpoolClosedError,
+)
+from batchmill.spool.span import (
+    FOREIGN,
+    SPAN_COLUMNS,
+    SPAN_SCHEMA,
+    SPAN_SOURCE,
+    EventBatch,
+    SpanBatch,
+    SpanColumn,
+)
 
 if TYPE_CHECKING:
     from batchmill.spool.rows import span_table
@@ -27,13 +40,19 @@ if TYPE_CHECKING:
 __all__ = [
     "BadRowsError",
     "EventBatch",
-    "Judgement",
+    "FOREIGN",
+    "Gauge",
     "Level",
     "Measure",
     "Overloaded",
+    "Pressure",
     "SPAN_COLUMNS",
+    "SPAN_SCHEMA",
     "SPAN_SOURCE",
+    "SinkStats",
     "SpanBatch",
+    "SpanColumn",
+    "SpanSink",
     "Spool",
     "SpoolClosedError",
     "SpoolSettings",

@@ -1,10 +1,11 @@
-"""How much waits and how much is unread, kept up to date; who may come in.
+"""How full a sink is, and whether it may accept another batch: for the spool and for Kafka.
 
 Guarantees
-    * Between ``admit`` and ``settle`` a batch counts as waiting, in memory: what waits is at most
-      the capacity and one batch more.
-    * A look at the folder takes place at most every 100 ms, and takes at most a twentieth of the
-      time; what this process writes in between is counted at once.
+    * Between ``admit`` and ``settle`` a batch counts as waiting: what waits is at most the capacity
+      and one batch more.
+    * After a failed write nothing is accepted for ``retry_after_s``, then one batch, and so on
+      until a write succeeds: senders do not all wait for a disk or a broker that is down, and its
+      recovery is noticed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from batchmill import lifecycle
 from batchmill.pressure import (
@@ -25,214 +25,428 @@ from batchmill.pressure import (
     QueueThresholdManager,
     QueueThresholdSettings,
 )
-from batchmill.spool.backlog import Unread, UnreadScan, free_bytes
-from batchmill.spool.errors import Overloaded
-from batchmill.spool.level import Level
+from batchmill.spool.segment import Unread, UnreadScan, free_bytes
 from batchmill.spool.settings import SpoolSettings
-from batchmill.spool.thresholds import Fault, Judgement, Load, Measure, Thresholds
+from batchmill.spool.sink import Level, Measure, Overloaded, Pressure, SinkStats, SpoolClosedError
+from batchmill.wording import count_of
 
-log = logging.getLogger("batchmill.spool")
+_SCAN_EVERY_S = 0.1
+_SCAN_SHARE = 20
+"""A scan of the folder that took 10 ms is not repeated before 200 ms have passed."""
+_CALM = {level: Pressure(level) for level in (Level.NORMAL, Level.WARNING)}
 
-_LOOK_EVERY_S = 0.1
-_LOOK_SHARE = 20
-"""A look that took 10 ms is not repeated before 200 ms have passed."""
+
+class Capacity(Protocol):
+    """The settings of a sink that its gauge needs."""
+
+    @property
+    def capacity_rows(self) -> int:
+        """Rows that may wait: half of it is WARNING, all of it CRITICAL."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that may wait, in the same way."""
+
+    @property
+    def retry_after_s(self) -> float:
+        """What a refused sender is told to wait; twice as long at CRITICAL_PLUS."""
 
 
-@dataclass
-class Counts:
-    """Rows and batches since the start."""
+class Depth:
+    """A number with thresholds; logs each level that it enters or leaves, once."""
 
-    submitted_rows: int = 0
-    written_rows: int = 0
-    failed_rows: int = 0
-    refused_rows: int = 0
-    segments: int = 0
-    written_bytes: int = 0
+    def __init__(
+        self, name: str, settings: QueueThresholdSettings, log: Callable[..., None]
+    ) -> None:
+        self.name = name
+        self.value = 0
+        self._thresholds = settings.thresholds
+        logged = QueueThresholdSettings(
+            max_queue_size=settings.max_queue_size,
+            warning_threshold=settings.warning_threshold,
+            critical_threshold=settings.critical_threshold,
+            critical_plus_threshold=settings.critical_plus_threshold,
+            listeners=(functools.partial(log, name),),
+            synchronous_listeners=True,  # a log line is not worth a thread
+        )
+        self._log = QueueThresholdManager(logged, lambda: self.value, name=name)
+
+    @classmethod
+    def of_capacity(cls, name: str, capacity: int, log: Callable[..., None]) -> Depth:
+        """WARNING at half of the capacity, CRITICAL at all of it, CRITICAL_PLUS at half more."""
+        settings = QueueThresholdSettings(
+            max_queue_size=capacity,
+            warning_threshold=(capacity + 1) // 2,
+            critical_threshold=capacity,
+            critical_plus_threshold=(3 * capacity + 1) // 2,
+        )
+        return cls(name, settings, log)
+
+    @property
+    def level(self) -> int:
+        """The level of the value; 0 below all of them."""
+        return self._thresholds.level_at(self.value) or 0
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the log was last told that no level holds."""
+        return self._log.stats().level is None
+
+    def measure(self) -> Measure:
+        """The value, and where its levels begin."""
+        levels = self._thresholds
+        return Measure(self.name, self.value, levels.warning, levels.critical, levels.critical_plus)
+
+    def report(self) -> None:
+        """Log a level that the value has entered or left."""
+        self._log.observe(self.value)
+
+    def close(self) -> None:
+        """Log nothing more."""
+        self._log.close()
+
+
+class Backlog:
+    """What is stored and not read yet, as far as it counts towards the level of its sink.
+
+    This one is empty: how much of a topic is unread is the broker's business.
+    """
+
+    depths: tuple[Depth, ...] = ()
+
+    def refresh(self) -> bool:
+        """Look again, if it is time to; whether it did."""
+        return False
+
+    def reasons(self) -> list[str]:
+        """Why batches must be refused; empty if they need not be."""
+        return []
+
+    def reset(self) -> None:
+        """Begin anew, in a forked child."""
 
 
 class Gauge:
-    """The depth of a spool, in memory and on the disk. Any thread may ask."""
+    """How full a sink is: what waits in memory, and its backlog. Thread-safe.
+
+    ``kind`` and ``name`` say which sink it is; ``unit`` and ``waiting`` say in messages what waits
+    in it and for what.
+    """
 
     fork_order = 1
 
     def __init__(
         self,
-        folder: Path,
-        settings: SpoolSettings,
+        kind: str,
+        name: str,
+        settings: Capacity,
+        backlog: Backlog | None = None,
+        *,
+        unit: str,
+        waiting: str,
+        log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = folder
+        self._title = f"{kind} {name}"
+        self._name = name
         self._settings = settings
+        self._backlog = backlog or Backlog()
+        self._unit = unit
+        self._waiting = waiting
+        self._log = log
         self._clock = clock
-        self._thresholds = Thresholds(settings)
-        self._alarms = (
-            _alarm(self._thresholds.queue, f"{folder}: what waits to be written"),
-            _alarm(self._thresholds.unread, f"{folder}: what the pipeline has not read"),
-        )
+        log_level = functools.partial(log_levels, log, self._title)
+        self._rows = Depth.of_capacity("queue rows", settings.capacity_rows, log_level)
+        self._bytes = Depth.of_capacity("queue bytes", settings.capacity_bytes, log_level)
+        self._depths = (self._rows, self._bytes, *self._backlog.depths)
+        self._closed = False
         self._reset()
         lifecycle.track(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
-        self.counts = Counts()
-        self.refused: dict[Level, int] = {}
-        self._rows = self._bytes = 0
-        self._fault = Fault(self._settings.retry_after_s)
-        self._scan = UnreadScan(self._folder)
-        self._unread = Unread(0, 0, 0.0)
-        self._free: int | None = None
-        self._added = 0
-        self._next_look = float("-inf")
+        self._submitted = self._written = self._failed = self._refused_rows = 0
+        self._refused: dict[Level, int] = {}
+        self._rows.value = self._bytes.value = 0
+        self._fault = ""
+        self._fault_until = 0.0
         self._calm = True
 
-    def admit(self, rows: int, weight: int) -> None:
-        """Take note of a batch that wants in; raises Overloaded if it may not."""
-        self._look()
+    def check(self, rows: int) -> None:
+        """Raise Overloaded if nothing is accepted now, before any work is done for ``rows``."""
+        self._refresh()
         with self._lock:
-            now = self._clock()
-            load = self._load(now)
-            judgement = self._thresholds.judge(load)
-            if judgement.level < Level.CRITICAL:
-                self._fault.admitted(now)
-                self.counts.submitted_rows += rows
-                self._rows += rows
-                self._bytes += weight
+            pressure = self._checked(rows)
+        _raise_if_overloaded(pressure)
+
+    def admit(self, rows: int, size: int) -> None:
+        """Count a batch as waiting; raises Overloaded or SpoolClosedError if it is refused."""
+        self._refresh()
+        with self._lock:
+            pressure = self._checked(rows)
+            if pressure.level < Level.CRITICAL:
+                if self._fault:  # the only one to try for a while
+                    self._fault_until = self._clock() + self._settings.retry_after_s
+                self._submitted += rows
+                self._rows.value += rows
+                self._bytes.value += size
+        self._report()
+        _raise_if_overloaded(pressure)
+
+    def settle(self, rows: int, size: int, *, stored: bool) -> None:
+        """Count a batch that was admitted as stored, or as failed."""
+        with self._lock:
+            self._rows.value -= rows
+            self._bytes.value -= size
+            if stored:
+                self._written += rows
             else:
-                self.refused[judgement.level] = self.refused.get(judgement.level, 0) + 1
-                self.counts.refused_rows += rows
-        self._tell(load)
-        if judgement.level >= Level.CRITICAL:
-            raise Overloaded(judgement.level, judgement.retry_after_s, judgement.why)
+                self._failed += rows
+            recovered = stored and bool(self._fault)
+            if recovered:
+                self._fault = ""
+        if recovered:
+            self._log.warning("%s: writing works again", self._title)
+        self._report()
 
-    def settle(self, rows: int, weight: int, written: bool) -> None:
-        """A batch that was let in is on the disk, or will never be."""
+    def fail(self, why: str) -> None:
+        """Refuse batches for a while, since a write has failed."""
         with self._lock:
-            self._rows -= rows
-            self._bytes -= weight
-            if written:
-                self.counts.written_rows += rows
-            else:
-                self.counts.failed_rows += rows
-            load = self._load(self._clock())
-        self._tell(load)
-
-    def wrote(self, count: int) -> None:
-        """A segment of ``count`` bytes is on the disk."""
-        with self._lock:
-            self._added += count
-            seen = self._unread
-            self._unread = Unread(seen.segments + 1, seen.bytes + count, seen.oldest_s)
-            self.counts.segments += 1
-            self.counts.written_bytes += count
-            well = self._fault.cleared()
-        if well:
-            log.warning("batchmill spool %s: segments can be written again", self._folder)
-
-    def failed(self, why: str) -> None:
-        """A segment could not be written."""
-        with self._lock:
-            news = not self._fault.why
-            self._fault.failed(why, self._clock())
-        if news:
-            log.error("batchmill spool: %s; batches are refused until that is over", why)
-
-    def judge(self) -> Judgement:
-        """The level of this moment, and why."""
-        self._look()
-        with self._lock:
-            return self._thresholds.judge(self._load(self._clock()))
+            is_first = not self._fault
+            self._fault = why
+            self._fault_until = self._clock() + self._settings.retry_after_s
+        if is_first:
+            self._log.error("%s; batches are refused until writing works again", why)
 
     def level(self) -> Level:
         """The level of this moment."""
-        self._look()
+        self._refresh()
         with self._lock:
-            return self._thresholds.level(self._load(self._clock()))
+            return self._level()
+
+    def pressure(self) -> Pressure:
+        """The level of this moment and, where batches are refused, why."""
+        self._refresh()
+        with self._lock:
+            return self._pressure()
 
     def measures(self) -> tuple[Measure, ...]:
-        """What makes the level of this moment."""
-        self._look()
+        """The numbers that make the level; a failed write and a full disk are CRITICAL, too."""
+        self._refresh()
         with self._lock:
-            load = self._load(self._clock())
-        return self._thresholds.measures(load)
+            return tuple(depth.measure() for depth in self._depths)
 
-    def snapshot(self) -> tuple[Counts, dict[Level, int], int, int, Unread, int | None]:
-        """Counters, refusals by level, rows and bytes that wait, what is unread, room left."""
-        self._look()
+    def stats(self) -> SinkStats:
+        """The level, what waits, and the counters since the start."""
+        self._refresh()
         with self._lock:
-            counts = Counts(**vars(self.counts))
-            return counts, dict(self.refused), self._rows, self._bytes, self._unread, self._free
+            return SinkStats(
+                level=self._level(),
+                submitted_rows=self._submitted,
+                written_rows=self._written,
+                failed_rows=self._failed,
+                refused_rows=self._refused_rows,
+                refused=dict(self._refused),
+                queue_rows=self._rows.value,
+                queue_bytes=self._bytes.value,
+            )
+
+    @property
+    def fault(self) -> str:
+        """Why the last write failed; empty if it did not."""
+        return self._fault
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is accepted any more."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        with self._lock:
+            return not self._rows.value
 
     def close(self) -> None:
-        """Nothing will be told any more."""
-        for alarm in self._alarms:
-            alarm.close()
+        """Accept nothing more; what waits can still be settled."""
+        with self._lock:
+            self._closed = True
+
+    def end(self) -> None:
+        """Log no more levels: all is settled."""
+        for depth in self._depths:
+            depth.close()
 
     def begin_close(self) -> None:
-        """At exit there is nothing to do: the batchers close themselves."""
+        """At exit there is nothing to do: the sink closes itself."""
 
     def await_close(self) -> None:
         """At exit there is nothing to wait for."""
 
     def after_fork_in_child(self) -> None:
-        """What waits is the parent's, and so are its counts."""
+        """What waits belongs to the parent, and so do its counters."""
+        self._backlog.reset()
         self._reset()
 
-    def _load(self, now: float) -> Load:
-        fault = self._fault.why if self._fault.holds(now) else ""
-        return Load(self._rows, self._bytes, self._unread.bytes, self._free, fault)
+    def _level(self) -> Level:
+        worst = max([depth.level for depth in self._depths])
+        if worst < Level.CRITICAL and (self._fault_holds() or self._backlog.reasons()):
+            return Level.CRITICAL
+        return Level(worst) if worst else Level.NORMAL
 
-    def _look(self) -> None:
-        """Look at the folder, if that is due and nobody else is just doing it."""
-        if self._clock() < self._next_look or not self._looking.acquire(blocking=False):
+    def _fault_holds(self) -> bool:
+        return bool(self._fault) and self._clock() < self._fault_until
+
+    def _pressure(self) -> Pressure:
+        level = self._level()
+        if level < Level.CRITICAL:
+            return _CALM[level]
+        reasons = [self._fault] if self._fault else []
+        reasons += self._backlog.reasons()
+        settings = self._settings
+        if max(self._rows.level, self._bytes.level) >= Level.CRITICAL:
+            reasons.append(
+                f"{count_of(self._rows.value, self._unit)} ({mib(self._bytes.value)}) waiting "
+                f"{self._waiting}, with {count_of(settings.capacity_rows, self._unit)} and "
+                f"{mib(settings.capacity_bytes)} allowed"
+            )
+        retry_after_s = settings.retry_after_s * (2 if level is Level.CRITICAL_PLUS else 1)
+        return Pressure(level, "; ".join(reasons), retry_after_s)
+
+    def _checked(self, rows: int) -> Pressure:
+        """The pressure a batch meets; counts it as refused where it is."""
+        if self._closed:
+            raise SpoolClosedError(self._name)
+        pressure = self._pressure()
+        if pressure.level >= Level.CRITICAL:
+            self._refused[pressure.level] = self._refused.get(pressure.level, 0) + 1
+            self._refused_rows += rows
+        return pressure
+
+    def _refresh(self) -> None:
+        if self._backlog.refresh():
+            self._report()
+
+    def _report(self) -> None:
+        """Log levels that were entered or left; cheap while all depths are below WARNING."""
+        if self._calm and max([depth.level for depth in self._depths]) == 0:
             return
+        for depth in self._depths:
+            depth.report()
+        self._calm = all(depth.is_calm for depth in self._depths)
+
+
+class SegmentBacklog(Backlog):
+    """The segments in a spool's folder that the pipeline has not read, and the room on its disk.
+
+    The folder is scanned every 100 ms at most, and for at most a twentieth of the time. What this
+    process writes in between is counted at once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: SpoolSettings,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._log = log
+        self._clock = clock
+        thresholds = QueueThresholdSettings(
+            max_queue_size=settings.unread_critical,
+            warning_threshold=settings.unread_warning,
+            critical_threshold=settings.unread_critical,
+            critical_plus_threshold=settings.unread_critical_plus,
+        )
+        log_level = functools.partial(log_levels, log, f"spool {folder}")
+        self._depth = Depth("unread bytes", thresholds, log_level)
+        self.depths = (self._depth,)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, in a forked child."""
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
+        self._scan = UnreadScan(self._folder)
+        self._written_meanwhile = 0
+        self._next_scan = float("-inf")
+        self._depth.value = 0
+        self.unread = Unread(0, 0, 0.0)
+        self.free: int | None = None
+        """Bytes left on the disk; None where the system does not tell."""
+        self.segments = self.written_bytes = 0
+
+    def wrote(self, size: int) -> None:
+        """Count a segment of ``size`` bytes that this process has just written."""
+        with self._lock:
+            self._written_meanwhile += size
+            self.segments += 1
+            self.written_bytes += size
+            unread = self.unread
+            self._set(Unread(unread.segments + 1, unread.bytes + size, unread.oldest_s))
+
+    def refresh(self) -> bool:
+        """Scan the folder, if that is due and no other thread is doing it; whether it was."""
+        if self._clock() < self._next_scan or not self._scanning.acquire(blocking=False):
+            return False
         try:
-            began = self._clock()
+            started = self._clock()
             with self._lock:
-                self._added = 0
+                self._written_meanwhile = 0
             try:
-                seen, free = self._scan.look(time.time()), free_bytes(self._folder)
-            except OSError as error:  # what was seen before has to do
-                log.warning("batchmill spool %s cannot be looked at: %s", self._folder, error)
-                seen, free = None, None
+                unread, free = self._scan.scan(time.time()), free_bytes(self._folder)
+            except OSError as error:  # the numbers of the last scan stay
+                self._log.warning("spool %s cannot be scanned: %s", self._folder, error)
+                unread, free = None, None
             ended = self._clock()
             with self._lock:
-                if seen is not None:
-                    # What was written meanwhile may be counted twice, until the next look.
-                    self._unread = Unread(seen.segments, seen.bytes + self._added, seen.oldest_s)
-                    self._free = free
-                self._next_look = ended + max(_LOOK_EVERY_S, _LOOK_SHARE * (ended - began))
-                load = self._load(ended)
+                if unread is not None:
+                    # What was written meanwhile may be counted twice, until the next scan.
+                    total = unread.bytes + self._written_meanwhile
+                    self._set(Unread(unread.segments, total, unread.oldest_s))
+                    self.free = free
+                self._next_scan = ended + max(_SCAN_EVERY_S, _SCAN_SHARE * (ended - started))
         finally:
-            self._looking.release()
-        self._tell(load)
+            self._scanning.release()
+        return True
 
-    def _tell(self, load: Load) -> None:
-        """Have the log told of a level that is entered or left; cheap while all is calm."""
-        if self._calm and self._thresholds.level(load) is Level.NORMAL:
-            return
-        queue, unread = self._alarms
-        queue.observe(self._thresholds.fill(load))
-        unread.observe(load.unread)
-        self._calm = all(alarm.stats().level is None for alarm in self._alarms)
+    def reasons(self) -> list[str]:
+        """Why batches must be refused: the disk is nearly full, or too much is unread."""
+        settings, free, unread = self._settings, self.free, self._depth.value
+        reasons = []
+        if free is not None and free < settings.min_free_bytes:
+            reasons.append(
+                f"the spool's disk has {mib(free)} left, and "
+                f"{mib(settings.min_free_bytes)} must stay free (min_free_bytes)"
+            )
+        if unread >= settings.unread_critical:
+            reasons.append(
+                f"{mib(unread)} of segments are not read yet, with "
+                f"{mib(settings.unread_critical)} allowed: the pipeline is behind, or stopped"
+            )
+        return reasons
 
-
-def _alarm(config: QueueThresholdSettings, what: str) -> QueueThresholdManager:
-    """Tells the log when a level is entered or left, once each."""
-    told = QueueThresholdSettings(
-        max_queue_size=config.max_queue_size,
-        warning_threshold=config.warning_threshold,
-        critical_threshold=config.critical_threshold,
-        critical_plus_threshold=config.critical_plus_threshold,
-        listeners=(functools.partial(_log, what),),
-        synchronous_listeners=True,  # a line in the log: not worth a thread
-    )
-    return QueueThresholdManager(told, lambda: 0, name="spool")
+    def _set(self, unread: Unread) -> None:
+        self.unread = unread
+        self._depth.value = unread.bytes
 
 
-def _log(what: str, event: QueueThresholdEvent[Any]) -> None:
+def mib(size: int) -> str:
+    """A number of bytes, for messages."""
+    return f"{size / (1 << 20):,.1f} MiB"
+
+
+def log_levels(log: logging.Logger, title: str, name: str, event: QueueThresholdEvent[Any]) -> None:
+    """Log that the depth ``name`` of a sink has entered or left a level."""
     if event.kind is EventKind.ENTERED:
         refusing = "; batches are refused" if event.level >= Level.CRITICAL else ""
-        log.warning("batchmill spool %s: %s%s", what, event.level.name, refusing)
+        log.warning("%s: %s: %s%s", title, name, event.level.name, refusing)
     elif event.kind is EventKind.LEFT:
-        log.info("batchmill spool %s: no longer %s", what, event.level.name)
+        log.info("%s: %s: no longer %s", title, name, event.level.name)
+
+
+def _raise_if_overloaded(pressure: Pressure) -> None:
+    if pressure.level >= Level.CRITICAL:
+        raise Overloaded(pressure.level, pressure.retry_after_s, pressure.why)

@@ -1,69 +1,68 @@
-"""Batches as Arrow tables, and tables as Parquet. No threads, no disk."""
+"""Converts batches to Arrow tables, and tables to the bytes of Parquet files."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.sources import TIME_COLUMN, FieldType, SourceType
-from batchmill.spool.batches import SPAN_SOURCE, EventBatch, SpanBatch
-from batchmill.spool.errors import BadRowsError
+from batchmill.spool.sink import BadRowsError
+from batchmill.spool.span import SPAN_SCHEMA, SPAN_SOURCE, EventBatch, SpanBatch, SpanColumn
 
 Convert: TypeAlias = Callable[[Sequence[Any]], pa.Table]
 
-_TIME = pa.timestamp("us", tz="UTC")
-_MAP = pa.map_(pa.string(), pa.string())
-SPAN_SCHEMA = pa.schema(
-    [
-        (TIME_COLUMN, _TIME),
-        ("end_time", _TIME),
-        *(
-            (name, pa.string())
-            for name in (
-                *("trace_id", "span_id", "parent_span_id"),
-                *("name", "kind", "status", "service"),
-            )
-        ),
-        ("resource", _MAP),
-        ("attributes", _MAP),
-    ]
-)
-"""What a segment of spans looks like."""
+_TYPES = {
+    "time": pa.timestamp("us", tz="UTC"),
+    "id": pa.string(),
+    "text": pa.string(),
+    "map": pa.map_(pa.string(), pa.string()),
+}
+ARROW_SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in SPAN_SCHEMA])
+"""The schema of a segment of spans."""
 
-_UNIQUE = frozenset(("trace_id", "span_id", "parent_span_id", TIME_COLUMN, "end_time"))
-"""Columns whose values hardly repeat: a dictionary of them would be all cost."""
-# What Arrow raises about values that do not fit a column.
+_UNIQUE = frozenset(column.name for column in SPAN_SCHEMA if column.kind in ("time", "id"))
+"""Columns whose values hardly repeat: a dictionary of them would only cost."""
 _MISFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
+"""What Arrow raises about values that do not fit a column."""
 
 
-def table_of(
-    source: str, batches: Sequence[Any], convert: Convert
-) -> tuple[pa.Table | None, dict[int, BadRowsError]]:
-    """All batches as one table, and by number those that do not fit.
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The batches of one segment, as far as they could be converted."""
 
-    They are converted together, which is quick. Only where that fails each is looked at alone, so
-    that nobody's batch fails for another's.
+    table: pa.Table | None
+    """All rows that fit; None if there are none."""
+    errors: dict[int, BadRowsError] = field(default_factory=dict)
+    """What is wrong with the batches that do not fit, by their place in the sequence."""
+
+
+def table_of(source: str, batches: Sequence[Any], convert: Convert) -> Converted:
+    """Convert batches to one table.
+
+    They are converted together, which is quick. Only where that fails is each converted alone, so
+    that no batch fails because of another.
     """
     try:
-        return convert(batches), {}
+        return Converted(convert(batches))
     except MemoryError:  # Arrow's own is also one of its other errors; it says nothing of the rows
         raise
     except _MISFIT:
         pass
-    good, bad = [], {}
+    tables, errors = [], {}
     for number, batch in enumerate(batches):
         try:
-            good.append(convert([batch]))
+            tables.append(convert([batch]))
         except MemoryError:
             raise
         except _MISFIT as error:
-            bad[number] = _bad_rows(source, error)
-    return (pa.concat_tables(good) if good else None), bad
+            errors[number] = _bad_rows(source, error)
+    return Converted(pa.concat_tables(tables) if tables else None, errors)
 
 
 def _bad_rows(source: str, error: Exception) -> BadRowsError:
@@ -73,20 +72,21 @@ def _bad_rows(source: str, error: Exception) -> BadRowsError:
 
 def span_table(batch: SpanBatch) -> pa.Table:
     """Spans as a table."""
-    columns = [
-        _MAPS[each.name](batch.columns[each.name])
-        if each.name in _MAPS
-        else pa.array(batch.columns[each.name], each.type)
-        for each in SPAN_SCHEMA
-    ]
-    return pa.table(columns, schema=SPAN_SCHEMA)
+    columns = [_array(column, batch.columns[column.name]) for column in SPAN_SCHEMA]
+    return pa.table(columns, schema=ARROW_SCHEMA)
+
+
+def _array(column: SpanColumn, values: Sequence[Any]) -> pa.Array:
+    if column.kind == "map":
+        return _shared_maps(values) if column.shared else _maps(values)
+    return pa.array(values, _TYPES[column.kind])
 
 
 class SpanTable:
-    """A SpanBatch that waits for its segment.
+    """A SpanBatch that waits for its segment, as a table already.
 
-    It is a table already. Python's objects would take several times the memory until then: to
-    get that from the system and to give it back cost more than half of what converting does.
+    Python's objects would take several times the memory until then: getting that from the system
+    and giving it back costs more than half as much as converting.
     """
 
     __slots__ = ("table", "weight")
@@ -107,24 +107,30 @@ class SpanTable:
 
 
 def _joined(batches: Sequence[SpanTable]) -> pa.Table:
-    return pa.concat_tables([each.table for each in batches])
+    return pa.concat_tables([batch.table for batch in batches])
+
+
+def converter(source: str, kind: SourceType | None) -> Convert:
+    """The function that converts batches of an event type to a table."""
+    if source == SPAN_SOURCE or kind is None:
+        return _joined
+    return event_tables(kind)
 
 
 def event_tables(source: SourceType) -> Convert:
-    """How events of ``source`` become a table."""
+    """The function that converts events of ``source`` to a table."""
     schema = source.arrow_schema()
-    kinds = {each.column: each.type for each in source.fields.values()}
-    shape = {name: _shaper(kind) for name, kind in kinds.items()}
+    adapters = {known.column: _adapter(known.type) for known in source.fields.values()}
 
     def convert(batches: Sequence[EventBatch]) -> pa.Table:
         rows = [row for batch in batches for row in batch.rows]
         columns = []
-        for each in schema:
-            values = [row.get(each.name) for row in rows]
-            shaper = shape.get(each.name)
-            if shaper is not None:
-                values = [None if value is None else shaper(value) for value in values]
-            columns.append(pa.array(values, each.type))
+        for column in schema:
+            values = [row.get(column.name) for row in rows]
+            adapt = adapters.get(column.name)
+            if adapt is not None:
+                values = [None if value is None else adapt(value) for value in values]
+            columns.append(pa.array(values, column.type))
         return pa.table(columns, schema=schema)
 
     return convert
@@ -141,15 +147,8 @@ def encode(table: pa.Table) -> memoryview:
 
 
 def warm_up() -> None:
-    """Have pyarrow load what it loads at first use: seconds, or impossible when Python ends."""
+    """Make pyarrow load what it loads at first use: that takes seconds, or fails at exit."""
     encode(span_table(SpanBatch()))
-
-
-def converter(source: str, kind: SourceType | None) -> Convert:
-    """How batches of an event type become a table."""
-    if source == SPAN_SOURCE or kind is None:
-        return _joined
-    return event_tables(kind)
 
 
 def _maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
@@ -160,41 +159,39 @@ def _maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
     return pa.MapArray.from_arrays(sizes, keys, texts)
 
 
-def _shared(dicts: Sequence[dict[str, str]]) -> pa.Array:
+def _shared_maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
     """Dicts as maps, where many rows share one dict: each is converted once."""
     places: dict[int, int] = {}
     distinct: list[dict[str, str]] = []
     indices = []
-    for each in dicts:
-        place = places.get(id(each))
+    for pairs in dicts:
+        place = places.get(id(pairs))  # comparing their contents would cost as much as converting
         if place is None:
-            place = places[id(each)] = len(distinct)
-            distinct.append(each)
+            place = places[id(pairs)] = len(distinct)
+            distinct.append(pairs)
         indices.append(place)
     if 2 * len(distinct) > len(dicts):
         return _maps(dicts)
     return _maps(distinct).take(pa.array(indices, pa.int32()))
 
 
-_MAPS = {"resource": _shared, "attributes": _maps}
+def _adapter(kind: FieldType) -> Callable[[Any], Any] | None:
+    """What turns a value into what Arrow expects; None where Arrow takes the value itself.
 
-
-def _shaper(kind: FieldType) -> Callable[[Any], Any] | None:
-    """What makes of a value what Arrow takes for it; None where that is the value itself.
-
-    Arrow takes a map as its pairs, a number for a truth, and a text for a list of letters.
+    Arrow wants a map as its pairs, would take a number for a bool, and a text for a list of
+    letters.
     """
     if kind.kind == "map":
         return _pairs
     if kind.kind == "bool":
-        return _truth
+        return _bool
     if kind.kind in ("int", "long"):
         return _whole
     if kind.kind == "list":
-        return _listed
+        return _list
     if kind.kind == "struct":
-        inside = {each.name: _shaper(each.type) for each in kind.fields}
-        return lambda value: _members(value, inside)
+        inside = {member.name: _adapter(member.type) for member in kind.fields}
+        return lambda value: _struct(value, inside)
     return None
 
 
@@ -202,13 +199,13 @@ def _pairs(value: Any) -> Any:
     return list(value.items()) if isinstance(value, Mapping) else value
 
 
-def _listed(value: Any) -> Any:
+def _list(value: Any) -> Any:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{value!r} is not a list")
     return value
 
 
-def _truth(value: Any) -> bool:
+def _bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is not True or False")
     return value
@@ -220,21 +217,21 @@ def _whole(value: Any) -> int:
     return operator.index(value)
 
 
-def _members(value: Any, shapers: Mapping[str, Callable[[Any], Any] | None]) -> Any:
+def _struct(value: Any, adapters: Mapping[str, Callable[[Any], Any] | None]) -> Any:
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a mapping of field names to values")
-    if not value.keys() <= shapers.keys():
-        unknown = ", ".join(sorted(value.keys() - shapers.keys()))
-        raise ValueError(f"no such field: {unknown}; there are {', '.join(shapers)}")
-    shaped = dict(value)
-    for name, shaper in shapers.items():
-        if shaper is not None and shaped.get(name) is not None:
-            shaped[name] = shaper(shaped[name])
-    return shaped
+    if not value.keys() <= adapters.keys():
+        unknown = ", ".join(sorted(value.keys() - adapters.keys()))
+        raise ValueError(f"no such field: {unknown}; there are {', '.join(adapters)}")
+    members = dict(value)
+    for name, adapt in adapters.items():
+        if adapt is not None and members.get(name) is not None:
+            members[name] = adapt(members[name])
+    return members
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    return [path for each in schema for path in _paths(each.name, each.type)]
+    return [path for column in schema for path in _paths(column.name, column.type)]
 
 
 def _paths(path: str, kind: pa.DataType) -> list[str]:
@@ -247,5 +244,5 @@ def _paths(path: str, kind: pa.DataType) -> list[str]:
     if pa.types.is_list(kind):
         return _paths(f"{path}.list.element", kind.value_type)
     if pa.types.is_struct(kind):
-        return [each for member in kind for each in _paths(f"{path}.{member.name}", member.type)]
+        return [leaf for member in kind for leaf in _paths(f"{path}.{member.name}", member.type)]
     return [path]

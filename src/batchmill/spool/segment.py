@@ -1,24 +1,32 @@
-"""One segment: a Parquet file that is either there, whole and safe, or not there at all.
+"""Segments on the disk: Parquet files that are whole and safe, or not there at all.
 
-It is written beside its place under a name that nobody reads, synced, renamed, and then its folder
-is synced: when :func:`write_segment` returns, it survives a crash of the machine. A lock on the
-file tells a writer that is alive from what a dead one left.
+A segment is written beside its place under a name that no reader looks at, synced, renamed, and
+then its folder is synced: when :func:`write_segment` returns, it survives a crash of the machine.
+A writer that is alive holds a lock on its file; a file without one was left by a dead writer. The
+pipeline removes the segments that it has committed, so what is there is unread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchmill.spool.backlog import SUFFIX, TMP_SUFFIX, source_folders
+from batchmill import files
+from batchmill.errors import BatchmillError
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spool")
 
+SUFFIX = ".parquet"
+TMP_SUFFIX = ".tmp"
 _NEW_FILE = (
     os.O_WRONLY
     | os.O_CREAT
@@ -28,23 +36,55 @@ _NEW_FILE = (
 )
 
 
+_ADVICE = {
+    errno.ENOSPC: "make room on the disk, or let the pipeline catch up",
+    errno.EDQUOT: "make room in the quota, or let the pipeline catch up",
+    errno.EROFS: "mount the disk for writing",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files",
+    errno.ENOENT: "put the folder back; it was removed while the spool was open",
+}
+
+
+class SpoolWriteError(BatchmillError, OSError):
+    """A segment could not be written. Nothing in it was acknowledged, so it may be sent again."""
+
+    folder: str
+    number: int | None
+    """The errno."""
+    detail: str
+
+    def __str__(self) -> str:
+        advice = _ADVICE.get(self.number or 0, "check the disk")
+        return f"no segment can be written in {self.folder} ({self.detail}): {advice}; then resend"
+
+
+def write_error(folder: Path, error: OSError) -> SpoolWriteError:
+    """The error to raise for what the operating system answered."""
+    failure = SpoolWriteError(str(folder), error.errno, error.strerror or str(error))
+    failure.__cause__ = error
+    return failure
+
+
 class Disk:
-    """What is asked of the operating system; a test may watch it, or have it fail."""
+    """The calls to the operating system; tests watch them, or make them fail."""
 
     def create(self, path: str) -> int | None:
-        """A new file that only its owner can read, locked; its handle.
+        """Create a file that only its owner can read, locked; its handle.
 
-        None if somebody who tidies up took it for a dead writer's before it was locked.
+        None if another process removed it as a dead writer's file before it was locked.
         """
         handle = os.open(path, _NEW_FILE, 0o600)
-        with contextlib.suppress(OSError):  # a disk without locks: then nobody tidies up either
-            if not _lock(handle) or os.fstat(handle).st_nlink == 0:
+        with contextlib.suppress(OSError):  # no locks on this disk: then no files are removed
+            if not files.try_lock(handle) or os.fstat(handle).st_nlink == 0:
                 os.close(handle)
                 return None
         return handle
 
     def write(self, handle: int, data: memoryview) -> int:
-        """Write some of ``data``; how much."""
+        """Write some of ``data``; how many bytes."""
         return os.write(handle, data)
 
     def sync(self, handle: int) -> None:
@@ -52,29 +92,23 @@ class Disk:
         os.fsync(handle)
 
     def close(self, handle: int) -> None:
-        """Close a file, and with it let go of its lock."""
+        """Close a file, which releases its lock."""
         os.close(handle)
 
     def rename(self, path: str, place: str) -> None:
-        """Give a file its name."""
+        """Give a file its final name."""
         os.rename(path, place)  # noqa: PTH104
 
     def sync_folder(self, path: str) -> None:
         """Wait until the names in a folder are on the disk."""
-        if os.name == "nt":
-            return  # a folder cannot be opened there
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        files.sync(path)
 
     def remove(self, path: str) -> None:
         """Remove a file."""
         os.unlink(path)  # noqa: PTH108
 
     def make_folder(self, path: str) -> None:
-        """Make a folder that only its owner can enter, and make that last."""
+        """Create a folder that only its owner can enter, durably; one that is there is fine."""
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102
         except FileExistsError:
@@ -91,15 +125,15 @@ class Written:
 
 
 def new_name() -> str:
-    """A name that no other segment has, on any process: the time and something random."""
+    """A name that no other segment has, in any process: the time and a random part."""
     return f"{time.time_ns() // 1000}-{secrets.token_hex(4)}{SUFFIX}"
 
 
 def write_segment(folder: Path, data: memoryview, disk: Disk) -> Written:
-    """Write ``data`` as a new segment of ``folder``; when it returns, the segment is safe.
+    """Write ``data`` as a new segment of ``folder``; when this returns, the segment is durable.
 
-    What it raises is an OSError, and then there is no segment; but for one case: where the folder
-    could not be synced after the rename, it is there and may be gone after a crash.
+    If it raises OSError there is no segment, with one exception: where the folder could not be
+    synced after the rename, the segment is there and may be gone after a crash.
     """
     place = str(folder)
     disk.make_folder(place)
@@ -114,7 +148,7 @@ def write_segment(folder: Path, data: memoryview, disk: Disk) -> Written:
             while rest:
                 rest = rest[disk.write(handle, rest) :]
             disk.sync(handle)
-            # Renamed while it is locked: nobody can take it for a dead writer's.
+            # Renamed while locked: nobody can take it for a dead writer's file.
             disk.rename(tmp, target)
         finally:
             disk.close(handle)
@@ -127,7 +161,7 @@ def write_segment(folder: Path, data: memoryview, disk: Disk) -> Written:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove what writers left that are dead; how many files. A live writer's are locked."""
+    """Remove the unfinished files of dead writers; how many. Those of live writers are locked."""
     removed = 0
     for folder in source_folders(str(root)):
         for name in os.listdir(folder):  # noqa: PTH208
@@ -135,10 +169,9 @@ def remove_leftovers(root: Path) -> int:
                 removed += _remove_unlocked(f"{folder}/{name}")
     if removed:
         log.warning(
-            "batchmill spool %s: removed %d unfinished segments of a process that died; "
-            "nothing in them was acknowledged",
+            "spool %s: removed %s of a process that died; nothing in them was acknowledged",
             root,
-            removed,
+            count_of(removed, "unfinished segment"),
         )
     return removed
 
@@ -149,7 +182,7 @@ def _remove_unlocked(path: str) -> bool:
     except OSError:
         return False  # gone, or not ours
     try:
-        if not _lock(handle):
+        if not files.try_lock(handle):
             return False
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
@@ -160,14 +193,84 @@ def _remove_unlocked(path: str) -> bool:
         os.close(handle)
 
 
-def _lock(handle: int) -> bool:
-    """Lock a file; False if somebody has it. Where there are no such locks, nobody has."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The complete segments that are there now."""
+
+    segments: int
+    bytes: int
+    oldest_s: float
+    """How old the oldest is, in seconds; 0 if there is none."""
+
+
+def unread(folder: str | Path) -> Unread:
+    """The segments that the pipeline has not read; a folder that does not exist has none."""
+    return UnreadScan(folder).scan(time.time())
+
+
+def is_segment(name: str) -> bool:
+    """Whether a file's name is that of a complete segment."""
+    return name.endswith(SUFFIX) and not name.startswith((".", "_"))
+
+
+class UnreadScan:
+    """Scans a spool again and again; asks for the size of each segment only once.
+
+    A complete segment never changes.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = os.fspath(folder)
+        self._known: dict[str, tuple[int, float]] = {}
+
+    def scan(self, now: float) -> Unread:
+        """What is there; ``now`` is the time of day, for the age of the oldest."""
+        segments: dict[str, tuple[int, float]] = {}
+        total, oldest = 0, now
+        for path in self._paths():
+            facts = self._known.get(path) or _size_and_time(path)
+            if facts is not None:
+                segments[path] = facts
+                total += facts[0]
+                oldest = min(oldest, facts[1])
+        self._known = segments
+        return Unread(len(segments), total, max(0.0, now - oldest))
+
+    def _paths(self) -> Iterator[str]:
+        for source in source_folders(self._folder):
+            try:
+                names = os.listdir(source)  # noqa: PTH208
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # removed since
+            for name in names:
+                if is_segment(name):
+                    yield f"{source}/{name}"
+
+
+def source_folders(folder: str) -> list[str]:
+    """The folders of the event types in a spool."""
     try:
-        import fcntl
-    except ImportError:
-        return True
+        with os.scandir(folder) as entries:
+            return sorted(
+                entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+            )
+    except FileNotFoundError:
+        return []
+
+
+def free_bytes(folder: str | Path) -> int | None:
+    """What is left on the disk of ``folder`` for this user; None where the system does not tell."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        disk = os.statvfs(folder)
+    except (OSError, AttributeError):
+        return None
+    return disk.f_bavail * disk.f_frsize
+
+
+def _size_and_time(path: str) -> tuple[int, float] | None:
+    """Size and modification time of a file; None if it is not a regular file, or gone."""
+    try:
+        facts = os.stat(path)  # noqa: PTH116 - many files: no Path for each
+    except FileNotFoundError:
+        return None
+    return (facts.st_size, facts.st_mtime) if stat.S_ISREG(facts.st_mode) else None

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_int, check_number
 
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolSettings:
-    """What a :class:`Spool` can be told. The same names are arguments of its own."""
+    """The settings of a :class:`Spool`, which also takes each of them as an argument."""
 
     linger_s: float = 0.2
-    """How long the first batch of a segment may wait for company; 0: not at all."""
+    """How long the first batch of a segment may wait for others; 0: not at all."""
     hurry_rows: int = 2_000
     """Rows that are worth a segment when it is known that no more are on their way; see
     :meth:`Spool.hurry`."""
     max_rows: int = 50_000
-    """Rows in a segment at most; that many are written without waiting. A larger batch goes
-    alone."""
+    """Rows in a segment at most; that many are written without waiting. A larger batch gets a
+    segment of its own."""
     max_bytes: int = 32 * MIB
     """Bytes in a segment at most, in memory and roughly."""
     capacity_rows: int = 200_000
@@ -34,7 +34,7 @@ class SpoolSettings:
     unread_critical_plus: int = 3072 * MIB
     """The same for CRITICAL_PLUS."""
     min_free_bytes: int = 64 * MIB
-    """What the disk keeps free: below it is CRITICAL. The pipeline needs room to catch up."""
+    """What must stay free on the disk: less is CRITICAL. The pipeline needs room to catch up."""
     retry_after_s: float = 1.0
     """What a refused sender is told to wait; twice as long at CRITICAL_PLUS."""
     writers: int = 2
@@ -45,10 +45,10 @@ class SpoolSettings:
     def __post_init__(self) -> None:
         whole = ("max_rows", "max_bytes", "capacity_rows", "capacity_bytes", "unread_warning")
         for name in (*whole, "unread_critical", "unread_critical_plus", "writers", "hurry_rows"):
-            _check(name, getattr(self, name), int, 1)
-        _check("min_free_bytes", self.min_free_bytes, int, 0)
+            check_int(name, getattr(self, name), 1)
+        check_int("min_free_bytes", self.min_free_bytes, 0)
         for name in ("linger_s", "retry_after_s", "close_timeout_s"):
-            _check(name, getattr(self, name), float, 0)
+            check_number(name, getattr(self, name), 0)
         if not self.unread_warning <= self.unread_critical <= self.unread_critical_plus:
             raise ConfigError(
                 "unread_critical",
@@ -56,10 +56,3 @@ class SpoolSettings:
                 f"from unread_warning, {self.unread_warning}, "
                 f"to unread_critical_plus, {self.unread_critical_plus}",
             )
-
-
-def _check(name: str, value: object, kind: type, least: int) -> None:
-    kinds = (int,) if kind is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigError(name, value, f"{what} of at least {least}")

@@ -16,7 +16,7 @@ from batchmill.export.errors import SendError
 from batchmill.export.senders.otlp import to_otlp
 from batchmill.export.settings import ExporterSettings, Target
 from batchmill.export.values import ExportedValue
-from batchmill.kafka import Trouble, hide_secrets
+from batchmill.kafka import ConnectionErrors, hide_secrets
 from batchmill.wording import count_of
 
 _GRACE_S = 1.0
@@ -24,7 +24,7 @@ _GRACE_S = 1.0
 
 
 def open_producer(
-    target: Target, trouble: Trouble, options: Mapping[str, str], field: str, **ours: Any
+    target: Target, trouble: ConnectionErrors, options: Mapping[str, str], field: str, **ours: Any
 ) -> Producer:
     """A producer that waits for all acknowledgements; errors of its connections go to ``trouble``.
 
@@ -56,7 +56,7 @@ class KafkaSender:
     def __init__(self, target: Target, settings: ExporterSettings) -> None:
         self._target = target
         self._settings = settings
-        self._trouble = Trouble()
+        self._trouble = ConnectionErrors()
         # At once: settings that librdkafka does not take are reported before anything is sent.
         self._producer: Producer | None = self._open()
 
@@ -92,7 +92,7 @@ class KafkaSender:
             if any(error.fatal() for error in errors):
                 self._abandon(producer)
             raise self._as_send_error(errors[0])
-        self._trouble.forget()
+        self._trouble.clear()
         return 0
 
     def interrupt(self) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from batchmill.kafka import (
-    FOREIGN,
     KafkaAddress,
     behind,
     check_readable,
@@ -25,17 +25,13 @@ from batchmill.kafka import (
     span_rows,
 )
 from batchmill.spark.input.inputs import Unread
-from batchmill.spark.input.schema import SPAN
+from batchmill.spark.input.schema import SPAN, span_type
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.settings import PipelineSettings
+from batchmill.spool import FOREIGN
 
-_SCHEMA = (
-    "time timestamp, end_time timestamp, trace_id string, span_id string, parent_span_id string, "
-    "name string, kind string, status string, service string, resource map<string,string>, "
-    f"attributes map<string,string>, {FOREIGN} binary"
-)
-_NAMES = [each.split()[0] for each in _SCHEMA.split(", ")]
+_SCHEMA = span_type().add(FOREIGN, T.BinaryType())
 _MESSAGES = 1000
 """So many are decoded at a time."""
 _LOOK_S = 1.0
@@ -53,7 +49,7 @@ def _decoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for first in range(0, batch.num_rows, _MESSAGES):
             values = batch.column("value").slice(first, _MESSAGES).to_pylist()
-            yield from span_rows(values).select(_NAMES).to_batches()
+            yield from span_rows(values).to_batches()
 
 
 class KafkaInput:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from batchmill.kafka import FOREIGN
 from batchmill.sources import TIME_COLUMN, Entity, Field, FieldType, SourceType
 from batchmill.spark.l1 import sql as sql_module
+from batchmill.spool import FOREIGN, SPAN_SCHEMA, SPAN_SOURCE
 
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 LARGEST_DOUBLE = 2.0**62
@@ -24,24 +24,17 @@ LARGEST_DOUBLE = 2.0**62
 
 END_COLUMN = "end_time"
 
-_STRING, _MAP = FieldType("string"), FieldType("map", item=FieldType("string"))
+_TYPES = {
+    "id": FieldType("string"),
+    "text": FieldType("string"),
+    "map": FieldType("map", item=FieldType("string")),
+}
 SPAN = SourceType(
-    "Span",
+    SPAN_SOURCE,
     {
-        **{
-            each: Field(each, _STRING, required=each in ("trace_id", "span_id"))
-            for each in (
-                "trace_id",
-                "span_id",
-                "parent_span_id",
-                "name",
-                "kind",
-                "status",
-                "service",
-            )
-        },
-        "resource": Field("resource", _MAP),
-        "attributes": Field("attributes", _MAP),
+        column.name: Field(column.name, _TYPES[column.kind], required=column.required)
+        for column in SPAN_SCHEMA
+        if column.kind != "time"
     },
     Entity("service", {"service": "service", "layer": "=normal"}),
 )
@@ -203,3 +196,19 @@ def spark_type(kind: FieldType) -> T.DataType:
     if kind.kind == "double":
         return T.DoubleType()
     return T.BooleanType() if kind.kind == "bool" else T.StringType()
+
+
+def span_type() -> T.StructType:
+    """A span as Spark reads it from a segment."""
+    fields = SPAN.fields
+    return T.StructType(
+        [
+            T.StructField(
+                column.name,
+                T.TimestampType()
+                if column.kind == "time"
+                else spark_type(fields[column.name].type),
+            )
+            for column in SPAN_SCHEMA
+        ]
+    )

@@ -13,30 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
-from pyspark.sql import types as T
 
+from batchmill.spark.input.schema import span_type
 from batchmill.spark.l1.sql import literal
 from batchmill.spark.spans.ids import is_blank
 
-_TEXTS = T.MapType(T.StringType(), T.StringType())
-
-SPAN_SCHEMA = T.StructType(
-    [
-        T.StructField("trace_id", T.StringType()),
-        T.StructField("span_id", T.StringType()),
-        T.StructField("parent_span_id", T.StringType()),
-        T.StructField("name", T.StringType()),
-        T.StructField("kind", T.StringType()),
-        T.StructField("time", T.TimestampType()),
-        T.StructField("end_time", T.TimestampType()),
-        T.StructField("status", T.StringType()),
-        T.StructField("service", T.StringType()),
-        T.StructField("resource", _TEXTS),
-        T.StructField("attributes", _TEXTS),
-    ]
-)
-"""A span as it is spooled: ``time`` is its start; an empty parent is none; kinds are SERVER,
-CONSUMER, CLIENT, PRODUCER and INTERNAL; a status is OK, ERROR or UNSET."""
+SPAN_SCHEMA = span_type()
+"""A span as it is spooled, which :data:`batchmill.spool.SPAN_SCHEMA` defines; an empty parent is
+none."""
 
 STATEMENT_LIMIT = 2000
 """Characters of a statement that are kept."""

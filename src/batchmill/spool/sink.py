@@ -1,0 +1,135 @@
+"""The contract of a span sink, which the spool and Kafka fulfil: calls, levels, stats, errors."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from batchmill.errors import BatchmillError
+from batchmill.pressure import ThresholdLevel
+from batchmill.spool.span import SpanBatch
+
+
+class Level(enum.IntEnum):
+    """How full a sink is; from CRITICAL on it refuses batches.
+
+    Compares with a ``ThresholdLevel``; a higher level is greater.
+    """
+
+    NORMAL = 0
+    WARNING = ThresholdLevel.WARNING
+    CRITICAL = ThresholdLevel.CRITICAL
+    CRITICAL_PLUS = ThresholdLevel.CRITICAL_PLUS
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """The level of a sink and, from CRITICAL on, what a refused sender is told."""
+
+    level: Level
+    why: str = ""
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One of the numbers that make the level, and where its levels begin."""
+
+    name: str
+    value: int
+    warning: int
+    critical: int
+    critical_plus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkStats:
+    """A sink at one moment, and its counters since the start.
+
+    While no submit is under way, ``submitted_rows == written_rows + failed_rows + queue_rows``.
+    Refused rows are none of those.
+    """
+
+    level: Level
+    """The level in force: NORMAL, WARNING, CRITICAL or CRITICAL_PLUS."""
+    submitted_rows: int
+    """Rows that were accepted."""
+    written_rows: int
+    """Rows that are durable: on the disk, or acknowledged by the broker."""
+    failed_rows: int
+    """Rows whose future failed; some of them may be in the topic nevertheless."""
+    refused_rows: int
+    """Rows that were not accepted: too much was waiting, or writing had just failed."""
+    refused: Mapping[Level, int]
+    """Batches that were not accepted, by level."""
+    queue_rows: int
+    """Rows that were accepted and are not durable yet."""
+    queue_bytes: int
+    """Their size in memory."""
+
+
+class SpanSink(Protocol):
+    """Makes spans durable. Any thread may call it; nothing but ``close`` waits."""
+
+    def submit(self, source: str, batch: SpanBatch) -> Future[Any]:
+        """Accept a batch; the future is done once all of it is durable.
+
+        Raises :class:`Overloaded`, :class:`BadRowsError` or :class:`SpoolClosedError`; the future
+        may fail with them, too.
+        """
+        ...
+
+    def hurry(self) -> bool:
+        """Write what waits without lingering, if it is enough to be worth it; whether it is."""
+        ...
+
+    def level(self) -> Level:
+        """The level of this moment. Cheap."""
+        ...
+
+    def pressure(self) -> Pressure:
+        """The level of this moment, and what a refused sender is told."""
+        ...
+
+    def measures(self) -> Sequence[Measure]:
+        """The numbers that make the level of this moment."""
+        ...
+
+    def stats(self) -> SinkStats:
+        """A snapshot of what waits, and of the counters since the start."""
+        ...
+
+
+class Overloaded(BatchmillError, RuntimeError):
+    """A batch was refused, since too much waits already."""
+
+    level: Level
+    """CRITICAL or CRITICAL_PLUS."""
+    retry_after_s: float
+    why: str
+
+    def __str__(self) -> str:
+        seconds = "1 second" if self.retry_after_s == 1 else f"{self.retry_after_s:g} seconds"
+        return f"refused at {self.level.name}: {self.why}; try again in {seconds}"
+
+
+class SpoolClosedError(BatchmillError, RuntimeError):
+    """The spool, or the Kafka sink, is closed."""
+
+    folder: str
+    """The spool's folder, or the topic's address."""
+    template = "{folder} is closed, so nothing was written: open a new one"
+
+
+class BadRowsError(BatchmillError, ValueError):
+    """Rows do not fit the columns of their type."""
+
+    source: str
+    detail: str
+    template = (
+        "not written, since it does not fit the type {source}: {detail}; "
+        "docs/sources.md lists its fields, and batchmill.sources.catalog() has them"
+    )

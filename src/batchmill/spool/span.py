@@ -1,0 +1,128 @@
+"""What a span is made of: the one definition of its columns, and batches of spans and of events.
+
+Parquet segments, Kafka's messages, the receiver's rows and Spark's schemas are all derived from
+:data:`SPAN_SCHEMA`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from batchmill.sources import SPAN_SOURCE as SPAN_SOURCE
+
+ColumnKind: TypeAlias = Literal["time", "id", "text", "map"]
+"""``time``: whole microseconds since 1970, UTC; ``id``: lower-case hex digits; ``map``: a dict from
+text to text. Values of ``time`` and ``id`` columns hardly ever repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanColumn:
+    """One column of a span."""
+
+    number: int
+    """Its field number in Kafka's protobuf message. Never change one: topics hold old messages."""
+    name: str
+    kind: ColumnKind
+    meaning: str
+    required: bool = False
+    """Whether a row without it cannot be used; the pipeline puts such rows into quarantine."""
+    shared: bool = False
+    """Whether the spans of one resource hold the very same object, so that it is worth converting
+    it once for all of them."""
+
+
+SPAN_SCHEMA: tuple[SpanColumn, ...] = (
+    SpanColumn(1, "time", "time", "when it started", required=True),
+    SpanColumn(2, "end_time", "time", "when it ended", required=True),
+    SpanColumn(3, "trace_id", "id", "32 hex digits", required=True),
+    SpanColumn(4, "span_id", "id", "16 hex digits", required=True),
+    SpanColumn(5, "parent_span_id", "id", "16 hex digits; null for the root of a trace"),
+    SpanColumn(6, "name", "text", "what was done, such as GET /orders"),
+    SpanColumn(7, "kind", "text", "SERVER, CONSUMER, CLIENT, PRODUCER or INTERNAL"),
+    SpanColumn(8, "status", "text", "OK, ERROR or UNSET"),
+    SpanColumn(9, "service", "text", "service.name of the resource", shared=True),
+    SpanColumn(10, "resource", "map", "attributes of the process that sent it", shared=True),
+    SpanColumn(11, "attributes", "map", "attributes of the span itself"),
+)
+"""A span's columns, in the order of segments and messages."""
+
+SPAN_COLUMNS = tuple(column.name for column in SPAN_SCHEMA)
+"""Their names."""
+
+FOREIGN = "_value"
+"""An extra column of segments made from a topic: the bytes of a message that holds no spans."""
+
+_ROW_BYTES = 64
+"""What a row weighs beside its texts, for the estimate."""
+
+
+def _no_rows() -> dict[str, list[Any]]:
+    return {name: [] for name in SPAN_COLUMNS}
+
+
+@dataclass(slots=True)
+class SpanBatch:
+    """Spans, column by column: ``columns[name][i]`` is the value of span ``i``.
+
+    The decoder fills the lists; after the batch is submitted nobody changes them. Rows may share
+    one dict (spans of one resource do), and one text.
+
+    >>> batch = SpanBatch()
+    >>> batch.columns["trace_id"].append("0af7651916cd43dd8448eb211c80319c")
+    >>> len(batch)
+    1
+    """
+
+    columns: dict[str, list[Any]] = field(default_factory=_no_rows)
+    approx_bytes: int = 0
+    """Roughly how much memory the batch takes, for the bound on what waits. The size of the
+    request's body will do; with 0 each row counts for 64 bytes."""
+
+    def __len__(self) -> int:
+        return len(self.columns["trace_id"])
+
+    @property
+    def weight(self) -> int:
+        """The bytes it counts for."""
+        return max(self.approx_bytes, _ROW_BYTES * len(self))
+
+    def check(self) -> None:
+        """Raise ValueError unless every column is there, and as long as the others."""
+        lengths = {name: len(self.columns.get(name, ())) for name in SPAN_COLUMNS}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns of a SpanBatch must be of one length, not {lengths}")
+
+    @classmethod
+    def joined(cls, batches: Iterable[SpanBatch]) -> SpanBatch:
+        """The rows of ``batches``, one after the other."""
+        whole = cls()
+        for batch in batches:
+            for name, values in whole.columns.items():
+                values += batch.columns[name]
+            whole.approx_bytes += batch.approx_bytes
+        return whole
+
+
+class EventBatch:
+    """Events of one type, as rows: column to value, with ``time`` in microseconds since 1970."""
+
+    __slots__ = ("rows", "weight")
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows = rows
+        self.weight = sum(map(_weigh, rows))
+        """The bytes it counts for."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def check(self) -> None:
+        """Nothing to check: a row has no fixed length."""
+
+
+def _weigh(row: Mapping[str, Any]) -> int:
+    return _ROW_BYTES * len(row) + sum(
+        [len(value) for value in row.values() if isinstance(value, str)]
+    )

@@ -1,0 +1,156 @@
+"""The columns of a span are defined once, and everything that stores or reads spans follows."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("google.protobuf")
+
+import pyarrow as pa
+from google.protobuf.descriptor import FieldDescriptor
+from pyspark.sql import types as T
+
+from batchmill.ingest import Limits
+from batchmill.ingest.decode.rows import Rows
+from batchmill.kafka import Spans, encode, span_rows
+from batchmill.spark.input.schema import SPAN
+from batchmill.spark.spans.columns import SPAN_SCHEMA as SPARK_SCHEMA
+from batchmill.spool import FOREIGN, SPAN_COLUMNS, SPAN_SCHEMA, SpanBatch, span_table
+
+PINNED = [
+    (1, "time", "time"),
+    (2, "end_time", "time"),
+    (3, "trace_id", "id"),
+    (4, "span_id", "id"),
+    (5, "parent_span_id", "id"),
+    (6, "name", "text"),
+    (7, "kind", "text"),
+    (8, "status", "text"),
+    (9, "service", "text"),
+    (10, "resource", "map"),
+    (11, "attributes", "map"),
+]
+"""Never to be changed: segments and topics of older versions hold these."""
+ARROW = {
+    "time": pa.timestamp("us", tz="UTC"),
+    "id": pa.string(),
+    "text": pa.string(),
+    "map": pa.map_(pa.string(), pa.string()),
+}
+PROTOBUF = {
+    "time": FieldDescriptor.TYPE_INT64,
+    "id": FieldDescriptor.TYPE_BYTES,
+    "text": FieldDescriptor.TYPE_STRING,
+    "map": FieldDescriptor.TYPE_MESSAGE,
+}
+SPARK = {
+    "time": T.TimestampType(),
+    "id": T.StringType(),
+    "text": T.StringType(),
+    "map": T.MapType(T.StringType(), T.StringType()),
+}
+
+
+def test_the_definition_is_pinned() -> None:
+    """Numbers, names and kinds, and which columns a row must have."""
+    assert [(each.number, each.name, each.kind) for each in SPAN_SCHEMA] == PINNED
+    required = [each.name for each in SPAN_SCHEMA if each.required]
+    assert required == ["time", "end_time", "trace_id", "span_id"]
+    assert tuple(name for _, name, _ in PINNED) == SPAN_COLUMNS
+
+
+def test_a_batch_has_these_columns() -> None:
+    """And so has what the receiver decodes from a request, each filled for every span."""
+    assert tuple(SpanBatch().columns) == SPAN_COLUMNS
+    rows = Rows(Limits())
+    assert rows.add(b"t" * 16, b"s" * 8, b"", "GET /", 2, 1_000, 2_000, 1)
+    rows.attributes.append({"key": "value"})
+    rows.resource({"service.name": "shop"})
+    batch = rows.decoded(100).batch
+    batch.check()
+    assert {name: values[0] for name, values in batch.columns.items()} == {
+        "time": 1,
+        "end_time": 2,
+        "trace_id": (b"t" * 16).hex(),
+        "span_id": (b"s" * 8).hex(),
+        "parent_span_id": None,
+        "name": "GET /",
+        "kind": "SERVER",
+        "status": "OK",
+        "service": "shop",
+        "resource": {"service.name": "shop"},
+        "attributes": {"key": "value"},
+    }
+
+
+def test_a_segment_has_these_columns() -> None:
+    """Of these Parquet types; one made from a topic also the messages that hold no spans."""
+    expected = pa.schema([(name, ARROW[kind]) for _, name, kind in PINNED])
+    assert span_table(SpanBatch()).schema.equals(expected)
+    assert span_rows([]).schema.equals(expected.append(pa.field(FOREIGN, pa.binary())))
+    assert FOREIGN == "_value"
+
+
+def test_a_message_has_these_fields() -> None:
+    """With these numbers and types."""
+    assert Spans.DESCRIPTOR.full_name == "batchmill.Spans"
+    (spans,) = Spans.DESCRIPTOR.fields
+    assert (spans.name, spans.number, spans.message_type.full_name) == (
+        "spans",
+        1,
+        "batchmill.Span",
+    )
+    fields = spans.message_type.fields
+    assert [(each.number, each.name, each.type) for each in fields] == [
+        (number, name, PROTOBUF[kind]) for number, name, kind in PINNED
+    ]
+    for field in fields:
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            entry = field.message_type
+            assert entry.name == f"{field.name.capitalize()}Entry"
+            assert entry.GetOptions().map_entry
+            assert [(each.number, each.name, each.type) for each in entry.fields] == [
+                (1, "key", FieldDescriptor.TYPE_STRING),
+                (2, "value", FieldDescriptor.TYPE_STRING),
+            ]
+
+
+def test_the_bytes_of_a_message_are_pinned() -> None:
+    """An older version's messages are read, and it reads ours."""
+    batch = SpanBatch()
+    for name, value in {
+        "time": 1,
+        "end_time": 2,
+        "trace_id": "0a" * 16,
+        "span_id": "0b" * 8,
+        "parent_span_id": "0c" * 8,
+        "name": "n",
+        "kind": "SERVER",
+        "status": "OK",
+        "service": "s",
+        "resource": {"r": "1"},
+        "attributes": {"a": "2"},
+    }.items():
+        batch.columns[name].append(value)
+    (message,) = encode(batch)
+    assert (
+        message.value.hex()
+        == (
+            "0a4c"  # Spans.spans, 76 bytes
+            "0801" + "1002"
+            "1a10" + "0a" * 16 + "2208" + "0b" * 8 + "2a08" + "0c" * 8 + "32016e"
+            "3a06534552564552" + "42024f4b" + "5a060a0161120132"  # kind, status, attributes
+            "4a0173" + "52060a0172120131"  # service, resource: encoded once for all spans
+        )
+    )
+    assert span_rows([message.value]).drop_columns([FOREIGN]).equals(span_table(batch))
+
+
+def test_spark_reads_these_columns() -> None:
+    """As they are in a segment; the two moments are read apart from the other fields."""
+    assert {field.name: field.dataType for field in SPARK_SCHEMA} == {
+        name: SPARK[kind] for _, name, kind in PINNED
+    }
+    assert list(SPAN.fields) == [name for _, name, kind in PINNED if kind != "time"]
+    assert SPAN.required == ("trace_id", "span_id")
