@@ -22,9 +22,8 @@ from typing import Any
 from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
 from batchmill.store import Batch, Deltas, EntityRow, Layout, RetryPolicy, encode_numbers
-from batchmill.store.cell import Shape, shape
-from batchmill.store.postgres.settings import WriterSettings
-from batchmill.store.postgres.store import PostgresStore
+from batchmill.store.postgres import PostgresStore, WriterSettings
+from batchmill.store.states import Shape
 from benchmarks.machine import machine, machine_line
 from benchmarks.report import Table, say, spread, write_json
 
@@ -149,7 +148,7 @@ def _cells(metrics: MetricSet, layout: Layout, rows: int) -> dict[str, list[Any]
         for _ in range(500)
     ]
     for each in metrics:
-        counted = any(shape(state) is Shape.NUMBERS for state in each.states)
+        counted = any(Shape.of(state) is Shape.NUMBERS for state in each.states)
         for column in layout.columns[each.name]:
             if counted:
                 cells[column] = [tallies[n % len(tallies)] for n in range(rows)]

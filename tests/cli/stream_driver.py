@@ -14,8 +14,7 @@ from unittest import mock
 
 from batchmill.cli import main
 from batchmill.spark import build_session
-from batchmill.store import Batch, CommitResult
-from batchmill.store.store import SqlStore
+from batchmill.store import Batch, CommitResult, Store
 from tests.kit.pipeline_driver import say
 from tests.kit.pipelines import QUICK_SPARK
 
@@ -23,15 +22,15 @@ from tests.kit.pipelines import QUICK_SPARK
 def run() -> None:
     """Run what is asked for until nothing more is."""
     session = build_session("local[2]", conf=QUICK_SPARK)
-    commit: Any = SqlStore.commit
+    commit: Any = Store.commit
 
-    def marked(self: SqlStore, batch: Batch) -> CommitResult:
+    def marked(self: Store, batch: Batch) -> CommitResult:
         say(f"commit {batch.number} begin")
         result: CommitResult = commit(self, batch)
         return result
 
     say("ready")
-    with mock.patch.object(SqlStore, "commit", marked):
+    with mock.patch.object(Store, "commit", marked):
         for line in sys.stdin:
             sys.argv = ["batchmill", *json.loads(line)]
             say(f"exit {main()}")

@@ -32,7 +32,7 @@ from batchmill.run import supervisor
 from batchmill.run.figures import Picture
 from batchmill.run.home import Home
 from batchmill.spool import Spool
-from batchmill.store import types
+from batchmill.store import EXPIRED, TOO_OLD
 from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
 from tests.docs import settings, sources, stats
@@ -148,7 +148,7 @@ def test_what_is_handed_on_to_kafka_is_explained() -> None:
 def test_every_counter_of_the_store_is_explained() -> None:
     """Whatever the pipeline and the exporters count."""
     counted = texts_in(batch, r'counters\["([^"]+)"') | {"unresolved"}
-    counted |= {types.EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
+    counted |= {EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
     counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
     counted |= {exporter_stats.POINTS_REFUSED, exporter_stats.ROWS_DROPPED}
     listed = {
@@ -168,7 +168,7 @@ def test_every_reason_of_the_pipeline_is_explained() -> None:
     reasons |= texts_in(schema, r'"((?:no|time|not) [a-z0-9 ]+)"\)')
     reasons |= texts_in(links, r"THEN '([a-z ]+)'")
     reasons |= texts_in(batch, r'"unused", source, "([^"]+)"')
-    reasons |= {dedup.REASON, types.TOO_OLD, outbox.FULL, outbox.LEFT}
+    reasons |= {dedup.REASON, TOO_OLD, outbox.FULL, outbox.LEFT}
     reasons |= {exporter.FULL, exporter.GONE, exporter.UNREADABLE}
     reasons |= {values.EXPIRED, values.UNKNOWN}
     assert "parent never came" in reasons

@@ -8,8 +8,6 @@ import pytest
 
 from batchmill.outbox import Outbox
 from batchmill.store import RetryPolicy, Store, open_store
-from batchmill.store.postgres import session as session_module
-from batchmill.store.postgres.staging import merging
 from tests.kit.exporters import (
     Mill,
     added_up,
@@ -24,7 +22,7 @@ from tests.kit.exporters import (
 )
 from tests.kit.otlp_metrics_receiver import GrpcReceiver
 from tests.kit.postgres import Postgres
-from tests.kit.store_writers import before, open_writers
+from tests.kit.store_writers import before_merges, open_writers
 from tests.kit.stores import PATIENT, Measurement, end, in_another_process, line_of
 
 HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)
@@ -60,19 +58,19 @@ def test_a_database_restarted_inside_a_merge_exports_each_commit_once(
 ) -> None:
     """The commit is tried again, in pieces or not, and names its file once; then all arrives."""
     one = Mill(open_writers(postgres_url), tmp_path / "checkpoint")
-    restarts: list[str] = []
+    merges: list[str] = []
 
-    def restart(calls: int) -> None:
-        if calls == 2 and not restarts:
-            restarts.append(mode)
+    def restart(table: str) -> None:
+        merges.append(table)
+        if len(merges) == 3:
             postgres.stop(mode)
             postgres.start()
 
     with one.store, GrpcReceiver() as receiver:
         one.commit(*measurements(0, 12, [f"e{each}" for each in range(6)]))
-        monkeypatch.setattr(session_module, "merging", before(merging, restart))
+        before_merges(monkeypatch, restart)
         one.commit(*measurements(1, 12, [f"e{each}" for each in range(6)]))
-        assert restarts == [mode]
+        assert len(merges) > 3
         assert [each.seq for each in one.store.outbox(one.outbox.place)] == [1, 2]
         one.exporter(receiver.target).run(once=True)
         check_all_arrived(one, receiver.points())

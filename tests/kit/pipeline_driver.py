@@ -27,9 +27,8 @@ from unittest import mock
 
 from batchmill.spark import BatchReport, Pipeline, PipelineSettings, build_session
 from batchmill.spark.l2.batch import BatchMaker, BatchStats, Work
-from batchmill.store import Batch, Claim, CommitResult
-from batchmill.store.sql import streams
-from batchmill.store.store import SqlStore
+from batchmill.store import Batch, Claim, CommitResult, Store
+from batchmill.store.sql.commit import Commit
 from tests.kit.pipelines import NOW
 
 SPAN_WAIT_S = 10 * 86400.0
@@ -47,10 +46,10 @@ def main(given: dict[str, Any]) -> None:
     folder = Path(given["folder"])
     session = build_session("local[2]", conf=given["conf"])
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(SqlStore, "claim", _claiming(SqlStore.claim)))
-        stack.enter_context(mock.patch.object(SqlStore, "commit", _committing(SqlStore.commit)))
-        record = _recording(streams.record, given["linger_at"])
-        stack.enter_context(mock.patch.object(streams, "record", record))
+        stack.enter_context(mock.patch.object(Store, "claim", _claiming(Store.claim)))
+        stack.enter_context(mock.patch.object(Store, "commit", _committing(Store.commit)))
+        record = _recording(Commit._record, given["linger_at"])
+        stack.enter_context(mock.patch.object(Commit, "_record", record))
         stack.enter_context(mock.patch.object(BatchMaker, "make", _making(BatchMaker.make)))
         say("ready")
         stack.callback(session.stop)
@@ -89,7 +88,7 @@ def _tell(report: BatchReport) -> None:
 
 
 def _claiming(claim: Callable[..., Claim]) -> Callable[..., Claim]:
-    def marked(self: SqlStore, *args: Any, **kwargs: Any) -> Claim:
+    def marked(self: Store, *args: Any, **kwargs: Any) -> Claim:
         got = claim(self, *args, **kwargs)
         say(f"claim {got.last_batch}")
         return got
@@ -98,9 +97,9 @@ def _claiming(claim: Callable[..., Claim]) -> Callable[..., Claim]:
 
 
 def _committing(
-    commit: Callable[[SqlStore, Batch], CommitResult],
-) -> Callable[[SqlStore, Batch], CommitResult]:
-    def marked(self: SqlStore, batch: Batch) -> CommitResult:
+    commit: Callable[[Store, Batch], CommitResult],
+) -> Callable[[Store, Batch], CommitResult]:
+    def marked(self: Store, batch: Batch) -> CommitResult:
         name = "settle" if batch.settle else batch.number
         say(f"commit {name} begin")
         result = commit(self, batch)
@@ -113,8 +112,8 @@ def _committing(
 def _recording(record: Callable[..., None], linger_at: str) -> Callable[..., None]:
     """The number is the last that a commit writes; then it may linger, as on a slow disk."""
 
-    def marked(session: Any, stream: str, number: int | None, token: str) -> None:
-        record(session, stream, number, token)
+    def marked(self: Commit, session: Any, number: int | None) -> None:
+        record(self, session, number)
         moment = f"commit {'settle' if number is None else number} merged"
         say(moment)
         if re.fullmatch(linger_at, moment):

@@ -6,9 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from batchmill.store import RetryPolicy
-from batchmill.store.postgres.settings import WriterSettings
-from batchmill.store.postgres.store import PostgresStore
+from batchmill.store.postgres import PostgresStore, WriterSettings, session
+from batchmill.store.postgres.writers import merge_table
+from batchmill.store.sql.session import Upsert
 from tests.kit.stores import MINUTE, PATIENT, Measurement
 
 TINY = WriterSettings(writers=4, above_rows=1, piece_rows=3)
@@ -53,3 +56,13 @@ def before(function: Callable[..., Any], act: Callable[[int], object]) -> Callab
         return function(*arguments, **named)
 
     return both
+
+
+def before_merges(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
+    """Call ``act`` with a table's name before that table's rows are merged."""
+
+    def both(upsert: Upsert, table: str) -> str:
+        act(table)
+        return merge_table(upsert, table)
+
+    monkeypatch.setattr(session, "merge_table", both)

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from batchmill.oal import Count, Extreme, Label, MetricSet, Sum, Tally, load
 from batchmill.oal import Metric as OalMetric
-from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
 from batchmill.store import (
     Batch,
@@ -27,13 +27,12 @@ from batchmill.store import (
     Layout,
     RetryPolicy,
     Store,
+    decode,
     encode_label_sums,
     encode_labels,
     encode_numbers,
     open_store,
 )
-from batchmill.store.cell import Shape, shape
-from batchmill.store.ttl import roll
 from tests.kit.paths import ROOT
 
 WAIT_S = 30.0
@@ -99,31 +98,34 @@ def entity_row(name: str, layers: Iterable[str] = ("GENERAL",)) -> EntityRow:
 
 def cells_of(metric: OalMetric, rows: Sequence[Measurement]) -> list[Any]:
     """The cells of a metric over some rows, computed the plain way."""
-    found: list[Any] = []
+    latencies = [row.latency for row in rows]
+    names = [row.name for row in rows]
+    values: list[Any] = []
     for state in metric.states:
-        kind = shape(state)
-        latencies = [row.latency for row in rows]
-        if kind is Shape.COUNT:
-            found.append(len(rows))
-        elif kind is Shape.SUM:
-            found.append(sum(latencies))
-        elif kind is Shape.MAX_INT:
-            found.append(max(latencies))
-        elif kind is Shape.MIN_INT:
-            found.append(min(latencies))
-        elif kind is Shape.NUMBERS:
-            keys = [latency // 10 for latency in latencies]
-            found.append(encode_numbers({key: keys.count(key) for key in keys}))
-        elif kind is Shape.LABELS:
-            names = [row.name for row in rows]
-            found.append(encode_labels({name: names.count(name) for name in names}))
-        else:
-            sums: dict[str, tuple[int, int]] = {}
-            for row in rows:
-                total, count = sums.get(row.name, (0, 0))
-                sums[row.name] = (total + row.latency, count + 1)
-            found.append(encode_label_sums(sums))
-    return found
+        match state:
+            case Count():
+                values.append(len(rows))
+            case Sum():
+                values.append(sum(latencies))
+            case Extreme(which=which):
+                values.append(max(latencies) if which == "max" else min(latencies))
+            case Tally(key=Label()):
+                values.append(encode_labels({name: names.count(name) for name in names}))
+            case Tally():
+                keys = [latency // 10 for latency in latencies]
+                values.append(encode_numbers({key: keys.count(key) for key in keys}))
+            case _:
+                sums: dict[str, tuple[int, int]] = {}
+                for row in rows:
+                    total, count = sums.get(row.name, (0, 0))
+                    sums[row.name] = (total + row.latency, count + 1)
+                values.append(encode_label_sums(sums))
+    return values
+
+
+def bucket_of(grain: Grain, minute: int) -> int:
+    """The bucket that a minute lies in."""
+    return minute // {Grain.MINUTE: 1, Grain.HOUR: 100, Grain.DAY: 10_000}[grain]
 
 
 def deltas(
@@ -134,7 +136,7 @@ def deltas(
     for grain in Grain:
         places: dict[tuple[int, int], list[Measurement]] = {}
         for row in rows:
-            place = (roll(grain, row.minute), names.index(row.entity))
+            place = (bucket_of(grain, row.minute), names.index(row.entity))
             places.setdefault(place, []).append(row)
         cells: dict[str, list[Any]] = {
             column: [] for each in found for column in layout.columns[each.name]
@@ -215,13 +217,12 @@ def expected_states(
     for grain in Grain:
         places: dict[tuple[int, str], list[Measurement]] = {}
         for row in rows:
-            places.setdefault((roll(grain, row.minute), row.entity), []).append(row)
+            places.setdefault((bucket_of(grain, row.minute), row.entity), []).append(row)
         for (bucket, entity), inside in places.items():
             for each in found:
                 values = cells_of(each, inside)
                 states = tuple(
-                    shape(state).decode([value])
-                    for state, value in zip(each.states, values, strict=True)
+                    decode(state, [value]) for state, value in zip(each.states, values, strict=True)
                 )
                 expected[each.name, grain, bucket, f"id-{entity}"] = states
     return expected

@@ -10,9 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport
-from batchmill.store import RetryPolicy, StoreFullError, StoreUnavailableError
+from batchmill.store import RetryPolicy, Store, StoreFullError, StoreUnavailableError
 from batchmill.store.sqlite.store import SqliteStore
-from batchmill.store.store import SqlStore
 from tests.kit.pipeline_results import Stored, differences, expected_of, stored
 from tests.kit.pipelines import (
     ONE_AT_A_TIME,
@@ -62,7 +61,7 @@ def test_a_postgresql_that_goes_away_is_waited_for(
         retry=RetryPolicy(initial_ms=10, jitter=0),
         on_batch=crash,
     ) as running:
-        assert isinstance(running.store, SqlStore)
+        assert isinstance(running.store, Store)
         running.store.retrier.wait = wait
         reports = running.run_available()
         assert [each.applied for each in reports] == [True] * 3

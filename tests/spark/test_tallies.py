@@ -18,7 +18,7 @@ from batchmill.spark.l1 import listed as listed_states
 from batchmill.spark.l1.asked import Asked
 from batchmill.spark.l1.states import COUNT, Listing, Measure, Recipe, Tallied, Total
 from batchmill.spark.l1.summed import Places, texts
-from batchmill.store.tallies import decode_label_sums, decode_labels, decode_numbers
+from batchmill.store import decode_label_sums, decode_labels, decode_numbers
 
 NUMBERS = Listing("_k", "int")
 LONGS = Listing("_k", "long")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batchmill import ConfigError
 from batchmill.store import open_store
-from batchmill.store.address import HIDDEN, is_misread, without_password
+from batchmill.store.address import HIDDEN, is_ambiguous, without_password
 
 SHOWN = [
     ("postgresql://u:s3@h:1/d?x=1", "postgresql://u@h:1/d?x=1"),
@@ -98,5 +98,5 @@ def test_a_password_of_any_characters_is_not_shown(password: str) -> None:
 def test_what_libpq_reads_as_it_is_meant_is_not_refused() -> None:
     """Also a password with ? and #, which end it elsewhere; more than one host; a folder."""
     for address in (*(each for each, _ in SHOWN[:6]), *READABLE):
-        assert not is_misread(address)
+        assert not is_ambiguous(address)
     assert without_password("postgresql://u:a@b@h/d") == f"postgresql://{HIDDEN}"

@@ -239,7 +239,7 @@ def test_one_read_sees_one_moment(backend: Backend) -> None:
         writer.write(Measurement(40, minute=MINUTE + 1, entity="two"))
         return first, session.rows(count), session.rows("SELECT count(*) FROM entity")
 
-    read = store._read  # type: ignore[attr-defined]
+    read = store._read
     assert read(work) == ([(1,)], [(1,)], [(1,)])
     assert read(lambda session: session.rows(count)) == [(2,)]
 

@@ -28,9 +28,7 @@ def dangling(store: Store) -> list[Any]:
         f"SELECT '{table}', entity FROM \"{table}\" WHERE entity NOT IN (SELECT key FROM entity)"
         for table in tables
     )
-    found: list[Any] = store._read(  # type: ignore[attr-defined]
-        lambda session: session.rows(query)
-    )
+    found: list[Any] = store._read(lambda session: session.rows(query))
     return found
 
 

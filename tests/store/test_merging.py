@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from batchmill.oal import double_limbs, exact_double
 from batchmill.sources import Grain
 from batchmill.store import Deltas, encode_label_sums, encode_labels, encode_numbers
-from batchmill.store.cell import split
-from batchmill.store.sql.merging import COMPACT_ABOVE, COMPACT_EVERY
+from batchmill.store.sql.session import COMPACT_ABOVE, COMPACT_EVERY
+from batchmill.store.states import split
 from tests.kit.postgres import Postgres
 from tests.kit.stores import (
     MINUTE,
@@ -100,7 +100,7 @@ def test_compacting_keeps_the_states_and_bounds_the_text(backend: Backend) -> No
     assert row.states == ({f'label "{key}\\': n for key in keys},)
     (row,) = store.states("by_name")
     assert row.states == ({f"läbel\t{key}": (5 * batches, n) for key in keys},)
-    read = store._read  # type: ignore[attr-defined]
+    read = store._read
     names = ", ".join(columns.values())
     ((*texts_now,),) = read(lambda session: session.rows(f'SELECT {names} FROM "minute_Endpoint"'))
     for text, piece in zip(texts_now, (numbers, labels, sums), strict=True):
@@ -185,9 +185,7 @@ def test_sums_may_outgrow_64_bits(backend: Backend) -> None:
     (labelled,) = store.states("by_name")
     assert labelled.states == ({"x" * COMPACT_ABOVE: (times * greatest, times)},)
     length = f'SELECT max(length({columns["by_name"][0]})) FROM "minute_GenAIModelAccess"'
-    ((longest,),) = store._read(  # type: ignore[attr-defined]
-        lambda session: session.rows(length)
-    )
+    ((longest,),) = store._read(lambda session: session.rows(length))
     assert longest <= (COMPACT_EVERY + 2) * (COMPACT_ABOVE + 40)
 
 

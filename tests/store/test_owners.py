@@ -84,7 +84,7 @@ def test_another_way_of_keeping_it_is_no_conflict(backend: Backend) -> None:
     for stream in ("one", "two"):
         store.register(load(A), stream=stream)
     older = """UPDATE metric SET plan = '{"function": "count", "args": [], "shapes": ["sum"]}'"""
-    store._write(lambda session: session.run(older))  # type: ignore[attr-defined]
+    store._write(lambda session: session.run(older))
     for stream in ("one", "two"):
         store.register(load(A), stream=stream)
         assert [(each.name, each.version) for each in store.metrics()] == [("a", 2)]
@@ -131,10 +131,9 @@ def test_a_store_of_the_first_schema_goes_on(
 ) -> None:
     """Its streams own what is active, its entities were seen on the newest day."""
     with monkeypatch.context() as patch:
-        for module in ("_schema", "_sqlite", "_postgres"):
-            patch.setattr(f"batchmill.store.{module}.MIGRATIONS", schema.MIGRATIONS[:1])
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
         old = backend.open()
-        run = old._write  # type: ignore[attr-defined]
+        run = old._write
         run(
             lambda session: session.run(
                 "INSERT INTO stream (name, checkpoint_id, epoch) "
@@ -157,7 +156,7 @@ def test_a_store_of_the_first_schema_goes_on(
         run(lambda session: session.run(newest))
         old.close()
     store = backend.open()
-    read = store._read  # type: ignore[attr-defined]
+    read = store._read
     owners = read(lambda session: session.rows("SELECT name, stream FROM metric_owner"))
     assert owners == [("m", "live")]
     days = read(lambda session: session.rows("SELECT last_day FROM entity"))

@@ -20,9 +20,9 @@ from batchmill.store import (
     StoreUnavailableError,
     open_store,
 )
-from batchmill.store.postgres.copy import TEXT, copy_blocks
+from batchmill.store.postgres import PostgresStore
+from batchmill.store.postgres.connection import TEXT, copy_blocks
 from batchmill.store.postgres.session import POSTGRES
-from batchmill.store.postgres.store import PostgresStore
 from batchmill.store.sql.schema import check_source_name
 from tests.kit.postgres import Postgres
 from tests.kit.stores import WAIT_S, Backend, Measurement, Writer, all_states, expected_states

@@ -39,20 +39,28 @@ from batchmill.store import (
     open_store,
 )
 from batchmill.store.address import without_password
-from batchmill.store.cell import joined, split
-from batchmill.store.plan import Plan
+from batchmill.store.buckets import (
+    cutoff_day,
+    day_of,
+    day_start,
+    first_bucket,
+    last_bucket,
+    newer,
+)
 from batchmill.store.retry import Retrier, TransientError
-from batchmill.store.sql.checkpoint import Exempt, StreamState, check_claim, is_replay
-from batchmill.store.sql.entities import EntityCache, Known, fitted
-from batchmill.store.tallies import (
+from batchmill.store.sql.commit import Checkpoint, Exempt, StreamState, check_claim, is_replay
+from batchmill.store.sql.entities import EntityCache, Known, fit_text
+from batchmill.store.states import (
+    Plan,
     compact_label_sums,
     compact_labels,
     compact_numbers,
     decode_label_sums,
     decode_labels,
     decode_numbers,
+    join,
+    split,
 )
-from batchmill.store.ttl import cutoff_day, day_of, first_bucket, first_of, last_bucket, newer
 
 COUNTS = st.integers(1, 2**62)
 NUMBERS = st.dictionaries(st.integers(-(2**40), 2**40), COUNTS, min_size=1)
@@ -65,14 +73,14 @@ KNOWN = StreamState("mine", 4, 7, "token")
 @pytest.mark.parametrize("committed", [7, 6])
 def test_the_store_may_be_level_or_one_ahead(committed: int) -> None:
     """A checkpoint that marked the last batch done, or was about to, goes with the store."""
-    check_claim("live", KNOWN, "mine", fresh=False, committed=committed, planned=7)
+    check_claim("live", KNOWN, Checkpoint("mine", fresh=False, committed=committed, planned=7))
 
 
 @pytest.mark.parametrize("planned", [6, None, 8])
 def test_a_batch_that_is_in_must_have_been_planned(planned: int | None) -> None:
     """One ahead, but its input was not laid down: new input would be skipped as a replay."""
     with pytest.raises(CheckpointMismatchError, match="skipped") as caught:
-        check_claim("live", KNOWN, "mine", fresh=False, committed=6, planned=planned)
+        check_claim("live", KNOWN, Checkpoint("mine", fresh=False, committed=6, planned=planned))
     assert caught.value.reason == "unplanned"
 
 
@@ -80,9 +88,11 @@ def test_an_emptied_checkpoint_does_not_go_with_a_first_batch() -> None:
     """Batch 0 is in, and the checkpoint knows nothing of it; only who has no log may come so."""
     known = StreamState("mine", 1, 0, None)
     with pytest.raises(CheckpointMismatchError) as caught:
-        check_claim("live", known, "mine", fresh=True, committed=None, planned=None)
+        check_claim("live", known, Checkpoint("mine", fresh=True, committed=None, planned=None))
     assert caught.value.reason == "unplanned"
-    check_claim("live", known, "mine", fresh=True, committed=None, planned=Exempt.NO_LOG)
+    check_claim(
+        "live", known, Checkpoint("mine", fresh=True, committed=None, planned=Exempt.NO_LOG)
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +105,7 @@ def test_any_other_distance_is_a_mismatch(
     """Store behind, or ahead by more than one: one of them is an older copy."""
     known = StreamState("mine", 1, last, None)
     with pytest.raises(CheckpointMismatchError) as caught:
-        check_claim("live", known, "mine", fresh=False, committed=committed)
+        check_claim("live", known, Checkpoint("mine", fresh=False, committed=committed))
     assert caught.value.reason == reason
 
 
@@ -103,7 +113,7 @@ def test_none_counts_as_the_batch_before_the_first() -> None:
     """Nothing on either side goes together, and so does a first batch that was not marked yet."""
     for last in (None, 0):
         known = StreamState("mine", 1, last, None)
-        check_claim("live", known, "mine", fresh=False, committed=None)
+        check_claim("live", known, Checkpoint("mine", fresh=False, committed=None))
 
 
 def test_replays_are_known_by_number_or_token() -> None:
@@ -131,7 +141,7 @@ def test_the_cutoff_is_whole_days_before_the_newest() -> None:
 )
 def test_a_days_first_bucket_is_not_below_it(grain: Grain, bucket: int) -> None:
     """The first bucket of a day is kept where that day is, the last of the day before is not."""
-    assert bucket >= first_of(grain, 20240301) > 20240229 * (bucket // 20240301)
+    assert bucket >= day_start(grain, 20240301) > 20240229 * (bucket // 20240301)
     assert day_of(grain, bucket) == 20240301
 
 
@@ -225,7 +235,7 @@ def test_doubles_are_kept_as_exact_limbs() -> None:
 
 def test_the_entity_cache_is_bounded() -> None:
     """It forgets what was used longest ago, and never holds more than it may."""
-    cache = EntityCache(most=2)
+    cache = EntityCache(size=2)
     known = {name: Known(key, name, "{}", frozenset()) for key, name in enumerate("abc")}
     cache.add({("service", name): known[name] for name in "ab"})
     assert cache.get(("service", "a")) == known["a"]
@@ -247,19 +257,19 @@ def test_halves_are_added_up_each_for_itself(values: list[int]) -> None:
     """The sum of the upper and of the lower halves is the sum of the numbers, below zero too."""
     halves = [split(each) for each in values]
     assert all(0 <= low < 2**32 and -(2**31) <= high < 2**31 for high, low in halves)
-    assert joined(sum(high for high, _ in halves), sum(low for _, low in halves)) == sum(values)
+    assert join(sum(high for high, _ in halves), sum(low for _, low in halves)) == sum(values)
 
 
 @pytest.mark.parametrize("text", ["", "plain", "ä" * 1000, "x" * 2000])
 def test_a_text_that_fits_stays_as_it_is(text: str) -> None:
     """Up to 2,000 bytes without a NUL nothing is changed."""
-    assert fitted(text) == text
+    assert fit_text(text) == text
 
 
 def test_texts_that_do_not_fit_stay_different() -> None:
     """Cut, cleaned, and told apart by a hash; a cut never falls into a character."""
     texts = ["x" * 2001, "x" * 2002, "ä" * 1001, "a\0b", "a\ufffdb", "a\0c", "ä" * 3000 + "\0"]
-    made = {fitted(each) for each in texts}
+    made = {fit_text(each) for each in texts}
     assert len(made) == len(texts)
     assert all(len(each.encode()) <= 2000 and "\0" not in each for each in made)
 

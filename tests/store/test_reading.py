@@ -14,8 +14,9 @@ from batchmill import ConfigError
 from batchmill.oal import FUNCTIONS, load
 from batchmill.sources import Grain
 from batchmill.store import Deltas, EntityRow, Store, Value
-from batchmill.store.plan import Plan
-from batchmill.store.sql import reading
+from batchmill.store.sql import entities as entities_sql
+from batchmill.store.sql import values as values_sql
+from batchmill.store.states import Plan
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer, entity_row
 
 MANY = 3_000
@@ -100,7 +101,7 @@ def test_values_come_page_by_page(backend: Backend, monkeypatch: pytest.MonkeyPa
     rows = [Measurement(1, minute=MINUTE + m, entity=e) for m in range(4) for e in ("b", "a", "c")]
     Writer(store).write(*rows)
     for size in (1, 2, 5, 12, 13):
-        monkeypatch.setattr(reading, "PAGE", size)
+        monkeypatch.setattr(values_sql, "PAGE", size)
         assert list(store.iter_values("avg")) == store.values("avg")
         assert list(store.iter_values("avg", entity="a")) == store.values("avg", entity="a")
         assert list(store.iter_values("avg", start=MINUTE + 9)) == []
@@ -111,7 +112,7 @@ def test_memory_is_that_of_what_is_asked_for(
 ) -> None:
     """A few values of many, the number of all, or all page by page: not all of them at once."""
     store = filled(backend, MANY)
-    monkeypatch.setattr(reading, "PAGE", MANY // 30)
+    monkeypatch.setattr(values_sql, "PAGE", MANY // 30)
     everything = peak_bytes(lambda: store.values("percentile"))
     assert len(store.values("percentile")) == MANY
     assert peak_bytes(lambda: store.values("percentile", limit=10)) < everything / 10
@@ -181,7 +182,7 @@ def test_names_are_found_in_any_alphabet(
     names = ["CAFÉ", "café", "/платёж", "Straße", "a!b%c_d"]
     rows = [entity_row(each, ["GENERAL"]) for each in names]
     Writer(store).write(entities=[*rows, EntityRow("service", "s", "Le Café")])
-    monkeypatch.setattr(reading, "PAGE", 2)
+    monkeypatch.setattr(entities_sql, "PAGE", 2)
     assert sorted(each.name for each in store.entities("endpoint", part)) == sorted(found)
     layered = store.entities(name_like=part, layer="GENERAL")
     assert [each.id for each in layered] == sorted(each.id for each in layered)

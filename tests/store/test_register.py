@@ -7,9 +7,9 @@ import pytest
 from batchmill.oal import load
 from batchmill.sources import UnknownNameError
 from batchmill.store import LayoutChangedError, NamesClashError, TooManyColumnsError
-from batchmill.store.sql.allot import allot
+from batchmill.store.sql.registry import Registry, allot
 from batchmill.store.sql.schema import check_source_name
-from batchmill.store.sqlite.session import SQLITE
+from batchmill.store.sqlite.store import SQLITE
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
 
 TWO = "a = from(Endpoint.*).count(); b = from(Endpoint.latency).max();"
@@ -124,11 +124,11 @@ def test_too_many_columns_are_refused(backend: Backend) -> None:
 
 def test_columns_are_allotted_without_a_store() -> None:
     """The decision is a pure function: new metrics are numbered on from the highest column."""
-    result = allot(load(TWO), [], {}, {}, cutoff=0, most_columns=10, retire=True)
+    result = allot(load(TWO), Registry(), cutoff=0, max_columns=10, retire=True)
     assert [each.columns for each in result.added] == [(1,), (2,)]
     assert result.retired == []
     with pytest.raises(TooManyColumnsError):
-        allot(load(TWO), [], {}, {}, cutoff=0, most_columns=3, retire=True)
+        allot(load(TWO), Registry(), cutoff=0, max_columns=3, retire=True)
 
 
 def test_sources_whose_tables_would_be_one_are_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from batchmill.sources import Grain
 from batchmill.store import Buckets, Snapshot, StatementRow, TopNRow
-from batchmill.store.sql import snapshot_sql
+from batchmill.store.sql import snapshot as snapshot_sql
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer, expected_states
 
 ROWS = [
@@ -22,7 +22,7 @@ def test_merged_cells_give_what_merged_states_give(
     backend: Backend, seeks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of some minutes, merged by their cells, have the states of all their measurements."""
-    monkeypatch.setattr(snapshot_sql, "SEEKS", seeks)
+    monkeypatch.setattr(snapshot_sql, "MAX_LOOKUPS", seeks)
     store = backend.open()
     writer = Writer(store)
     for each in ROWS:
@@ -96,7 +96,7 @@ def test_entities_come_in_pages(backend: Backend) -> None:
         pages = [
             snapshot.entities("endpoint", name, None, limit=2, offset=1) for name in (None, "e")
         ]
-        return [([each.name for each in found], total) for found, total in pages]
+        return [([each.name for each in page.entities], page.total) for page in pages]
 
     assert store.read(work) == [(["E1", "E2"], 5)] * 2
 

@@ -9,8 +9,7 @@ import pytest
 
 from batchmill.sources import Grain
 from batchmill.store import StatementRow, TopNRow
-from batchmill.store.ttl import roll
-from tests.kit.stores import MINUTE, Backend, Writer, entity_row
+from tests.kit.stores import MINUTE, Backend, Writer, bucket_of, entity_row
 
 N = 5
 
@@ -38,7 +37,7 @@ def ranked(rows: list[TopNRow], grain: Grain) -> list[tuple[Any, ...]]:
     """The N slowest of each place, by sorted()."""
     places: dict[tuple[int, int], list[TopNRow]] = {}
     for row in rows:
-        places.setdefault((roll(grain, row.minute), row.entity), []).append(row)
+        places.setdefault((bucket_of(grain, row.minute), row.entity), []).append(row)
     return [
         (bucket, f"id-{entity}", rank, row.latency, row.span_id)
         for (bucket, entity), inside in sorted(places.items())

@@ -31,7 +31,7 @@ def test_old_days_are_removed_when_a_new_one_comes(backend: Backend) -> None:
     for grain in Grain:
         assert [each.latency for each in store.top("db", grain=grain)] == [1, 2, 3]
     count = "SELECT count(*) FROM statement"
-    assert store._read(lambda each: each.rows(count)) == [(9,)]  # type: ignore[attr-defined]
+    assert store._read(lambda each: each.rows(count)) == [(9,)]
 
 
 def test_the_first_minute_of_the_oldest_day_is_kept(backend: Backend) -> None:

@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 
 from batchmill import ConfigError
 from batchmill.store import open_store
-from batchmill.store.address import taken_out
-from batchmill.store.postgres import session as session_module
+from batchmill.store.address import pop_parameter
+from batchmill.store.postgres import PostgresStore, WriterSettings
 from batchmill.store.postgres import writers as writers_module
-from batchmill.store.postgres.settings import WriterSettings
-from batchmill.store.postgres.staging import merging, write_piece
-from batchmill.store.postgres.store import PostgresStore
+from batchmill.store.postgres.writers import write_piece
 from tests.kit.postgres import Postgres
-from tests.kit.store_writers import TINY, before, open_writers, some_rows, staged
+from tests.kit.store_writers import TINY, before, before_merges, open_writers, some_rows, staged
 from tests.kit.stores import (
     WAIT_S,
     Measurement,
@@ -72,11 +70,7 @@ def test_a_reader_sees_the_old_state_until_all_is_merged(
     writer.write(*some_rows(0))
     old = all_states(reader)
     seen: list[bool] = []
-    monkeypatch.setattr(
-        session_module,
-        "merging",
-        before(merging, lambda _: seen.append(all_states(reader) == old)),
-    )
+    before_merges(monkeypatch, lambda _: seen.append(all_states(reader) == old))
     try:
         writer.write(*some_rows(1))
         assert len(seen) > 10
@@ -204,5 +198,5 @@ def test_an_address_with_no_number_of_writers_is_refused(given: str) -> None:
 )
 def test_only_the_parameter_is_taken_out(address: str, rest: str) -> None:
     """What stands around it stays, a password that looks like it too."""
-    assert taken_out(address, "writers") == (rest, "2")
-    assert taken_out(rest, "writers") == (rest, None)
+    assert pop_parameter(address, "writers") == (rest, "2")
+    assert pop_parameter(rest, "writers") == (rest, None)

@@ -6,22 +6,20 @@ import contextlib
 import random
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from batchmill.store import FencedError, RetryPolicy, StoreUnavailableError
+from batchmill.store.postgres import PostgresStore, WriterSettings
 from batchmill.store.postgres import session as session_module
-from batchmill.store.postgres import staging as staging_module
-from batchmill.store.postgres.copy import copy_rows
-from batchmill.store.postgres.settings import WriterSettings
-from batchmill.store.postgres.staging import Piece, clear_staged, merging, write_piece
-from batchmill.store.postgres.store import PostgresStore
-from batchmill.store.postgres.writers import FAILED, LOST
-from batchmill.store.sql.session import Statement
+from batchmill.store.postgres import writers as writers_module
+from batchmill.store.postgres.connection import copy_rows
+from batchmill.store.postgres.writers import FAILED, LOST, Piece, remove_staged, write_piece
+from batchmill.store.sql.session import StreamEpoch, Upsert
 from tests.kit.postgres import Postgres
-from tests.kit.store_writers import before, open_writers, some_rows, staged
+from tests.kit.store_writers import before, before_merges, open_writers, some_rows, staged
 from tests.kit.stores import (
     WAIT_S,
     Writer,
@@ -35,12 +33,10 @@ from tests.kit.stores import (
 
 LIVES = """
 import batchmill.store.postgres.store as postgres
-import batchmill.store.postgres.copy as copy
 import batchmill.store.postgres.session as session
-import batchmill.store.postgres.staging as staging
 import batchmill.store.postgres.writers as writers
 from tests.kit.stores import Writer
-from tests.kit.store_writers import before, open_writers, some_rows
+from tests.kit.store_writers import before, before_merges, open_writers, some_rows
 
 def here(place, nth):
     def act(calls):
@@ -51,9 +47,9 @@ def here(place, nth):
 
 nth = int(nth)
 writers.write_piece = before(writers.write_piece, here("before a piece", nth))
-staging.copy_rows = before(staging.copy_rows, here("inside a piece", nth))
-session.merging = before(session.merging, here("before a merge", nth))
-postgres.clear_staged = before(postgres.clear_staged, here("before the end", 1))
+writers.copy_rows = before(writers.copy_rows, here("inside a piece", nth))
+session.merge_table = before(session.merge_table, here("before a merge", nth))
+postgres.remove_staged = before(postgres.remove_staged, here("before the end", 1))
 committed = int(last) if last else None
 store = open_writers(url)
 writer = Writer(store, committed=committed, number=0 if committed is None else committed + 1)
@@ -73,16 +69,6 @@ def store(postgres_url: str) -> Iterator[PostgresStore]:
     made = open_writers(postgres_url)
     yield made
     made.close()
-
-
-def looking(at: Callable[[str], object]) -> Callable[[Statement, str], str]:
-    """What makes the statement of a merge, and first shows which table it is about."""
-
-    def made(statement: Statement, table: str) -> str:
-        at(table)
-        return merging(statement, table)
-
-    return made
 
 
 def test_a_writing_process_that_is_killed_loses_and_doubles_nothing(postgres_url: str) -> None:
@@ -126,10 +112,10 @@ def test_a_writing_process_that_is_killed_loses_and_doubles_nothing(postgres_url
 @pytest.mark.parametrize(
     ("writers", "module", "name"),
     [
-        pytest.param(4, staging_module, "copy_rows", id="copy-4"),
-        pytest.param(4, session_module, "merging", id="merge-4"),
+        pytest.param(4, writers_module, "copy_rows", id="copy-4"),
+        pytest.param(4, session_module, "merge_table", id="merge-4"),
         pytest.param(1, session_module, "copy_rows", id="copy-1"),
-        pytest.param(1, session_module, "merging", id="merge-1"),
+        pytest.param(1, session_module, "merge_table", id="merge-1"),
     ],
 )
 def test_a_server_restarted_inside_a_commit(
@@ -178,7 +164,7 @@ def test_a_staged_table_that_lost_its_rows_is_noticed(
             lost.append(table)
             postgres.execute(f"{how} {table}", name)
 
-    monkeypatch.setattr(session_module, "merging", looking(lose))
+    before_merges(monkeypatch, lose)
     writer = Writer(store)
     writer.write(*some_rows(0))
     assert store.writers.stats().fallbacks == {LOST: 1}
@@ -211,7 +197,7 @@ def test_a_second_driver_takes_over_while_pieces_are_staged(
         second.append(Writer(other, number=1, committed=0))
         found.append(len(staged(other)))
 
-    monkeypatch.setattr(session_module, "merging", looking(take_over))
+    before_merges(monkeypatch, take_over)
     try:
         with pytest.raises(FencedError):
             store.commit(first.batch(some_rows(7)))
@@ -229,20 +215,20 @@ def test_pieces_of_a_later_driver_are_not_removed_by_an_earlier_one(store: Postg
     """Each clears up to its own epoch."""
     writer = Writer(store)
     batch = writer.batch(some_rows(0))
-    statement = Statement(
+    upsert = Upsert(
         "minute_Endpoint", ("bucket", "entity"), ("BIGINT", "BIGINT"), ("bucket",), "DO UPDATE"
     )
     columns = [batch.deltas[0].buckets, batch.deltas[0].entities]
     connection = store._open["writer"]
     names = [
-        write_piece(connection, Piece(("live", epoch), statement, columns, 0, 2))
+        write_piece(connection, Piece(StreamEpoch("live", epoch), upsert, columns, 0, 2))
         for epoch in (1, 2, 10)
     ]
-    clear_staged(connection, ("live", 2))
+    remove_staged(connection, StreamEpoch("live", 2))
     assert staged(store) == [names[2]]
-    clear_staged(connection, ("elsewhere", 99))
+    remove_staged(connection, StreamEpoch("elsewhere", 99))
     assert staged(store) == [names[2]]
-    clear_staged(connection, ("live", 10))
+    remove_staged(connection, StreamEpoch("live", 10))
     assert staged(store) == []
 
 
@@ -273,7 +259,7 @@ def test_what_the_writers_cannot_do_goes_over_the_one_connection(
             raise ValueError("not this one")
         copy_rows(*arguments)
 
-    monkeypatch.setattr(staging_module, "copy_rows", copy)
+    monkeypatch.setattr(writers_module, "copy_rows", copy)
     writer = Writer(store)
     writer.write(*some_rows(0))
     assert store.writers.stats().fallbacks == {FAILED: 1}
@@ -329,7 +315,7 @@ def test_somebody_who_reads_a_staged_table_holds_up_no_commit(
                 held.append(table)
                 backup.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE".encode())
 
-        monkeypatch.setattr(session_module, "merging", looking(hold))
+        before_merges(monkeypatch, hold)
         writer = Writer(store)
         writer.write(*some_rows(0))
         assert staged(store) == held

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from batchmill.store.tallies import decode_numbers
+from batchmill.store import decode_numbers
 from batchmill.web.api import measures
 from batchmill.web.api.measures import MeasureCache
 

@@ -1,7 +1,7 @@
 """The outbox: what each commit changed, as files that exporters read.
 
-A batch's changes are written to a file before its commit, and the commit names the file: so a
-process that is killed loses no export, and nobody who commits waits for a peer of an exporter.
+A batch's changes are written to a file before its commit, and the commit lists the file: a process
+that is killed loses no export, and a commit never waits for an exporter or its receiver.
 
 Loads without pyarrow, so that it can say which extra is missing.
 """
@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.outbox.errors import NoOutboxError, OutboxFileError
-from batchmill.outbox.settings import OutboxSettings
+from batchmill.outbox.settings import NoOutboxError, OutboxFileError, OutboxSettings
 
 if TYPE_CHECKING:
-    from batchmill.outbox.file import Changes, LayoutEntry
-    from batchmill.outbox.folder import Outbox
+    from batchmill.outbox.changes import Changes, LayoutEntry
+    from batchmill.outbox.outbox import Outbox
 
 __all__ = [
     "Changes",
@@ -27,6 +26,6 @@ __all__ = [
     "OutboxSettings",
 ]
 
-_MODULES = {"Changes": "file", "LayoutEntry": "file", "Outbox": "folder"}
+_MODULES = {"Changes": "changes", "LayoutEntry": "changes", "Outbox": "outbox"}
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="the outbox", extra="export")

@@ -1,9 +1,26 @@
-"""Where metrics are kept: SQLite or PostgreSQL, behind one protocol.
+"""Where metrics are kept: one :class:`Store`, in an SQLite file or in a PostgreSQL database.
 
-Loads with the standard library alone; PostgreSQL takes the extra ``postgres``.
+:func:`open_store` opens one. A writer claims a stream, registers its metrics and commits batches;
+readers ask for values, entities, slow calls and counters. Loads with the standard library alone;
+PostgreSQL takes the extra ``postgres``.
 """
 
-from batchmill.store.cell import Cell, cells, decode
+from batchmill.store.address import open_store
+from batchmill.store.batch import (
+    EXPIRED,
+    TOO_OLD,
+    Batch,
+    Carry,
+    Claim,
+    CommitResult,
+    Deltas,
+    EntityRow,
+    Layout,
+    Outgoing,
+    StatementRow,
+    TopNRow,
+)
+from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.errors import (
     BatchGapError,
     CheckpointMismatchError,
@@ -24,31 +41,13 @@ from batchmill.store.errors import (
     StoreVersionError,
     TooManyColumnsError,
 )
-from batchmill.store.opening import open_store
-from batchmill.store.protocol import Store
-from batchmill.store.retry import RetryPolicy
-from batchmill.store.sql.checkpoint import Exempt
-from batchmill.store.sql.snapshot import CellRows, Named, Snapshot
-from batchmill.store.sql.snapshot_sql import Buckets
-from batchmill.store.tallies import encode_label_sums, encode_labels, encode_numbers
-from batchmill.store.types import (
-    EXPIRED,
-    TOO_OLD,
-    Batch,
-    Carry,
-    Claim,
-    CommitResult,
-    Deltas,
-    EntityRow,
-    Layout,
-    Outgoing,
-    StatementRow,
-    TopNRow,
-)
-from batchmill.store.views import (
+from batchmill.store.results import (
     BucketValues,
+    CellRows,
+    EntityPage,
     EntityValues,
     ExportPosition,
+    Named,
     OutboxDepth,
     OutboxFile,
     StateRow,
@@ -58,10 +57,27 @@ from batchmill.store.views import (
     TopRecord,
     Value,
 )
+from batchmill.store.retry import RetryPolicy
+from batchmill.store.sql.commit import Exempt
+from batchmill.store.sql.snapshot import Snapshot
+from batchmill.store.sql.values import Selection
+from batchmill.store.states import (
+    Cell,
+    cells,
+    decode,
+    decode_label_sums,
+    decode_labels,
+    decode_numbers,
+    encode_label_sums,
+    encode_labels,
+    encode_numbers,
+)
+from batchmill.store.store import Store
 
 __all__ = [
     "Batch",
     "BatchGapError",
+    "BucketList",
     "BucketValues",
     "Buckets",
     "Carry",
@@ -72,6 +88,7 @@ __all__ = [
     "CommitResult",
     "Deltas",
     "EXPIRED",
+    "EntityPage",
     "EntityRow",
     "EntityValues",
     "Exempt",
@@ -87,6 +104,7 @@ __all__ = [
     "OutboxFile",
     "Outgoing",
     "RetryPolicy",
+    "Selection",
     "Snapshot",
     "StaleCarryError",
     "StateRow",
@@ -111,6 +129,9 @@ __all__ = [
     "Value",
     "cells",
     "decode",
+    "decode_label_sums",
+    "decode_labels",
+    "decode_numbers",
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",

@@ -1,26 +1,83 @@
-"""The address of a database: how it may be shown, and whether it can be read in one way only.
+"""A store's address: opening it, showing it without its password, and what libpq makes of it.
 
-Cut up as libpq does it, which is not as a browser does: a login ends at the first ``@`` in front of
-any ``/``, so a password may hold ``?`` and ``#``, and there is no fragment behind a ``#``.
+Addresses are split as libpq does it, which differs from a browser: a login ends at the first ``@``
+in front of any ``/``, so a password may contain ``?`` and ``#``, and ``#`` starts no fragment.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
+
+from batchmill.errors import ConfigError
+from batchmill.store.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from batchmill.store.store import Store
 
 HIDDEN = "…"
 FILE = "sqlite:///"
+ALLOWED = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
 ENCODED = (
-    "postgresql://user:password@host:port/database, with what is special in a name or a password "
-    "percent-encoded: % as %25, @ as %40, : as %3A, / as %2F, & as %26"
+    "postgresql://user:password@host:port/database, with special characters in a name or a "
+    "password percent-encoded: % as %25, @ as %40, : as %3A, / as %2F, & as %26"
 )
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]@]*)(:[0-9]*)?")
 _SECRET = ("pass", "secret", "key", "token", "credential")
-"""What the name of a parameter with a secret holds: password, sslpassword, scram_client_key …"""
+"""Parts of the names of parameters that are secret: password, sslpassword, scram_client_key …"""
+
+
+def open_store(
+    url: str,
+    *,
+    retry: RetryPolicy | None = None,
+    ttl_days: int = 7,
+    top_n: int = 50,
+    create: bool = True,
+) -> Store:
+    """Open the store at ``url``; create it if there is none, migrate it if it is an older one.
+
+    ``ttl_days``: whole days that are kept before the newest one, by event time. ``top_n``: how many
+    of the slowest calls are kept for each entity and bucket. With ``create=False`` a missing store
+    is a :class:`StoreMissingError`. ``postgresql://…?writers=4`` sets over how many connections the
+    rows of large batches are copied; with 1, only over the one that commits.
+
+    >>> open_store("mysql://somewhere")
+    Traceback (most recent call last):
+        ...
+    batchmill.errors.ConfigError: url='mysql://somewhere' is not valid: it must be \
+sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
+    """
+    for name, value in (("ttl_days", ttl_days), ("top_n", top_n)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(name, value, "a whole number of at least 1")
+    policy = retry or RetryPolicy()
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        from batchmill.store.sqlite import SqliteStore
+
+        return SqliteStore(rest[1:], policy, ttl_days=ttl_days, top_n=top_n, create=create)
+    if scheme in ("postgresql", "postgres") and rest:
+        from batchmill.store.postgres import PostgresStore, WriterSettings
+
+        shown = without_password(url)
+        if is_ambiguous(url):  # libpq's error message could quote a part of the password
+            raise ConfigError("url", shown, ENCODED)
+        address, writers = pop_parameter(url, "writers")
+        return PostgresStore(
+            address,
+            shown,
+            policy,
+            ttl_days=ttl_days,
+            top_n=top_n,
+            create=create,
+            writers=WriterSettings.of_parameter(writers),
+        )
+    raise ConfigError("url", without_password(url), ALLOWED)
 
 
 def without_password(address: str) -> str:
@@ -39,55 +96,62 @@ def without_password(address: str) -> str:
         return address if harmless else HIDDEN
     if not _SCHEME.fullmatch(scheme):
         return HIDDEN
-    login, place, query = _cut(rest)
-    if _is_misread(place) or "@" in query:
+    parts = _split(rest)
+    if _is_ambiguous(parts.place) or "@" in parts.query:
         return f"{scheme}://{HIDDEN}"
-    user = f"{login.partition(':')[0]}@" if login is not None else ""
-    # Up to the first secret: what comes behind may belong to it, if it holds an "&".
-    shown = "&".join(itertools.takewhile(_is_harmless, query.split("&")))
-    return f"{scheme}://{user}{place}" + (f"?{shown}" if shown else "")
+    user = f"{parts.login.partition(':')[0]}@" if parts.login is not None else ""
+    # Up to the first secret: what follows may belong to it, if the secret contains an "&".
+    shown = "&".join(itertools.takewhile(_is_harmless, parts.query.split("&")))
+    return f"{scheme}://{user}{parts.place}" + (f"?{shown}" if shown else "")
 
 
-def is_misread(address: str) -> bool:
+def is_ambiguous(address: str) -> bool:
     """Whether a part of a password may be taken for a host, a port or a database.
 
-    >>> is_misread("postgresql://u:p@ss@host/db"), is_misread("postgresql://u:p%40ss@host/db")
+    >>> is_ambiguous("postgresql://u:p@ss@host/db"), is_ambiguous("postgresql://u:p%40ss@host/db")
     (True, False)
     """
-    return _is_misread(_cut(address.partition("://")[2])[1])
+    return _is_ambiguous(_split(address.partition("://")[2]).place)
 
 
-def taken_out(address: str, name: str) -> tuple[str, str | None]:
-    """The address without a parameter that is ours, and the parameter's value if it was there.
+def pop_parameter(address: str, name: str) -> tuple[str, str | None]:
+    """The address without a parameter of batchmill's own, and that parameter's value, or None.
 
-    >>> taken_out("postgresql://u@host/db?writers=2&sslmode=require", "writers")
+    >>> pop_parameter("postgresql://u@host/db?writers=2&sslmode=require", "writers")
     ('postgresql://u@host/db?sslmode=require', '2')
     """
-    query = _cut(address.partition("://")[2])[2]
-    given = [each.partition("=") for each in query.split("&")]
-    values = [value for each, _, value in given if each == name]
+    query = _split(address.partition("://")[2]).query
+    pairs = [parameter.partition("=") for parameter in query.split("&")]
+    values = [value for key, _, value in pairs if key == name]
     if not values:
         return address, None
-    kept = "&".join("".join(each) for each in given if each[0] != name)
+    kept = "&".join("".join(pair) for pair in pairs if pair[0] != name)
     before = address[: len(address) - len(query) - 1]
     return (f"{before}?{kept}" if kept else before), values[-1]
 
 
-def _cut(rest: str) -> tuple[str | None, str, str]:
-    """The login (None: there is none), hosts with the database, and the parameters."""
+class _Parts(NamedTuple):
+    login: str | None
+    place: str
+    """Hosts and database."""
+    query: str
+
+
+def _split(rest: str) -> _Parts:
+    """The parts of an address behind its scheme."""
     login: str | None = None
     if "@" in rest.partition("/")[0]:
         login, _, rest = rest.partition("@")
     place, _, query = rest.partition("?")
-    return login, place, query
+    return _Parts(login, place, query)
 
 
-def _is_misread(place: str) -> bool:
+def _is_ambiguous(place: str) -> bool:
     hosts, _, database = place.partition("/")
-    return "@" in database or not all(_HOST.fullmatch(each) for each in hosts.split(","))
+    return "@" in database or not all(_HOST.fullmatch(host) for host in hosts.split(","))
 
 
 def _is_harmless(parameter: str) -> bool:
     name, equals, _ = parameter.partition("=")
     name = unquote(name).lower()
-    return bool(equals) and not any(each in name for each in _SECRET)
+    return bool(equals) and not any(part in name for part in _SECRET)

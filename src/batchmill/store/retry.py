@@ -1,4 +1,4 @@
-"""Trying again: when, and for how long."""
+"""Retries of work on a database that is busy or cannot be reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TransientError(Exception):
-    """A fault that may well be gone soon; its cause is what the database said. Never gets out."""
+    """A fault that another try may not meet; its cause is the database's error. Internal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +29,15 @@ class RetryPolicy:
     """
 
     initial_ms: float = 50
-    """How long to wait before the second try."""
+    """The wait before the second try."""
     max_ms: float = 5000
-    """How long to wait at most."""
+    """The longest wait."""
     multiplier: float = 2
     """How much longer each wait is than the one before."""
     jitter: float = 0.2
-    """The share of each wait that is left to chance, so that writers do not come back in step."""
+    """The random share of each wait, so that writers do not come back in step."""
     give_up_after_s: float = 300
-    """After how long a :class:`StoreUnavailableError` is raised."""
+    """After this time a :class:`StoreUnavailableError` is raised."""
 
     def __post_init__(self) -> None:
         for name in ("initial_ms", "max_ms", "give_up_after_s"):
@@ -49,7 +49,7 @@ class RetryPolicy:
             raise ConfigError("jitter", self.jitter, "from 0 to 1")
 
     def delay_s(self, attempt: int, chance: float) -> float:
-        """How long to wait after the ``attempt``-th try; ``chance`` is from 0 to 1."""
+        """The wait after the ``attempt``-th try; ``chance`` is a random number from 0 to 1."""
         whole = back_off_ms(self.initial_ms, self.max_ms, self.multiplier, attempt) / 1000
         return whole * (1 - self.jitter * chance)
 
@@ -62,10 +62,10 @@ class Retrier:
         self._url = url
         self._closed = threading.Event()
         self.wait: Callable[[float], object] = self._closed.wait
-        """Waits so many seconds, or until :meth:`close`; tests put their own in its place."""
+        """Waits so many seconds, or until :meth:`close`; tests replace it."""
 
     def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` answers; it is called again whenever it raises :class:`TransientError`."""
+        """The result of ``work``, which is called again when it raises :class:`TransientError`."""
         start = time.monotonic()
         attempt = 0
         while True:
@@ -88,7 +88,7 @@ class Retrier:
             raise StoreClosedError(self._url)
 
     def close(self) -> bool:
-        """End every wait; False if that has happened already."""
+        """End every wait; False if it was closed already."""
         if self._closed.is_set():
             return False
         self._closed.set()

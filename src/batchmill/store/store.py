@@ -1,34 +1,24 @@
-"""The store: the public calls, each one transaction over whichever database is behind it."""
+"""The store: its public calls, each one transaction on whichever database is behind it."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from batchmill.errors import ConfigError
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
+from batchmill.store.batch import Batch, Claim, CommitResult, CounterKey, Layout
+from batchmill.store.buckets import Moment
 from batchmill.store.errors import StoreError, StoreInUseError
-from batchmill.store.protocol import Moment
-from batchmill.store.retry import Retrier, RetryPolicy
-from batchmill.store.sql import bucket as bucket_module
-from batchmill.store.sql import outbox as outbox_module
-from batchmill.store.sql import reading
-from batchmill.store.sql import register as register_module
-from batchmill.store.sql import streams as streams_module
-from batchmill.store.sql.checkpoint import Exempt
-from batchmill.store.sql.commit import Commit, add_counters
-from batchmill.store.sql.entities import EntityCache
-from batchmill.store.sql.reading import Place, Selection
-from batchmill.store.sql.session import Owner, Session
-from batchmill.store.sql.snapshot import Snapshot
-from batchmill.store.types import Batch, Claim, CommitResult, CounterKey, Layout
-from batchmill.store.views import (
+from batchmill.store.results import (
     BucketValues,
     ExportPosition,
     OutboxDepth,
@@ -40,27 +30,46 @@ from batchmill.store.views import (
     TopRecord,
     Value,
 )
+from batchmill.store.retry import Retrier, RetryPolicy
+from batchmill.store.sql import commit as commit_sql
+from batchmill.store.sql import entities as entities_sql
+from batchmill.store.sql import outbox as outbox_sql
+from batchmill.store.sql import registry, topn
+from batchmill.store.sql import values as values_sql
+from batchmill.store.sql.commit import Checkpoint, Commit, Exempt
+from batchmill.store.sql.session import Session, StreamEpoch
+from batchmill.store.sql.snapshot import Snapshot
+from batchmill.store.sql.values import Page, Position, Selection, SelectionFields
 
 T = TypeVar("T")
+ALL = Selection()
 
 
-class SqlStore(ABC):
-    """What both stores share; see :class:`Store` for what the methods promise."""
+class Store(ABC):
+    """Where metrics are kept. One writer a stream, any number of readers.
+
+    Every write is one transaction. Reads see what was committed, and go on while a batch is being
+    written. All methods may be called from any thread; writes take turns.
+    """
 
     id: str
+    """The store's own id, made with it."""
+    url: str
+    """Its address, without a password."""
 
     def __init__(self, url: str, policy: RetryPolicy, *, ttl_days: int, top_n: int) -> None:
+        """Use :func:`open_store`."""
         self.url = url
         self.retrier = Retrier(policy, url)
         self._ttl_days = ttl_days
         self._top_n = top_n
-        self._cache = EntityCache()
+        self._cache = entities_sql.EntityCache()
         self._layouts: dict[str, Layout] = {}
-        """What each stream registered here, and under no name who did not tell."""
-        # Re-entrant, so that a commit's own try may look after the stream's lock.
+        """What each stream registered here; under "" what was registered without a stream."""
+        # Re-entrant: a commit checks the stream's lock while it holds this.
         self._writing = threading.RLock()
 
-    # What a database must bring.
+    # What a database implements.
 
     @abstractmethod
     def _write_once(self, work: Callable[[Session], T]) -> T:
@@ -79,45 +88,50 @@ class SqlStore(ABC):
 
     @abstractmethod
     def _unlock(self, stream: str) -> None:
-        """Let go of a stream's lock, if it is held."""
+        """Release a stream's lock, if it is held."""
 
     @abstractmethod
-    def _alive(self, session: Session, stream: str) -> bool:
-        """Whether somebody holds a stream's lock, here or in another process."""
+    def _locked_streams(self) -> list[str]:
+        """The streams whose lock this store holds."""
 
     @abstractmethod
-    def _held(self) -> list[str]:
-        """The streams whose lock is held."""
+    def _has_writer(self, session: Session, stream: str) -> bool:
+        """Whether a stream's lock is held, here or in another process."""
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Let go of the database."""
+        """Close all connections."""
 
-    @abstractmethod
-    def _tidy_up(self, owner: Owner | None) -> None:
-        """Remove what this writer of a stream, or one before it, has brought and never merged."""
+    def _check_lock(self, stream: str) -> None:  # noqa: B027 - for locks that can get lost
+        """Take the stream's lock again if it got lost; called before each try of a commit."""
 
-    @abstractmethod
-    def _before_commit(self, stream: str) -> None:
-        """Look after the stream's lock before a try at a commit."""
+    def _remove_staged(self, owner: StreamEpoch) -> None:  # noqa: B027 - for rows that are staged
+        """Remove what this writer of a stream, or an earlier one, has staged and not merged."""
 
     # Writing.
 
     def register(
         self, metrics: Iterable[Metric], *, retire: bool = True, stream: str = ""
     ) -> Layout:
-        """See :meth:`Store.register`."""
+        """Give each metric its columns; call it before the first commit, not while one runs.
+
+        The same definition keeps its columns and its history. A changed one, or one that comes
+        back, is a new version with columns of its own. Metrics that ``stream`` computed, and no
+        other stream does, are retired if they are not in the set; pass ``retire=False`` for a
+        stream that writes for a while only. Raises :class:`MetricConflictError` where another
+        stream computes a metric of that name with another definition.
+        """
         wanted = list(metrics)
         with self._writing:
             layout = self._write(
-                lambda session: register_module.register(
+                lambda session: registry.register(
                     session,
                     wanted,
-                    _newest(session),
+                    commit_sql.read_newest_minute(session),
                     ttl_days=self._ttl_days,
                     retire=retire,
                     stream=stream,
-                    alive=lambda each: self._alive(session, each),
+                    has_writer=lambda other: self._has_writer(session, other),
                 )
             )
             self._layouts[stream] = layout
@@ -132,162 +146,167 @@ class SqlStore(ABC):
         committed: int | None,
         planned: int | Exempt | None = Exempt.NO_LOG,
     ) -> Claim:
-        """See :meth:`Store.claim`."""
+        """Become the one writer of a stream.
+
+        ``fresh``: the checkpoint was made just now. ``committed``: the last batch that the
+        checkpoint has marked done, None for none. ``planned``: the newest batch whose input the
+        checkpoint has planned, None for none; without a log of plans, ``Exempt.NO_LOG``. Raises
+        :class:`StoreInUseError` while another live process has the stream, and
+        :class:`CheckpointMismatchError` where store and checkpoint do not match.
+        """
+        checkpoint = Checkpoint(checkpoint_id, fresh, committed, planned)
         with self._writing:
-            ours = stream in self._held()
+            ours = stream in self._locked_streams()
             if not ours and not self.retrier.run(lambda: self._lock(stream)):
-                holder = self._read(lambda session: streams_module.holder(session, stream))
+                holder = self._read(lambda session: commit_sql.stream_holder(session, stream))
                 raise StoreInUseError(self.url, stream, holder)
             try:
-                claim = self._write(
-                    lambda session: streams_module.claim(
-                        session,
-                        stream,
-                        checkpoint_id,
-                        fresh=fresh,
-                        committed=committed,
-                        planned=planned,
-                    )
-                )
+                claim = self._write(lambda session: commit_sql.claim(session, stream, checkpoint))
             except BaseException:
                 if not ours:
                     self._unlock(stream)
                 raise
-            self._tidy_up((stream, claim.epoch))
+            self._remove_staged(StreamEpoch(stream, claim.epoch))
             return claim
 
     def release(self, stream: str) -> None:
-        """See :meth:`Store.release`."""
+        """Let another process claim the stream; does nothing if it is not claimed."""
         with self._writing:
             self._unlock(stream)
 
     def commit(self, batch: Batch) -> CommitResult:
-        """See :meth:`Store.commit`."""
+        """Merge a batch, in one transaction; one that was committed before changes nothing."""
         layout = self._layouts.get(batch.stream, self._layouts.get(""))
         commit = Commit(batch, layout, ttl_days=self._ttl_days, top_n=self._top_n)
 
         def attempt() -> CommitResult:
-            self._before_commit(batch.stream)
-            return self._write_once(
-                lambda session: commit.run(session, _newest(session), self._cache)
-            )
+            self._check_lock(batch.stream)
+            return self._write_once(lambda session: commit.run(session, self._cache))
 
         with self._writing:
             result = self.retrier.run(attempt)
-            self._cache.add(commit.learnt)
+            self._cache.add(commit.entities)
         return result
 
     # Reading.
 
     def read(self, work: Callable[[Snapshot], T]) -> T:
-        """See :meth:`Store.read`."""
+        """The result of ``work`` on a snapshot: everything that it reads is of one moment.
+
+        It is called again if the database fails in between, and must not keep the snapshot.
+        """
         return self._read(lambda session: work(Snapshot(session)))
 
     def newest_minute(self) -> int | None:
-        """See :meth:`Store.newest_minute`."""
-        return self._read(_newest)
+        """The newest minute that was ever committed."""
+        return self._read(commit_sql.read_newest_minute)
 
     def metrics(self, include_retired: bool = False) -> list[StoredMetric]:
-        """See :meth:`Store.metrics`."""
-        found = self._read(register_module.all_metrics)
-        return [each for each in found if each.active or (include_retired and each.columns)]
+        """The active metrics by name; with ``include_retired``, all versions that can be read."""
+        return [
+            metric
+            for metric in self._read(registry.all_metrics)
+            if metric.active or (include_retired and metric.columns)
+        ]
 
     def values(
         self,
         metric: str | StoredMetric,
-        *,
-        entity: str | None = None,
-        grain: Grain = Grain.MINUTE,
-        start: Moment | None = None,
-        end: Moment | None = None,
-        layer: str | None = None,
-        limit: int | None = None,
+        selection: Selection = ALL,
+        **fields: Unpack[SelectionFields],
     ) -> list[Value]:
-        """See :meth:`Store.values`."""
-        wanted = Selection(grain, entity, start, end, layer, limit)
+        """The selected final values, by bucket and entity id.
 
-        def work(session: Session) -> list[Value]:
-            found = reading.find_metric(session, metric)
-            return reading.read_values(session, found, wanted)
-
-        return self._read(work)
+        The fields of a :class:`Selection` may be given as keywords: ``grain``, ``entity``,
+        ``start``, ``end``, ``layer``, ``limit``. A metric's name means its newest version; pass a
+        :class:`StoredMetric` for a former one.
+        """
+        wanted = replace(selection, **fields)
+        return self._read(
+            lambda session: values_sql.read_values(
+                session, registry.find_metric(session, metric), wanted
+            )
+        )
 
     def iter_values(
         self,
         metric: str | StoredMetric,
-        *,
-        entity: str | None = None,
-        grain: Grain = Grain.MINUTE,
-        start: Moment | None = None,
-        end: Moment | None = None,
-        layer: str | None = None,
+        selection: Selection = ALL,
+        **fields: Unpack[SelectionFields],
     ) -> Iterator[Value]:
-        """See :meth:`Store.iter_values`."""
-        wanted = Selection(grain, entity, start, end, layer)
-        found = self._read(lambda session: reading.find_metric(session, metric))
+        """The same values as :meth:`values`, read in pages, so that memory does not grow.
 
-        def page(after: Place | None) -> tuple[list[Value], Place | None]:
-            def work(session: Session) -> tuple[list[Value], Place | None]:
-                # Its columns may have gone to another metric since the page before.
-                now = reading.find_metric(session, found)
-                return reading.read_page(session, now, wanted, after)
+        Each page is a read of its own: what is committed meanwhile may show in later pages.
+        """
+        wanted = replace(selection, **fields)
+        if wanted.limit is not None:
+            return iter(self.values(metric, wanted))
+        found = self._read(lambda session: registry.find_metric(session, metric))
 
-            return self._read(work)
+        def read_page(after: Position | None) -> Page:
+            return self._read(lambda session: values_sql.read_page(session, found, wanted, after))
 
-        return reading.by_pages(page)
+        return values_sql.by_pages(read_page)
 
     def count_values(
         self,
         metric: str | StoredMetric,
-        *,
-        entity: str | None = None,
-        grain: Grain = Grain.MINUTE,
-        start: Moment | None = None,
-        end: Moment | None = None,
-        layer: str | None = None,
+        selection: Selection = ALL,
+        **fields: Unpack[SelectionFields],
     ) -> int:
-        """See :meth:`Store.count_values`."""
-        wanted = Selection(grain, entity, start, end, layer)
-
-        def work(session: Session) -> int:
-            found = reading.find_metric(session, metric)
-            return reading.count_values(session, found, wanted)
-
-        return self._read(work)
+        """How many values :meth:`values` would return, counted by the database."""
+        wanted = replace(selection, **fields)
+        return self._read(
+            lambda session: values_sql.count_values(
+                session, registry.find_metric(session, metric), wanted
+            )
+        )
 
     def states(
         self,
         metric: str | StoredMetric,
-        *,
-        entity: str | None = None,
-        grain: Grain = Grain.MINUTE,
-        start: Moment | None = None,
-        end: Moment | None = None,
-        layer: str | None = None,
-        limit: int | None = None,
+        selection: Selection = ALL,
+        **fields: Unpack[SelectionFields],
     ) -> list[StateRow]:
-        """See :meth:`Store.states`."""
-        wanted = Selection(grain, entity, start, end, layer, limit)
-
-        def work(session: Session) -> list[StateRow]:
-            found = reading.find_metric(session, metric)
-            return reading.read_states(session, found, wanted)
-
-        return self._read(work)
+        """The merged states, selected like :meth:`values`."""
+        wanted = replace(selection, **fields)
+        return self._read(
+            lambda session: values_sql.read_states(
+                session, registry.find_metric(session, metric), wanted
+            )
+        )
 
     def bucket_values(
         self, bucket: int, *, grain: Grain = Grain.MINUTE, most: int | None = None
     ) -> BucketValues:
-        """See :meth:`Store.bucket_values`."""
+        """Every metric of every entity in one bucket, read at one moment; one query a source.
+
+        With ``most``, only so many entities of each source: the busiest.
+        """
         if most is not None and most < 0:
             raise ConfigError("most", most, "a whole number of at least 0, or None for all")
-        return self._read(lambda session: bucket_module.read_bucket(session, grain, bucket, most))
+        return self._read(lambda session: values_sql.read_bucket(session, grain, bucket, most))
+
+    def totals(
+        self, metrics: Sequence[StoredMetric], wanted: Mapping[int, Collection[str]]
+    ) -> dict[tuple[int, str], list[Final]]:
+        """Values of several metrics of one source, read at one moment.
+
+        ``wanted`` are entity ids by minute. The result has a list, as long as ``metrics``, for each
+        (minute, entity id) that has a row; None in it where a metric has no value, or is not kept
+        any more. Rows are looked up by their keys, many at a time.
+        """
+        if not metrics or not wanted:
+            return {}
+        return self._read(lambda session: values_sql.read_totals(session, metrics, wanted))
 
     def entities(
         self, kind: str | None = None, name_like: str | None = None, layer: str | None = None
     ) -> list[StoredEntity]:
-        """See :meth:`Store.entities`."""
-        return self._read(lambda session: reading.read_entities(session, kind, name_like, layer))
+        """Entities by kind and id; ``name_like`` is part of the name, in any case."""
+        condition = entities_sql.of_kind(kind, layer)
+        page = self._read(lambda session: entities_sql.read_entities(session, condition, name_like))
+        return page.entities
 
     def top(
         self,
@@ -298,20 +317,17 @@ class SqlStore(ABC):
         bucket: Moment | tuple[Moment | None, Moment | None] | None = None,
         n: int | None = None,
     ) -> list[TopRecord]:
-        """See :meth:`Store.top`."""
+        """The slowest calls by bucket, entity id and rank; ``bucket`` is one, or first and last."""
         start, end = bucket if isinstance(bucket, tuple) else (bucket, bucket)
-        wanted = Selection(grain, entity, start, end)
-        return self._read(lambda session: reading.read_top(session, stream, wanted, n))
+        condition = Selection(grain=grain, entity=entity, start=start, end=end).condition()
+        return self._read(lambda session: topn.read_top(session, stream, grain, condition, n))
 
     def top_streams(self) -> list[str]:
-        """See :meth:`Store.top_streams`."""
-        rows = self._read(
-            lambda session: session.rows("SELECT DISTINCT stream FROM topn ORDER BY stream")
-        )
-        return [stream for (stream,) in rows]
+        """The names of the TopN streams that have records."""
+        return self._read(topn.top_streams)
 
     def counters(self) -> dict[CounterKey, int]:
-        """See :meth:`Store.counters`."""
+        """Everything that was counted, by (what, source, reason)."""
         rows = self._read(
             lambda session: session.rows(
                 "SELECT what, source, reason, n FROM counter ORDER BY what, source, reason"
@@ -320,26 +336,26 @@ class SqlStore(ABC):
         return {(what, source, reason): n for what, source, reason, n in rows}
 
     def streams(self) -> list[StreamInfo]:
-        """See :meth:`Store.streams`."""
-        return self._read(streams_module.all_streams)
+        """The progress of each stream."""
+        return self._read(commit_sql.all_streams)
 
     # The outbox.
 
     def outbox(self, place: str, *, after: int = 0, limit: int = 1000) -> list[OutboxFile]:
-        """See :meth:`Store.outbox`."""
-        return self._read(lambda session: outbox_module.files_after(session, place, after, limit))
+        """The files of an outbox behind a position, oldest first."""
+        return self._read(lambda session: outbox_sql.files_after(session, place, after, limit))
 
     def outbox_depth(self, place: str, *, after: int = 0) -> OutboxDepth:
-        """See :meth:`Store.outbox_depth`."""
-        return self._read(lambda session: outbox_module.depth_after(session, place, after))
+        """How much of an outbox waits behind a position."""
+        return self._read(lambda session: outbox_sql.depth_after(session, place, after))
 
     def exporters(self, place: str | None = None) -> list[ExportPosition]:
-        """See :meth:`Store.exporters`."""
-        return self._read(lambda session: outbox_module.positions(session, place))
+        """The position of each exporter; of one outbox, or of all."""
+        return self._read(lambda session: outbox_sql.exporter_positions(session, place))
 
     def join_outbox(self, exporter: str, place: str) -> int:
-        """See :meth:`Store.join_outbox`."""
-        return self._write(lambda session: outbox_module.join(session, exporter, place))
+        """Let an outbox's files wait for an exporter from now on; its position, 0 at first."""
+        return self._write(lambda session: outbox_sql.join(session, exporter, place))
 
     def pass_outbox(
         self,
@@ -348,42 +364,43 @@ class SqlStore(ABC):
         sent: Sequence[tuple[int, int]],
         counters: Mapping[CounterKey, int] | None = None,
     ) -> list[str]:
-        """See :meth:`Store.pass_outbox`."""
+        """Record that an exporter has passed files, given as (seq, rows), all up to the last.
+
+        Adds ``counters`` in the same transaction, and returns the files that no exporter waits for
+        any more: they are not listed any longer, and the caller removes them. A file that was
+        dropped while it was being sent is counted as dropped no more; one that was dropped before
+        is given with no rows, and stays counted.
+        """
 
         def work(session: Session) -> list[str]:
-            counted = dict(counters or {})
-            free = outbox_module.advance(session, exporter, place, sent, counted)
-            add_counters(session, counted)
-            return free
+            counted = Counter(counters or {})
+            paths = outbox_sql.advance(session, exporter, place, sent, counted)
+            commit_sql.add_counters(session, counted)
+            return paths
 
         return self._write(work)
 
     def leave_outbox(self, exporter: str, place: str) -> list[str]:
-        """See :meth:`Store.leave_outbox`."""
+        """Forget an exporter and count what it has not sent; returns the files to remove."""
 
         def work(session: Session) -> list[str]:
-            counted: dict[CounterKey, int] = {}
-            free = outbox_module.leave(session, exporter, place, counted)
-            add_counters(session, counted)
-            return free
+            counted: Counter[CounterKey] = Counter()
+            paths = outbox_sql.leave(session, exporter, place, counted)
+            commit_sql.add_counters(session, counted)
+            return paths
 
         return self._write(work)
 
-    def totals(
-        self, metrics: Sequence[StoredMetric], wanted: Mapping[int, Collection[str]]
-    ) -> dict[tuple[int, str], list[Final]]:
-        """See :meth:`Store.totals`."""
-        if not metrics or not wanted:
-            return {}
-        return self._read(lambda session: outbox_module.totals(session, metrics, wanted))
-
-    # Its life.
+    # Closing.
 
     def close(self) -> None:
-        """See :meth:`Store.close`. A commit that waits for its next try ends with an error."""
+        """Release all claims and close the connections; may be called twice.
+
+        A commit that waits for its next try ends with a :class:`StoreClosedError`.
+        """
         if self.retrier.close():
             with self._writing:
-                for stream in self._held():
+                for stream in self._locked_streams():
                     with contextlib.suppress(StoreError):
                         self._unlock(stream)
                 self._disconnect()
@@ -405,8 +422,3 @@ class SqlStore(ABC):
 
     def _read(self, work: Callable[[Session], T]) -> T:
         return self.retrier.run(lambda: self._read_once(work))
-
-
-def _newest(session: Session) -> int | None:
-    ((value,),) = session.rows("SELECT value FROM meta WHERE key = 'newest_minute'")
-    return int(value) if value else None

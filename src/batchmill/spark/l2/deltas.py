@@ -51,6 +51,12 @@ def to_deltas(table: pa.Table, plan: SourcePlan, book: EntityBook) -> SourceDelt
     for minute, count in zip(distinct.tolist(), sums.tolist(), strict=True):
         result.rows_by_minute[_bucket(minute, Grain.MINUTE)] = count
     columns = {column: column_of(table[column], kind) for column, kind in plan.kinds.items()}
+    first: dict[str, str] = {}
+    """By state, the first column that keeps it; further columns share its list."""
+    shared: dict[str, str] = {}
+    for column, state in plan.cells.items():
+        if first.setdefault(state, column) != column:
+            shared[column] = first[state]
     for grain, per in _PER.items():
         groups = group(_buckets(minutes, grain, per), entities)
         columns = {column: each.merged(groups) for column, each in columns.items()}
@@ -61,8 +67,8 @@ def to_deltas(table: pa.Table, plan: SourcePlan, book: EntityBook) -> SourceDelt
                 grain=grain,
                 buckets=groups.buckets.tolist(),
                 entities=groups.entities.tolist(),
-                # Metrics that share a state share the list, too.
-                cells={column: merged[made] for column, made in plan.cells.items()},
+                cells={column: merged[state] for state, column in first.items()},
+                shared=shared,
             )
         )
         # The next grain is made of this one.

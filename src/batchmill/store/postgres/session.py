@@ -1,20 +1,36 @@
-"""PostgreSQL's dialect, and its side of a transaction."""
+"""PostgreSQL's dialect, and a transaction on a connection."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
-from batchmill.store.postgres.copy import TEXT, columns_of, copy_rows, marked
-from batchmill.store.postgres.staging import Piece, merging
-from batchmill.store.postgres.writers import FAILED, LOST, PieceError, Writers
+from batchmill.store.postgres.connection import (
+    TEXT,
+    Connection,
+    column_definitions,
+    copy_rows,
+    to_bytes,
+)
+from batchmill.store.postgres.writers import (
+    FAILED,
+    LOST,
+    PieceError,
+    Writers,
+    Written,
+    merge_table,
+)
 from batchmill.store.retry import TransientError
-from batchmill.store.sql.merging import quoted
-from batchmill.store.sql.session import Dialect, Owner, Params, Part, Row, Statement
-
-if TYPE_CHECKING:
-    import psycopg
+from batchmill.store.sql.session import (
+    Columns,
+    Dialect,
+    Params,
+    Row,
+    StreamEpoch,
+    Upsert,
+    UpsertRows,
+    quote,
+)
 
 POSTGRES = Dialect(
     name="postgresql",
@@ -25,13 +41,13 @@ POSTGRES = Dialect(
     greatest=lambda one, two: f"greatest({one}, {two})",
     least=lambda one, two: f"least({one}, {two})",
     row_id="ctid",
-    # As an array it is looked up by place; after IN the whole table would be read.
-    row_among=lambda query: f"ctid = ANY(ARRAY({query}))",
+    # As an array it is looked up by its position; with IN the whole table would be read.
+    row_id_in=lambda query: f"ctid = ANY(ARRAY({query}))",
     all_rows="ALL",
-    # Room in each page, so that a merged row can stay in it, and its index entry as it is.
+    # Free space in each page, so that a merged row can stay in it, and its index entry unchanged.
     wide_table="WITH (fillfactor = 70)",
-    most_columns=1600,
-    most_name_bytes=63,
+    max_columns=1600,
+    max_name_bytes=63,
 )
 
 FUNCTIONS = (
@@ -73,37 +89,37 @@ END $$""",
 
 
 class PostgresSession:
-    """A transaction on a connection."""
+    """A transaction on a connection; see :class:`Session` for its methods."""
 
     dialect = POSTGRES
 
-    def __init__(self, connection: psycopg.Connection[Row], writers: Writers | None = None) -> None:
+    def __init__(self, connection: Connection, writers: Writers | None = None) -> None:
         self._connection = connection
         self._writers = writers
-        self._staged: set[str] = set()
+        self._staging_tables: set[str] = set()
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
-        """See :class:`Session`."""
-        return self._connection.execute(marked(sql), params).fetchall()
+        """All rows of a query."""
+        return self._connection.execute(to_bytes(sql), params).fetchall()
 
     def run(self, sql: str, params: Params = ()) -> int:
-        """See :class:`Session`."""
-        # Without parameters psycopg takes the text as it is, per cent signs and all.
-        return self._connection.execute(marked(sql), params or None).rowcount
+        """Run a statement; how many rows it changed."""
+        # Without parameters psycopg takes the text as it is, per cent signs included.
+        return self._connection.execute(to_bytes(sql), params or None).rowcount
 
     def run_many(self, sql: str, params: Iterable[Params]) -> None:
-        """See :class:`Session`."""
+        """Run a statement once for each set of parameters."""
         with self._connection.cursor() as cursor:
-            cursor.executemany(marked(sql), params)
+            cursor.executemany(to_bytes(sql), params)
 
-    def upsert(self, statement: Statement, columns: Sequence[Sequence[Any]]) -> None:
-        """Copy the rows into a table of this session's own, and merge that in one statement."""
-        staging = self._stage(statement)
-        copy_rows(self._connection, staging, statement, columns)
-        self.run(merging(statement, staging))
+    def upsert(self, upsert: Upsert, columns: Columns) -> None:
+        """Copy the rows into a temporary table, and merge that in one statement."""
+        table = self._temporary_table(upsert)
+        copy_rows(self._connection, table, upsert, columns)
+        self.run(merge_table(upsert, table))
 
-    def upsert_all(self, parts: Sequence[Part], owner: Owner) -> None:
-        """See :class:`Session`. Large ones are copied by the writers, and merged as they come."""
+    def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
+        """Upsert into several tables; large parts are copied by the writers."""
         writers = self._writers
         large, small = writers.split(parts) if writers is not None else ([], parts)
         if writers is None or not large:
@@ -112,42 +128,43 @@ class PostgresSession:
         try:
             with writers.staging(large, owner) as staging:
                 self._upsert_each(small)
-                for piece, table in staging:
-                    self._merge_piece(piece, table, writers)
+                for written in staging:
+                    self._merge_piece(written, writers)
         except PieceError as error:
             cause = error.__cause__ or error
-            raise writers.give_up(FAILED, cause) from cause
+            raise writers.fall_back(FAILED, cause) from cause
 
-    def _upsert_each(self, parts: Sequence[Part]) -> None:
-        for statement, columns in parts:
-            self.upsert(statement, columns)
+    def _upsert_each(self, parts: Sequence[UpsertRows]) -> None:
+        for part in parts:
+            self.upsert(part.upsert, part.columns)
 
-    def _merge_piece(self, piece: Piece, table: str, writers: Writers) -> None:
+    def _merge_piece(self, written: Written, writers: Writers) -> None:
         import psycopg
 
+        piece = written.piece
         try:
-            merged = self.run(merging(piece.statement, table))
+            merged = self.run(merge_table(piece.upsert, written.table))
         except psycopg.errors.UndefinedTable as error:
-            raise writers.give_up(LOST, error) from error
-        if merged != piece.rows:  # a server that crashed has emptied it
-            raise writers.give_up(LOST, TransientError(f"{merged} of {piece.rows} rows"))
+            raise writers.fall_back(LOST, error) from error
+        if merged != len(piece):  # a server that crashed has emptied it
+            raise writers.fall_back(LOST, TransientError(f"{merged} of {len(piece)} rows"))
 
-    def _stage(self, statement: Statement) -> str:
-        described = repr((statement.table, statement.columns, statement.types))
+    def _temporary_table(self, upsert: Upsert) -> str:
+        described = repr((upsert.table, upsert.columns, upsert.types))
         name = f"staging_{hashlib.sha256(described.encode()).hexdigest()[:24]}"
-        if name in self._staged:
+        if name in self._staging_tables:
             self.run(f"TRUNCATE {name}")
             return name
-        self._staged.add(name)
-        columns = columns_of(statement)
+        self._staging_tables.add(name)
+        columns = column_definitions(upsert)
         self.run(f"CREATE TEMP TABLE IF NOT EXISTS {name} ({columns}) ON COMMIT DELETE ROWS")
         return name
 
     def has_table(self, name: str) -> bool:
-        """See :class:`Session`."""
-        return self.rows("SELECT to_regclass(?)", (quoted(name),))[0][0] is not None
+        """Whether there is a table of that name."""
+        return self.rows("SELECT to_regclass(?)", (quote(name),))[0][0] is not None
 
     def install(self) -> None:
-        """Make the functions that compact tallies."""
+        """Create the functions that compact tallies."""
         for function in FUNCTIONS:
             self.run(function)

@@ -1,1 +1,1 @@
-"""What both databases share: the procedures, as SQL."""
+"""The SQL of a store, for SQLite and PostgreSQL alike: functions over an open :class:`Session`."""

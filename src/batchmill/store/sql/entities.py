@@ -1,28 +1,30 @@
-"""Entities: from what a batch names to the keys that its rows are kept under."""
+"""Entities: written under the keys that a batch's rows refer to, and read back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from batchmill.store.sql.session import Session, Statement
-from batchmill.store.types import EntityRow
+from batchmill.store.batch import EntityRow
+from batchmill.store.results import EntityPage, Named, StoredEntity
+from batchmill.store.sql.session import MAX_ROWS, Condition, Row, Session, Upsert, chunks
 
 EntityId: TypeAlias = tuple[str, str]
 """Kind and id."""
 
-CHUNK = 500
-"""How many ids one query asks for."""
-CACHED = 200_000
-"""How many entities are remembered."""
-LONGEST = 2_000
+CACHE_SIZE = 200_000
+"""How many entities are cached."""
+PAGE = 10_000
+"""How many names are read at a time."""
+MAX_TEXT_BYTES = 2_000
 """How many bytes of an id, a name or a layer are kept: PostgreSQL indexes no more than 2,704."""
 NO_KEY = -1
-"""In place of the key of an entity that is left out."""
+"""Instead of the key of an entity that is left out."""
+_COLUMNS = "key, kind, id, name, roles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +38,39 @@ class Known:
     day: int = 0
     """The last day that it was seen on."""
 
+    def covers(self, other: Known) -> bool:
+        """Whether writing ``other`` would change nothing."""
+        return (
+            other.name <= self.name
+            and other.roles <= self.roles
+            and other.layers <= self.layers
+            and other.day <= self.day
+        )
+
+    def merge(self, other: Known) -> Known:
+        """Both together, under this key; of two texts the greater is kept."""
+        return Known(
+            self.key,
+            max(self.name, other.name),
+            max(self.roles, other.roles),
+            self.layers | other.layers,
+            max(self.day, other.day),
+        )
+
 
 class EntityCache:
-    """Remembers the entities used last; only what was committed goes in.
+    """Caches the entities used last; only what was committed is added.
 
-    An entity that was last seen before the days that are kept is removed from the store, be it by
-    another process. So what is remembered holds only while its day is one of those.
+    An entity that was last seen before the days that are kept is removed from the store, maybe by
+    another process. So a cached entity is valid only while its last day is kept.
     """
 
-    def __init__(self, most: int = CACHED) -> None:
-        self._most = most
+    def __init__(self, size: int = CACHE_SIZE) -> None:
+        self._size = size
         self._known: OrderedDict[EntityId, Known] = OrderedDict()
 
     def get(self, entity: EntityId, since: int = 0) -> Known | None:
-        """What is remembered of an entity, if that was seen on the day ``since`` or later."""
+        """A cached entity, if it was seen on the day ``since`` or later."""
         known = self._known.get(entity)
         if known is None:
             return None
@@ -60,16 +81,22 @@ class EntityCache:
         return known
 
     def add(self, entities: Mapping[EntityId, Known]) -> None:
-        """Remember entities that are in the store for good."""
+        """Add entities that were committed."""
         for entity, known in entities.items():
             self._known[entity] = known
             self._known.move_to_end(entity)
-        while len(self._known) > self._most:
+        while len(self._known) > self._size:
             self._known.popitem(last=False)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._known.clear()
+
+@dataclass(frozen=True, slots=True)
+class EntityKeys:
+    """The entities of a batch as they are stored."""
+
+    keys: list[int]
+    """The key of each row's entity, or :data:`NO_KEY`."""
+    known: dict[EntityId, Known]
+    """What to add to the cache after the commit."""
 
 
 def store_entities(
@@ -80,83 +107,72 @@ def store_entities(
     *,
     cutoff: int,
     since: int,
-) -> tuple[list[int], dict[EntityId, Known]]:
-    """The key of each row's entity, and what to remember once the transaction is through.
+) -> EntityKeys:
+    """Write the entities of a batch, as far as they are new or changed.
 
-    Of two texts for one entity the greater is kept, and layers add up: the order in which batches
-    come makes no difference. ``days`` are the last that each is seen on: one before ``cutoff`` is
-    left out, and has the key :data:`NO_KEY`. Entities last seen before ``since`` may be gone.
+    Of two texts for one entity the greater is kept, and layers add up: the order of batches makes
+    no difference. ``days`` are the last that each is seen on: one before ``cutoff`` is left out.
+    Cached entities last seen before ``since`` may have been removed.
     """
     ids: list[EntityId | None] = []
-    named: dict[EntityId, Known] = {}
+    mentioned: dict[EntityId, Known] = {}
     for row, day in zip(rows, days, strict=True):
         if day < cutoff:
             ids.append(None)
             continue
-        entity = (row.kind, fitted(row.id))
+        entity = (row.kind, fit_text(row.id))
         ids.append(entity)
-        before = named.get(entity)
         roles = json.dumps(dict(sorted(row.roles.items())), separators=(",", ":"))
-        name = fitted(clean(row.name))
-        layers = frozenset(map(fitted, row.layers))
-        if before:
-            name, roles = max(name, before.name), max(roles, before.roles)
-            layers, day = layers | before.layers, max(day, before.day)
-        named[entity] = Known(0, name, roles, layers, day)
-    news: dict[EntityId, Known] = {}
-    found: dict[EntityId, Known] = {}
-    for entity, new in named.items():
+        layers = frozenset(map(fit_text, row.layers))
+        new = Known(0, fit_text(replace_nul(row.name)), roles, layers, day)
+        before = mentioned.get(entity)
+        mentioned[entity] = before.merge(new) if before else new
+    changed: dict[EntityId, Known] = {}
+    known: dict[EntityId, Known] = {}
+    for entity, new in mentioned.items():
         old = cache.get(entity, since)
-        if old and _adds_nothing(new, old):
-            found[entity] = old
+        if old and old.covers(new):
+            known[entity] = old
         else:
-            news[entity] = new
-    if news:
-        found.update(_write(session, news, cache))
-    return [NO_KEY if entity is None else found[entity].key for entity in ids], found
+            changed[entity] = new
+    if changed:
+        known.update(_write(session, changed, cache))
+    keys = [NO_KEY if entity is None else known[entity].key for entity in ids]
+    return EntityKeys(keys, known)
 
 
-def clean(text: str) -> str:
+def replace_nul(text: str) -> str:
     """A text without NUL characters, which PostgreSQL cannot hold."""
     return text.replace("\0", "\ufffd") if "\0" in text else text
 
 
-def fitted(text: str) -> str:
-    """A text as it can be kept and indexed; different ones stay different.
+def fit_text(text: str) -> str:
+    """A text as it can be stored and indexed; different texts stay different.
 
-    Without NUL characters and no longer than :data:`LONGEST`: where that changes it, a hash of the
-    whole follows.
+    Without NUL characters and no longer than :data:`MAX_TEXT_BYTES`: where that changes the text, a
+    hash of the whole is appended.
     """
-    if len(text) <= LONGEST // 4 and "\0" not in text:  # as nearly always
+    if len(text) <= MAX_TEXT_BYTES // 4 and "\0" not in text:  # as nearly always
         return text
     whole = text.encode("utf-8", "surrogatepass")
-    if len(whole) <= LONGEST and "\0" not in text:
+    if len(whole) <= MAX_TEXT_BYTES and "\0" not in text:
         return text
     mark = "~" + hashlib.sha256(whole).hexdigest()[:32]
-    kept = clean(text).encode("utf-8", "replace")[: LONGEST - len(mark)]
+    kept = replace_nul(text).encode("utf-8", "replace")[: MAX_TEXT_BYTES - len(mark)]
     return kept.decode("utf-8", "ignore") + mark
 
 
-def _adds_nothing(new: Known, old: Known) -> bool:
-    return (
-        new.name <= old.name
-        and new.roles <= old.roles
-        and new.layers <= old.layers
-        and new.day <= old.day
-    )
-
-
 def _write(
-    session: Session, news: Mapping[EntityId, Known], cache: EntityCache
+    session: Session, changed: Mapping[EntityId, Known], cache: EntityCache
 ) -> dict[EntityId, Known]:
     dialect = session.dialect
     # In one order in every process, so that two writers cannot wait for each other.
-    order = sorted(news)
+    order = sorted(changed)
     updates = ", ".join(
         f"{name} = {dialect.greatest(f'kept.{name}', f'excluded.{name}')}"
         for name in ("name", "roles", "last_day")
     )
-    statement = Statement(
+    upsert = Upsert(
         "entity",
         ("kind", "id", "name", "roles", "last_day"),
         (*(dialect.text,) * 4, dialect.whole),
@@ -164,18 +180,18 @@ def _write(
         f"ON CONFLICT (kind, id) DO UPDATE SET {updates}",
     )
     session.upsert(
-        statement,
+        upsert,
         (
             [kind for kind, _ in order],
             [id_ for _, id_ in order],
-            [news[entity].name for entity in order],
-            [news[entity].roles for entity in order],
-            [news[entity].day for entity in order],
+            [changed[entity].name for entity in order],
+            [changed[entity].roles for entity in order],
+            [changed[entity].day for entity in order],
         ),
     )
-    keys = _keys(session, order)
-    pairs = sorted((keys[entity], layer) for entity in order for layer in news[entity].layers)
-    layers = Statement(
+    keys = _read_keys(session, order)
+    pairs = sorted((keys[entity], layer) for entity in order for layer in changed[entity].layers)
+    layers = Upsert(
         "entity_layer",
         ("entity", "layer"),
         (dialect.whole, dialect.text),
@@ -185,25 +201,134 @@ def _write(
     if pairs:
         session.upsert(layers, ([key for key, _ in pairs], [layer for _, layer in pairs]))
     written = {}
-    for entity, new in news.items():
+    for entity, new in changed.items():
+        stored = Known(keys[entity], new.name, new.roles, new.layers, new.day)
         old = cache.get(entity)
-        written[entity] = Known(
-            keys[entity],
-            max(new.name, old.name) if old else new.name,
-            max(new.roles, old.roles) if old else new.roles,
-            new.layers | old.layers if old else new.layers,
-            max(new.day, old.day) if old else new.day,
-        )
+        written[entity] = stored.merge(old) if old else stored
     return written
 
 
-def _keys(session: Session, entities: list[EntityId]) -> dict[EntityId, int]:
+def _read_keys(session: Session, entities: list[EntityId]) -> dict[EntityId, int]:
     keys: dict[EntityId, int] = {}
-    for start in range(0, len(entities), CHUNK):
-        ids = [id_ for _, id_ in entities[start : start + CHUNK]]
-        marks = ", ".join("?" * len(ids))
+    for ids in chunks(id_ for _, id_ in entities):
+        some = Condition.one_of("id", ids)
         for kind, id_, key in session.rows(
-            f"SELECT kind, id, key FROM entity WHERE id IN ({marks})", ids
+            f"SELECT kind, id, key FROM entity WHERE {some.sql}", some.params
         ):
             keys[kind, id_] = key
     return keys
+
+
+def of_kind(kind: str | None, layer: str | None) -> Condition:
+    """The condition for entities of a kind and of a layer."""
+    condition = Condition()
+    if kind is not None:
+        condition &= Condition("kind = ?", (kind,))
+    if layer is not None:
+        condition &= in_layer("key", layer)
+    return condition
+
+
+def in_layer(key: str, layer: str) -> Condition:
+    """The condition that the entity with a key is in a layer."""
+    return Condition(
+        f"{key} IN (SELECT entity FROM entity_layer WHERE layer = ?)", (fit_text(layer),)
+    )
+
+
+def id_or_name(text: str) -> Condition:
+    """The condition for entities with that id or name."""
+    return Condition("(id = ? OR name = ?)", (fit_text(text), fit_text(replace_nul(text))))
+
+
+def read_layers(session: Session, keys: Iterable[int]) -> dict[int, frozenset[str]]:
+    """The layers of entities, by key."""
+    layers: dict[int, set[str]] = {}
+    for chunk in chunks(dict.fromkeys(keys)):
+        some = Condition.one_of("entity", chunk)
+        for key, layer in session.rows(
+            f"SELECT entity, layer FROM entity_layer WHERE {some.sql}", some.params
+        ):
+            layers.setdefault(key, set()).add(layer)
+    return {key: frozenset(names) for key, names in layers.items()}
+
+
+def read_named(session: Session, keys: Iterable[int]) -> dict[int, Named]:
+    """Kind, id and name of entities, by key; keys without an entity are left out."""
+    return {row[0]: Named(*row[:4]) for row in _rows_of(session, keys)}
+
+
+def find_named(
+    session: Session, condition: Condition, ids: Collection[str] | None, limit: int
+) -> list[Named]:
+    """Entities under a condition, those with some ids or all, by kind and id."""
+    conditions = [condition]
+    if ids is not None:
+        conditions = [condition & Condition.one_of("id", chunk) for chunk in chunks(ids)]
+    found: list[Named] = []
+    for some in conditions:
+        rows = session.rows(
+            f"SELECT key, kind, id, name FROM entity WHERE {some.sql} ORDER BY kind, id LIMIT ?",
+            [*some.params, limit],
+        )
+        found += [Named(*row) for row in rows]
+    return found[:limit]
+
+
+def read_entities(
+    session: Session,
+    condition: Condition,
+    name_like: str | None,
+    *,
+    limit: int = MAX_ROWS,
+    offset: int = 0,
+) -> EntityPage:
+    """Some of the entities under a condition, by kind and id; ``name_like`` is part of the name."""
+    if name_like:
+        everything = sorted(
+            _rows_of(session, keys_like(session, condition, name_like)),
+            key=lambda row: (row[1].encode(), row[2].encode()),  # as the databases compare text
+        )
+        total, rows = len(everything), everything[offset : offset + limit]
+    else:
+        ((total,),) = session.rows(
+            f"SELECT count(*) FROM entity WHERE {condition.sql}", condition.params
+        )
+        rows = session.rows(
+            f"SELECT {_COLUMNS} FROM entity WHERE {condition.sql} "
+            "ORDER BY kind, id LIMIT ? OFFSET ?",
+            [*condition.params, limit, offset],
+        )
+    layers = read_layers(session, (row[0] for row in rows))
+    entities = [
+        StoredEntity(kind, id_, name, layers.get(key, frozenset()), json.loads(roles))
+        for key, kind, id_, name, roles in rows
+    ]
+    return EntityPage(entities, int(total))
+
+
+def keys_like(session: Session, condition: Condition, name_like: str) -> list[int]:
+    """The keys of entities by part of their name, ignoring case.
+
+    Compared here: the databases know the case of ASCII letters only. No index helps with the middle
+    of a name, so all names are read anyway.
+    """
+    part = name_like.casefold()
+    keys: list[int] = []
+    last: int | None = None
+    while True:
+        rest = condition if last is None else condition & Condition("key > ?", (last,))
+        page = session.rows(
+            f"SELECT key, name FROM entity WHERE {rest.sql} ORDER BY key LIMIT ?",
+            [*rest.params, PAGE],
+        )
+        keys += [key for key, name in page if part in name.casefold()]
+        if len(page) < PAGE:
+            return keys
+        last = page[-1][0]
+
+
+def _rows_of(session: Session, keys: Iterable[int]) -> Iterable[Row]:
+    for chunk in chunks(keys):
+        some = Condition.one_of("key", chunk)
+        yield from session.rows(f"SELECT {_COLUMNS} FROM entity WHERE {some.sql}", some.params)

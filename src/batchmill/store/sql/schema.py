@@ -1,4 +1,4 @@
-"""The tables, and how an older store becomes a newer one."""
+"""The tables, and the migration of an older store to the present schema."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchmill.sources import Grain
+from batchmill.store.buckets import day_of
 from batchmill.store.errors import NamesClashError, NotAStoreError, StoreVersionError
-from batchmill.store.sql.allot import Column
-from batchmill.store.sql.merging import cell_type, quoted, table_name
-from batchmill.store.sql.session import Dialect, Session
-from batchmill.store.ttl import day_of
+from batchmill.store.sql.session import Dialect, Session, quote, table_name
+from batchmill.store.states import Cell
 
 Step = Callable[[Session], None]
 
@@ -57,7 +56,7 @@ CREATE INDEX statement_age ON statement (grain, bucket)
 """
 
 
-def _first(session: Session) -> None:
+def _create(session: Session) -> None:
     dialect = session.dialect
     filled = TABLES.format(text=dialect.text, whole=dialect.whole, identity=dialect.identity)
     for statement in filled.split(";"):
@@ -68,14 +67,14 @@ def _first(session: Session) -> None:
     session.install()
 
 
-def _second(session: Session) -> None:
-    """Who computes which metric, when an entity was last seen, and what has been removed."""
+def _add_owners(session: Session) -> None:
+    """Which stream computes which metric, when an entity was last seen, and the last cutoff."""
     text, whole = session.dialect.text, session.dialect.whole
     session.run(
         f"CREATE TABLE metric_owner (name {text} NOT NULL, version {whole} NOT NULL, "
         f"stream {text} NOT NULL, lasting {whole} NOT NULL, PRIMARY KEY (name, version, stream))"
     )
-    # It was not noted: whoever it may have been is asked at its next start.
+    # Not known: every stream may be an owner, and says so or not when it next registers.
     session.run(
         "INSERT INTO metric_owner SELECT metric.name, metric.version, stream.name, 1 "
         "FROM metric CROSS JOIN stream "
@@ -90,8 +89,8 @@ def _second(session: Session) -> None:
     session.install()
 
 
-def _third(session: Session) -> None:
-    """The outbox: files of changes that wait for exporters, and how far those have come."""
+def _add_outbox(session: Session) -> None:
+    """Files of changes that wait for exporters, and the exporters' positions."""
     text, whole = session.dialect.text, session.dialect.whole
     session.run(
         f"CREATE TABLE outbox (seq {whole} PRIMARY KEY, place {text} NOT NULL, "
@@ -105,88 +104,120 @@ def _third(session: Session) -> None:
     session.run("INSERT INTO meta VALUES ('outbox_seq', '0')")
 
 
-MIGRATIONS: list[Step] = [_first, _second, _third]
-"""What leads from each version of the schema to the next; the first makes an empty store.
+MIGRATIONS: list[Step] = [_create, _add_owners, _add_outbox]
+"""The steps from each version of the schema to the next; the first creates an empty store.
 
-A step that a release has shipped is never changed again: a new one is added behind it.
+A step that a release has shipped is never changed: a new one is added behind it.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What :func:`inspect` found."""
+class Schema:
+    """The schema of a database."""
 
     version: int
-    """0: nothing yet."""
+    """0: there is no store yet."""
     store_id: str
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no migration is needed."""
+        return self.version == len(MIGRATIONS)
 
-def inspect(session: Session, url: str) -> Found:
-    """Which version of the schema is there; raises if it is none, or too new."""
+
+def inspect(session: Session, url: str) -> Schema:
+    """The schema that is there; raises if it is not a store's, or too new."""
     if not session.has_table("meta"):
-        return Found(0, "")
+        return Schema(0, "")
     if not session.has_table("stream") or not session.has_table("metric_column"):
         raise NotAStoreError(url, "it has a table 'meta' that is not batchmill's")
     meta: dict[str, str] = dict(session.rows("SELECT key, value FROM meta"))
     version, store_id = meta.get("schema_version", ""), meta.get("store_id", "")
     if not version.isdigit() or not store_id:
-        raise NotAStoreError(url, "its table 'meta' lacks the schema's version")
+        raise NotAStoreError(url, "its table 'meta' has no schema version")
     if int(version) > len(MIGRATIONS):
         raise StoreVersionError(url, int(version), len(MIGRATIONS))
-    return Found(int(version), store_id)
+    return Schema(int(version), store_id)
 
 
-def migrate(session: Session, url: str) -> Found:
+def migrate(session: Session, url: str) -> Schema:
     """Bring the schema up to date, in the transaction that is open."""
-    found = inspect(session, url)
-    if found.version == len(MIGRATIONS):
-        return found
-    for step in MIGRATIONS[found.version :]:
+    schema = inspect(session, url)
+    if schema.is_current:
+        return schema
+    for step in MIGRATIONS[schema.version :]:
         step(session)
     session.run("DELETE FROM meta WHERE key = 'schema_version'")
     session.run("INSERT INTO meta VALUES ('schema_version', ?)", (str(len(MIGRATIONS)),))
     return inspect(session, url)
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a source's tables, and the metric that it belongs to."""
+
+    number: int
+    cell: Cell
+    metric: str
+    version: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the tables."""
+        return column_name(self.number)
+
+
+def column_name(number: int) -> str:
+    """The name of a column.
+
+    >>> column_name(17)
+    'c17'
+    """
+    return f"c{number}"
+
+
 def create_tables(session: Session, source: str, columns: Sequence[Column]) -> None:
-    """Make the three wide tables of a source."""
-    whole, tail = session.dialect.whole, session.dialect.wide_table
-    cells = "".join(f"{each.name} {cell_type(session.dialect, each.cell)}, " for each in columns)
+    """Create the three wide tables of a source."""
+    dialect = session.dialect
+    cells = "".join(f"{column.name} {dialect.cell_type(column.cell)}, " for column in columns)
     for grain in Grain:
         session.run(
-            f"CREATE TABLE {quoted(table_name(grain, source))} (bucket {whole} NOT NULL, "
-            f"entity {whole} NOT NULL, {cells}PRIMARY KEY (bucket, entity)) {tail}"
+            f"CREATE TABLE {quote(table_name(grain, source))} (bucket {dialect.whole} NOT NULL, "
+            f"entity {dialect.whole} NOT NULL, {cells}PRIMARY KEY (bucket, entity)) "
+            f"{dialect.wide_table}"
         )
 
 
 def add_columns(session: Session, source: str, columns: Sequence[Column]) -> None:
     """Add columns to the three wide tables of a source."""
     for grain in Grain:
-        table = quoted(table_name(grain, source))
-        for each in columns:
-            kind = cell_type(session.dialect, each.cell)
-            session.run(f"ALTER TABLE {table} ADD COLUMN {each.name} {kind}")
+        table = quote(table_name(grain, source))
+        for column in columns:
+            kind = session.dialect.cell_type(column.cell)
+            session.run(f"ALTER TABLE {table} ADD COLUMN {column.name} {kind}")
 
 
-def empty_columns(session: Session, source: str, columns: Sequence[Column]) -> None:
-    """Forget what a column's former metric may have left in it.
+def clear_columns(session: Session, source: str, columns: Sequence[Column]) -> None:
+    """Remove what a column's former metric may have left in it.
 
-    There should be nothing: its values have expired. But a writer that began before the metric was
-    retired may have gone on writing it since, and its values are not the new metric's.
+    Its values have expired, so there should be nothing. But a writer that started before the metric
+    was retired may have gone on writing it, and its values are not the new metric's.
     """
     for grain in Grain:
-        table = quoted(table_name(grain, source))
-        for each in columns:
-            session.run(f"UPDATE {table} SET {each.name} = NULL WHERE {each.name} IS NOT NULL")
+        table = quote(table_name(grain, source))
+        for name in (column.name for column in columns):
+            session.run(f"UPDATE {table} SET {name} = NULL WHERE {name} IS NOT NULL")
 
 
 def check_source_name(dialect: Dialect, source: str, others: set[str]) -> None:
-    """Raise :class:`NamesClashError` if a source's tables could not be told from others."""
+    """Raise :class:`NamesClashError` if a source's tables would clash with others'."""
     longest = max(len(table_name(grain, source).encode()) for grain in Grain)
-    if dialect.most_name_bytes is not None and longest > dialect.most_name_bytes:
-        raise NamesClashError(source, f"its table's name is longer than {dialect.most_name_bytes}")
+    if dialect.max_name_bytes is not None and longest > dialect.max_name_bytes:
+        raise NamesClashError(
+            source, f"its table's name is longer than {dialect.max_name_bytes} bytes"
+        )
     if "\0" in source:
-        raise NamesClashError(source, "its name holds a NUL character")
+        raise NamesClashError(source, "its name has a NUL character")
     for other in others - {source}:
         if other.lower() == source.lower():
             raise NamesClashError(source, f"{other!r} differs from it by case only")

@@ -1,48 +1,92 @@
-"""What the shared procedures ask of a database: a few differences, and a handful of calls."""
+"""A transaction as the store's SQL sees it: session, dialect, conditions, and merging inserts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from batchmill.sources import Grain
+from batchmill.store.states import Cell
+
+T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Sequence[Any]
+Columns: TypeAlias = Sequence[Sequence[Any]]
+"""Rows, given column by column."""
+
+CHUNK = 500
+"""How many ids or keys one query lists."""
+MAX_ROWS = 2**63 - 1
+"""The greatest limit that a database accepts."""
+COMPACT_ABOVE = 256
+"""A tally is not worth compacting while its text is no longer than this."""
+COMPACT_EVERY = 16
+"""Of the rows that a batch touches, one in so many is compacted (a power of 2)."""
+COMPACT = {
+    Cell.NUMBERS: "batchmill_compact_numbers",
+    Cell.LABELS: "batchmill_compact_labels",
+    Cell.LABEL_SUMS: "batchmill_compact_label_sums",
+}
+"""The SQL functions that compact a tally; each database has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one database spells what the other spells differently."""
+    """What SQLite and PostgreSQL write differently."""
 
     name: str
     whole: str
-    """The type of whole numbers of 64 bits."""
+    """The type of 64-bit whole numbers."""
     floating: str
     text: str
     """The type of text that is compared byte by byte."""
     identity: str
-    """The type of a key that numbers itself."""
+    """The type of a key that the database numbers."""
     greatest: Callable[[str, str], str]
-    """The greater of two expressions; of one if the other is null."""
+    """The greater of two expressions; where one is null, the other."""
     least: Callable[[str, str], str]
     row_id: str
-    """The column that tells apart rows that look the same."""
-    row_among: Callable[[str], str]
-    """The condition that a row's id is among those a query answers."""
+    """The column that distinguishes equal rows."""
+    row_id_in: Callable[[str], str]
+    """The condition that a row's id is in the result of a query."""
     all_rows: str
-    """What stands for "no limit" before an OFFSET."""
+    """Stands for "no limit" before an OFFSET."""
     wide_table: str
-    """What follows the columns of a wide table."""
-    most_columns: int
-    most_name_bytes: int | None
-    """How long a table's name may be; None: as long as it likes."""
+    """Follows the columns of a wide table."""
+    max_columns: int
+    max_name_bytes: int | None
+    """How long a table's name may be; None: there is no limit."""
+
+    def cell_type(self, cell: Cell) -> str:
+        """The type of a cell's column."""
+        if cell in COMPACT:
+            return self.text
+        return self.floating if cell in (Cell.MAX_FLOAT, Cell.MIN_FLOAT) else self.whole
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
-    """An insert of many rows, which merges where the key is there already.
+class Condition:
+    """A condition in SQL, and its parameters; joined by ``&``."""
 
-    The row that is there goes by ``kept`` in ``tail``, the new one by ``excluded``.
+    sql: str = "1 = 1"
+    params: tuple[Any, ...] = ()
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(f"{self.sql} AND {other.sql}", (*self.params, *other.params))
+
+    @classmethod
+    def one_of(cls, column: str, values: Sequence[Any]) -> Condition:
+        """The condition that a column has one of the values."""
+        return cls(f"{column} IN ({marks(values)})", tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """An insert of many rows that merges where the key exists already.
+
+    In ``tail``, the row in the table is called ``kept``, the new one ``excluded``.
     """
 
     table: str
@@ -52,21 +96,45 @@ class Statement:
     key: tuple[str, ...]
     tail: str
     """``ON CONFLICT …``, or nothing."""
+    sources: tuple[int, ...] = ()
+    """For each column, which of the given lists fills it; empty: each its own."""
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the database counts every row: each is inserted or updated."""
+        return "DO UPDATE" in self.tail
+
+    def spread(self, columns: Columns) -> Columns:
+        """One list for each column of the table."""
+        return [columns[source] for source in self.sources] if self.sources else columns
 
 
-Part: TypeAlias = tuple[Statement, Sequence[Sequence[Any]]]
-"""A statement, and the rows for it, column by column."""
-Owner: TypeAlias = tuple[str, int]
-"""Whose rows they are: stream and epoch."""
+@dataclass(frozen=True, slots=True)
+class UpsertRows:
+    """The rows for an upsert."""
+
+    upsert: Upsert
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEpoch:
+    """A writer of a stream: what it stages is its own."""
+
+    stream: str
+    epoch: int
 
 
 class Session(Protocol):
-    """An open transaction. Parameters are marked by ``?``, and no text holds another ``?``."""
+    """An open transaction. Parameters are marked by ``?``, and no SQL text has another ``?``."""
 
     dialect: Dialect
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
-        """All rows that a query answers."""
+        """All rows of a query."""
         ...
 
     def run(self, sql: str, params: Params = ()) -> int:
@@ -77,12 +145,12 @@ class Session(Protocol):
         """Run a statement once for each set of parameters."""
         ...
 
-    def upsert(self, statement: Statement, columns: Sequence[Sequence[Any]]) -> None:
-        """Insert or merge many rows, given column by column; each key once."""
+    def upsert(self, upsert: Upsert, columns: Columns) -> None:
+        """Insert or merge many rows; each key once."""
         ...
 
-    def upsert_all(self, parts: Sequence[Part], owner: Owner) -> None:
-        """The same for several tables; where rows are many, they may come by several ways."""
+    def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
+        """Upsert into several tables; many rows may be copied over several connections."""
         ...
 
     def has_table(self, name: str) -> bool:
@@ -90,5 +158,88 @@ class Session(Protocol):
         ...
 
     def install(self) -> None:
-        """Make what else the schema needs in this database: functions."""
+        """Create the functions that the schema needs in this database."""
         ...
+
+
+def quote(name: str) -> str:
+    """A name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(grain: Grain, source: str) -> str:
+    """The table of a source and a grain."""
+    return f"{grain.value}_{source}"
+
+
+def marks(values: Sequence[Any]) -> str:
+    """Parameter marks for a list: ``?, ?, ?``."""
+    return ", ".join("?" * len(values))
+
+
+def chunks(values: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
+    """The values, so many at a time."""
+    listed = list(values)
+    for start in range(0, len(listed), size):
+        yield listed[start : start + size]
+
+
+@lru_cache(maxsize=4096)
+def merge_cells(
+    dialect: Dialect,
+    table: str,
+    columns: tuple[str, ...],
+    cells: tuple[Cell, ...],
+    turn: int,
+    sources: tuple[int, ...] = (),
+) -> Upsert:
+    """The upsert that merges deltas into a wide table.
+
+    ``turn`` selects the rows whose tallies are compacted this time: from 0 up to
+    ``COMPACT_EVERY - 1``; a row's turn comes once in that many batches.
+    """
+    updates = [
+        f"{name} = {merge_expression(dialect, name, cell, turn)}"
+        for name, cell in zip(columns, cells, strict=True)
+    ]
+    action = f"UPDATE SET {', '.join(updates)}" if updates else "NOTHING"
+    return Upsert(
+        table,
+        ("bucket", "entity", *columns),
+        (dialect.whole, dialect.whole, *map(dialect.cell_type, cells)),
+        ("bucket", "entity"),
+        f"ON CONFLICT (bucket, entity) DO {action}",
+        sources,
+    )
+
+
+def merge_expression(dialect: Dialect, name: str, cell: Cell, turn: int) -> str:
+    """The value of a column after merging, in SQL."""
+    old, new = f"kept.{name}", f"excluded.{name}"
+    if cell in (Cell.MAX_INT, Cell.MAX_FLOAT):
+        return dialect.greatest(old, new)
+    if cell in (Cell.MIN_INT, Cell.MIN_FLOAT):
+        return dialect.least(old, new)
+    if cell is Cell.SUM:
+        return f"coalesce({old} + {new}, {old}, {new})"
+    joined = f"{old} || ',' || {new}"
+    return (
+        f"CASE WHEN length({old}) + length({new}) > {COMPACT_ABOVE} "
+        f"AND ((excluded.entity + {turn}) & {COMPACT_EVERY - 1}) = 0 "
+        f"THEN {COMPACT[cell]}({joined}) ELSE coalesce({joined}, {old}, {new}) END"
+    )
+
+
+def add_sums(
+    table: str, key: dict[str, str], values: dict[str, str], sums: Sequence[str]
+) -> Upsert:
+    """The upsert that adds to the columns ``sums``; ``key`` and ``values`` are types by column."""
+    columns = {**key, **values}
+    updates = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in sums)
+    return Upsert(
+        table,
+        tuple(columns),
+        tuple(columns.values()),
+        tuple(key),
+        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}",
+    )

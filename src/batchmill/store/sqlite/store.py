@@ -8,36 +8,119 @@ done right after the commit, and a batch that is marked but lost would never com
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from batchmill.store.errors import StoreMissingError
-from batchmill.store.retry import RetryPolicy
-from batchmill.store.sql.schema import MIGRATIONS, inspect, migrate
-from batchmill.store.sql.session import Owner, Session
-from batchmill.store.sqlite.faults import translated
-from batchmill.store.sqlite.lock import WriterLock
-from batchmill.store.sqlite.session import SqliteSession
-from batchmill.store.store import SqlStore
-from batchmill.store.tallies import compact_label_sums, compact_labels, compact_numbers
+from batchmill.files import FileLock
+from batchmill.store.errors import (
+    NotAStoreError,
+    StoreClosedError,
+    StoreFullError,
+    StoreMissingError,
+    StoreReadOnlyError,
+)
+from batchmill.store.retry import RetryPolicy, TransientError
+from batchmill.store.sql.schema import Schema, inspect, migrate
+from batchmill.store.sql.session import (
+    Columns,
+    Dialect,
+    Params,
+    Row,
+    Session,
+    StreamEpoch,
+    Upsert,
+    UpsertRows,
+    quote,
+)
+from batchmill.store.states import compact_label_sums, compact_labels, compact_numbers
+from batchmill.store.store import Store
 
 T = TypeVar("T")
 
 BUSY_MS = 2_000
 """How long SQLite itself waits for another writer, before the retry policy takes over."""
 LOCK_PAUSES_S = (0.01, 0.05, 0.0)
-"""Waits after each look at a lock: another process may be about to see whether it is held."""
+"""Waits between tries to lock a stream: another process may be testing whether it is locked."""
 CACHE_KIB = 65_536
 WAL_BYTES = 256 * 1024 * 1024
-"""The log is cut back to this much once it has grown longer."""
+"""The log is cut back to this size once it has grown longer."""
 PAGE_BYTES = 8_192
+NO_ROOM_BYTES = 1024 * 1024
+"""With less than this free, a failed write is a full disk, whatever SQLite calls it."""
+
+SQLITE = Dialect(
+    name="sqlite",
+    whole="INTEGER",
+    floating="REAL",
+    text="TEXT",
+    identity="INTEGER PRIMARY KEY",
+    # SQLite's max() of two is null if either is.
+    greatest=lambda one, two: f"max(coalesce({one}, {two}), coalesce({two}, {one}))",
+    least=lambda one, two: f"min(coalesce({one}, {two}), coalesce({two}, {one}))",
+    row_id="rowid",
+    row_id_in=lambda query: f"rowid IN ({query})",
+    all_rows="-1",
+    # The rows lie in the primary key's tree: there is no second tree to update.
+    wide_table="WITHOUT ROWID",
+    max_columns=2000,
+    max_name_bytes=None,
+)
 
 
-class SqliteStore(SqlStore):
+class SqliteSession:
+    """A transaction on a connection; see :class:`Session` for its methods."""
+
+    dialect = SQLITE
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str, params: Params = ()) -> list[Row]:
+        """All rows of a query."""
+        return self._connection.execute(sql, params).fetchall()
+
+    def run(self, sql: str, params: Params = ()) -> int:
+        """Run a statement; how many rows it changed."""
+        return self._connection.execute(sql, params).rowcount
+
+    def run_many(self, sql: str, params: Iterable[Params]) -> None:
+        """Run a statement once for each set of parameters."""
+        self._connection.executemany(sql, params)
+
+    def upsert(self, upsert: Upsert, columns: Columns) -> None:
+        """Insert or merge many rows; a list that fills several columns is bound once."""
+        sources = upsert.sources or range(len(columns))
+        marks = ", ".join(f"?{source + 1}" for source in sources)
+        names = ", ".join(upsert.columns)
+        # executemany() compiles the statement once, and zip() makes one tuple at a time.
+        self._connection.executemany(
+            f"INSERT INTO {quote(upsert.table)} AS kept ({names}) VALUES ({marks}) {upsert.tail}",
+            zip(*columns, strict=True),
+        )
+
+    def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
+        """Upsert into several tables, one after the other."""
+        for part in parts:
+            self.upsert(part.upsert, part.columns)
+
+    def has_table(self, name: str) -> bool:
+        """Whether there is a table of that name."""
+        return bool(
+            self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+        )
+
+    def install(self) -> None:
+        """Nothing: SQLite's functions belong to the connection."""
+
+
+class SqliteStore(Store):
     """A store in one file: one connection to write, one to read."""
 
     def __init__(
@@ -47,34 +130,34 @@ class SqliteStore(SqlStore):
         self.path = Path(path)
         if not self.path.exists() and not create:
             raise StoreMissingError(self.url)
-        self._locks: dict[str, WriterLock] = {}
+        self._locks: dict[str, FileLock] = {}
         self._reading = threading.Lock()
-        self._opened: list[sqlite3.Connection] = []
+        self._connections: list[sqlite3.Connection] = []
         try:
-            with translated(self.url, self.path):
+            with translate_errors(self.url, self.path):
                 self._writer = self._connect()
                 self._reader = self._connect()
-            self.retrier.run(lambda: self._prepare(create))
+            self.id = self.retrier.run(lambda: self._prepare(create)).store_id
         except BaseException:
             self._disconnect()
             raise
 
-    def _prepare(self, create: bool) -> None:
-        with translated(self.url, self.path):
-            found = inspect(SqliteSession(self._reader), self.url)
-            if not found.version and not create:
+    def _prepare(self, create: bool) -> Schema:
+        with translate_errors(self.url, self.path):
+            schema = inspect(SqliteSession(self._reader), self.url)
+            if not schema.version and not create:
                 raise StoreMissingError(self.url)
-            if found.version < len(MIGRATIONS):
-                self._writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-                self._writer.execute("PRAGMA journal_mode = WAL")
-                found = self._in_transaction(lambda session: migrate(session, self.url))
-        self.id = found.store_id
+            if schema.is_current:
+                return schema
+            self._writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            return self._in_transaction(lambda session: migrate(session, self.url))
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
         )
-        self._opened.append(connection)
+        self._connections.append(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
@@ -85,26 +168,26 @@ class SqliteStore(SqlStore):
         return connection
 
     def _write_once(self, work: Callable[[Session], T]) -> T:
-        with translated(self.url, self.path):
+        with translate_errors(self.url, self.path):
             return self._in_transaction(work)
 
     def _in_transaction(self, work: Callable[[Session], T]) -> T:
         connection = self._writer
         connection.execute("BEGIN IMMEDIATE")
         try:
-            answer = work(SqliteSession(connection))
+            result = work(SqliteSession(connection))
             connection.execute("COMMIT")
         except BaseException:
             # Where SQLite has rolled back by itself, as on a full disk, there is nothing to do.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        return answer
+        return result
 
     def _read_once(self, work: Callable[[Session], T]) -> T:
-        with self._reading, translated(self.url, self.path):
+        with self._reading, translate_errors(self.url, self.path):
             self.retrier.check_open()
-            # One snapshot for all queries of one answer.
+            # One snapshot for all queries of one call.
             self._reader.execute("BEGIN")
             try:
                 return work(SqliteSession(self._reader))
@@ -113,33 +196,90 @@ class SqliteStore(SqlStore):
                     self._reader.execute("ROLLBACK")
 
     def _lock(self, stream: str) -> bool:
+        path = lock_path(self.path, stream)
         for pause_s in LOCK_PAUSES_S:
-            lock = WriterLock.take(self.path, stream, self.url)
+            try:
+                lock = FileLock.take(path, mode=0o644)
+            except OSError as error:
+                raise StoreReadOnlyError(self.url, f"{path}: {error.strerror}") from error
             if lock is not None:
                 self._locks[stream] = lock
                 return True
             time.sleep(pause_s)
         return False
 
-    def _alive(self, session: Session, stream: str) -> bool:
-        return stream in self._locks or WriterLock.is_held(self.path, stream)
-
-    def _tidy_up(self, owner: Owner | None) -> None:
-        """Nothing: rows are brought and merged at once."""
-
-    def _before_commit(self, stream: str) -> None:
-        """Nothing: the lock cannot get lost while the process lives."""
-
     def _unlock(self, stream: str) -> None:
         lock = self._locks.pop(stream, None)
         if lock is not None:
             lock.release()
 
-    def _held(self) -> list[str]:
+    def _locked_streams(self) -> list[str]:
         return list(self._locks)
+
+    def _has_writer(self, session: Session, stream: str) -> bool:
+        try:
+            return stream in self._locks or FileLock.is_taken(lock_path(self.path, stream))
+        except OSError:  # not known, so it may have one
+            return True
 
     def _disconnect(self) -> None:
         with self._reading:
-            for connection in self._opened:
+            for connection in self._connections:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
+
+
+def lock_path(database: Path, stream: str) -> Path:
+    """The lock file of a stream; different for different streams, whatever their names."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", stream)[:40]
+    mark = hashlib.sha256(stream.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return database.with_name(f"{database.name}.{plain}-{mark}.lock")
+
+
+@contextlib.contextmanager
+def translate_errors(url: str, path: Path) -> Iterator[None]:
+    """Raise the store's errors instead of SQLite's."""
+    try:
+        yield
+    except sqlite3.Error as fault:
+        raise store_error(fault, url, path) from fault
+
+
+def store_error(fault: sqlite3.Error, url: str, path: Path) -> Exception:
+    """The store's error for one of SQLite; the same error if it is a mistake of ours."""
+    code = getattr(fault, "sqlite_errorcode", None)
+    why = str(fault)
+    if code is None:
+        return StoreClosedError(url) if "closed database" in why else fault
+    # The lower byte is the kind, what is above it gives details.
+    kind = code & 0xFF
+    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return TransientError(why)
+    free = _free_bytes(path)
+    if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and is_full(free)):
+        return StoreFullError(str(path), free, why)
+    if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return StoreReadOnlyError(url, why)
+    if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return NotAStoreError(url, why)
+    if kind == sqlite3.SQLITE_CANTOPEN:
+        if path.is_dir():
+            return NotAStoreError(url, "it is a folder")
+        return StoreReadOnlyError(url, why) if path.parent.is_dir() else StoreMissingError(url)
+    return fault
+
+
+def is_full(free_bytes: int | None) -> bool:
+    """Whether so little space explains a failed write; None: the free space is unknown.
+
+    >>> is_full(0), is_full(None)
+    (True, False)
+    """
+    return free_bytes is not None and free_bytes < NO_ROOM_BYTES
+
+
+def _free_bytes(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path.parent).free
+    except OSError:
+        return None

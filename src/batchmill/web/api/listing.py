@@ -46,7 +46,7 @@ def metrics(snapshot: Snapshot) -> dict[str, Any]:
 
 def entities(snapshot: Snapshot, params: Mapping[str, str]) -> dict[str, Any]:
     """A page of the entities."""
-    page, total = snapshot.entities(
+    page = snapshot.entities(
         params.get("kind"),
         params.get("name"),
         params.get("layer"),
@@ -62,9 +62,9 @@ def entities(snapshot: Snapshot, params: Mapping[str, str]) -> dict[str, Any]:
                 "layers": sorted(entity.layers),
                 "roles": dict(entity.roles),
             }
-            for entity in page
+            for entity in page.entities
         ],
-        "total": total,
+        "total": page.total,
     }
 
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from batchmill.sources import Grain
-from batchmill.store import Buckets, CellRows, Snapshot, StoredMetric
+from batchmill.store import BucketList, Buckets, CellRows, Snapshot, StoredMetric
 from batchmill.web.api.measures import MeasureCache, Measures, Row
 from batchmill.web.api.parameters import TimeRange
 from batchmill.web.errors import BadRequest
@@ -42,19 +42,10 @@ class RowReader:
         """Computes measures from the rows."""
         return Measures(self.metrics, self._no_rows(), self.cache)
 
-    def rows(self, buckets: Buckets, entities: Collection[int] | None = None) -> list[Row]:
-        """The rows of all buckets from one to another."""
-        return self._rows(buckets, entities)
-
-    def rows_of(self, grain: Grain, buckets: Sequence[int], entities: Collection[int]) -> list[Row]:
-        """The rows of some buckets."""
-        return self._rows((grain, buckets), entities)
-
-    def _rows(
-        self,
-        buckets: Buckets | tuple[Grain, Sequence[int]],
-        entities: Collection[int] | None,
+    def rows(
+        self, buckets: Buckets | BucketList, entities: Collection[int] | None = None
     ) -> list[Row]:
+        """The rows of some buckets; of some entities, or of all."""
         if not self.metrics:
             return []
         result = self.snapshot.cells(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from batchmill.export import by_label, complete_minute, entity_labels, series_names
 from batchmill.oal import Value
 from batchmill.sources import Grain
-from batchmill.store import Buckets, Named, Snapshot, StoredMetric
+from batchmill.store import BucketList, Buckets, Named, Snapshot, StoredMetric
 from batchmill.web.api.parameters import MINUTE_S, bucket, minute_end_s
 from batchmill.web.api.rows import RowReader, by_entity
 from batchmill.web.errors import BadRequest
@@ -74,7 +74,7 @@ def sampled_series(
                 "shorter range or a longer step"
             )
         reader = RowReader(snapshot, {"value": metric})
-        rows = by_entity(reader.rows_of(Grain.MINUTE, time_range, list(entities)))
+        rows = by_entity(reader.rows(BucketList(Grain.MINUTE, time_range), list(entities)))
         for key, mine in sorted(rows.items(), key=lambda item: entities[item[0]].id):
             finished = {row[0]: metric.plan.finished(row[2:], 1) for row in mine}
             labels = {NAME: name, **dict(entity_labels(entities[key]))}

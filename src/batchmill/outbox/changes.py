@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from batchmill.outbox.errors import OutboxFileError
+from batchmill.outbox.settings import OutboxFileError
 from batchmill.sources import Grain
 from batchmill.store import Batch, Deltas, EntityRow, Layout
 
 ROWS = 2_000
-"""How many rows lie together, and are read at a time."""
+"""How many rows are written, and read, at a time."""
 _HEAD = b"batchmill"
 _VERSION = 1
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -28,7 +28,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(frozen=True, slots=True)
 class LayoutEntry:
-    """A metric in a file: which version of it, and its columns, one a cell."""
+    """A metric in a file: its version, and its columns, one a cell."""
 
     name: str
     version: int
@@ -43,35 +43,42 @@ class Changes:
     metrics: tuple[LayoutEntry, ...]
     buckets: list[int]
     entities: list[EntityRow]
-    """That of each row."""
+    """The entity of each row."""
     cells: Mapping[str, list[Any]]
     """By column; None where nothing was added."""
 
 
-def write(file: IO[bytes], batch: Batch, layout: Layout) -> int:
+def write_changes(file: IO[bytes], batch: Batch, layout: Layout) -> int:
     """Write the minutes of a batch; how many rows there were."""
     minutes = _minutes(batch)
     entities = batch.entities
     table = pa.table(
         {
-            "kind": pa.array([each.kind for each in entities], pa.string()),
-            "id": pa.array([each.id for each in entities], pa.string()),
-            "name": pa.array([each.name for each in entities], pa.string()),
-            "layers": pa.array([sorted(each.layers) for each in entities], pa.list_(pa.string())),
+            "kind": pa.array([entity.kind for entity in entities], pa.string()),
+            "id": pa.array([entity.id for entity in entities], pa.string()),
+            "name": pa.array([entity.name for entity in entities], pa.string()),
+            "layers": pa.array(
+                [sorted(entity.layers) for entity in entities], pa.list_(pa.string())
+            ),
         }
     )
     _write(file, table, {"version": _VERSION, "sources": len(minutes)})
-    for each in minutes:
-        _write(file, *_source(each, layout))
+    for deltas in minutes:
+        columns = {
+            "bucket": pa.array(deltas.buckets, pa.int64()),
+            "entity": pa.array(deltas.entities, pa.int64()),
+            **{name: pa.array(values) for name, values in deltas.cells.items()},
+        }
+        _write(file, pa.table(columns), _source_head(deltas, layout))
     return count_rows(batch)
 
 
 def count_rows(batch: Batch) -> int:
     """How many rows a batch's file has."""
-    return sum(len(each.buckets) for each in _minutes(batch))
+    return sum(len(deltas.buckets) for deltas in _minutes(batch))
 
 
-def read(path: Path) -> Iterator[Changes]:
+def read_changes(path: Path) -> Iterator[Changes]:
     """The changes in a file, :data:`ROWS` rows at a time."""
     try:
         with path.open("rb") as file:
@@ -86,44 +93,32 @@ def read(path: Path) -> Iterator[Changes]:
                     ]
             for _ in range(sources):
                 with pa.ipc.open_stream(file) as stream:
-                    yield from _changes(stream, entities)
+                    yield from _source_changes(stream, entities)
     except (pa.ArrowException, KeyError, IndexError, TypeError, ValueError) as error:
         raise OutboxFileError(str(path), " ".join(str(error).split())) from error
 
 
 def _minutes(batch: Batch) -> list[Deltas]:
-    return [each for each in batch.deltas if each.grain is Grain.MINUTE and each.buckets]
+    return [deltas for deltas in batch.deltas if deltas.grain is Grain.MINUTE and deltas.buckets]
 
 
-def _source(deltas: Deltas, layout: Layout) -> tuple[pa.Table, dict[str, Any]]:
-    made: dict[int, str] = {}
-    columns: dict[str, pa.Array] = {
-        "bucket": pa.array(deltas.buckets, pa.int64()),
-        "entity": pa.array(deltas.entities, pa.int64()),
-    }
-    shared: dict[str, str] = {}
-    for name, values in deltas.cells.items():
-        # Metrics that share a state share the list, too: it is written once.
-        first = made.setdefault(id(values), name)
-        if first != name:
-            shared[name] = first
-        else:
-            columns[name] = pa.array(values)
+def _source_head(deltas: Deltas, layout: Layout) -> dict[str, Any]:
     metrics: dict[tuple[str, int], tuple[str, ...]] = {}
-    for name in deltas.cells:
-        metric, version = layout.owners[deltas.source, name]
-        metrics[metric, version] = layout.columns[metric]
-    head = {
+    for column in deltas.columns:
+        name, version = layout.owners[deltas.source, column]
+        metrics[name, version] = layout.columns[name]
+    return {
         "source": deltas.source,
-        "shared": shared,
+        "shared": dict(deltas.shared),
         "metrics": [[name, version, *cells] for (name, version), cells in metrics.items()],
     }
-    return pa.table(columns), head
 
 
-def _changes(stream: Any, entities: Sequence[EntityRow]) -> Iterator[Changes]:
+def _source_changes(stream: Any, entities: Sequence[EntityRow]) -> Iterator[Changes]:
     head = _head(stream.schema)
-    metrics = tuple(LayoutEntry(each[0], each[1], tuple(each[2:])) for each in head["metrics"])
+    metrics = tuple(
+        LayoutEntry(name, version, tuple(columns)) for name, version, *columns in head["metrics"]
+    )
     for part in stream:
         cells = {name: part[name].to_pylist() for name in part.schema.names[2:]}
         cells |= {name: cells[first] for name, first in head["shared"].items()}

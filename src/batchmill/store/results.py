@@ -1,13 +1,16 @@
-"""What a store answers to a reader."""
+"""What a store returns to a reader."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from batchmill.sources import Grain
-from batchmill.store.plan import Plan
+from batchmill.store.states import Plan
+
+CellRow: TypeAlias = tuple[Any, ...]
+"""Bucket, the entity's key, then the cells of each metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,15 @@ class StoredMetric:
     function: str
     decorator: str | None
     columns: tuple[str, ...]
-    """One a cell; empty when they were given to another metric, long after this one was removed."""
+    """One a cell; empty once they were given to another metric, long after this one's removal."""
     since_minute: int | None
-    """The newest minute that the store knew when this version came; None: it was empty."""
+    """The newest minute in the store when this version was added; None: it was empty."""
     active: bool
     """Whether it is being computed; False: removed or redefined, its history stays readable."""
     labelled: bool
     """Whether its values are dicts with one number for each label."""
     plan: Plan = field(repr=False)
-    """How to get from cells to values."""
+    """How values are computed from cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +72,64 @@ class EntityValues:
     name: str
     layers: frozenset[str]
     busy: int
-    """How many rows it had, about: the mean of all that its metrics count; 0 if none counts."""
+    """About how many rows it had: the mean of all counts of its metrics; 0 without a count."""
     values: Mapping[str, int | float | dict[str, int]]
-    """By metric; one in which nothing matched is left out."""
+    """By metric; those without a matching row are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketValues:
-    """All values of one bucket, as they were at one moment."""
+    """All values of one bucket, read at one moment."""
 
     grain: Grain
     bucket: int
     metrics: tuple[StoredMetric, ...]
-    """The metrics that are computed, by name."""
+    """The active metrics, by name."""
     entities: list[EntityValues]
     """By source, the busiest first."""
     left_out: Mapping[str, int]
-    """By metric, how many entities have a value and are not among ``entities``: over the limit."""
+    """By metric, how many entities have a value but are over the limit of ``entities``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntity:
-    """Something that metrics are about."""
+    """An entity: something that metrics are about."""
 
     kind: str
     id: str
     name: str
     layers: frozenset[str]
     roles: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EntityPage:
+    """Some of the entities that were asked for."""
+
+    entities: list[StoredEntity]
+    total: int
+    """How many there are altogether."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The entity that a key of :class:`CellRows` stands for."""
+
+    key: int
+    kind: str
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellRows:
+    """Rows of several metrics of one source, in no order."""
+
+    rows: list[CellRow]
+    places: Mapping[str, slice]
+    """By metric, where its cells are in a row."""
+    complete: bool = True
+    """False: there are more rows than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +150,14 @@ class TopRecord:
     statement: str
     normalised: str
     runs: int
-    """How often the normalised statement ran in that bucket, slow or not; 0: not known."""
+    """How often the normalised statement ran in that bucket, slow or not; 0: unknown."""
     total_ms: int
     """How long those runs took altogether."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """How far a stream has come."""
+    """The progress of a stream."""
 
     name: str
     checkpoint_id: str
@@ -139,14 +172,14 @@ class OutboxFile:
     """A file in the outbox, with what one commit changed."""
 
     seq: int
-    """Commits in order; a number is never used again."""
+    """In the order of commits; a number is never used again."""
     stream: str
     path: str
     """Its name in the outbox's folder."""
     rows: int
     bytes: int
     committed_ms: int
-    """When, in milliseconds since 1970."""
+    """In milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +190,14 @@ class OutboxDepth:
     rows: int
     bytes: int
     oldest_ms: int | None
-    """When the oldest was committed, in milliseconds since 1970; None: nothing waits."""
+    """When the oldest file was committed, in milliseconds since 1970; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPosition:
-    """How far an exporter has come in an outbox."""
+    """The position of an exporter in an outbox."""
 
     exporter: str
     place: str
     seq: int
-    """The last file that it is through with; 0: none."""
+    """The last file that it has exported; 0: none."""

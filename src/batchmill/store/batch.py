@@ -1,4 +1,4 @@
-"""What a writer hands to a store: a batch and its parts."""
+"""What a writer gives to a store and gets from it: a batch and its parts, claim and layout."""
 
 from __future__ import annotations
 
@@ -33,18 +33,25 @@ class EntityRow:
 class Deltas:
     """What one batch adds to one table: one source, one grain.
 
-    Columns, not rows: all lists are equally long, and a (bucket, entity) stands there once. The
-    store does not roll up: hours and days come as deltas of their own.
+    Columns, not rows: all lists are equally long, and a (bucket, entity) occurs once. The store
+    does not roll up: hours and days are deltas of their own.
     """
 
     source: str
     grain: Grain
     buckets: list[int]
     entities: list[int]
-    """Each an index into the batch's ``entities``."""
+    """Indices into the batch's ``entities``."""
     cells: dict[str, list[Any]]
     """By column, as the layout names it; None where there is nothing to add. A tally's text is
     made by ``encode_numbers()`` and the like, and is None, not empty, without a key."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Further columns, by the column in ``cells`` whose list they take: metrics share states."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns: those of ``cells``, then the shared ones."""
+        return (*self.cells, *self.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,7 @@ class StatementRow:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A file that a stream takes along from batch to batch: of spans that wait for their partner,
-    or of the ids of spans that were counted."""
+    """A file that a stream keeps from batch to batch: of pending spans, or of its dedup index."""
 
     path: str
     batch: int
@@ -95,28 +101,28 @@ class Outgoing:
     """A file with what a batch changes, for exporters; it is durable before the commit."""
 
     place: str
-    """The id of the folder that it lies in."""
+    """The id of the outbox that it lies in."""
     path: str
-    """Its name in that folder."""
+    """Its name in the outbox's folder."""
     rows: int
     bytes: int
     max_files: int
-    """With it, so many files wait at most: else the oldest go."""
+    """How many files may wait, this one included; beyond that the oldest are dropped."""
     max_bytes: int
-    """Likewise; the newest file stays, however large."""
+    """Likewise; the newest file is kept, however large."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Everything that one micro-batch changes; it goes in as a whole or not at all."""
+    """Everything that one micro-batch changes; it is committed as a whole or not at all."""
 
     stream: str
     epoch: int
-    """As :meth:`Store.claim` gave it."""
+    """As :meth:`Store.claim` returned it."""
     number: int
     """0 for the first batch of a stream, then one more each time."""
     newest_minute: int | None = None
-    """The newest minute among its rows."""
+    """The newest minute of its rows."""
     entities: list[EntityRow] = field(default_factory=list)
     """Each kind and id once."""
     deltas: list[Deltas] = field(default_factory=list)
@@ -125,12 +131,12 @@ class Batch:
     counters: dict[CounterKey, int] = field(default_factory=dict)
     """What to add to the store's counters."""
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
-    """How many rows there are by (source, day): what is counted where a day has expired."""
+    """How many rows there are by (source, day), to count those of a day that has expired."""
     add_carry: list[Carry] = field(default_factory=list)
     drop_carry: list[str] = field(default_factory=list)
-    """Paths of files that wait no longer."""
+    """Paths of files that are pending no more."""
     outgoing: Outgoing | None = None
-    """The file with its changes, if exporters are to have them."""
+    """The file with its changes, if there is an outbox."""
     settle: bool = False
     """Not a numbered batch: ``number`` is ignored, and the stream's last number stays."""
 
@@ -140,7 +146,7 @@ class CommitResult:
     """What became of a batch."""
 
     applied: bool
-    """False: a batch of that number is in already, and nothing was changed."""
+    """False: a batch of that number was committed before, and nothing was changed."""
     merged: int = 0
     """Delta rows merged."""
     expired: int = 0
@@ -150,7 +156,7 @@ class CommitResult:
     counters: Mapping[CounterKey, int] = field(default_factory=dict)
     """What was added to the store's counters, the expired rows included."""
     outbox_dropped: tuple[str, ...] = ()
-    """Paths of files that had to leave the outbox for this batch's one."""
+    """Paths of files that were dropped from the outbox to make room for this batch's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +165,9 @@ class Claim:
 
     epoch: int
     last_batch: int | None
-    """The last batch that is in; None: none yet."""
+    """The last batch that was committed; None: none yet."""
     carry: tuple[Carry, ...]
-    """Files of spans that still wait for their partner, oldest first."""
+    """Files of pending spans and of the dedup index, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
