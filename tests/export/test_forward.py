@@ -22,7 +22,8 @@ from batchmill.errors import ConfigError
 from batchmill.export import KafkaForwarder, Target
 from batchmill.export.trace_split import split_by_trace
 from tests.kit.kafka import Broker
-from tests.kit.receivers import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id, until
+from tests.kit.receivers import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id
+from tests.kit.threads import until
 
 FOUR = {"stringValue": "four"}
 NOBODY = Target.parse("kafka://127.0.0.1:1/topic")

@@ -26,7 +26,7 @@ from batchmill.ingest.decode import (
 )
 from batchmill.ingest.decode.rows import ValueType, text_of
 from batchmill.spool import SPAN_COLUMNS
-from tests.ingest.decode_kit import (
+from tests.ingest.kit import (
     JSON,
     LIMITS,
     PROTOBUF,

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decode_traces, decompress
-from tests.ingest.decode_kit import JSON, PROTOBUF, Group, S, as_json, protobuf
 from tests.ingest.hostile import field, spans, varint
+from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, protobuf
 from tests.kit.paths import ROOT
 
 SMALL = Limits(

@@ -29,8 +29,8 @@ from tests.kit.receivers import (
     request,
     sdk_spans,
     span_id,
-    until,
 )
+from tests.kit.threads import until
 
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 

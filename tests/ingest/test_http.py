@@ -39,8 +39,8 @@ from tests.kit.receivers import (
     sdk_spans,
     span_id,
     stored,
-    until,
 )
+from tests.kit.threads import until
 
 
 @pytest.fixture(scope="module")

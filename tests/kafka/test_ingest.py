@@ -29,7 +29,8 @@ from batchmill.spool import Level
 from tests.kafka.spans import noise, rows_in
 from tests.kit.kafka import Broker, free_ports
 from tests.kit.otlp_senders import Traffic
-from tests.kit.receivers import Answer, Ingest, ingest, request, until
+from tests.kit.receivers import Answer, Ingest, ingest, request
+from tests.kit.threads import until
 
 IN_A_REQUEST = 5
 REQUESTS = 120

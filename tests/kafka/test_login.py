@@ -18,7 +18,8 @@ from tests.export.test_kafka import SETTINGS, points
 from tests.kafka.spans import rows_in
 from tests.kit.exporters import last_totals, measurements, mill, running, stored
 from tests.kit.kafka import Broker
-from tests.kit.receivers import PROTOBUF, ingest, request, until
+from tests.kit.receivers import PROTOBUF, ingest, request
+from tests.kit.threads import until
 
 WRONG = "wr0ng-password"
 BOUND_S = 60.0

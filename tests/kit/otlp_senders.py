@@ -13,8 +13,8 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from batchmill.ingest.decode.rows import KINDS, STATUSES, UNKNOWN_SERVICE
 from tests.kit.receivers import PROTOBUF
 from tests.oracle.catalog import Row
 
@@ -29,7 +29,7 @@ def as_received(spans: Sequence[Row]) -> list[Row]:
         {
             **span,
             "parent_span_id": span["parent_span_id"] or None,
-            "service": span["service"] or UNKNOWN_SERVICE,
+            "service": span["service"] or "unknown_service",
         }
         for span in spans
         if span["end_time"] >= span["time"]
@@ -54,10 +54,10 @@ def otlp(spans: Sequence[Row]) -> bytes:
             span_id=bytes.fromhex(span["span_id"]),
             parent_span_id=bytes.fromhex(span["parent_span_id"] or ""),
             name=span["name"],
-            kind=KINDS.index(span["kind"], 1),
+            kind=Span.SpanKind.Value(f"SPAN_KIND_{span['kind']}"),
             start_time_unix_nano=_ns(span["time"]),
             end_time_unix_nano=_ns(span["end_time"]),
-            status={"code": STATUSES.index(span["status"])},
+            status=Status(code=Status.StatusCode.Value(f"STATUS_CODE_{span['status']}")),
             attributes=_pairs(span["attributes"]),
         )
     return bytes(message.SerializeToString())

@@ -1,4 +1,4 @@
-"""What the tests of the receivers share: a receiver in a process of its own, and senders."""
+"""A receiver in a process of its own, and what senders send to it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.kit.paths import ROOT
+from tests.kit.threads import until
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -92,10 +92,11 @@ class Ingest:
         until(lambda: self.ask("GET", "/readyz").body.decode().strip() == level)
 
     def status(self) -> dict[str, Any]:
+        """The status file, which is written soon after the start and then each second."""
         path = self.home / "run" / "ingest.json"
-        until(path.exists)  # it is written a moment after the first answer
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        until(path.exists, "the status file")
+        status: dict[str, Any] = json.loads(path.read_text())
+        return status
 
     def spans(self) -> list[dict[str, Any]]:
         return stored(self.home)
@@ -143,14 +144,6 @@ def ingest(home: Path, *options: str, env: dict[str, str] | None = None) -> Iter
             process.kill()
             process.wait()
     assert "Traceback" not in errors.read_text(), errors.read_text()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something that will be true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def stored(home: Path) -> list[dict[str, Any]]:

@@ -19,11 +19,14 @@ T = TypeVar("T")
 WAIT_S = 20.0
 """How long anything in this process may take before its test fails."""
 
+STATE_S = 60.0
+"""How long a state may take that :func:`until` looks for, maybe of another process."""
+
 SOAK = max(1, int(os.environ.get("BATCHMILL_SOAK", "1")))
 """Multiplies the rounds of the stress tests."""
 
 
-def until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = WAIT_S) -> T:
+def until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = STATE_S) -> T:
     """Wait until ``condition()`` is true and return its value; fail after ``timeout_s``.
 
     For states that signal nobody: a file, a counter, another process. It looks often at first and

@@ -34,9 +34,9 @@ from tests.kit.receivers import (
     ingest,
     request,
     stored,
-    until,
 )
 from tests.kit.spark import EPOCH
+from tests.kit.threads import until
 from tests.oracle.catalog import Row
 from tests.oracle.spans import spans_to_events
 

@@ -76,6 +76,11 @@ class HttpServer:
         scheme = "https" if self._settings.access.tls else "http"
         return f"{scheme}://{host_port(self._settings.bind, self._port)}"
 
+    @property
+    def listening(self) -> bool:
+        """Whether the port is open."""
+        return self._listener is not None and self._listener.fileno() >= 0
+
     def listen(self) -> None:
         """Open the port and read the certificates; raises `ConfigError` naming the setting."""
         access, bind = self._settings.access, self._settings.bind
@@ -106,7 +111,7 @@ class HttpServer:
 
         ``drain`` is awaited after the port is closed, while requests in progress are answered.
         """
-        if self._listener is None:
+        if not self.listening:
             self.listen()
         with self._lock:
             stopped = self._stopped

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decompress
-from tests.ingest.decode_kit import LIMITS
+from tests.ingest.kit import LIMITS
 
 
 def raw_deflate(body: bytes) -> bytes:
