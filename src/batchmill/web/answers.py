@@ -31,10 +31,10 @@ HEADERS = {
 }
 """On every answer, unless it brings its own."""
 _OTHER_HOST = (
-    "this server is asked by the names of this machine alone, such as localhost: give it a token "
-    "(--token-file), or --insecure if something in front of it sees to who may ask"
+    "this server answers only requests for a name of this machine, such as localhost: give it a "
+    "token (--token-file), or --insecure if a proxy in front of it authenticates clients"
 )
-_TOKEN = "show the token: send the header 'Authorization: Bearer …' that the server was given"
+_TOKEN = "a bearer token is required: send the header 'Authorization: Bearer <token>'"
 
 
 def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -70,61 +70,60 @@ async def not_served(request: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """In front of everything: asks for the token, and sees to the headers."""
+    """Middleware for all requests: checks host name and token, adds headers, answers failures."""
 
     def __init__(self, app: ASGIApp, access: Access, hosts: Collection[str] = ()) -> None:
-        """``hosts``: by which names the server may be asked; none given: by any."""
+        """``hosts``: the host names that requests may use; empty for any."""
         self._app = app
         self._access = access
-        self._hosts = frozenset(each.lower() for each in hosts)
+        self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer 421 or 401; whatever fails is answered 500."""
+        """Pass a request on, or answer 421 or 401; a request that fails is answered 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        started = False
 
         async def with_headers(message: Message) -> None:
-            nonlocal begun
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
+                started = True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        if not self._is_meant(scope):
+        if not self._has_own_host(scope):
             await as_error(421, _OTHER_HOST)(scope, receive, with_headers)
             return
-        if not self._may(scope):
-            answer = as_error(401, _TOKEN, {"WWW-Authenticate": "Bearer"})
-            await answer(scope, receive, with_headers)
+        if not self._is_authenticated(scope):
+            error = as_error(401, _TOKEN, {"WWW-Authenticate": "Bearer"})
+            await error(scope, receive, with_headers)
             return
         try:
             await self._app(scope, receive, with_headers)
-        except Exception:  # whatever it is, whoever asks gets an answer, and the next one too
+        except Exception:  # whatever it is, the client gets a response
             log.exception("a request failed")
-            if begun:
+            if started:
                 raise
-            failed = as_error(500, "the server failed: its log says why, and asking again may help")
+            failed = as_error(500, "the server failed: its log says why, and trying again may help")
             await failed(scope, receive, with_headers)
 
-    def _is_meant(self, scope: Scope) -> bool:
-        """Whether it is asked by a name of its own.
+    def _has_own_host(self, scope: Scope) -> bool:
+        """Whether the request is for one of ``hosts``: the defence against DNS rebinding.
 
-        A page of a stranger can have its own name resolve to this machine, and then reads all that
-        a browser here may read; the browser tells that name.
+        The owner of a foreign page can have its host name resolve to this machine, and the page
+        could then read what a browser here may read; but the browser sends that host name.
         """
         if not self._hosts:
             return True
-        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-        name = given[: given.find("]") + 1] if given.startswith("[") else given.partition(":")[0]
+        header = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+        name = header[: header.find("]") + 1] if header[:1] == "[" else header.partition(":")[0]
         return name in self._hosts
 
-    def _may(self, scope: Scope) -> bool:
+    def _is_authenticated(self, scope: Scope) -> bool:
         path: str = scope["path"]
         if path != API and not path.startswith(f"{API}/"):
             return True
-        given = dict(scope["headers"]).get(b"authorization")
-        return self._access.allows(given)
+        return self._access.allows(dict(scope["headers"]).get(b"authorization"))
