@@ -19,9 +19,9 @@ from batchmill.cli.config import resolve
 from batchmill.run.home import Home
 from batchmill.run.specs import export_spec, pipeline_spec
 from batchmill.store import open_store
-from tests.kit.prometheus import WAIT_S, until
 from tests.kit.prometheus_pages import after, expected, last_minutes, metrics_of, parsed, receiving
 from tests.kit.stores import Measurement, Writer
+from tests.kit.threads import WAIT_S, until
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]
                 made[signal_name] = stack.enter_context(contextlib.closing(forwarder))
         yield made
     for signal_name, each in made.items():
-        told = each.figures()
+        told = each.stats()
         line = f"{signal_name} handed on to {told['to']}: {told['sent']:,} of {told['offered']:,}"
         lost = "".join(f"; dropped {n:,}: {reason}" for reason, n in told["dropped"].items())
         print(line + lost, flush=True)

@@ -33,10 +33,10 @@ from tests.kit.exporters import (
     one,
     running,
     stored,
-    wait_until,
 )
-from tests.kit.otlp_metrics_receiver import GrpcReceiver, Verdict
+from tests.kit.otlp_receivers import GrpcReceiver, Verdict
 from tests.kit.processes import Life
+from tests.kit.threads import until
 
 __all__ = ["one"]
 
@@ -87,7 +87,7 @@ def test_it_tells_how_it_is_doing_and_ends_in_order(one: Mill, tmp_path: Path) -
     ):
         process.must_hear(f"exporting to {re.escape(receiver.target)} as .*")
         one.commit(*measurements(0))
-        wait_until(lambda: (read_json(status) or {}).get("sent_values"))
+        until(lambda: (read_json(status) or {}).get("sent_values"), timeout_s=PATIENCE_S)
         os.kill(process.pid, signal.SIGTERM)
         process.end(0)
         assert process.lines[-1].startswith("ended")
@@ -105,7 +105,7 @@ def test_it_waits_for_a_pipeline_that_has_not_come_yet(tmp_path: Path) -> None:
     given += ["--store", f"sqlite:///{tmp_path}/store.db", "--checkpoint", f"{tmp_path}/checkpoint"]
     with life([*given, "--status", str(status)], tmp_path) as process:
         process.must_hear("waiting for the pipeline: .*")
-        wait_until(lambda: read_json(status))
+        until(lambda: read_json(status), timeout_s=PATIENCE_S)
         made = mill(tmp_path)
         with made.store:
             process.must_hear("exporting to .*")
@@ -136,7 +136,7 @@ def test_it_can_be_forgotten(one: Mill, tmp_path: Path) -> None:
 def test_one_that_runs_is_not_forgotten(one: Mill, tmp_path: Path) -> None:
     """It is told to be stopped first, and goes on; a run leaves it for the next time."""
     with GrpcReceiver() as receiver, running(one.exporter(receiver.target, name="run a")):
-        wait_until(one.store.exporters)
+        until(one.store.exporters, timeout_s=PATIENCE_S)
         with pytest.raises(ExporterInUseError, match="stop that one first"):
             forget_exporter(one.store, one.outbox, "run a")
         home = Home(tmp_path / "home")
@@ -156,8 +156,10 @@ def test_a_run_starts_and_ends_its_exporter(tmp_path: Path) -> None:
     target = "otlp+grpc://127.0.0.1:1"
     given = [sys.executable, "-m", "tests.run.whole", "--no-web", f"--home={home.folder}"]
     with life([*given, f"--export-to={target}"], tmp_path) as process:
-        wait_until(lambda: (read_json(home.export("export")) or {}).get("pid"))
-        processes = wait_until(lambda: (read_json(home.supervisor) or {}).get("processes"))
+        until(lambda: (read_json(home.export("export")) or {}).get("pid"), timeout_s=PATIENCE_S)
+        processes: dict[str, Any] = until(
+            lambda: (read_json(home.supervisor) or {}).get("processes", {}), timeout_s=PATIENCE_S
+        )
         assert list(processes) == ["ingest", "pipeline", "export"]
         asked = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
         answer = subprocess.run(asked, capture_output=True, text=True, check=False)
