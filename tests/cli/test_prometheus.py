@@ -14,14 +14,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from batchmill import ConfigError
-from batchmill.cli.config import resolve
-from batchmill.run.home import Home
-from batchmill.run.specs import export_spec, pipeline_spec
+from batchmill.files import read_json
 from batchmill.store import open_store
+from tests.kit.processes import wait_for_json
+from tests.kit.prometheus import WAIT_S, until
 from tests.kit.prometheus_pages import after, expected, last_minutes, metrics_of, parsed, receiving
 from tests.kit.stores import Measurement, Writer
-from tests.kit.threads import WAIT_S, until
 
 
 @contextmanager
@@ -75,8 +73,8 @@ def test_it_writes_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
     given = ["--store", url, "--position", str(position), "--status", str(status)]
     given += ["--header", "X-Scope-OrgID=shop"]
     with receiving() as receiver, command(*given, "--to", receiver.url) as process:
-        until(position.exists)
-        until(lambda: status.exists() and json.loads(status.read_text()).get("sent_values"))
+        wait_for_json(position)
+        wait_for_json(status, "sent_values")
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=WAIT_S)
         count = len(receiver.samples())
@@ -84,7 +82,7 @@ def test_it_writes_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
     told = json.loads(status.read_text())
     assert (told["state"], told["sent_values"], told["dropped"]) == ("ended", count, {})
     assert (process.returncode, errors) == (0, "")
-    assert f"ended: {count} samples sent, of 1 minutes" in said
+    assert f"ended: {count} samples sent, of 1 minute" in said
     with open_store(url) as store:
         first = min(each.bucket for each in store.values("calls"))
         assert json.loads(position.read_text()) == {
@@ -100,7 +98,7 @@ def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     minutes = last_minutes(6)
 
     def reached(minute: int) -> bool:
-        return position.exists() and json.loads(position.read_text())["minute"] == minute
+        return (read_json(position) or {}).get("minute") == minute
 
     with receiving() as receiver, open_store(url) as store:
         given = ("--store", url, "--to", receiver.url, "--position", str(position), "--late", "0")
@@ -129,35 +127,6 @@ def test_it_waits_for_a_store(tmp_path: Path) -> None:
             first, second = last_minutes(2)
             Writer(store).write(Measurement(30, minute=first), Measurement(70, minute=second))
         until(receiver.samples)
-
-
-def test_run_starts_no_outbox_for_it(tmp_path: Path) -> None:
-    """In ``[export]`` such targets stand beside others; alone, they need no outbox."""
-    alone = ("prometheus://127.0.0.1:9464", "remote+http://127.0.0.1:9090/api/v1/write")
-    both = (*alone, "otlp+http://127.0.0.1:4318")
-    home = Home(tmp_path)
-    for targets, has_outbox in ((alone, False), (both, True), ((), False)):
-        settings = resolve({"export": {"to": list(targets)}}, "batchmill.toml", {}, {})
-        assert settings["export_to"] == targets
-        assert ("--outbox" in pipeline_spec(settings, home).arguments) == has_outbox
-
-
-def test_run_hands_the_token_on(tmp_path: Path) -> None:
-    """A token in ``[export]`` goes to the exporter by its environment, where nobody sees it."""
-    target = "prometheus://127.0.0.1:9464"
-    settings = resolve({"export": {"to": target, "token": "s3cret"}}, "batchmill.toml", {}, {})
-    spec = export_spec(settings, Home(tmp_path), "export", target)
-    assert spec.environment == {"BATCHMILL_EXPORT_TOKEN": "s3cret"}
-    assert "s3cret" not in " ".join(spec.arguments)
-
-
-@pytest.mark.parametrize(
-    "target", ["prometheus://h:1/elsewhere", "remote+http://me:s3cret@h/w", "remote+http://"]
-)
-def test_run_refuses_what_will_not_do(target: str) -> None:
-    """An address that is none, or that holds a login, is refused before anything is started."""
-    with pytest.raises(ConfigError, match="export_to"):
-        resolve({"export": {"to": target}}, "batchmill.toml", {}, {})
 
 
 @pytest.mark.parametrize(

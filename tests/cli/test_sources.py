@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchmill import cli, oal, sources
-from batchmill.cli.options import pipeline_arguments
-from batchmill.cli.sources import SourcesError, import_sources
+from batchmill.cli.options import SourcesError, import_sources
+from batchmill.cli.pipeline import pipeline_arguments
 from batchmill.sources import user
 
 EVENTS = """

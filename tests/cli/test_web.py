@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 import os
 import re
@@ -19,12 +17,10 @@ from typing import Any
 import pytest
 
 from batchmill.cli import main
-from batchmill.cli.config import add_options, load
-from batchmill.cli.web import FRESH_S, Pipeline, missing
-from batchmill.run.home import Home, read_json, write_json
-from batchmill.run.specs import pinned, web_spec
+from batchmill.files import read_json, write_json
+from batchmill.run import Home
 from batchmill.store import open_store
-from tests.kit.processes import Life
+from tests.kit.processes import Life, wait_for_json
 
 for needed in ("starlette", "uvicorn"):
     pytest.importorskip(needed)
@@ -50,16 +46,13 @@ def served(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lif
     command = [sys.executable, "-m", "batchmill", "web", f"--home={home.folder}", "--port=0"]
     command += [f"--status={home.web}"]
     log = tmp_path_factory.mktemp("log") / "errors"
-    life = Life(command, log, {**os.environ, "BATCHMILL_TOKEN": TOKEN})
-    try:
+    with Life(command, log, {**os.environ, "BATCHMILL_TOKEN": TOKEN}) as life:
         life.must_hear(r"serving http://127\.0\.0\.1:\d+; .*")
         yield life
         os.kill(life.pid, signal.SIGTERM)
         life.end(0)
         assert life.lines[-1] == "ended"
         assert (read_json(home.web) or {})["state"] == "ended"
-    finally:
-        life.kill()
 
 
 def ask(life: Life, path: str, token: str | None = TOKEN) -> tuple[int, Any]:
@@ -97,7 +90,7 @@ def test_the_token_is_that_of_the_environment(served: Life) -> None:
 
 def test_it_tells_where_it_is(home: Home, served: Life) -> None:
     """For a supervisor: its number and its address."""
-    told = read_json(home.web) or {}
+    told = wait_for_json(home.web)
     assert told["pid"] == served.pid
     assert served.lines[0] == f"serving {told['address']}; Ctrl-C ends it"
 
@@ -118,9 +111,7 @@ def test_a_port_that_is_taken_is_told_with_how_to_choose_another(
         port = taken.getsockname()[1]
         code, said = run(monkeypatch, capsys, f"--home={tmp_path}", f"--port={port}")
     assert code == 2
-    assert f"port={port} is not valid: it must be a free port of 127.0.0.1" in said
-    assert "--port" in said
-    assert "--web-port" in said
+    assert f"port {port} is in use (set web_port, or --port of batchmill web)" in said
 
 
 def test_strangers_are_not_let_in_unasked(
@@ -132,59 +123,12 @@ def test_strangers_are_not_let_in_unasked(
     assert "--insecure" in said
 
 
-def test_a_folder_is_looked_at_twice_a_second_at_most(tmp_path: Path) -> None:
-    """However many ask."""
-    home, now = Home(tmp_path / "home"), [10.0]
-    home.prepare()
-    pipeline = Pipeline(home, lambda: now[0])
-    first = pipeline()
-    assert pipeline() is first
-    now[0] += FRESH_S
-    later = pipeline()
-    assert later is not first
-    assert later["health"] == "down"
-
-
-def settings(*given: str) -> Any:
-    """Settings of a run."""
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return load(parser.parse_args(given), environ={})
-
-
-def test_a_run_hands_on_who_may_look(tmp_path: Path) -> None:
-    """As for ingest; the token is on no command line."""
-    home = Home(tmp_path)
-    found = settings(
-        "--token=secret", "--bind=0.0.0.0", "--web-port=81", "--tls-cert=c", "--tls-key=k"
-    )
-    spec = web_spec(found, home)
-    words = list(spec.arguments)
-    assert words[:5] == ["web", "--home", str(tmp_path), "--port", "81"]
-    for option, value in (("--bind", "0.0.0.0"), ("--tls-cert", "c"), ("--tls-key", "k")):
-        assert words[words.index(option) + 1] == value
-    assert spec.environment == {"BATCHMILL_TOKEN": "secret"}
-    assert not any("secret" in each for each in words)
-    assert not spec.vital
-
-
-def test_the_next_life_has_the_port_of_the_first(tmp_path: Path) -> None:
-    """So that a page that is open finds it again."""
-    spec = pinned(
-        web_spec(settings("--web-port=0"), Home(tmp_path)), {"address": "http://[::1]:4711"}
-    )
-    words = list(spec.arguments)
-    assert words[words.index("--port") + 1] == "4711"
-
-
-def test_what_is_not_installed_is_told_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run says so, and goes on."""
-    assert missing() == ""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'batchmill[web]'" in missing()
-
-
-def test_pages_can_be_switched_off() -> None:
-    """They are on by default."""
-    assert settings()["web"] is True
-    assert settings("--no-web")["web"] is False
+def test_the_web_ui_can_be_switched_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is on by default."""
+    monkeypatch.chdir(tmp_path)
+    for flags, expected in (((), True), (("--no-web",), False)):
+        monkeypatch.setattr(sys, "argv", ["batchmill", "config", "show", "--json", *flags])
+        assert main() == 0
+        assert json.loads(capsys.readouterr().out)["web"]["value"] is expected

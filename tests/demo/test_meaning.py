@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from batchmill.demo.shop import plan
-from batchmill.demo.steps import INSTANCES, Step
+from batchmill.demo import INSTANCES, Step, plan
 from tests.oracle.spans import SpanEvents, spans_to_events
 from tests.oracle.topn import expected_topn
 

@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from batchmill.demo.shop import LONGEST_S, SWING, WAVE_S, plan, rate_at
 from batchmill.demo.steps import INSTANCES, Request, Step
+from batchmill.demo.traffic import LONGEST_S, SWING, WAVE_S, plan, rate_at
 
 SLOW_US = 200_000
 

@@ -32,12 +32,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from batchmill.demo.exporter import make_exporter
-from batchmill.demo.sender import Balance, LastWords, Sender
-from batchmill.demo.shop import plan
-from batchmill.demo.spans import Shop
-from batchmill.demo.steps import INSTANCES
-from tests.kit.otlp_receivers import TraceReceiver, Verdict, spans_of
+from batchmill.demo import INSTANCES, LastWords, Sender, SentSpans, Shop, make_exporter, plan
+from tests.kit.otlp_receiver import Receiver, Verdict, spans_of
 
 DEMO = """
 import signal, sys
@@ -47,7 +43,7 @@ from batchmill.cli import main
 sys.exit(main())
 """
 WITHOUT_THE_SDK = 'import sys; sys.modules["opentelemetry.sdk.trace"] = None\n' + DEMO
-REFUSED = Verdict(status=503)
+REFUSED = Verdict(503)
 
 
 def shop_spans(seed: int, begin_ns: int = 10**18) -> Sequence[ReadableSpan]:
@@ -115,7 +111,7 @@ def test_spans_are_the_plan_s() -> None:
 
 def test_everything_is_acknowledged_though_every_third_request_is_refused() -> None:
     """The balance is what the receiver has: every span once, and none is lost to a 503."""
-    with TraceReceiver(lambda number: REFUSED if number % 3 == 0 else Verdict()) as receiver:
+    with Receiver(lambda number: REFUSED if number % 3 == 0 else Verdict()) as receiver:
         done = run_demo("--endpoint", receiver.endpoint, "--seconds=2", "--rate=60", "--seed=7")
         balance = the_balance(done)
         spans = receiver.spans()
@@ -132,7 +128,7 @@ def test_everything_is_acknowledged_though_every_third_request_is_refused() -> N
 
 def test_nothing_ends_in_the_future() -> None:
     """Spans are sent after they have ended, by the clock of those who read them."""
-    with TraceReceiver() as receiver:
+    with Receiver() as receiver:
         run_demo("--endpoint", receiver.endpoint, "--seconds=1", "--rate=60", "--seed=1")
     assert receiver.requests
     for request, received_ns in zip(receiver.requests, receiver.received_ns, strict=True):
@@ -144,7 +140,7 @@ def test_nothing_ends_in_the_future() -> None:
 def test_interrupt_ends_early_with_a_true_balance(number: signal.Signals) -> None:
     """After Ctrl-C, or SIGTERM, what was sent is still brought home; the figures are true."""
     with (
-        TraceReceiver() as receiver,
+        Receiver() as receiver,
         subprocess.Popen(
             [*command(), "--endpoint", receiver.endpoint, "--forever", "--rate=80"],
             stdout=subprocess.PIPE,
@@ -168,7 +164,7 @@ def test_interrupt_ends_early_with_a_true_balance(number: signal.Signals) -> Non
 def test_second_interrupt_leaves_the_rest_and_says_how_much() -> None:
     """Whoever does not want to wait for a receiver that takes nothing still gets the figures."""
     with (
-        TraceReceiver(lambda number: REFUSED) as receiver,
+        Receiver(lambda number: REFUSED) as receiver,
         subprocess.Popen(
             [*command(), "--endpoint", receiver.endpoint, "--forever", "--rate=80"],
             stdout=subprocess.PIPE,
@@ -205,7 +201,7 @@ def test_nobody_listening_is_said_at_once() -> None:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         done = run_demo("--endpoint", endpoint)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"nobody listens at {endpoint}" in done.stderr
+    assert f"nothing listens at {endpoint}" in done.stderr
     assert "batchmill run" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -238,27 +234,27 @@ def test_bad_options_are_refused_by_name(option: str, value: str) -> None:
 
 def test_receiver_that_never_takes_them_is_given_up_on() -> None:
     """When patience is over the spans count as failed, and those that end later do not wait."""
-    with TraceReceiver(lambda number: Verdict(status=400)) as receiver, LastWords() as words:
+    with Receiver(lambda number: Verdict(400)) as receiver, LastWords() as words:
         exporter, rejected = make_exporter(receiver.endpoint, grpc=False)
         sender = Sender(exporter, rejected=rejected, capacity=1, linger_s=0, patience_s=0)
         for span in shop_spans(5)[:50]:
             sender.on_end(span)
         sender.close()
     assert sender.given_up
-    assert sender.balance() == Balance(50, 0)
-    assert sender.balance().failed == 50
+    assert sender.counts() == SentSpans(50, 0)
+    assert sender.counts().failed == 50
     assert "400" in words.text
 
 
 def test_spans_refused_one_by_one_are_not_acknowledged() -> None:
     """A partial success acknowledges the rest only."""
-    with TraceReceiver(lambda number: Verdict(rejected=2 if number == 1 else 0)) as receiver:
+    with Receiver(lambda number: Verdict(rejected=2 if number == 1 else 0)) as receiver:
         exporter, rejected = make_exporter(receiver.endpoint, grpc=False)
         sender = Sender(exporter, rejected=rejected, batch=10, linger_s=60)
         for span in shop_spans(5)[:20]:
             sender.on_end(span)
         sender.close()
-    assert sender.balance() == Balance(20, 18)
+    assert sender.counts() == SentSpans(20, 18)
 
 
 class Slow(SpanExporter):
@@ -274,11 +270,11 @@ class Slow(SpanExporter):
         assert self.ready.wait(60)
         assert self.sender is not None
         while True:
-            balance = self.sender.balance()
-            if balance.failed >= min(self.bound, self.total - balance.acknowledged):
+            counts = self.sender.counts()
+            if counts.failed >= min(self.bound, self.total - counts.acknowledged):
                 break
             time.sleep(0.001)
-        self.most = max(self.most, balance.failed)
+        self.most = max(self.most, counts.failed)
         return SpanExportResult.SUCCESS
 
 
@@ -291,7 +287,7 @@ def test_memory_is_bounded_by_making_the_shop_wait() -> None:
         sender.on_end(span)
     sender.close()
     assert slow.most == slow.bound
-    assert sender.balance() == Balance(100, 100)
+    assert sender.counts() == SentSpans(100, 100)
 
 
 class Clumsy(SpanExporter):
@@ -311,10 +307,10 @@ def test_exporter_that_raises_is_tried_again() -> None:
     """An exception is a failure like any other; whoever watches is told why."""
     told: list[tuple[int, str]] = []
     with LastWords() as words:
-        sender = Sender(Clumsy(), trouble=lambda spans: told.append((spans, words.text)))
+        sender = Sender(Clumsy(), on_retry=lambda spans: told.append((spans, words.text)))
         sender.on_end(shop_spans(5)[0])
         sender.close()
-    assert sender.balance() == Balance(1, 1)
+    assert sender.counts() == SentSpans(1, 1)
     [(spans, why)] = told
     assert spans == 1
     assert "no route" in why

@@ -19,19 +19,28 @@ import pytest
 import yaml
 
 from batchmill import __version__, cli
-from batchmill.cli import config, export, ingest, prometheus, run
+from batchmill.export import check_address
 from batchmill.kafka import KafkaAddress
+from batchmill.run import (
+    EXPORT_HEADERS_VARIABLE,
+    EXPORT_TOKEN_VARIABLE,
+    OTHER_VARIABLES,
+    SETTINGS,
+    TOKEN_VARIABLE,
+    resolve,
+    runner,
+)
 from tests.deploy import kit
 from tests.kit.paths import ROOT
 
 KUBERNETES = "1.32"
 TOOLS = Path(sys.executable).parent
 VARIABLES = {
-    *(each.variable for each in config.SETTINGS),
-    *config.OTHERS,
-    ingest.TOKEN_VARIABLE,
-    export.HEADERS_VARIABLE,
-    prometheus.TOKEN_VARIABLE,
+    *(setting.variable for setting in SETTINGS),
+    *OTHER_VARIABLES,
+    TOKEN_VARIABLE,
+    EXPORT_HEADERS_VARIABLE,
+    EXPORT_TOKEN_VARIABLE,
 }
 HANDED_ON = re.compile(r"^--(to|source|store|bind|token-file)=(.*)")
 
@@ -164,7 +173,7 @@ def test_every_command_is_one_that_batchmill_takes(
         if value.startswith("kafka://"):
             KafkaAddress.parse(value)
         elif value.startswith("prometheus://"):
-            prometheus.check(value)
+            check_address(value)
         elif option == "store":
             assert value.startswith(("sqlite:///", "postgresql://")), value
 
@@ -191,8 +200,8 @@ def test_commands_are_found_everywhere() -> None:
 @pytest.mark.parametrize("path", sorted(kit.DEPLOY.rglob("batchmill.toml")), ids=kit.name_of)
 def test_every_file_of_settings_is_valid(path: Path) -> None:
     """batchmill knows each setting in a batchmill.toml, and takes its value."""
-    settings = config.resolve(tomllib.loads(path.read_text()), str(path), {}, {}, path.parent)
-    given = [each for each in settings.chosen.values() if each.origin == str(path)]
+    settings = resolve(tomllib.loads(path.read_text()), str(path), {}, {}, path.parent)
+    given = [each for each in settings.values.values() if each.origin == str(path)]
     assert {"home", "bind", "drain"} <= {each.setting.name for each in given}
 
 
@@ -224,11 +233,11 @@ def test_everybody_has_the_time_that_an_end_takes() -> None:
     """What may kill `batchmill run` waits longer than its end can take."""
     ends = [
         value
-        for name, value in vars(run).items()
+        for name, value in vars(runner).items()
         if name.endswith("_END_S") and not name.startswith("DEMO")
     ]
     settings = [tomllib.loads(each.read_text()) for each in kit.DEPLOY.rglob("batchmill.toml")]
-    longest = sum(ends) + run.EXPORT_READ_S + max(each["drain"] for each in settings)
+    longest = sum(ends) + runner.EXPORT_READ_S + max(each["drain"] for each in settings)
     (compose,) = [each for _, each in kit.services() if each.get("command", [""])[0] == "run"]
     (pod,) = [pod for _, pod in kit.pods(kit.VARIANTS[0])]
     given = [

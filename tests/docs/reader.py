@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from batchmill import cli
-from batchmill.cli import config
 from batchmill.oal import parse
+from batchmill.run import resolve
 from tests.docs.kit import DRAWING, NOTES, OUTPUT, Block, blocks, matches, metric_examples
 from tests.kit.paths import ROOT
 
@@ -113,7 +113,7 @@ class Reader:
 
     def _settings(self, block: Block) -> None:
         file = _parsed(block, tomllib.loads)
-        config.resolve(file, block.place, {}, {}, self.folder)
+        resolve(file, block.place, {}, {}, self.folder)
 
     def _properties(self, block: Block) -> None:
         for each in block.text.splitlines():

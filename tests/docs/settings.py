@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from batchmill import cli
-from batchmill.cli.config import SETTINGS
+from batchmill.run import SETTINGS
 from tests.docs.kit import DOCS
 
 PAGE = DOCS / "operations.md"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from batchmill import BatchmillError
-from batchmill.cli import config
 from batchmill.oal import core_script, load
+from batchmill.run import OTHER_VARIABLES
 from batchmill.sources import user
 from tests.docs.kit import DOCS, PAGES, blocks
 from tests.docs.reader import Reader, commands, misunderstood
@@ -67,7 +67,7 @@ def reader(
     """Makes the reader of a page, in an empty folder and without settings from outside."""
     monkeypatch.chdir(tmp_path)
     for name in [each for each in os.environ if each.startswith(("BATCHMILL_", "OTEL_"))]:
-        if name not in config.OTHERS:
+        if name not in OTHER_VARIABLES:
             monkeypatch.delenv(name)
     made: list[Reader] = []
 
@@ -97,7 +97,7 @@ def test_the_quick_start_runs(
     """A span that the real SDK sends ends up in the answer of a query.
 
     `batchmill run` is played by its parts, the receiver and the pipeline, so that the Spark session
-    that is there serves once more; tests/run/test_run_whole.py runs the command itself.
+    that is there serves once more; tests/run/test_run.py runs the command itself.
     """
     from batchmill.spark import Pipeline
     from tests.kit.receivers import QUICK, ingest

@@ -16,8 +16,7 @@ import pytest
 import batchmill
 from batchmill import BatchmillError
 from batchmill.batcher import FlushReason
-from batchmill.cli import export, prometheus
-from batchmill.cli import status as status_module
+from batchmill.cli import export
 from batchmill.export import exporter, forwarder, values
 from batchmill.export import stats as exporter_stats
 from batchmill.export.prometheus import page as prometheus_page_module
@@ -28,9 +27,7 @@ from batchmill.ingest import stats as ingest_stats
 from batchmill.ingest.decode import protobuf
 from batchmill.ingest.decode import rows as decode_rows
 from batchmill.queue import stats as queue_stats
-from batchmill.run import supervisor
-from batchmill.run.figures import Picture
-from batchmill.run.home import Home
+from batchmill.run import Home, RunState, StatusFile, assess, supervisor
 from batchmill.spool import Spool
 from batchmill.store import EXPIRED, TOO_OLD
 from batchmill.store.postgres import writers
@@ -135,7 +132,7 @@ def _refusal(make: Any) -> responses.Refusal:
 
 def test_what_is_handed_on_to_kafka_is_explained() -> None:
     """Each figure, and each reason of a drop."""
-    text = inspect.getsource(forwarder.KafkaForwarder.stats)
+    text = inspect.getsource(forwarder.KafkaForwarder.figures)
     figures = set(re.findall(r'^ +"(\w+)":', text, re.MULTILINE))
     assert figures == named(COUNTERS, "Traces and logs handed on")
     why = named(COUNTERS, "Traces and logs handed on", "what it is")
@@ -178,8 +175,7 @@ def test_every_reason_of_the_pipeline_is_explained() -> None:
 
 def test_every_field_of_a_status_is_explained(tmp_path: Path) -> None:
     """`batchmill status --json`, its processes and their states, and progress.json."""
-    verdict = status_module.Health(0)
-    shown = status_module.as_json(Home(tmp_path), status_module.Seen(Picture(0.0)), verdict)
+    shown = assess(Home(tmp_path), RunState(now=0.0)).as_json()
     assert shown.keys() <= named(COUNTERS, "batchmill status")
     text = inspect.getsource(supervisor)
     figures = set(re.findall(r'^ +"(\w+)": ', text, re.MULTILINE))
@@ -191,9 +187,9 @@ def test_every_field_of_a_status_is_explained(tmp_path: Path) -> None:
 
 def test_every_figure_of_an_exporter_is_explained() -> None:
     """What it tells of itself in its file, and the series on the page for Prometheus."""
-    fields = set(re.findall(r'^ +"(\w+)": ', inspect.getsource(export._Telling), re.MULTILINE))
-    for each in (prometheus._Telling, prometheus._sent, prometheus._served):
-        fields |= set(re.findall(r'"(\w+)": ', inspect.getsource(each)))
+    fields: set[str] = set()
+    for source in (StatusFile, export):
+        fields |= set(re.findall(r'"(\w+)": ', inspect.getsource(source)))
     waiting = {"files", "rows", "bytes", "oldest_ms"}
     assert fields - waiting <= named(COUNTERS, "Exporters", "field")
     assert waiting <= named(COUNTERS, "Exporters", "what it is")

@@ -1,4 +1,4 @@
-"""Other processes in tests: a script, a forked child, and one that is listened to and killed."""
+"""Other processes in tests: a script, a forked child, one whose output is read; state files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,30 +16,49 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import batchmill
+from batchmill.files import read_json
 from tests.kit.paths import ROOT
-from tests.kit.threads import WAIT_S
+from tests.kit.threads import WAIT_S, until
 
 PATIENCE_S = 150.0
-"""How long a process may take to say what it must say, on a machine that has much else to do."""
+"""How long a process may take for anything, on a machine that is busy with other work."""
+
+
+def wait_for_json(path: Path, *keys: str, timeout_s: float = PATIENCE_S) -> Any:
+    """The value at ``keys`` in the JSON file of another process, once it is there and true.
+
+    Without keys, the whole object. A state file is never read without waiting for it: its process
+    may not have written it yet.
+    """
+
+    def value() -> Any:
+        content: Any = read_json(path)
+        for key in keys:
+            content = content.get(key) if isinstance(content, dict) else None
+        return content
+
+    return until(value, f"{path} has {'.'.join(keys) or 'content'}", timeout_s)
+
+
+def running_pid(supervisor: Path, name: str, timeout_s: float = PATIENCE_S) -> int:
+    """The id of a process of a run, once its ``supervisor.json`` says that it is running."""
+
+    def pid() -> Any:
+        process = (read_json(supervisor) or {}).get("processes", {}).get(name, {})
+        return process.get("pid") if process.get("state") == "running" else None
+
+    return int(until(pid, f"{name} is running", timeout_s))
 
 
 SOURCE = str(Path(batchmill.__file__).parents[1])
 """Where the package under test is, for scripts that run in an interpreter of their own."""
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Life:
-    """A process group. All that it says on its standard output is kept in ``lines``."""
+    """A process group; ``lines`` has its standard output. As a context, it is killed in the end."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.lines: list[str] = []
@@ -99,6 +117,12 @@ class Life:
         self._hear_out()
         code = self._close()
         assert code == expected, f"exit code {code}:\n{self.report()}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def report(self) -> str:
         """What it has said last, and its log's last lines."""

@@ -302,6 +302,7 @@ OUTBOX = {
     "OutboxSettings",
 }
 EXPORT = {
+    "PROMETHEUS_ADDRESSES",
     "ExportedValue",
     "Exporter",
     "ExporterInUseError",
@@ -320,12 +321,17 @@ EXPORT = {
     "StoreUnreadableError",
     "Target",
     "by_label",
+    "check_address",
     "complete_minute",
     "entity_labels",
     "help_text",
     "forget_exporter",
+    "is_scraped",
     "open_sender",
+    "page_address",
+    "reads_store",
     "remote_address",
+    "require_exporter",
     "series_names",
     "to_otlp",
 }

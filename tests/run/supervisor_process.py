@@ -12,14 +12,10 @@ from pathlib import Path
 
 from batchmill.run.home import Home
 from batchmill.run.log import RotatingLog
-from batchmill.run.supervisor import GaveUpError, RestartPolicy, Signals, Spec, State, Supervisor
+from batchmill.run.signals import Signals
+from batchmill.run.supervisor import GaveUpError, RestartPolicy, Spec, State, Supervisor
 
 CHILD = str(Path(__file__).with_name("child.py"))
-
-
-def spec(name: str, *words: str, ready_line: str | None = None, keep: bool = True) -> Spec:
-    """A child that does ``words``."""
-    return Spec(name=name, target=CHILD, arguments=words, ready_line=ready_line, keep=keep)
 
 
 def say(text: str) -> None:
@@ -45,12 +41,13 @@ def run(folder: Path, children: list[str]) -> None:
         for child in children:
             name, _, words = child.partition("=")
             ready = "hang" if "hang" in words else "stubborn" if "stubborn" in words else None
-            supervisor.start(spec(name, *words.split(), ready_line=ready))
+            spec = Spec(name=name, target=CHILD, arguments=words.split(), ready_line=ready)
+            supervisor.start(spec)
         processes = supervisor.processes.values()
         told: list[int | None] = []
         try:
             while not signals.count:
-                supervisor.look()
+                supervisor.poll()
                 pids = [each.pid for each in processes]
                 if pids != told and all(each.state is State.RUNNING for each in processes):
                     told = pids
@@ -63,7 +60,7 @@ def run(folder: Path, children: list[str]) -> None:
         for each in processes:
             each.terminate()
         while signals.count < 2 and any(each.state is State.STOPPING for each in processes):
-            supervisor.look()
+            supervisor.poll()
             signals.wait(0.02)
     for each in processes:
         say(f"{each.spec.name} {each.state.value} {each.code}")

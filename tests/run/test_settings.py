@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -11,35 +10,34 @@ from typing import Any
 import pytest
 
 from batchmill.cli import main
-from batchmill.cli.config import (
+from batchmill.errors import ConfigError
+from batchmill.run import (
     SETTINGS,
     ConfigFileError,
-    Settings,
+    Home,
+    RunSettings,
     UnknownSettingError,
-    add_options,
-    load,
+    load_settings,
     resolve,
 )
-from batchmill.errors import ConfigError
-from batchmill.run.check import check
-from batchmill.run.home import Home
-from batchmill.run.specs import demo_spec, ingest_spec, pinned, pipeline_spec
+from batchmill.run.runner import check
+from batchmill.run.specs import (
+    demo_spec,
+    export_spec,
+    ingest_spec,
+    pipeline_spec,
+    web_spec,
+    with_ports,
+)
 
 
 def settings(
     file: dict[str, Any] | None = None,
     environ: dict[str, str] | None = None,
     flags: dict[str, Any] | None = None,
-) -> Settings:
+) -> RunSettings:
     """What comes of these."""
     return resolve(file, "batchmill.toml", environ or {}, flags or {})
-
-
-def parsed(*given: str) -> argparse.Namespace:
-    """A command line as argparse reads it."""
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return parser.parse_args(given)
 
 
 def show(
@@ -58,7 +56,7 @@ def test_flags_go_before_variables_before_the_file_before_defaults() -> None:
     found = settings(
         file, {"BATCHMILL_HTTP_PORT": "2", "BATCHMILL_GRPC_PORT": "2"}, {"http_port": "3"}
     )
-    origins = {name: (found[name], found.chosen[name].origin) for name in (*file, "bind")}
+    origins = {name: (found[name], found.values[name].origin) for name in (*file, "bind")}
     assert origins == {
         "http_port": (3, "--http-port"),
         "grpc_port": (2, "BATCHMILL_GRPC_PORT"),
@@ -153,11 +151,11 @@ def test_paths_of_a_file_are_looked_for_beside_it(tmp_path: Path) -> None:
     """Those of flags and variables in the current folder."""
     file = tmp_path / "mill.toml"
     file.write_text('home = "data"\noal = ["a.oal", "/b.oal"]\n')
-    found = load(parsed("--config", str(file)), {"BATCHMILL_TLS_CERT": "c.pem"})
+    found = load_settings({}, str(file), {"BATCHMILL_TLS_CERT": "c.pem"})
     assert found["home"] == str(tmp_path / "data")
     assert found["oal"] == (str(tmp_path / "a.oal"), "/b.oal")
     assert found["tls_cert"] == "c.pem"
-    assert load(parsed(), {"BATCHMILL_CONFIG": str(file)})["home"] == str(tmp_path / "data")
+    assert load_settings({}, None, {"BATCHMILL_CONFIG": str(file)})["home"] == found["home"]
 
 
 @pytest.mark.parametrize("content", [b"home = ", b"\xff\xfe", None])
@@ -167,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigFileError, match=r"mill\.toml cannot be read"):
-        load(parsed("--config", str(file)), {})
+        load_settings({}, str(file), {})
 
 
 def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
@@ -213,6 +211,58 @@ def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
 def test_a_port_that_was_free_is_kept(tmp_path: Path) -> None:
     """Senders know it: the next life of ingest has the same one."""
     spec = ingest_spec(settings({"http_port": 0, "grpc_port": 0}), Home(tmp_path))
-    told = " ".join(pinned(spec, {"http": "127.0.0.1:99", "grpc": "[::1]:98"}).arguments)
+    told = " ".join(with_ports(spec, {"http": "127.0.0.1:99", "grpc": "[::1]:98"}).arguments)
     assert "--http-port 99 --grpc-port 98" in told
-    assert "--http-port 0" in " ".join(pinned(spec, {}).arguments)
+    assert "--http-port 0" in " ".join(with_ports(spec, {}).arguments)
+
+
+def test_a_run_hands_on_who_may_look(tmp_path: Path) -> None:
+    """As for ingest; the token is on no command line."""
+    home = Home(tmp_path)
+    given = {"token": "secret", "bind": "0.0.0.0", "web_port": 81, "tls_cert": "c", "tls_key": "k"}
+    found = settings(given)
+    spec = web_spec(found, home)
+    words = list(spec.arguments)
+    assert words[:5] == ["web", "--home", str(tmp_path), "--port", "81"]
+    for option, value in (("--bind", "0.0.0.0"), ("--tls-cert", "c"), ("--tls-key", "k")):
+        assert words[words.index(option) + 1] == value
+    assert spec.environment == {"BATCHMILL_TOKEN": "secret"}
+    assert not any("secret" in each for each in words)
+    assert not spec.required
+
+
+def test_the_next_life_has_the_port_of_the_first(tmp_path: Path) -> None:
+    """So that a page that is open finds it again."""
+    spec = web_spec(settings({"web_port": 0}), Home(tmp_path))
+    spec = with_ports(spec, {"address": "http://[::1]:4711"})
+    words = list(spec.arguments)
+    assert words[words.index("--port") + 1] == "4711"
+
+
+def test_prometheus_needs_no_outbox(tmp_path: Path) -> None:
+    """In ``[export]`` such targets stand beside others; alone, they need no outbox."""
+    alone = ("prometheus://127.0.0.1:9464", "remote+http://127.0.0.1:9090/api/v1/write")
+    both = (*alone, "otlp+http://127.0.0.1:4318")
+    home = Home(tmp_path)
+    for targets, has_outbox in ((alone, False), (both, True), ((), False)):
+        found = settings({"export": {"to": list(targets)}})
+        assert found["export_to"] == targets
+        assert ("--outbox" in pipeline_spec(found, home).arguments) == has_outbox
+
+
+def test_the_token_of_exporters_is_on_no_command_line(tmp_path: Path) -> None:
+    """A token in ``[export]`` goes to the exporter by its environment, where nobody sees it."""
+    target = "prometheus://127.0.0.1:9464"
+    found = settings({"export": {"to": target, "token": "s3cret"}})
+    spec = export_spec(found, Home(tmp_path), "export", target)
+    assert spec.environment == {"BATCHMILL_EXPORT_TOKEN": "s3cret"}
+    assert "s3cret" not in " ".join(spec.arguments)
+
+
+@pytest.mark.parametrize(
+    "target", ["prometheus://h:1/elsewhere", "remote+http://me:s3cret@h/w", "remote+http://"]
+)
+def test_an_address_that_is_not_valid_is_refused(target: str) -> None:
+    """An address that is none, or that holds a login, is refused before anything is started."""
+    with pytest.raises(ConfigError, match="export_to"):
+        settings({"export": {"to": target}})

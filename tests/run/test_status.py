@@ -1,4 +1,4 @@
-"""``batchmill status``, the balance and the view: what they make of the figures they find."""
+"""The status of a run, the balance of a demo, and the display: what they make of reports."""
 
 from __future__ import annotations
 
@@ -13,21 +13,12 @@ import pytest
 from rich.console import Console
 
 from batchmill.cli import main
-from batchmill.cli.status import DEGRADED, DOWN, HEALTHY, Seen, as_json, drops, health
-from batchmill.run.balance import Sent, balance, read_sent
-from batchmill.run.figures import (
-    STATEMENTS,
-    Counted,
-    Picture,
-    ServiceRow,
-    Tables,
-    Waiting,
-    counted_of,
-    read_tables,
-    service_rows,
-)
-from batchmill.run.home import Home, write_json
-from batchmill.run.view import Rates, draw, plain_line
+from batchmill.files import write_json
+from batchmill.run import Backlog, Health, Home, RunState, assess
+from batchmill.run.balance import Counted, Sent, balance, counted_of, read_sent
+from batchmill.run.screen import Rates, draw, plain_line
+from batchmill.run.status import FRESH_S, StatusReader
+from batchmill.run.tables import STATEMENTS, ServiceRow, Tables, read_tables, service_rows
 from batchmill.sources import Grain
 from batchmill.store import TopNRow, Value, open_store
 from tests.kit.stores import MINUTE, Measurement, Writer
@@ -37,14 +28,11 @@ BEFORE = 202403011159
 RUNNING = {"ingest": {"state": "running"}, "pipeline": {"state": "running"}}
 
 
-def seen(**changes: Any) -> Seen:
-    """A run in which all is well, but for ``changes``."""
-    picture: dict[str, Any] = {"processes": RUNNING, "ingest": {"level": "NORMAL"}}
-    picture |= {
-        key: changes.pop(key) for key in ("processes", "ingest", "waiting", "web") if key in changes
-    }
-    rest: dict[str, Any] = {"supervisor": {"written_at": NOW - 1}, "supervised": True}
-    return Seen(Picture(NOW, **picture), **(rest | {"ingest_alive": True} | changes))
+def run_state(processes: dict[str, Any] = RUNNING, **changes: Any) -> RunState:
+    """A healthy run, but for ``changes``."""
+    report = {"written_at": NOW - 1} | changes.pop("supervisor", {}) | {"processes": processes}
+    healthy: dict[str, Any] = {"supervised": True, "ingest_alive": True}
+    return RunState(now=NOW, **(healthy | {"supervisor": report} | changes))
 
 
 def process(**states: str) -> dict[str, dict[str, str]]:
@@ -53,52 +41,62 @@ def process(**states: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "why"),
+    ("state", "health", "why"),
     [
-        (seen(), HEALTHY, ""),
-        (seen(processes=process(demo="ended")), HEALTHY, ""),
-        (seen(processes=process(pipeline="restarting")), DEGRADED, "pipeline is restarting"),
-        (seen(processes=process(ingest="starting")), DEGRADED, "ingest is starting"),
-        (seen(processes=process(ingest="restarting")), DOWN, "SIGKILL"),
-        (seen(ingest={"level": "CRITICAL"}), DEGRADED, "pressure is CRITICAL"),
-        (seen(waiting=Waiting(3, 99, 61.0)), DEGRADED, "waited for 61 s"),
-        (seen(waiting=Waiting(3, 99, 59.0)), HEALTHY, ""),
-        (seen(supervisor={"written_at": NOW - 11}), DEGRADED, "said nothing for 11 s"),
-        (seen(supervisor={"written_at": NOW, "state": "stopping"}), DEGRADED, "being stopped"),
-        (seen(ingest_silent_s=12.0), DEGRADED, "ingest has said nothing for 12 s"),
-        (seen(processes=process(web="restarting")), DEGRADED, "web is restarting"),
-        (seen(processes=process(web="failed")), DEGRADED, "web is failed"),
+        (run_state(), Health.HEALTHY, ""),
+        (run_state(processes=process(demo="ended")), Health.HEALTHY, ""),
         (
-            seen(processes=RUNNING | {"web": {"state": "running"}}, web={"written_at": NOW - 11}),
-            DEGRADED,
-            "web has said nothing for 11 s",
+            run_state(processes=process(pipeline="restarting")),
+            Health.DEGRADED,
+            "pipeline is restarting",
         ),
-        (seen(supervised=False, ingest_alive=False), DOWN, "nothing runs"),
-        (seen(supervised=False, processes={}), HEALTHY, ""),
+        (run_state(processes=process(ingest="starting")), Health.DEGRADED, "ingest is starting"),
+        (run_state(processes=process(ingest="restarting")), Health.DOWN, "SIGKILL"),
+        (run_state(ingest={"level": "CRITICAL"}), Health.DEGRADED, "pressure is CRITICAL"),
+        (run_state(backlog=Backlog(3, 99, 61.0)), Health.DEGRADED, "waited for 61 s"),
+        (run_state(backlog=Backlog(3, 99, 59.0)), Health.HEALTHY, ""),
+        (run_state(supervisor={"written_at": NOW - 11}), Health.DEGRADED, "not reported for 11 s"),
+        (
+            run_state(supervisor={"written_at": NOW, "state": "stopping"}),
+            Health.DEGRADED,
+            "being stopped",
+        ),
+        (run_state(ingest_silent_s=12.0), Health.DEGRADED, "ingest has not reported for 12 s"),
+        (run_state(processes=process(web="restarting")), Health.DEGRADED, "web is restarting"),
+        (run_state(processes=process(web="failed")), Health.DEGRADED, "web is failed"),
+        (
+            run_state(
+                processes=RUNNING | {"web": {"state": "running"}}, web={"written_at": NOW - 11}
+            ),
+            Health.DEGRADED,
+            "web has not reported for 11 s",
+        ),
+        (run_state(supervised=False, ingest_alive=False), Health.DOWN, "nothing runs"),
+        (run_state(supervised=False, processes={}), Health.HEALTHY, ""),
     ],
 )
-def test_health(found: Seen, code: int, why: str) -> None:
-    """Down: nothing is taken in. Degraded: something is not right. It says what."""
-    verdict = health(found)
-    assert verdict.code == code
-    assert why in " ".join(verdict.reasons)
-    assert bool(verdict.reasons) == (code != HEALTHY)
+def test_health(state: RunState, health: Health, why: str) -> None:
+    """Down: no spans are received. Degraded: something is wrong. The reasons say what."""
+    status = assess(Home(Path()), state)
+    assert status.health is health
+    assert why in " ".join(status.reasons)
+    assert bool(status.reasons) == (health is not Health.HEALTHY)
 
 
 def test_drops_are_told_by_reason() -> None:
     """Those of ingest and those of the pipeline; what is zero is left out."""
-    picture = Picture(
-        NOW,
+    state = RunState(
+        now=NOW,
         ingest={"rejected": {"no trace id": 3, "x": 0}, "refused_requests": {}},
         progress={"left_out": {"duplicates": {"same trace and span id": 2}, "expired": {}}},
     )
-    assert drops(picture) == {
+    assert state.drops() == {
         "rejected spans": {"no trace id": 3},
         "duplicates": {"same trace and span id": 2},
     }
 
 
-def status(
+def print_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *given: str
 ) -> tuple[int, str]:
     """Run the command; exit code and output."""
@@ -112,8 +110,8 @@ def test_status_reads_what_a_run_left(
     """From its folder alone, while it runs, and when it does not."""
     home = Home(tmp_path / "home")
     option = f"--home={home.folder}"
-    code, out = status(monkeypatch, capsys, option)
-    assert code == DOWN
+    code, out = print_status(monkeypatch, capsys, option)
+    assert code == Health.DOWN
     assert "nothing runs" in out
     home.prepare()
     (home.spool / "Span").mkdir()
@@ -134,19 +132,19 @@ def test_status_reads_what_a_run_left(
     }
     write_json(home.supervisor, {"pid": 1, "written_at": now, "processes": processes})
     with home.locked():
-        code, out = status(monkeypatch, capsys, option)
-        found = status(monkeypatch, capsys, option, "--json")
-    assert code == HEALTHY, out
+        code, out = print_status(monkeypatch, capsys, option)
+        found = print_status(monkeypatch, capsys, option, "--json")
+    assert code == Health.HEALTHY, out
     for each in (
-        "started again 2 times (last end: SIGKILL)",
+        "2 restarts (last ended with SIGKILL)",
         "queue      7 spans",
-        "1 segments, 10 bytes",
+        "1 segment, 10 bytes",
         "batch 4, 0 s ago; 1,234 spans counted",
         "dropped    5 quarantined: no time",
     ):
         assert each in out
     content = json.loads(found[1])
-    assert found[0] == HEALTHY
+    assert found[0] == Health.HEALTHY
     assert content["health"] == "healthy"
     assert content["spool"] == {"segments": 1, "bytes": 10}
     assert content["last_batch"] == 4
@@ -164,15 +162,13 @@ def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
     processes["export-2"] = {"state": "restarting"}
     levels = {"level": "WARNING", "measures": []}
     batches = [{"batch": 7, "at": NOW, "rows": 5, "seconds": 1.0, "phases": {"commit": 1.0}}]
-    picture = Picture(
-        NOW,
+    state = run_state(
         processes,
-        {"queues": [queue("spool")], "thresholds": levels, "level": "WARNING"},
-        {"batches": batches, "queues": [queue("jdbc")], "last_batch": 7},
+        ingest={"queues": [queue("spool")], "thresholds": levels, "level": "WARNING"},
+        progress={"batches": batches, "queues": [queue("jdbc")], "last_batch": 7},
         exports={"export": {"queues": [queue("out")]}, "export-2": {"queues": [queue("old")]}},
     )
-    found = Seen(picture, {"written_at": NOW}, True, True)
-    told = as_json(Home(tmp_path), found, health(found))
+    told = assess(Home(tmp_path), state).as_json()
     assert [(each["process"], each["name"]) for each in told["queues"]] == [
         ("ingest", "spool"),
         ("pipeline", "jdbc"),
@@ -185,8 +181,7 @@ def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
 
 def test_what_an_older_version_tells_is_enough(tmp_path: Path) -> None:
     """Its files have no queues, thresholds or batches."""
-    found = seen()
-    told = as_json(Home(tmp_path), found, health(found))
+    told = assess(Home(tmp_path), run_state()).as_json()
     assert (told["queues"], told["thresholds"], told["batches"], told["web"]) == (
         [],
         None,
@@ -197,14 +192,26 @@ def test_what_an_older_version_tells_is_enough(tmp_path: Path) -> None:
 
 def test_a_run_that_is_down_has_no_queues(tmp_path: Path) -> None:
     """What its processes told last is not so any more; its last batches are."""
-    picture = Picture(
-        NOW,
+    state = RunState(
+        now=NOW,
         ingest={"queues": [queue("spool")], "thresholds": {"level": "CRITICAL"}},
         progress={"queues": [queue("jdbc")], "batches": [{"batch": 1}]},
     )
-    found = Seen(picture)
-    told = as_json(Home(tmp_path), found, health(found))
+    told = assess(Home(tmp_path), state).as_json()
     assert (told["queues"], told["thresholds"], told["batches"]) == ([], None, [{"batch": 1}])
+
+
+def test_a_home_is_read_twice_a_second_at_most(tmp_path: Path) -> None:
+    """However many ask."""
+    home, now = Home(tmp_path / "home"), [10.0]
+    home.prepare()
+    reader = StatusReader(home, lambda: now[0])
+    first = reader.read()
+    assert reader.read() is first
+    now[0] += FRESH_S
+    later = reader.read()
+    assert later is not first
+    assert later.health is Health.DOWN
 
 
 def test_the_last_account_of_the_demo_counts() -> None:
@@ -221,7 +228,7 @@ def test_the_last_account_of_the_demo_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "counted", "received", "whole", "told"),
+    ("sent", "counted", "received", "equal", "told"),
     [
         (
             Sent(10, 10),
@@ -231,23 +238,23 @@ def test_the_last_account_of_the_demo_counts() -> None:
             "balance: 10 spans sent = 10 acknowledged = 10 counted",
         ),
         (Sent(10, 10), Counted(10, duplicates=3), 13, True, "3 repeated deliveries counted once"),
-        (Sent(10, 10), Counted(15), 15, True, "5 of other senders"),
+        (Sent(10, 10), Counted(15), 15, True, "5 from other senders"),
         (Sent(10, 10), Counted(10), None, True, "10 counted"),
         (Sent(10, 9), Counted(9), 9, False, "10 spans sent ≠ 9 acknowledged = 9 counted"),
         (Sent(10, 10), Counted(9), 10, False, "10 acknowledged ≠ 9 counted"),
         (Sent(10, 10), Counted(11), 10, False, "10 acknowledged ≠ 11 counted"),
-        (Sent(10, 10), Counted(9, quarantined=1), 10, False, "1 set aside"),
+        (Sent(10, 10), Counted(9, quarantined=1), 10, False, "1 quarantined"),
         (Sent(10, 10), Counted(8), 8, False, "OUT OF BALANCE: 10 spans sent = 10 acknowledged ≠ 8"),
         (Sent(10, 10), Counted(9), None, False, "OUT OF BALANCE"),
-        (None, Counted(9), 9, False, "gave no account"),
+        (None, Counted(9), 9, False, "gave no result"),
     ],
 )
 def test_the_balance(
-    sent: Sent | None, counted: Counted, received: int | None, whole: bool, told: str
+    sent: Sent | None, counted: Counted, received: int | None, equal: bool, told: str
 ) -> None:
     """Sent = acknowledged = counted, with others and repeated deliveries taken into account."""
     found = balance(sent, counted, received)
-    assert found.whole == whole
+    assert found.equal == equal
     assert told in found.text
 
 
@@ -285,51 +292,50 @@ def test_services_are_rows_the_busiest_first() -> None:
 def test_the_view_shows_the_road_and_the_tables() -> None:
     """Also with names that look like markup, and with nothing known at all."""
     console = Console(width=100, color_system=None)
-    picture = Picture(
-        NOW,
+    state = run_state(
         process(pipeline="restarting"),
-        {
+        ingest={
             "pid": 1,
             "received_spans": 1500,
             "acknowledged_spans": 1400,
             "queue_rows": 100,
             "level": "CRITICAL",
         },
-        {"last_batch": 3, "committed_at": NOW - 2, "spans": 1200, "duplicates": 1},
-        Waiting(2, 2048, 1.5),
-        Tables(202402291345, (ServiceRow("[red]cart", 5, 120, 990, 0.995, 0.8),)),
+        progress={"last_batch": 3, "committed_at": NOW - 2, "spans": 1200, "duplicates": 1},
+        backlog=Backlog(2, 2048, 1.5),
     )
+    tables = Tables(202402291345, (ServiceRow("[red]cart", 5, 120, 990, 0.995, 0.8),))
     rates = Rates()
-    rates.add(Picture(NOW - 1, ingest={"pid": 1, "received_spans": 500}))
-    rates.add(picture)
+    rates.add(RunState(now=NOW - 1, ingest={"pid": 1, "received_spans": 500}))
+    rates.add(state)
     with console.capture() as shown:
-        console.print(draw(picture, rates))
+        console.print(draw(state, tables, rates))
     text = shown.get()
     for each in (
         "1,500 spans in, 1,000/s; 1,400 acknowledged",
         "restarting",
         "pressure CRITICAL",
         "2 segments, 2.0 KiB, the oldest 1.5 s old",
-        "batch 3, committed 2 s ago; 1,200 spans counted, 1 duplicates dropped",
+        "batch 3, committed 2 s ago; 1,200 spans counted, 1 duplicate dropped",
         "service, 13:45 UTC",
         "[red]cart",
         "99.50%",
         "0.800",
     ):
         assert each in text
-    assert "1,200 spans counted" in plain_line(picture, rates)
+    assert "1,200 spans counted" in plain_line(state, rates)
     with console.capture() as shown:
-        console.print(draw(Picture(NOW), Rates()))
+        console.print(draw(RunState(now=NOW), Tables(), Rates()))
     assert "no metrics yet" in shown.get()
 
 
 def test_a_new_life_of_ingest_counts_from_zero() -> None:
     """Its rate is not negative."""
     rates = Rates()
-    rates.add(Picture(NOW, ingest={"pid": 1, "received_spans": 500}))
-    rates.add(Picture(NOW + 1, ingest={"pid": 2, "received_spans": 5}))
+    rates.add(RunState(now=NOW, ingest={"pid": 1, "received_spans": 500}))
+    rates.add(RunState(now=NOW + 1, ingest={"pid": 2, "received_spans": 5}))
     assert rates.spans_per_s() == 0
-    rates.add(Picture(NOW + 2, ingest={"pid": 2, "received_spans": 25}))
+    rates.add(RunState(now=NOW + 2, ingest={"pid": 2, "received_spans": 25}))
     assert rates.spans_per_s() == 20
 
 

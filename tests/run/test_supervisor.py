@@ -7,66 +7,76 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from batchmill.run.home import Home, HomeInUseError, read_json, write_json
+from batchmill.files import write_json
+from batchmill.run import Home, HomeInUseError
 from batchmill.run.log import RotatingLog
-from batchmill.run.supervisor import Death, Record, RestartPolicy, Verdict, judge, told
+from batchmill.run.supervisor import (
+    Death,
+    Decision,
+    Process,
+    Record,
+    RestartPolicy,
+    Spec,
+    State,
+    decide,
+    exit_text,
+)
 from tests.kit.processes import Life
 
 POLICY = RestartPolicy(initial_s=1.0, max_s=5.0, multiplier=2.0, stable_s=30.0, failed_starts=3)
 KILLED = Death(-signal.SIGKILL, 4.0)
 
 
-def verdicts(*deaths: Death, policy: RestartPolicy = POLICY) -> list[Verdict]:
+def decisions(*deaths: Death, policy: RestartPolicy = POLICY) -> list[Decision]:
     """What is decided about deaths, one after the other."""
     record = Record()
-    found = []
+    decided = []
     for death in deaths:
-        verdict = judge(policy, record, death)
-        found.append(verdict)
-        record = verdict.record
-    return found
+        decision = decide(policy, record, death)
+        decided.append(decision)
+        record = decision.record
+    return decided
 
 
 def test_each_death_in_a_row_is_waited_out_longer() -> None:
     """Up to a limit; nobody gives up on a process that was ready each time."""
-    assert [each.delay_s for each in verdicts(*[KILLED] * 6)] == [1, 2, 4, 5, 5, 5]
+    assert [each.delay_s for each in decisions(*[KILLED] * 6)] == [1, 2, 4, 5, 5, 5]
 
 
 def test_a_stable_time_makes_deaths_forgotten() -> None:
     """The next death is the first one again."""
-    delays = [each.delay_s for each in verdicts(KILLED, KILLED, Death(1, 30.0), KILLED)]
+    delays = [each.delay_s for each in decisions(KILLED, KILLED, Death(1, 30.0), KILLED)]
     assert delays == [1, 2, 1, 2]
 
 
 def test_starts_that_come_to_nothing_are_tried_so_often() -> None:
     """In a row; then it is given up."""
     failed = Death(1, None)
-    assert [each.delay_s for each in verdicts(failed, failed, failed)] == [1, 2, None]
-    delays = [each.delay_s for each in verdicts(failed, failed, KILLED, failed, failed)]
+    assert [each.delay_s for each in decisions(failed, failed, failed)] == [1, 2, None]
+    delays = [each.delay_s for each in decisions(failed, failed, KILLED, failed, failed)]
     assert None not in delays
 
 
 def test_being_killed_while_starting_says_nothing_about_it() -> None:
     """Somebody who kills it again and again is outlasted."""
     killed = Death(-signal.SIGKILL, None)
-    assert None not in [each.delay_s for each in verdicts(*[killed] * 10)]
-    assert verdicts(*[Death(-signal.SIGSEGV, None)] * 3)[-1].delay_s is None
+    assert None not in [each.delay_s for each in decisions(*[killed] * 10)]
+    assert decisions(*[Death(-signal.SIGSEGV, None)] * 3)[-1].delay_s is None
 
 
 def test_what_was_told_wrongly_is_not_tried_twice() -> None:
     """Exit code 2 before it was ready; afterwards it is a death like others."""
-    assert verdicts(Death(2, None))[0].delay_s is None
-    assert verdicts(Death(2, 1.0))[0].delay_s == 1
+    assert decisions(Death(2, None))[0].delay_s is None
+    assert decisions(Death(2, 1.0))[0].delay_s == 1
 
 
 def test_ends_are_told_in_words() -> None:
     """Also those that no system knows."""
-    assert (told(3), told(-9), told(-99)) == ("exit code 3", "SIGKILL", "signal 99")
+    assert (exit_text(3), exit_text(-9), exit_text(-99)) == ("exit code 3", "SIGKILL", "signal 99")
 
 
 def test_a_log_begins_anew_when_it_is_large(tmp_path: Path) -> None:
@@ -115,7 +125,7 @@ def test_leftovers_of_a_killed_run_are_waited_for(tmp_path: Path) -> None:
     home.prepare()
     left = os.open(home.run / "processes.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(left, fcntl.LOCK_EX)
-    with pytest.raises(HomeInUseError, match="was killed"), home.locked(wait_s=0.05):
+    with pytest.raises(HomeInUseError, match="killed run"), home.locked(wait_s=0.05):
         pass
     ending = threading.Timer(0.1, os.close, [left])
     ending.start()
@@ -124,15 +134,10 @@ def test_leftovers_of_a_killed_run_are_waited_for(tmp_path: Path) -> None:
     ending.join()
 
 
-@contextlib.contextmanager
-def supervisor(home: Path, *children: str) -> Iterator[Life]:
-    """A supervisor and its children, gone in the end."""
+def supervisor(home: Path, *children: str) -> Life:
+    """A supervisor and its children."""
     command = [sys.executable, "-m", "tests.run.supervisor_process", str(home), *children]
-    life = Life(command, home.parent / f"{home.name}.log", os.environ)
-    try:
-        yield life
-    finally:
-        life.kill()
+    return Life(command, home.parent / f"{home.name}.log", os.environ)
 
 
 def pids(life: Life) -> list[int]:
@@ -226,12 +231,22 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
         life.must_hear("up .*")
 
 
-def test_figures_are_replaced_whole(tmp_path: Path) -> None:
-    """What is not there or not whole is nothing, and no temporary file stays."""
-    path = tmp_path / "x.json"
-    assert read_json(path) is None
-    path.write_text('{"half')
-    assert read_json(path) is None
-    write_json(path, {"a": 1})
-    assert read_json(path) == {"a": 1}
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        (["x", "batchmill web: port 80 is in use"], 2, "web UI disabled: port 80 is in use"),
+        ([], 2, "web UI disabled: web did not start (exit code 2). Its last output: none"),
+        (["why"], 1, "web UI disabled: web did not start (exit code 1). Its last output:\n  why"),
+    ],
+)
+def test_a_process_that_is_not_required_is_disabled(
+    tmp_path: Path, lines: list[str], code: int, said: str
+) -> None:
+    """The reason is the last line of a command that refused its settings, else all of them."""
+    messages: list[str] = []
+    spec = Spec(name="web", title="web UI", arguments=[], required=False)
+    log = RotatingLog(tmp_path / "web.log", limit=1000, files=1)
+    process = Process(spec, RestartPolicy(failed_starts=1), log, messages.append)
+    process.lines = lines
+    process._died(Death(code, None), 0.0)
+    assert (process.state, messages) == (State.FAILED, [said])

@@ -22,10 +22,10 @@ import pytest
 from rich.console import Console
 
 from batchmill.cli import main
-from batchmill.cli.status import DOWN
-from batchmill.run.home import Home, write_json
+from batchmill.files import write_json
+from batchmill.run import Health, Home
 from batchmill.run.top.history import History
-from batchmill.run.top.marks import Sheet, columns, heat_row, past, scale, stacked
+from batchmill.run.top.marks import Sheet, columns, heat_row, scale, sparkline, stacked
 from batchmill.run.top.view import draw
 
 NOW = 1_700_000_000.0
@@ -175,7 +175,7 @@ def test_nothing_known_is_drawn_as_well() -> None:
     nothing = {"health": "down", "reasons": ["nothing runs"], "home": "/x", "at": NOW}
     text = shown(nothing, Sheet(80))
     assert "nothing runs in /x: start `batchmill run`" in text
-    assert "ingest has told nothing" in text
+    assert "no report of ingest" in text
     assert "micro-batches none yet" in text
     known = ("health", "home", "at", "processes", "ingest", "last_batch")
     old = {key: told()[key] for key in known}
@@ -188,17 +188,17 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     for second in range(31):
         came = 100 * second if second < 20 else 2000 + 50 * (second - 20)
         history.add(told(at=NOW + second, ingest={"pid": 1, "received_spans": came}))
-    assert history.came_per_s() == 50
+    assert history.received_per_s() == 50
     assert "50/s" in shown(told(), Sheet(80), history)
     history.add(told(at=NOW + 31, ingest={"pid": 2, "received_spans": 5}))
-    assert history.came_per_s() is None
+    assert history.received_per_s() is None
 
 
 def test_a_line_of_the_past_has_the_highest_at_full_height() -> None:
     """The newest at its end; all that there is room for."""
-    assert past([9, 0, 1, 2, 4], 4, ascii_only=False).plain == "▁▂▄█"
-    assert past([0, 0], 4, ascii_only=False).plain == "▁▁"
-    assert past([0, 8], 4, ascii_only=True).plain == ".@"
+    assert sparkline([9, 0, 1, 2, 4], 4, ascii_only=False).plain == "▁▂▄█"
+    assert sparkline([0, 0], 4, ascii_only=False).plain == "▁▁"
+    assert sparkline([0, 8], 4, ascii_only=True).plain == ".@"
 
 
 def test_a_heat_row_has_a_character_for_each_partition() -> None:
@@ -245,7 +245,7 @@ def test_without_a_terminal_it_is_printed_once(
     """As plain text; a run that is down says so, and the exit code is that of `status`."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "argv", ["batchmill", "top", f"--home={home.folder}", "--once"])
-    assert main() == DOWN
+    assert main() == Health.DOWN
     text = capsys.readouterr().out
     assert f"nothing runs in {home.folder}: start `batchmill run`" in " ".join(text.split())
     assert "newest 2.00 s" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 from pathlib import Path
@@ -16,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from batchmill.cli.options import pipeline_arguments
-from batchmill.cli.stream import add_parsers
 from batchmill.errors import ConfigError
 from batchmill.spark import BatchReport, PipelineError
 from tests.kit.pipeline_results import (
@@ -219,39 +216,3 @@ def test_a_window_that_is_none_is_refused(tmp_path: Path, seconds: Any) -> None:
     """Before Spark is started."""
     with pytest.raises(ConfigError, match="dedup_s"):
         pipeline(None, tmp_path, oal=SMALL, dedup_s=seconds)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("10m", 600), ("90", 90), ("90s", 90), ("1h", 3600), ("7d", 604_800)]
-)
-def test_the_command_line_takes_a_time(text: str, seconds: float) -> None:
-    """With a unit, or in seconds; and segments stay unless told."""
-    given_ = parsed("pipeline", f"--dedup={text}")
-    assert (given_["dedup_s"], given_["remove_read"]) == (seconds, False)
-    assert parsed("pipeline", "--remove-read") | {"settings": None} == {
-        **parsed("pipeline"),
-        "remove_read": True,
-        "settings": None,
-    }
-
-
-@pytest.mark.parametrize("text", ["", "m", "0", "8d", "1.5m", "-1", "1w", "²s"])
-def test_a_time_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what it may be."""
-    with pytest.raises(SystemExit):
-        parsed("pipeline", f"--dedup={text}")
-    assert "such as 90s, 10m or 1h" in capsys.readouterr().err
-
-
-def test_a_backfill_removes_nothing() -> None:
-    """It is not even offered."""
-    assert parsed("backfill", "old", "--dedup=1h")["remove_read"] is False
-    with pytest.raises(SystemExit):
-        parsed("backfill", "old", "--remove-read")
-
-
-def parsed(*command: str) -> dict[str, Any]:
-    """What a pipeline is made with."""
-    parser = argparse.ArgumentParser()
-    add_parsers(parser.add_subparsers())
-    return pipeline_arguments(parser.parse_args(command))

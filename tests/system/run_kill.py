@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchmill.run.home import Home, read_json
+from batchmill.files import read_json
+from batchmill.run import Home
 from tests.kit.jvm import jvm_options
 from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life

@@ -23,8 +23,7 @@ pytest.importorskip("uvicorn")
 from pyspark.sql import SparkSession
 
 from batchmill.oal import core_script
-from batchmill.run.figures import waiting_in
-from batchmill.run.home import Home
+from batchmill.run import Home, spool_backlog
 from batchmill.spark import Pipeline
 from tests.kit.otlp_senders import Traffic, as_received, nearly_in_order, otlp, sizes
 from tests.kit.pipeline_results import differences, expected_whole, whole
@@ -76,7 +75,7 @@ def test_whatever_is_killed_the_store_is_that_of_the_oracle(
         road.until(traffic.is_done)
         road.await_pipeline()
         road.end()
-    assert waiting_in(home.spool).segments == 0, road.report()
+    assert spool_backlog(home.spool).count == 0, road.report()
     settle(spark, home, script)
 
     assert traffic.odd == []

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,14 @@ pytest.importorskip("uvicorn")
 
 from playwright.sync_api import expect
 
+from batchmill.files import read_json
 from batchmill.oal import core_script
-from batchmill.run.figures import read_counted
-from batchmill.run.home import Home, read_json
+from batchmill.run import Home, read_counted
 from batchmill.sources import Grain, bucket_end, bucket_start, split_entity_id
 from batchmill.store import Store, open_store
+from tests.kit import threads
 from tests.kit.pipelines import QUICK_SPARK
-from tests.kit.processes import Life
+from tests.kit.processes import Life, running_pid, wait_for_json
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -57,13 +57,9 @@ def no_stacks_on_the_way() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def until(true: Callable[[], Any]) -> Any:
-    """Wait for something that other processes will make true; what it was."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (found := true()):
-        assert time.monotonic() < deadline_s, "it did not come true"
-        time.sleep(0.05)
-    return found
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something in other processes."""
+    return threads.until(condition, timeout_s=PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -79,21 +75,8 @@ def shop_running(folder: Path) -> Iterator[Home]:
         *("--master=local[2]", "--trigger=0.5", f"--oal={script}"),
         *(f"--conf={key}={value}" for key, value in QUICK_SPARK.items()),
     ]
-    life = Life(command, folder / "errors", os.environ | {"SPARK_SUBMIT_OPTS": jvm_options()})
-    try:
+    with Life(command, folder / "errors", os.environ | {"SPARK_SUBMIT_OPTS": jvm_options()}):
         yield home
-    finally:
-        life.kill()
-
-
-def pid_of(home: Home, name: str) -> int:
-    """A process of the run, once it runs."""
-
-    def running() -> Any:
-        found = (read_json(home.supervisor) or {}).get("processes", {}).get(name, {})
-        return found.get("pid") if found.get("state") == "running" else None
-
-    return int(until(running))
 
 
 class Traffic:
@@ -101,7 +84,7 @@ class Traffic:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._pid = pid_of(home, "demo")
+        self._pid = running_pid(home.supervisor, "demo")
 
     def some(self) -> None:
         """A few hundred spans more, acknowledged."""
@@ -185,7 +168,7 @@ ON_THE_ROAD = (("Ingest", "Acknowledged"), ("Store", "Spans"), ("Spark", "Batch"
 def test_the_pages_of_a_whole_run(tmp_path: Path) -> None:
     """They go live, show what the store has, and survive the death of pipeline and server."""
     with running_chromium() as browser, shop_running(tmp_path) as home:
-        address = until(lambda: (read_json(home.web) or {}).get("address"))
+        address = wait_for_json(home.web, "address")
         with watched_page(browser, address) as seen:
             # Until the first commit there is no store, and that is said.
             seen.expected = ("503",)
@@ -251,14 +234,14 @@ def _survives(seen: Watched, home: Home, traffic: Traffic) -> None:
     """The pipeline is killed, then the server: the page says so, and goes on."""
     page = seen.open("#/pipeline")
     page.locator(".bars rect").first.wait_for()
-    killed = pid_of(home, "pipeline")
+    killed = running_pid(home.supervisor, "pipeline")
     os.kill(killed, signal.SIGKILL)
     page.locator(".reasons", has_text="pipeline is").wait_for()
     with changing(page, *ON_THE_ROAD):
         traffic.some()
     process = page.get_by_role("table", name="Processes").locator("tr", has_text="pipeline")
     expect(process).to_contain_text("SIGKILL")
-    os.kill(pid_of(home, "web"), signal.SIGKILL)
+    os.kill(running_pid(home.supervisor, "web"), signal.SIGKILL)
     page.locator("#live:not([data-state=live])").wait_for()
     page.locator("#live[data-state=live]").wait_for(timeout=PATIENCE_S * 1000)
     with changing(page, ("Ingest", "Acknowledged")):

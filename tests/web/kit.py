@@ -13,10 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from batchmill.oal import core_script, load
+from batchmill.run import Home, RunStatus, StatusReader
 from batchmill.sources import Grain, endpoint_id, instance_id, service_id
 from batchmill.store import (
     Batch,
@@ -226,12 +229,24 @@ class Client:
         return found
 
 
+class FakeRun(StatusReader):
+    """A run whose status, as JSON, is what a function returns."""
+
+    def __init__(self, as_json: Callable[[], Mapping[str, Any]]) -> None:
+        super().__init__(Home(Path()))
+        self._as_json = as_json
+
+    def read(self) -> RunStatus:
+        """Something that has nothing but the JSON."""
+        return cast("RunStatus", SimpleNamespace(as_json=self._as_json))
+
+
 @contextlib.contextmanager
 def serving(store_url: str, **more: Any) -> Iterator[Client]:
     """A server on a free port, in a thread; stopped in the end."""
-    pipeline = more.pop("pipeline", None)
+    run = more.pop("run", None)
     token = more.pop("token", None)
-    server = WebServer(store_url, WebSettings(port=0, **more), pipeline=pipeline)
+    server = WebServer(store_url, WebSettings(port=0, **more), run=run)
     ready, failed = threading.Event(), []
 
     def work() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchmill.run.home import Home, write_json
+from batchmill.files import write_json
+from batchmill.run import Home
 from tests.kit.browser import PHONE, Watched, keep_shot, running_chromium, watched_page
 from tests.web.pages_kit import BEGIN, OWN, SLOWEST, Served, filled_store, serving
 from tests.web.traffic import Call

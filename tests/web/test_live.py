@@ -19,6 +19,7 @@ from batchmill.store import open_store
 from batchmill.web import WebServer, WebSettings
 from batchmill.web.live import Live, LiveSettings
 from batchmill.web.query_pool import QueryPool
+from tests.web.kit import FakeRun
 from tests.web.traffic import Call, Shop
 
 WAIT_S = 30.0
@@ -79,11 +80,11 @@ class Listener:
 
 @contextlib.asynccontextmanager
 async def living(
-    url: str, pipeline: Callable[[], Mapping[str, Any]] | None, settings: LiveSettings = QUICK
+    url: str, run: Callable[[], Mapping[str, Any]] | None, settings: LiveSettings = QUICK
 ) -> AsyncIterator[Live]:
     """A source of events; closed in the end."""
     pool = QueryPool(url)
-    live = Live(pool, pipeline, settings)
+    live = Live(pool, run and FakeRun(run), settings)
     try:
         yield live
     finally:
@@ -259,7 +260,7 @@ def test_a_server_ends_though_people_listen(url: str) -> None:
     """Their answers end properly, and at once, not after the time that requests are given."""
 
     async def serve() -> tuple[bytes, float]:
-        server = WebServer(url, WebSettings(port=0, drain_s=WAIT_S), pipeline=Counting())
+        server = WebServer(url, WebSettings(port=0, drain_s=WAIT_S), run=FakeRun(Counting()))
         ready = asyncio.Event()
         serving = asyncio.create_task(server.serve(ready.set))
         async with asyncio.timeout(WAIT_S):

@@ -14,7 +14,7 @@ from schemathesis import GenerationMode, checks
 from batchmill.store import open_store
 from batchmill.web import make_app
 from batchmill.web.api.openapi import document
-from tests.web.kit import START_S, Call, CallWriter, Client, serving
+from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
 LIVE = "/api/v1/live"
 """Has no end, and so tests of its own."""
@@ -50,7 +50,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
     """A server over it."""
-    with serving(url, pipeline=lambda: {"state": "fine"}) as found:
+    with serving(url, run=FakeRun(lambda: {"state": "fine"})) as found:
         yield found
 
 

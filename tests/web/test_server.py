@@ -20,7 +20,7 @@ from batchmill import ConfigError
 from batchmill.http import Access
 from batchmill.store import open_store
 from batchmill.web import WebServer, WebSettings, make_app, query_pool
-from tests.web.kit import START_S, WAIT_S, Call, CallWriter, Client, serving
+from tests.web.kit import START_S, WAIT_S, Call, CallWriter, Client, FakeRun, serving
 
 ASKED = {"from_": START_S, "to": START_S + 600}
 
@@ -216,7 +216,7 @@ def test_more_questions_than_it_can_take(tmp_path: Path, monkeypatch: pytest.Mon
         assert going.wait(WAIT_S)
         return {"fine": 1}
 
-    with serving(_url(tmp_path), pipeline=pipeline) as client, ThreadPoolExecutor(2) as others:
+    with serving(_url(tmp_path), run=FakeRun(pipeline)) as client, ThreadPoolExecutor(2) as others:
         try:
             answers = [others.submit(client.ask, "/api/v1/pipeline") for _ in range(2)]
             for _ in answers:
@@ -236,7 +236,7 @@ def test_a_pipeline_that_fails_is_said_to_have_failed(tmp_path: Path) -> None:
     def pipeline() -> dict[str, int]:
         raise RuntimeError("secret detail")
 
-    with serving(_url(tmp_path), pipeline=pipeline) as client:
+    with serving(_url(tmp_path), run=FakeRun(pipeline)) as client:
         status, _, body = client.raw("/api/v1/pipeline")
         assert (status, b"secret" in body) == (500, False)
         assert client.ask("/api/v1/status")[0] == 200

@@ -1,48 +1,75 @@
-"""``batchmill export``: what each commit changed, sent to somebody else."""
+"""``batchmill export``: sends values to a collector, to Kafka or to Prometheus.
+
+Collectors and Kafka get what each commit changed, from the outbox. Prometheus gets complete minutes
+from the store, and needs no outbox.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from batchmill.cli import prometheus
-from batchmill.cli.options import add_kafka_option, kafka_options
+from batchmill.cli.options import (
+    add_kafka_option,
+    kafka_options,
+    number,
+    only_given,
+    token_of,
+    whole,
+)
 from batchmill.errors import BatchmillError, ConfigError
-from batchmill.extras import require_extra
-from batchmill.run.home import Home, write_json
-from batchmill.run.supervisor import Signals
+from batchmill.export import (
+    PROMETHEUS_ADDRESSES,
+    check_address,
+    is_scraped,
+    page_address,
+    reads_store,
+    require_exporter,
+)
+from batchmill.run import EXPORT_HEADERS_VARIABLE, EXPORT_TOKEN_VARIABLE, Signals, StatusFile
 from batchmill.store import RetryPolicy, Store, StoreError, StoreMissingError, open_store
 from batchmill.telemetry import ProcessStats
+from batchmill.wording import count_of
 
 if TYPE_CHECKING:
-    from batchmill.export import Exporter, ExporterSettings, Target
+    from batchmill.export import (
+        Exporter,
+        PrometheusServer,
+        RemoteWriter,
+        RemoteWriteStats,
+        SeriesLimits,
+    )
     from batchmill.outbox import Outbox
 
-HEADERS_VARIABLE = "BATCHMILL_EXPORT_HEADERS"
+T = TypeVar("T")
+
 STATUS_S = 1.0
+WAITING = "waiting for the pipeline"
 _PATIENCE = RetryPolicy(give_up_after_s=5.0)
-_NEEDED = {"kafka": "confluent_kafka", "otlp+grpc": "grpc", "otlp+grpcs": "grpc"}
+_SCRAPE_PATIENCE = RetryPolicy(give_up_after_s=3.0)
+"""How long a scrape tries to read the store, before it is answered 503."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "export",
-        help="send what each commit changes to a collector or to Kafka",
-        description="Tail the outbox of a pipeline that runs with --outbox, and send the values "
-        "that each commit changed: what it added and the total, at least once. A peer that is "
-        "slow or dead holds up nobody: what cannot be sent waits in the outbox. Ctrl-C or SIGTERM "
-        "ends it after what is in hand, a second Ctrl-C at once. To Prometheus goes what the store "
-        "holds, without an outbox: the newest complete minute as a page to scrape, or every one "
-        "by remote write.",
+        help="send what each commit changes to a collector, to Kafka or to Prometheus",
+        description="Read the outbox of a pipeline that runs with --outbox, and send the values "
+        "that each commit changed: what it added and the total, at least once. A peer that is slow "
+        "or down delays nothing else: what cannot be sent waits in the outbox. Ctrl-C or SIGTERM "
+        "ends it after the requests under way, a second Ctrl-C at once. Prometheus gets what the "
+        "store has, without an outbox: the newest complete minute as a page to scrape, or every "
+        "minute by remote write.",
     )
     add = parser.add_argument
     add(
@@ -50,214 +77,341 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="TARGET",
         help="otlp+grpc://host:port, otlp+grpcs://…, otlp+http://…, otlp+https://…, "
-        f"kafka://host:port/topic, {prometheus.ALLOWED}",
+        f"kafka://host:port/topic, {PROMETHEUS_ADDRESSES}",
     )
     add("--store", default="sqlite:///metrics.db", metavar="URL", help="default: %(default)s")
     add("--checkpoint", default="checkpoint", metavar="DIR", help="the pipeline's")
-    add("--name", help="what the store knows it by (default: the target)")
+    add("--name", help="its name in the store (default: the target)")
     add(
         "--header",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"goes with each request; better in {HEADERS_VARIABLE}, with commas between them: "
-        "others on this machine can see command lines",
+        help=f"sent with each request; better in {EXPORT_HEADERS_VARIABLE}, with commas between "
+        "them: all users of this machine can see command lines",
     )
     add_kafka_option(parser)
     add("--timeout", type=float, metavar="S", help="for an answer (default: 10)")
     add("--once", action="store_true", help="send what is there, then end")
-    add("--forget", action="store_true", help="let nothing wait for it any more, and end")
-    add("--status", type=Path, metavar="FILE", help="tell there each second how it is doing")
-    add("--verbose", action="store_true", help="say more")
-    prometheus.add_options(parser)
+    add("--forget", action="store_true", help="remove the exporter: nothing waits for it any more")
+    add("--status", type=Path, metavar="FILE", help="report there each second how it is doing")
+    add("--verbose", action="store_true", help="log more")
+    _add_prometheus_options(parser)
+
+
+def _add_prometheus_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("Prometheus").add_argument
+    add("--max-series", type=whole(), metavar="N", help="the most in a minute (default: 10000)")
+    add("--max-series-per-metric", type=whole(), metavar="N", help="default: 2000")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a file with the bearer token, else {EXPORT_TOKEN_VARIABLE}: scrapers must send it; "
+        "remote write sends it to the receiver",
+    )
+    add("--tls-cert", type=Path, metavar="FILE", help="prometheus://: the page's certificate, PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    add("--insecure", action="store_true", help="let anybody scrape who can reach the address")
+    add(
+        "--max-age",
+        type=number(),
+        metavar="S",
+        help="prometheus://: leave values out once their minute is over for longer (default: 300)",
+    )
+    add(
+        "--position",
+        type=Path,
+        metavar="FILE",
+        help="remote+http://: notes the last minute sent (default: a file beside the checkpoint)",
+    )
+    add("--catch-up", type=whole(), metavar="MINUTES", help="sent after a pause (default: 60)")
+    add(
+        "--late",
+        type=int,
+        metavar="MINUTES",
+        help="read again for late rows (default: 3); Prometheus accepts those only with an "
+        "out_of_order_time_window",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Export until a signal, or until all is sent with ``--once``; the exit code."""
     level = logging.INFO if given.verbose else logging.WARNING
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
     try:
-        from batchmill.export import Exporter, Target, forget_exporter, open_sender
-
-        if prometheus.takes(given.to):
-            return prometheus.run(given, _headers(given))
-        target = Target.parse(given.to)
-        name = given.name or str(target)
-        settings = _settings(given)
-        check_extra(str(target))
+        headers = _headers(given)
+        from_store = reads_store(given.to)
+        for name in ("once", "forget") if from_store else ():
+            if getattr(given, name):
+                allowed = "left out: it is for targets with an outbox"
+                raise ConfigError(f"--{name}", given.to, allowed)
+        if from_store:
+            require_exporter(given.to)
+        target = check_address(given.to)
         with Signals() as signals:
-            telling = _Telling(given.status, name, target)
-            found = _find(given, signals, telling)
-            if found is None:
-                return 0
-            outbox, store = found
-            with store:
-                if given.forget:
-                    forget_exporter(store, outbox, name)
-                    print(f"nothing waits for {name} any more", flush=True)
-                    return 0
-                exporter = Exporter(
-                    store=store,
-                    outbox=outbox,
-                    sender=open_sender(target, settings),
-                    name=name,
-                    settings=settings,
-                )
-                return _export(exporter, signals, telling, once=given.once)
+            if is_scraped(target):
+                return _serve_page(given, signals)
+            if from_store:
+                return _write_remote(given, headers, signals)
+            return _send_changes(given, target, headers, signals)
     except (BatchmillError, OSError) as error:
         print(f"batchmill export: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def check_extra(target: str) -> None:
-    """Raise if what a target takes is not installed."""
-    if prometheus.takes(target):
-        prometheus.check_extra(target)
-        return
-    scheme = target.partition("://")[0]
-    sender = (_NEEDED[scheme],) if scheme in _NEEDED else ()
-    require_extra(
-        "exporting", "export", "pyarrow", "google.protobuf", "opentelemetry.proto", *sender
-    )
-
-
-def forget_others(home: Home, prefix: str, wanted: Collection[str]) -> list[str]:
-    """Forget the exporters of a run that are not ``wanted`` any more; their names.
-
-    One that still runs, left over from a run that was killed, is forgotten the next time.
-    """
-    from batchmill.export import ExporterInUseError, forget_exporter
-    from batchmill.outbox import NoOutboxError, Outbox
-
-    gone: list[str] = []
-    try:
-        outbox = Outbox.of(home.checkpoint)
-        with open_store(home.store_url, retry=_PATIENCE, create=False) as store:
-            known = [each.exporter for each in store.exporters(outbox.place)]
-            for each in known:
-                if each.startswith(prefix) and each not in wanted:
-                    with contextlib.suppress(ExporterInUseError):
-                        forget_exporter(store, outbox, each)
-                        gone.append(each)
-    except (NoOutboxError, StoreMissingError, ImportError):
-        pass
-    return gone
-
-
-def _settings(given: argparse.Namespace) -> ExporterSettings:
-    from batchmill.export import ExporterSettings
-
-    more = {} if given.timeout is None else {"timeout_s": given.timeout}
-    return ExporterSettings(headers=_headers(given), kafka_options=kafka_options(given), **more)
-
-
 def _headers(given: argparse.Namespace) -> dict[str, str]:
-    found = [each for each in os.environ.get(HEADERS_VARIABLE, "").split(",") if each]
     headers = {}
-    for each in [*found, *given.header]:
-        name, equals, value = each.partition("=")
+    for text in [*os.environ.get(EXPORT_HEADERS_VARIABLE, "").split(","), *given.header]:
+        name, equals, value = text.partition("=")
+        if not text:
+            continue
         if not (name.strip() and equals):
             raise ConfigError("header", "…", "NAME=VALUE")
         headers[name.strip()] = value.strip()
     return headers
 
 
-def _find(
-    given: argparse.Namespace, signals: Signals, telling: _Telling
-) -> tuple[Outbox, Store] | None:
-    """The outbox and its store, once there are both; None: somebody asked for the end before."""
-    from batchmill.outbox import NoOutboxError, Outbox
+def _await_pipeline(
+    find: Callable[[], T], status: StatusFile, signals: Signals, *, wait: bool = True
+) -> T | None:
+    """What ``find`` returns once the pipeline has made it; None: a signal came first."""
+    from batchmill.outbox import NoOutboxError
 
-    told = False
+    reported = False
     while not signals.count:
         try:
-            outbox = Outbox.of(Path(given.checkpoint))
-            return outbox, open_store(given.store, retry=_PATIENCE, create=False)
+            return find()
         except (NoOutboxError, StoreMissingError) as error:
-            if given.once or given.forget:
+            if not wait:
                 raise
-            if not told:
-                print(f"waiting for the pipeline: {error}", flush=True)
-                told = True
-        telling.write(None)
-        signals.wait(0.5)
+            if not reported:
+                print(f"{WAITING}: {error}", flush=True)
+                reported = True
+        status.write({"state": WAITING})
+        signals.wait(STATUS_S / 2)
     return None
 
 
-def _export(exporter: Exporter, signals: Signals, telling: _Telling, *, once: bool) -> int:
+def _send_changes(
+    given: argparse.Namespace, target: str, headers: Mapping[str, str], signals: Signals
+) -> int:
+    """Send what is in the outbox."""
+    from batchmill.export import Exporter, ExporterSettings, Target, forget_exporter, open_sender
+    from batchmill.outbox import Outbox
+
+    name = given.name or target
+    settings = ExporterSettings(
+        headers=headers, kafka_options=kafka_options(given), **only_given(timeout_s=given.timeout)
+    )
+    require_exporter(target)
+    status = StatusFile(given.status, name, target=target)
+
+    def find() -> tuple[Outbox, Store]:
+        outbox = Outbox.of(Path(given.checkpoint))
+        return outbox, open_store(given.store, retry=_PATIENCE, create=False)
+
+    parts = _await_pipeline(find, status, signals, wait=not (given.once or given.forget))
+    if parts is None:
+        return 0
+    outbox, store = parts
+    with store:
+        if given.forget:
+            forget_exporter(store, outbox, name)
+            print(f"removed {name}: nothing waits for it any more", flush=True)
+            return 0
+        exporter = Exporter(
+            store=store,
+            outbox=outbox,
+            sender=open_sender(Target.parse(target), settings),
+            name=name,
+            settings=settings,
+        )
+        print(f"exporting to {target} as {name!r}; Ctrl-C ends it", flush=True)
+        _run_exporter(exporter, status if given.status else None, signals, once=given.once)
+    print("ended: the next run continues from here", flush=True)
+    return 0
+
+
+def _run_exporter(
+    exporter: Exporter, status: StatusFile | None, signals: Signals, *, once: bool
+) -> None:
+    """Run an exporter on a thread until a signal, and report on it."""
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
             exporter.run(once=once)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is heard
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
             failed.append(error)
+
+    process = ProcessStats()
+
+    def report(state: str) -> None:
+        with contextlib.suppress(StoreError):
+            if status is not None:
+                stats = {**_exporter_report(exporter), "queues": process.queues()}
+                status.write({"state": state, **stats})
 
     thread = threading.Thread(target=work, name="batchmill-export", daemon=True)
     thread.start()
-    print(f"exporting to {telling.target} as {exporter.name!r}; Ctrl-C ends it", flush=True)
-    asked = False
+    stopping, due_s = False, 0.0
     while thread.is_alive():
-        telling.write(exporter)
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + STATUS_S
+            report("exporting")
         signals.wait(0.1)
-        if signals.count and not asked:
-            asked = True
+        if signals.count and not stopping:
+            stopping = True
             exporter.stop()
         if signals.count > 1:
             os.write(2, b"stopped at once: what was not acknowledged is sent again\n")
             os._exit(130)
     thread.join()
-    telling.write(exporter, last=True)
+    report("ended")
     if failed:
         raise failed[0]
-    print("ended: started again, it goes on where it was", flush=True)
+
+
+def _exporter_report(exporter: Exporter) -> dict[str, Any]:
+    stats = exporter.stats()
+    return {
+        "position": stats.position,
+        "waiting": {
+            "files": stats.waiting.files,
+            "rows": stats.waiting.rows,
+            "bytes": stats.waiting.bytes,
+            "oldest_ms": stats.waiting.oldest_ms,
+        },
+        "queued": stats.queued,
+        "sent_values": stats.sent,
+        "requests": stats.requests,
+        "retries": dict(stats.retries),
+        "dropped": dict(stats.dropped),
+        "refused_points": stats.refused_points,
+        "failing": stats.failing,
+        "failing_s": round(stats.failing_s, 1),
+    }
+
+
+def _serve_page(given: argparse.Namespace, signals: Signals) -> int:
+    """Serve a page for Prometheus to scrape."""
+    from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
+    from batchmill.http import Access
+
+    host, port = page_address(given.to)
+    token = token_of(given, EXPORT_TOKEN_VARIABLE) or None
+    settings = PrometheusSettings(
+        bind=host,
+        access=Access(token=token, tls_cert=given.tls_cert, tls_key=given.tls_key),
+        insecure=given.insecure,
+        page=PageSettings(limits=_limits(given), **only_given(max_age_s=given.max_age)),
+        **only_given(port=port),
+    )
+    with PrometheusServer(
+        lambda: open_store(given.store, retry=_SCRAPE_PATIENCE, create=False), settings
+    ) as server:
+        print(f"serving {server.address} for Prometheus; Ctrl-C ends it", flush=True)
+        status = _status_file(given, given.to)
+        _report_until_signal(lambda: _page_report(server), status, signals)
+        status.write({**_page_report(server), "state": "ended"})
     return 0
 
 
-class _Telling:
-    """Says once a second, in a file, how an exporter is doing."""
+def _write_remote(given: argparse.Namespace, headers: Mapping[str, str], signals: Signals) -> int:
+    """Send complete minutes by remote write."""
+    from batchmill.export import RemoteWriter, RemoteWriteSettings, remote_address
 
-    def __init__(self, path: Path | None, name: str, target: Target) -> None:
-        self.target = target
-        self._path = path
-        self._name = name
-        self._due_s = 0.0
-        self._started = time.time()
-        self._process = ProcessStats()
+    settings = RemoteWriteSettings(
+        limits=_limits(given),
+        **only_given(
+            catch_up_minutes=given.catch_up, late_minutes=given.late, timeout_s=given.timeout
+        ),
+    )
+    shown = remote_address(given.to)
+    token = token_of(given, EXPORT_TOKEN_VARIABLE) or None
+    status = _status_file(given, shown)
+    store = _await_pipeline(lambda: open_store(given.store, create=False), status, signals)
+    if store is None:
+        return 0
+    position = given.position or _position(Path(given.checkpoint), shown)
+    with store:
+        with RemoteWriter(
+            store, given.to, position, settings, token=token, headers=headers
+        ) as writer:
+            print(f"writing to {shown}; Ctrl-C ends it", flush=True)
+            _report_until_signal(lambda: _writer_report(writer), status, signals)
+        # Only now are the counts final.
+        status.write({**_writer_report(writer), "state": "ended"})
+        print(summary(writer.stats()), flush=True)
+    return 0
 
-    def write(self, exporter: Exporter | None, *, last: bool = False) -> None:
-        """Say it, if it is time; a disk that is full stops nobody."""
-        if self._path is None or (time.monotonic() < self._due_s and not last):
-            return
-        self._due_s = time.monotonic() + STATUS_S
-        content: dict[str, Any] = {
-            "name": self._name,
-            "pid": os.getpid(),
-            "target": str(self.target),
-            "started": self._started,
-            "written_at": time.time(),
-            "state": "waiting for the pipeline" if exporter is None else "exporting",
-        }
-        with contextlib.suppress(OSError, StoreError):
-            if exporter is not None:
-                stats = exporter.stats()
-                content |= {
-                    "state": "ended" if last else "exporting",
-                    "position": stats.position,
-                    "waiting": {
-                        "files": stats.waiting.files,
-                        "rows": stats.waiting.rows,
-                        "bytes": stats.waiting.bytes,
-                        "oldest_ms": stats.waiting.oldest_ms,
-                    },
-                    "queued": stats.queued,
-                    "sent_values": stats.sent,
-                    "requests": stats.requests,
-                    "retries": dict(stats.retries),
-                    "dropped": dict(stats.dropped),
-                    "refused_points": stats.refused_points,
-                    "failing": stats.failing,
-                    "failing_s": round(stats.failing_s, 1),
-                    "queues": self._process.queues(),
-                }
-            write_json(self._path, content)
+
+def _status_file(given: argparse.Namespace, target: str) -> StatusFile:
+    # Nothing waits in the outbox for these targets.
+    fixed: dict[str, Any] = {"target": target, "state": "exporting", "waiting": {"files": 0}}
+    return StatusFile(given.status, given.name or target, **fixed)
+
+
+def _report_until_signal(
+    report: Callable[[], dict[str, Any]], status: StatusFile, signals: Signals
+) -> None:
+    process = ProcessStats()
+    while not signals.count:
+        status.write({**report(), "queues": process.queues()})
+        signals.wait(STATUS_S)
+
+
+def summary(stats: RemoteWriteStats) -> str:
+    """What became of the samples, in one line."""
+    parts = [f"{count_of(stats.sent, 'sample')} sent, of {count_of(stats.minutes, 'minute')}"]
+    parts += [f"{n:,} refused: {reason}" for reason, n in stats.refused_for.items() if n]
+    for count, text in (
+        (stats.unsent, f"{stats.unsent:,} not sent: the next run sends them"),
+        (stats.late, f"{stats.late:,} changed by late rows"),
+        (stats.dropped, f"{stats.dropped:,} series over the limit"),
+        (stats.minutes_skipped, f"{count_of(stats.minutes_skipped, 'minute')} skipped"),
+        (stats.retries, count_of(stats.retries, "retry", "retries")),
+    ):
+        if count:
+            parts.append(text)
+    return "ended: " + ", ".join(parts)
+
+
+def _page_report(server: PrometheusServer) -> dict[str, Any]:
+    answers = server.answers()
+    return {"scrapes": answers.get("ok", 0), "answers": answers}
+
+
+def _writer_report(writer: RemoteWriter) -> dict[str, Any]:
+    stats = writer.stats()
+    dropped = {
+        **{f"refused: {reason}": n for reason, n in stats.refused_for.items()},
+        "over the limit of series": stats.dropped,
+    }
+    return {
+        "position": stats.minute,
+        "queued": stats.waiting,
+        "sent_values": stats.sent,
+        "requests": sum(stats.requests.values()),
+        "retries": {name: n for name, n in stats.requests.items() if not name.startswith("HTTP 2")},
+        "dropped": {reason: n for reason, n in dropped.items() if n},
+        "minutes_skipped": stats.minutes_skipped,
+        "faults": dict(stats.faults),
+        "failing": stats.failing,
+        "failing_s": round(stats.failing_s, 1),
+    }
+
+
+def _position(checkpoint: Path, shown: str) -> Path:
+    """The file in which remote write notes the last minute sent to a receiver."""
+    mark = hashlib.sha256(shown.encode()).hexdigest()[:8]
+    return checkpoint.absolute().parent / f"remote-write-{mark}.json"
+
+
+def _limits(given: argparse.Namespace) -> SeriesLimits:
+    from batchmill.export import SeriesLimits
+
+    return SeriesLimits(
+        **only_given(max_series=given.max_series, max_series_per_metric=given.max_series_per_metric)
+    )

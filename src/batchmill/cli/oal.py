@@ -1,28 +1,41 @@
-"""``batchmill oal check``: what scripts define and what that costs, or all that is wrong with them.
+"""``batchmill oal check``: prints the metrics that scripts define, or all errors in them.
 
-Draws with rich where a terminal shows it and rich is there; writes plain lines otherwise.
+Draws a table if rich is installed and there is a terminal; prints plain lines otherwise.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from batchmill.cli.sources import SourcesError, import_sources
+from batchmill.cli.options import SourcesError, add_sources_option, import_sources
 from batchmill.oal import Description, MetricSet, OalErrors, describe, load
+from batchmill.wording import count_of
 
 HEADINGS = ("metric", "source", "measured", "function", "filters", "cost")
 
 
-def run(paths: Sequence[str], sources: Sequence[str] = ()) -> int:
-    """Check the scripts in files and folders; the exit code, 1 where anything is wrong.
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    oal = commands.add_parser("oal", help="look at scripts of the metric language")
+    actions = oal.add_subparsers(dest="action", required=True, metavar="action")
+    check = actions.add_parser(
+        "check",
+        help="print the metrics that scripts define, or all errors in them",
+        description="Print the metrics that scripts define and what they cost, or every error.",
+    )
+    check.add_argument("paths", nargs="+", metavar="FILE", help="a script, or a folder of *.oal")
+    add_sources_option(check)
 
-    ``sources`` are the modules with the event types that do not come with batchmill.
-    """
+
+def run(given: argparse.Namespace) -> int:
+    """Check the scripts in files and folders; the exit code is 1 if there is an error."""
     try:
-        import_sources(sources)
-        metrics = load([Path(each) for each in paths])
+        import_sources(given.sources)
+        metrics = load([Path(path) for path in given.paths])
     except OalErrors as errors:
         print(errors, file=sys.stderr)
         return 1
@@ -73,9 +86,9 @@ def _draw(rows: Sequence[Description]) -> bool:
 def _summary(metrics: MetricSet, rows: Sequence[Description]) -> str:
     sources = metrics.by_source()
     states = sum(len(metrics.states(source)) for source in sources)
-    asked = sum(row.states for row in rows)
-    said = (
-        f"{len(metrics)} metrics over {len(sources)} sources; "
-        f"{states} states for the {asked} that they ask for"
+    unshared = sum(row.states for row in rows)
+    text = (
+        f"{count_of(len(metrics), 'metric')} over {count_of(len(sources), 'source')}; "
+        f"{count_of(states, 'state')}, {unshared:,} without sharing"
     )
-    return f"{said}; disabled: {', '.join(sorted(metrics.disabled))}" if metrics.disabled else said
+    return f"{text}; disabled: {', '.join(sorted(metrics.disabled))}" if metrics.disabled else text

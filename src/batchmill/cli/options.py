@@ -1,110 +1,162 @@
-"""Options that several commands share: where the pipeline's parts are, and its settings."""
+"""Options and argument types that several commands share."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
+import importlib.util
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.sources import add_sources_option, import_sources
+from batchmill.errors import BatchmillError, ConfigError
+from batchmill.run import FILE, SETTINGS, TOKEN_VARIABLE, Home, RunSettings, load_settings
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LONGEST_S = 7 * 86_400
+if TYPE_CHECKING:
+    from batchmill.http import Access
+
+SUFFIX = ".py"
 
 
-def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
-    """Everything that makes a pipeline."""
-    parts = parser.add_argument_group("its parts")
-    parts.add_argument(
-        "--oal",
-        action="append",
-        metavar="PATH",
-        help="a script, or a folder of *.oal; may be repeated (default: the core metrics)",
+class SourcesError(BatchmillError, ImportError):
+    """A module with event types cannot be imported."""
+
+    module: str
+    why: str
+    template = (
+        "--sources {module} cannot be imported: {why}. Give the dotted name of a module, such as "
+        "shop.events, or the path of a .py file; modules are looked for where Python finds them "
+        "and in the current folder"
     )
-    add_sources_option(parts)
-    parts.add_argument("--spool", default="spool", metavar="DIR", help="default: %(default)s")
-    parts.add_argument(
-        "--source",
-        metavar="URL",
-        help="read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC, and from no spool",
+
+
+def whole(least: int = 1) -> Callable[[str], int]:
+    """An argument that is a whole number of at least that."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not valid: it must be a whole number, {least} or more"
+            )
+        return int(text)
+
+    return parse
+
+
+def number(most: float = math.inf, *, zero: bool = False) -> Callable[[str], float]:
+    """An argument that is a number above 0, or from 0 on with ``zero``, up to ``most``."""
+    allowed = f"a number {'from 0 on' if zero else 'above 0'}"
+    allowed += "" if math.isinf(most) else f", up to {most:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        # Also refuses nan.
+        if not (value >= 0 if zero else value > 0) or not value <= most or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be {allowed}")
+        return value
+
+    return parse
+
+
+def pair(text: str) -> tuple[str, str]:
+    """An argument that is ``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be NAME=VALUE")
+    return name, value
+
+
+def only_given(**values: Any) -> dict[str, Any]:
+    """The arguments that are not None, so that the others keep their defaults."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def add_settings_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting of a run, and ``--config``."""
+    parser.add_argument("--config", metavar="FILE", help=f"settings (default: ./{FILE}, if there)")
+    for setting in SETTINGS:
+        plain = setting.default in (None, ()) or isinstance(setting.default, bool)
+        shown = "" if plain else f" (default: {setting.default})"
+        options: dict[str, Any] = {"help": setting.help + shown, "default": None}
+        if setting.kind.switch:
+            options["action"] = argparse.BooleanOptionalAction if setting.default else "store_true"
+        else:
+            options["metavar"] = setting.kind.metavar
+        if setting.kind.many:
+            options["action"] = "append"
+        parser.add_argument(setting.flag, dest=setting.name, **options)
+
+
+def settings_of(given: argparse.Namespace) -> RunSettings:
+    """The settings of a run, by :func:`add_settings_options` or :func:`add_home_options`."""
+    flags = {setting.name: getattr(given, setting.name, None) for setting in SETTINGS}
+    return load_settings(flags, given.config)
+
+
+def add_home_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a run: ``--home``, or the settings file that has it."""
+    parser.add_argument("--home", metavar="PATH", help="the run's home (default: as for `run`)")
+    parser.add_argument("--config", metavar="FILE", help=f"settings (default: ./{FILE})")
+
+
+def home_of(given: argparse.Namespace) -> Home:
+    """The home folder of a run, by :func:`add_home_options`."""
+    flags = {"home": given.home}
+    return Home(Path(load_settings(flags, given.config)["home"]).absolute())
+
+
+def add_access_options(parser: argparse.ArgumentParser, clients: str) -> None:
+    """Add the options for who may connect to a server; ``clients`` are called that."""
+    add = parser.add_argument
+    add(
+        "--token",
+        metavar="T",
+        help=f"{clients} must send this bearer token; better use a file or {TOKEN_VARIABLE}: all "
+        "users of this machine can see command lines",
     )
-    add_kafka_option(parts)
-    parts.add_argument(
-        "--skip-lost",
+    add("--token-file", type=Path, metavar="FILE", help="a file with the token")
+    add("--tls-cert", type=Path, metavar="FILE", help="the server's certificate, PEM")
+    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    add("--tls-client-ca", type=Path, metavar="FILE", help=f"{clients} need a certificate of it")
+    add(
+        "--insecure",
         action="store_true",
-        help="go on when the topic no longer has messages that were not read",
+        help="listen beyond this machine though anybody may connect",
     )
-    parts.add_argument(
-        "--store",
-        default="sqlite:///metrics.db",
-        metavar="URL",
-        help="sqlite:///FILE or postgresql://… (default: %(default)s)",
-    )
-    parts.add_argument(
-        "--checkpoint", default="checkpoint", metavar="DIR", help="default: %(default)s"
-    )
-    parts.add_argument(
-        "--quarantine", metavar="DIR", help="for what does not fit (default: beside the spool)"
-    )
-    parts.add_argument("--name", default="main", help="of the stream (default: %(default)s)")
-    spark = parser.add_argument_group("Spark")
-    spark.add_argument(
-        "--master", default="local[*]", help="such as spark://host:7077 (default: %(default)s)"
-    )
-    spark.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="KEY=VALUE",
-        help="a Spark setting; may be repeated",
-    )
-    spark.add_argument(
-        "--batch-mb",
-        type=_whole(1),
-        metavar="N",
-        help="read at most that many MiB in one micro-batch (default: 128)",
-    )
-    spark.add_argument(
-        "--batch-files", type=_whole(1), metavar="N", help="read at most that many segments in one"
-    )
-    parts.add_argument(
-        "--outbox",
-        action="store_true",
-        help="put what each commit changes down for exporters: batchmill export",
-    )
-    parts.add_argument(
-        "--outbox-mb",
-        type=_whole(1),
-        metavar="N",
-        help="beyond so many MiB the oldest of it go (default: 1024)",
-    )
-    meaning = parser.add_argument_group("what counts")
-    meaning.add_argument(
-        "--apdex",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="SERVICE=MS",
-        help="the apdex threshold of a service (default: 500); may be repeated",
-    )
-    meaning.add_argument("--ttl-days", type=_whole(1), metavar="N", help="default: 7")
-    meaning.add_argument("--top-n", type=_whole(1), metavar="N", help="default: 50")
-    meaning.add_argument(
-        "--span-wait", type=_whole(0), metavar="S", help="for a span's partner (default: 300)"
-    )
-    meaning.add_argument(
-        "--dedup",
-        type=_duration,
-        metavar="TIME",
-        help="count a span once that is delivered again within that time, such as 10m",
-    )
-    meaning.add_argument("--slow-database", metavar="MS", help="default:200,mongodb:100")
-    meaning.add_argument("--slow-cache", metavar="MS", help="default:20,redis:10")
 
 
-def add_kafka_option(parser: Any) -> None:
-    """Where it is said how a broker is talked to; spelled alike for all who do."""
+def access_of(given: argparse.Namespace) -> Access:
+    """Who may connect, by :func:`add_access_options`."""
+    from batchmill.http import Access
+
+    return Access(
+        token=given.token if given.token is not None else token_of(given, TOKEN_VARIABLE),
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
+        client_ca=given.tls_client_ca,
+    )
+
+
+def token_of(given: argparse.Namespace, variable: str) -> str | None:
+    """The token in ``--token-file``, else in the environment."""
+    if given.token_file is None:
+        return os.environ.get(variable)
+    token = str(given.token_file.read_text().strip())
+    if not token:
+        raise ConfigError("token_file", str(given.token_file), "a file with a token: it is empty")
+    return token
+
+
+def add_kafka_option(parser: argparse._ActionsContainer) -> None:
+    """Add ``--kafka-config``."""
     parser.add_argument(
         "--kafka-config",
         type=Path,
@@ -114,7 +166,7 @@ def add_kafka_option(parser: Any) -> None:
 
 
 def kafka_options(given: argparse.Namespace) -> dict[str, str]:
-    """What the file of :func:`add_kafka_option` says; nothing, if there is none."""
+    """The settings in the file of :func:`add_kafka_option`; empty if there is none."""
     if given.kafka_config is None:
         return {}
     from batchmill.kafka import read_options
@@ -122,74 +174,71 @@ def kafka_options(given: argparse.Namespace) -> dict[str, str]:
     return read_options(given.kafka_config)
 
 
-def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
-    """What :class:`batchmill.spark.Pipeline` is to be made with; imports the event types."""
-    from batchmill.oal import core_script
-    from batchmill.outbox import OutboxSettings
-    from batchmill.spark import PipelineSettings
-
-    import_sources(given.sources)
-    settings = {
-        "max_batch_bytes": None if given.batch_mb is None else given.batch_mb * 2**20,
-        "max_batch_files": given.batch_files,
-        "ttl_days": given.ttl_days,
-        "top_n": given.top_n,
-        "span_wait_s": given.span_wait,
-        "slow_database_ms": given.slow_database,
-        "slow_cache_ms": given.slow_cache,
-        "skip_lost": given.skip_lost,
-    }
-    apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
-    return {
-        "oal": given.oal or core_script(),
-        "spool": None if given.source else given.spool,
-        "source": given.source,
-        "kafka_options": kafka_options(given),
-        "store": given.store,
-        "checkpoint": given.checkpoint,
-        "quarantine": given.quarantine,
-        "name": given.name,
-        "master": given.master,
-        "spark_conf": dict(given.conf),
-        "dedup_s": given.dedup,
-        "outbox": given.outbox
-        and OutboxSettings(**({"max_bytes": given.outbox_mb * 2**20} if given.outbox_mb else {})),
-        "remove_read": getattr(given, "remove_read", False),
-        "settings": PipelineSettings(
-            apdex_ms=apdex, **{key: each for key, each in settings.items() if each is not None}
-        ),
-    }
+def add_sources_option(parser: argparse._ActionsContainer) -> None:
+    """Add ``--sources``."""
+    parser.add_argument(
+        "--sources",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module, or a .py file, with @source classes: event types of your own; "
+        "may be repeated",
+    )
 
 
-def _milliseconds(service: str, text: str) -> Any:
-    # What is no number is refused by the settings, which say what they take.
-    return int(text) if text.isdecimal() else f"{service}={text}"
+def import_sources(modules: Iterable[str]) -> None:
+    """Import modules by dotted name or by path, so that scripts may use their event types."""
+    for module in modules:
+        try:
+            if module.endswith(SUFFIX) or "/" in module or "\\" in module:
+                _import_file(module)
+            else:
+                _add_to_path(Path.cwd())
+                importlib.import_module(module)
+        except Exception as error:
+            # The module is the user's own code: it may raise anything.
+            raise SourcesError(module, _why(error)) from error
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be NAME=VALUE")
-    return key, value
+def _import_file(text: str) -> None:
+    file = Path(text).resolve()
+    # By a name of its own: two files may have the same name, and one may be given twice.
+    name = f"batchmill_sources_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return
+    if not file.is_file():
+        raise FileNotFoundError("there is no such file")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"its name does not end with {SUFFIX}")
+    _add_to_path(file.parent)
+    # Before it runs: annotations are looked up in the module of their class.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
-def _duration(text: str) -> float:
-    """Seconds, from a number with a unit; without one it is seconds."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
-    seconds = int(number) * _UNITS[unit] if number.isascii() and number.isdecimal() else 0
-    if not 1 <= seconds <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not valid: it must be a time from 1s up to 7d, such as 90s, 10m or 1h"
-        )
-    return float(seconds)
+def _add_to_path(folder: Path) -> None:
+    # Last, so that no file there replaces a module of Python.
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
-def _whole(least: int) -> Any:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not valid: it must be a whole number, {least} or more"
-            )
-        return int(text)
-
-    return read
+def _why(error: Exception) -> str:
+    """An error in one line, with the place in the user's code."""
+    message = " ".join(str(error).split())
+    if isinstance(error, FileNotFoundError) and error.errno is None:
+        return message
+    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    here = Path(__file__).parent.parent
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and here not in Path(frame.filename).parents
+        and Path(frame.filename).parent.name != "importlib"
+    ]
+    return f"{what} ({frames[-1].filename}:{frames[-1].lineno})" if frames else what

@@ -1,4 +1,4 @@
-"""``batchmill query``: what a store holds, in the terminal."""
+"""``batchmill query``: prints values, metrics and slow calls of a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from batchmill import BatchmillError, ConfigError
+from batchmill.cli.options import whole
+from batchmill.errors import BatchmillError, ConfigError
 from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Store, open_store
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     Moment = int | datetime
 
 TABLE_ROWS = 100
-"""How many values a table shows unless told otherwise: the newest."""
+"""How many values a table shows by default: the newest."""
 CHART_VALUES = 50_000
-"""How many values a chart is drawn from unless told otherwise: the newest."""
+"""How many values a chart has by default: the newest."""
 CALENDAR = "a time that the calendar has, in UTC, from the year 1000 on"
 
 _RELATIVE = re.compile(r"-(\d+)([mhd])")
@@ -54,15 +55,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--to", dest="end", metavar="TIME", help="the last, likewise")
     parser.add_argument(
         "--grain",
-        choices=[each.value for each in Grain],
+        choices=[grain.value for grain in Grain],
         default=Grain.MINUTE.value,
         help="how long a bucket is (default: %(default)s)",
     )
     parser.add_argument(
         "--limit",
-        type=_count,
+        type=whole(),
         metavar="N",
-        help=f"at most so many values, the newest (default: all as JSON, {TABLE_ROWS} in a table, "
+        help=f"the most values, the newest (default: all as JSON, {TABLE_ROWS} in a table, "
         f"{CHART_VALUES} in a chart); "
         "with --top: records for each entity and bucket",
     )
@@ -72,9 +73,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer a query; the exit code: 2 where it asks for something that is not there."""
-    wanted = [bool(arguments.metric), bool(arguments.list), bool(arguments.top)]
-    if sum(wanted) != 1:
+    """Answer a query; the exit code, 2 if it names something that does not exist."""
+    if sum(map(bool, (arguments.metric, arguments.list, arguments.top))) != 1:
         return _fail("name a metric, or use --list or --top STREAM: one of them", 2)
     try:
         with open_store(arguments.store, create=False) as store:
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(store: Store, arguments: argparse.Namespace) -> int:
-    from batchmill.cli import query_view as view  # takes rich
+    from batchmill.cli import query_view as view  # needs rich
 
     if arguments.list:
         metrics = store.metrics()
@@ -124,7 +124,7 @@ def _show_values(
     start: Moment | None,
     end: Moment | None,
 ) -> int:
-    wanted: dict[str, Any] = {
+    selection: dict[str, Any] = {
         "entity": arguments.entity,
         "grain": Grain(arguments.grain),
         "start": start,
@@ -132,15 +132,15 @@ def _show_values(
         "layer": arguments.layer,
     }
     limit = _limit(arguments)
-    if limit is None:  # any number of values, and never more than a page of them in memory
-        shown = view.show_json(store.iter_values(arguments.metric, **wanted))
+    if limit is None:  # never more than a page of them in memory
+        shown = view.show_json(store.iter_values(arguments.metric, **selection))
     else:
-        values = store.values(arguments.metric, **wanted, limit=limit)
+        values = store.values(arguments.metric, **selection, limit=limit)
         shown = len(values)
         if arguments.json:
             view.show_json(values)
         elif values:
-            total = store.count_values(arguments.metric, **wanted) if shown == limit else shown
+            total = store.count_values(arguments.metric, **selection) if shown == limit else shown
             show = view.show_chart if arguments.chart else view.show_table
             show(values, left_out=max(0, total - shown))
     if not shown:
@@ -149,7 +149,7 @@ def _show_values(
 
 
 def _limit(arguments: argparse.Namespace) -> int | None:
-    """How many values are read at most; None: all, one after the other."""
+    """The most values to read; None: all, one after the other."""
     if arguments.limit is not None:
         return int(arguments.limit)
     if arguments.json:
@@ -158,7 +158,7 @@ def _limit(arguments: argparse.Namespace) -> int | None:
 
 
 def _moment(option: str, text: str | None, newest: int | None) -> Moment | None:
-    """The bucket or moment that a text stands for."""
+    """The bucket or moment in a text."""
     if text is None:
         return None
     try:
@@ -186,9 +186,9 @@ def _where(arguments: argparse.Namespace, newest: int | None = None) -> str:
         ("from", arguments.start),
         ("to", arguments.end),
     )
-    told = [f"{word} {value}" for word, value in options if value]
-    seen = f"; the newest minute in the store is {newest}" if newest is not None else ""
-    return " ".join([f"by {arguments.grain}", *told]) + seen
+    words = [f"{word} {value}" for word, value in options if value]
+    hint = f"; the newest minute in the store is {newest}" if newest is not None else ""
+    return " ".join([f"by {arguments.grain}", *words]) + hint
 
 
 def _nothing(message: str) -> int:
@@ -199,9 +199,3 @@ def _nothing(message: str) -> int:
 def _fail(message: str, code: int) -> int:
     print(f"batchmill query: {message}", file=sys.stderr)
     return code
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
-    return int(text)

@@ -1,4 +1,4 @@
-"""How the answers of ``batchmill query`` look: tables, JSON lines, charts of blocks."""
+"""The output of ``batchmill query``: tables, JSON lines, charts of blocks."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ GAP = " "
 NAME_WIDTH = 32
 LEAST_CHART = 20
 NUMBERS_WIDTH = 42
-"""What the figures behind a chart take at most."""
+"""The room for the numbers behind a chart."""
 
 
 def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
-    """The metrics, one a line."""
+    """Metrics, one a line."""
     if as_json:
-        for each in metrics:
+        for metric in metrics:
             _print_json(
                 {
-                    "metric": each.name,
-                    "version": each.version,
-                    "source": each.source,
-                    "function": each.function,
-                    "decorator": each.decorator,
-                    "labelled": each.labelled,
-                    "since_minute": each.since_minute,
-                    "definition": each.definition,
+                    "metric": metric.name,
+                    "version": metric.version,
+                    "source": metric.source,
+                    "function": metric.function,
+                    "decorator": metric.decorator,
+                    "labelled": metric.labelled,
+                    "since_minute": metric.since_minute,
+                    "definition": metric.definition,
                 }
             )
         return
     table = _table("metric", "source", "function", "definition")
-    for each in metrics:
-        _add(table, each.name, each.source, each.function, each.definition)
+    for metric in metrics:
+        _add(table, metric.name, metric.source, metric.function, metric.definition)
     _print(table)
 
 
 def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     """Slow calls, one a line."""
     if as_json:
-        for each in records:
+        for record in records:
             _print_json(
                 {
-                    "stream": each.stream,
-                    "grain": each.grain.value,
-                    "bucket": each.bucket,
-                    "entity": each.entity_id,
-                    "name": each.entity_name,
-                    "rank": each.rank,
-                    "latency": each.latency,
-                    "time_us": each.time_us,
-                    "trace_id": each.trace_id,
-                    "span_id": each.span_id,
-                    "statement": each.statement,
-                    "normalised": each.normalised,
-                    "runs": each.runs,
-                    "total_ms": each.total_ms,
+                    "stream": record.stream,
+                    "grain": record.grain.value,
+                    "bucket": record.bucket,
+                    "entity": record.entity_id,
+                    "name": record.entity_name,
+                    "rank": record.rank,
+                    "latency": record.latency,
+                    "time_us": record.time_us,
+                    "trace_id": record.trace_id,
+                    "span_id": record.span_id,
+                    "statement": record.statement,
+                    "normalised": record.normalised,
+                    "runs": record.runs,
+                    "total_ms": record.total_ms,
                 }
             )
         return
     table = _table("time", "entity", "#", "ms", "statement", "runs", "total ms", "trace")
-    for each in records:
+    for record in records:
         _add(
             table,
-            *(time_text(each.bucket), each.entity_name, each.rank, each.latency),
-            *(each.statement, each.runs, each.total_ms, each.trace_id),
+            *(time_text(record.bucket), record.entity_name, record.rank, record.latency),
+            *(record.statement, record.runs, record.total_ms, record.trace_id),
         )
     _print(table)
 
@@ -80,17 +80,17 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
 def show_json(values: Iterable[Value]) -> int:
     """Values as JSON, one object a line; how many there were."""
     count = 0
-    for count, each in enumerate(values, start=1):  # noqa: B007 - the last one is the answer
+    for count, value in enumerate(values, start=1):  # noqa: B007 - the last one is the answer
         _print_json(
             {
-                "metric": each.metric,
-                "grain": each.grain.value,
-                "bucket": each.bucket,
-                "time": bucket_start(each.bucket).isoformat(),
-                "entity": each.entity_id,
-                "name": each.entity_name,
-                "layers": sorted(each.layers),
-                "value": each.value,
+                "metric": value.metric,
+                "grain": value.grain.value,
+                "bucket": value.bucket,
+                "time": bucket_start(value.bucket).isoformat(),
+                "entity": value.entity_id,
+                "name": value.entity_name,
+                "layers": sorted(value.layers),
+                "value": value.value,
             }
         )
     return count
@@ -98,24 +98,24 @@ def show_json(values: Iterable[Value]) -> int:
 
 def show_table(values: Sequence[Value], *, left_out: int) -> None:
     """Values as a table, with a column for each label."""
-    labels = list(dict.fromkeys(label for each in values for label in _numbers(each)))
+    labels = list(dict.fromkeys(label for value in values for label in _numbers(value)))
     table = _table("time", "entity", *(label or "value" for label in labels))
-    for each in values:
-        numbers = _numbers(each)
+    for value in values:
+        numbers = _numbers(value)
         shown = (_number(numbers.get(label)) for label in labels)
-        _add(table, time_text(each.bucket), each.entity_name, *shown)
+        _add(table, time_text(value.bucket), value.entity_name, *shown)
     _print(table)
     _say_left_out(len(values), left_out)
 
 
 def show_chart(values: Sequence[Value], *, left_out: int) -> None:
-    """Values as a line of blocks for each entity, or for each label of it."""
+    """Values as a line of blocks for each entity, or for each of its labels."""
     console = Console()
     lines: dict[tuple[str, str], dict[int, float]] = {}
-    for each in values:
-        for label, number in _numbers(each).items():
-            name = f"{each.entity_name} {label}".strip()
-            lines.setdefault((name, each.entity_id), {})[each.bucket] = number
+    for value in values:
+        for label, number in _numbers(value).items():
+            name = f"{value.entity_name} {label}".strip()
+            lines.setdefault((name, value.entity_id), {})[value.bucket] = number
     first, last = values[0].bucket, values[-1].bucket
     slots = _slots(values[0].grain, first, last)
     longest = min(NAME_WIDTH, max(len(name) for name, _ in lines))
@@ -150,18 +150,14 @@ def blocks(numbers: Sequence[float | None], width: int) -> str:
         shares = (
             numbers[count * place // width : count * (place + 1) // width] for place in range(width)
         )
-        numbers = [
-            max((each for each in share if each is not None), default=None) for share in shares
-        ]
-    present = [each for each in numbers if each is not None]
+        numbers = [max((n for n in share if n is not None), default=None) for share in shares]
+    present = [n for n in numbers if n is not None]
     if not present:
         return GAP * len(numbers)
     low, high = min(0, *present), max(present)
     spread = (high - low) or 1
     top = len(BLOCKS) - 1
-    return "".join(
-        GAP if each is None else BLOCKS[int((each - low) / spread * top)] for each in numbers
-    )
+    return "".join(GAP if n is None else BLOCKS[int((n - low) / spread * top)] for n in numbers)
 
 
 def time_text(bucket: int) -> str:
@@ -197,7 +193,7 @@ def _table(*columns: str) -> Table:
 
 def _add(table: Table, *cells: Any) -> None:
     # As Text, so that names with [brackets] are not taken for markup.
-    table.add_row(*(Text(str(each)) for each in cells))
+    table.add_row(*(Text(str(cell)) for cell in cells))
 
 
 def _print(shown: Table | Text) -> None:

@@ -1,1 +1,43 @@
-"""The simulated shop that ``batchmill demo`` runs."""
+"""The simulated shop of ``batchmill demo``: eight services that send real OpenTelemetry spans.
+
+:func:`plan` makes the traffic, :class:`Shop` turns it into spans of the OpenTelemetry SDK, and
+:class:`Sender` sends them and counts what the receiver acknowledged. Loads without the SDK, so that
+it can say which extra is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchmill.demo.steps import INSTANCES, Request, Step
+from batchmill.demo.traffic import Played, Stop, plan, play
+from batchmill.extras import lazy_names
+
+if TYPE_CHECKING:
+    from batchmill.demo.sender import LastWords, Sender, SentSpans, make_exporter
+    from batchmill.demo.spans import Shop
+
+__all__ = [
+    "INSTANCES",
+    "LastWords",
+    "Played",
+    "Request",
+    "Sender",
+    "SentSpans",
+    "Shop",
+    "Step",
+    "Stop",
+    "make_exporter",
+    "plan",
+    "play",
+]
+
+_MODULES = {
+    "LastWords": "sender",
+    "Sender": "sender",
+    "SentSpans": "sender",
+    "Shop": "spans",
+    "make_exporter": "sender",
+}
+
+__getattr__ = lazy_names(__name__, _MODULES, feature="the demo", extra="demo")

@@ -1,7 +1,7 @@
-"""How the shop's services talk: to each other, to databases, to the cache, through the queue.
+"""Calls of the shop's services: to each other, to databases, to the cache, through the queue.
 
 Attributes are those of OpenTelemetry's semantic conventions. The services ``cart`` and ``shipping``
-still write the older ones, as some in every shop do.
+still write the older ones, as some in every system do.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ BROKER = ("kafka.shop", 9092)
 CACHE = ("redis.shop", 6379)
 
 OK, UNAVAILABLE, FAILED_PRECONDITION = 0, 14, 9
-_FAULTS_OF_THE_SERVER = frozenset({2, 4, 12, 13, UNAVAILABLE, 15})
-"""The gRPC codes by which also the serving side has failed; others are the caller's business."""
+_SERVER_FAULTS = frozenset({2, 4, 12, 13, UNAVAILABLE, 15})
+"""The gRPC codes that are also a failure of the server; others are the caller's."""
 
 Answer = Callable[[Draft], int]
-"""Does the work of a serving step, and says the HTTP status or the gRPC code."""
+"""Does the work of a server step, and returns the HTTP status or the gRPC code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where statements go."""
+    """A database."""
 
     system: str
     address: str
@@ -36,7 +36,7 @@ class Database:
 
 
 def receive_http(served: Draft, method: str, route: str, path: str, answer: Answer) -> int:
-    """Let a serving step do its work, with the attributes of an HTTP server; the status."""
+    """Do the work of a server step, with the attributes of an HTTP server; the status."""
     served.name = f"{method} {route}"
     if served.service in OLD_CONVENTIONS:
         served.attributes |= {"http.method": method, "http.route": route, "http.target": path}
@@ -69,7 +69,7 @@ def call_http(caller: Draft, to: str, method: str, route: str, path: str, answer
 
 
 def call_outside(caller: Draft, host: str, method: str, path: str, answer: Answer) -> int:
-    """Call somebody who sends no spans; the status, or 0 if no answer came in time."""
+    """Call a server that sends no spans; the status, or 0 if no answer came in time."""
     call = caller.child("CLIENT", f"{method} {path}")
     _set_http_target(call, method, f"https://{host}{path}", host, 443)
     _close_http(caller, call, status := answer(call))
@@ -115,7 +115,7 @@ def call_grpc(caller: Draft, to: str, service: str, method: str, answer: Answer)
     call.work(0.2)
     for step in (served, call):
         step.attributes["rpc.grpc.status_code"] = code
-    if code in _FAULTS_OF_THE_SERVER:
+    if code in _SERVER_FAULTS:
         served.fail(str(code), f"ended with code {code}")
     if code != OK:
         call.fail(str(code), f"ended with code {code}")
@@ -164,15 +164,15 @@ def run_statement(
     return succeeded
 
 
-def ask_cache(caller: Draft, command: str, key: str) -> None:
+def call_cache(caller: Draft, command: str, key: str) -> None:
     """Run a command of the cache; one in a hundred is slow."""
-    ask = caller.child("CLIENT", command)
+    call = caller.child("CLIENT", command)
     system, operation, text = (
         ("db.system", "db.operation", "db.statement")
         if caller.service in OLD_CONVENTIONS
         else ("db.system.name", "db.operation.name", "db.query.text")
     )
-    ask.attributes |= {
+    call.attributes |= {
         system: "redis",
         operation: command,
         text: f"{command} {key}",
@@ -180,16 +180,16 @@ def ask_cache(caller: Draft, command: str, key: str) -> None:
         "server.port": CACHE[1],
     }
     if caller.chance.random() < 0.01:
-        ask.work_between(12, 45)
+        call.work_between(12, 45)
     else:
-        ask.work(0.7)
-    caller.wait_for(ask)
+        call.work(0.7)
+    caller.wait_for(call)
 
 
 def publish(
     caller: Draft, topic: str, consumers: Iterable[tuple[str, Callable[[Draft], None]]]
 ) -> None:
-    """Write a message; each of the consumers takes it a little later, while the caller goes on."""
+    """Send a message; each consumer handles it a little later, while the caller continues."""
     about: dict[str, Value] = {
         "messaging.system": "kafka",
         "messaging.destination.name": topic,
@@ -202,9 +202,9 @@ def publish(
     sent.work(1.8)
     caller.wait_for(sent)
     for service, handle in consumers:
-        taken = sent.child("CONSUMER", f"process {topic}", service=service)
-        taken.attributes |= {**about, "messaging.operation.name": "process"}
-        taken.attributes["messaging.operation.type"] = "process"
-        taken.attributes["messaging.consumer.group.name"] = service
-        taken.begin_later(25)
-        handle(taken)
+        received = sent.child("CONSUMER", f"process {topic}", service=service)
+        received.attributes |= {**about, "messaging.operation.name": "process"}
+        received.attributes["messaging.operation.type"] = "process"
+        received.attributes["messaging.consumer.group.name"] = service
+        received.begin_later(25)
+        handle(received)

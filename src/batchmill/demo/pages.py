@@ -1,4 +1,4 @@
-"""The pages of the shop: what happens in its eight services when a visitor asks for one."""
+"""The pages of the shop: what happens in its eight services when a visitor requests one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchmill.demo.calls import (
     OK,
     UNAVAILABLE,
     Database,
-    ask_cache,
+    call_cache,
     call_grpc,
     call_http,
     call_outside,
@@ -27,11 +27,11 @@ WORDS = ("lamp", "chair", "kettle", "rug", "vase", "clock", "shelf", "mirror")
 MOST_PRODUCTS = 400
 
 Page = Callable[[Draft], int]
-"""What ``web`` does for a page; the status of its answer."""
+"""What ``web`` does for a page; returns the status."""
 
 
 def visit(chance: random.Random) -> Step:
-    """One visitor's request, from the gateway on."""
+    """A visitor's request for one page, from the gateway on."""
     [page] = chance.choices(list(PAGES), weights=[weight for weight, _ in PAGES.values()])
     method, route = page.split(" ", 1)
     path = route.replace("{id}", str(_product(chance)))
@@ -39,7 +39,7 @@ def visit(chance: random.Random) -> Step:
 
     def through_the_gateway(gateway: Draft) -> int:
         gateway.work(0.6)
-        ask_cache(gateway, "GET", f"session:{chance.randrange(10_000)}")
+        call_cache(gateway, "GET", f"session:{chance.randrange(10_000)}")
         return call_http(gateway, "web", method, route, path, make)
 
     root = Draft(chance, "gateway", "SERVER", "")
@@ -49,11 +49,11 @@ def visit(chance: random.Random) -> Step:
 
 def _home(web: Draft) -> int:
     web.work(2)
-    ask_cache(web, "GET", "page:home")
+    call_cache(web, "GET", "page:home")
     if web.chance.random() < 0.7:
         return 200
     status = call_http(web, "catalogue", "GET", "/offers", "/offers", _offers)
-    ask_cache(web, "SETEX", "page:home")
+    call_cache(web, "SETEX", "page:home")
     return status
 
 
@@ -84,7 +84,7 @@ def _product_page(web: Draft) -> int:
 
     def look_up(catalogue: Draft) -> int:
         catalogue.work(0.8)
-        ask_cache(catalogue, "GET", f"product:{wanted}")
+        call_cache(catalogue, "GET", f"product:{wanted}")
         if catalogue.chance.random() < 0.6:
             return 200
         text = f"SELECT * FROM products WHERE id = {wanted}"
@@ -92,7 +92,7 @@ def _product_page(web: Draft) -> int:
             return 500
         if wanted > 0.97 * MOST_PRODUCTS:  # sold out, and gone
             return 404
-        ask_cache(catalogue, "SET", f"product:{wanted}")
+        call_cache(catalogue, "SET", f"product:{wanted}")
         return 200
 
     return call_http(web, "catalogue", "GET", "/products/{id}", f"/products/{wanted}", look_up)
@@ -104,8 +104,8 @@ def _add_to_cart(web: Draft) -> int:
 
     def add(cart: Draft) -> int:
         cart.work(1)
-        ask_cache(cart, "HSET", f"cart:{visitor} {_product(cart.chance)} 1")
-        ask_cache(cart, "EXPIRE", f"cart:{visitor} 3600")
+        call_cache(cart, "HSET", f"cart:{visitor} {_product(cart.chance)} 1")
+        call_cache(cart, "EXPIRE", f"cart:{visitor} 3600")
         return 201
 
     return call_http(web, "cart", "POST", "/carts/{id}/items", f"/carts/{visitor}/items", add)
@@ -122,7 +122,7 @@ def _order(checkout: Draft) -> int:
 
     def read_cart(cart: Draft) -> int:
         cart.work(0.8)
-        ask_cache(cart, "HGETALL", f"cart:{visitor}")
+        call_cache(cart, "HGETALL", f"cart:{visitor}")
         return 200
 
     call_http(checkout, "cart", "GET", "/carts/{id}", f"/carts/{visitor}", read_cart)
@@ -196,4 +196,4 @@ PAGES: Mapping[str, tuple[int, Page]] = {
     "POST /cart": (12, _add_to_cart),
     "POST /checkout": (8, _buy),
 }
-"""What visitors ask for, how often (of a hundred), and what is done."""
+"""The pages, how often each is requested (of a hundred), and what ``web`` does for it."""

@@ -1,9 +1,8 @@
-"""Spans on their way to a receiver: held until it has acknowledged them, and counted.
+"""Sends spans to a receiver until it has acknowledged them, and counts both.
 
-The SDK's own batch processor drops spans when its queue is full or an export fails, and says so in
-a log at best. This one makes whoever ends a span wait instead, and tries again until the receiver
-has acknowledged or patience is over; so its figures balance: what was sent was acknowledged, or
-failed.
+The SDK's own batch processor drops spans when its queue is full or an export fails, and logs that
+at best. This one blocks whoever ends a span instead, and retries until the receiver has
+acknowledged or a time is over; so its counts balance: what was sent was acknowledged, or failed.
 """
 
 from __future__ import annotations
@@ -14,36 +13,40 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
+from urllib.parse import urlsplit
 
+from google.protobuf.message import DecodeError
 from opentelemetry.context import Context
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 CAPACITY = 20_000
 BATCH = 2_048
-"""Spans in one request: well below the 4 MiB that a gRPC server takes."""
+"""Spans in one request: well below the 4 MiB that a gRPC server accepts."""
 LINGER_S = 0.2
 PATIENCE_S = 60.0
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _LOGGER = "opentelemetry"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
-    """What became of the spans."""
+class SentSpans:
+    """The counts of a sender."""
 
     sent: int
     acknowledged: int
 
     @property
     def failed(self) -> int:
-        """Not acknowledged. The receiver may have some of them: its answer may have got lost."""
+        """Not acknowledged. The receiver may have some of them: its answer may have been lost."""
         return self.sent - self.acknowledged
 
 
 class LastWords(logging.Handler):
-    """While entered, keeps the last thing that the exporter logged, and nobody else hears it."""
+    """While entered, keeps the last message that the exporter logged, and hides it from others."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -66,11 +69,11 @@ class LastWords(logging.Handler):
 
 
 class Sender(SpanProcessor):
-    """Exports spans in batches from a thread of its own; holds at most ``capacity`` of them.
+    """Exports spans in batches on its own thread; holds at most ``capacity`` of them.
 
-    ``rejected`` says how many spans the receiver has refused one by one so far, in requests that
-    it acknowledged. ``trouble`` is told, from the sender's thread, when a batch has to be sent
-    again.
+    ``rejected`` returns how many spans the receiver has refused so far in requests that it
+    acknowledged. ``on_retry`` is called on the sender's thread, with the number of spans, when a
+    batch must be sent again.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Sender(SpanProcessor):
         exporter: SpanExporter,
         *,
         rejected: Callable[[], int] = lambda: 0,
-        trouble: Callable[[int], None] = lambda spans: None,
+        on_retry: Callable[[int], None] = lambda spans: None,
         capacity: int = CAPACITY,
         batch: int = BATCH,
         linger_s: float = LINGER_S,
@@ -86,7 +89,7 @@ class Sender(SpanProcessor):
     ) -> None:
         self._exporter = exporter
         self._rejected = rejected
-        self._trouble = trouble
+        self._on_retry = on_retry
         self._capacity, self._batch = capacity, batch
         self._linger_s, self._patience_s = linger_s, patience_s
         self._changed = threading.Condition()
@@ -100,19 +103,19 @@ class Sender(SpanProcessor):
 
     @property
     def given_up(self) -> bool:
-        """Whether patience is over: nothing is sent any more, and all the rest has failed."""
+        """Whether a batch was not acknowledged in time: all the rest has failed."""
         return self._given_up.is_set()
 
-    def balance(self) -> Balance:
-        """The figures so far; those of a closed sender are final."""
+    def counts(self) -> SentSpans:
+        """The counts so far; those of a closed sender are final."""
         with self._changed:
-            return Balance(self._sent, self._acknowledged)
+            return SentSpans(self._sent, self._acknowledged)
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Nothing to do yet."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take a span; waits while too many are held, unless the sender has given up."""
+        """Take a span; blocks while too many are held, unless the sender has given up."""
         with self._changed:
             self._sent += 1
             self._changed.wait_for(lambda: len(self._waiting) < self._capacity or self.given_up)
@@ -121,7 +124,7 @@ class Sender(SpanProcessor):
                 self._changed.notify_all()
 
     def close(self, patience_s: float = PATIENCE_S) -> None:
-        """Send what is still held, trying no longer than that, and end."""
+        """Send what is still held, for at most that long, and end."""
         with self._changed:
             self._closing = True
             self._latest_s = min(self._latest_s, time.monotonic() + patience_s)
@@ -151,7 +154,7 @@ class Sender(SpanProcessor):
                 self._acknowledged += len(batch) - (self._rejected() - before)
 
     def _next(self) -> list[ReadableSpan]:
-        """The next batch, which is full or has lingered; empty when there is nothing to come."""
+        """The next batch: full, or after the linger time; empty when nothing more comes."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._changed.wait_for(
@@ -162,13 +165,13 @@ class Sender(SpanProcessor):
             return taken
 
     def _deliver(self, batch: list[ReadableSpan]) -> bool:
-        """Whether the receiver acknowledged before patience was over."""
+        """Whether the receiver acknowledged in time."""
         until_s = time.monotonic() + self._patience_s
         tries = 0
         while not self._exported(batch):
             if self.given_up or time.monotonic() >= min(until_s, self._latest_s):
                 return False
-            self._trouble(len(batch))
+            self._on_retry(len(batch))
             self._given_up.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1
         return True
@@ -179,3 +182,46 @@ class Sender(SpanProcessor):
         except Exception as error:  # noqa: BLE001 - it must not raise, nor end the thread if it does
             logging.getLogger(_LOGGER).error("the exporter failed: %r", error)
             return False
+
+
+def make_exporter(endpoint: str, *, grpc: bool) -> tuple[SpanExporter, Callable[[], int]]:
+    """An exporter, and a function that counts the spans refused in acknowledged requests.
+
+    The SDK's gRPC exporter does not pass that part of the answer on: there it is 0.
+    """
+    return (_over_grpc(endpoint), lambda: 0) if grpc else _over_http(endpoint)
+
+
+def _over_grpc(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint, insecure=urlsplit(endpoint).scheme == "http")
+
+
+def _over_http(endpoint: str) -> tuple[SpanExporter, Callable[[], int]]:
+    import requests
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    rejected = 0
+
+    def on_response(response: requests.Response, *_: Any, **__: Any) -> None:
+        nonlocal rejected
+        if response.status_code == 200:
+            rejected += rejected_spans(response.content)
+
+    session = requests.Session()
+    session.hooks["response"].append(on_response)
+    parts = urlsplit(endpoint)
+    if parts.hostname in LOOPBACK:
+        session.trust_env = False  # a proxy would ask its own 127.0.0.1
+    url = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+    return OTLPSpanExporter(url, session=session), lambda: rejected
+
+
+def rejected_spans(answer: bytes) -> int:
+    """The spans that an OTLP answer counts as refused."""
+    try:
+        response = ExportTraceServiceResponse.FromString(answer)
+    except DecodeError:  # not protobuf, but it acknowledges
+        return 0
+    return int(response.partial_success.rejected_spans)

@@ -1,8 +1,8 @@
-"""The plan of the shop made spans of the OpenTelemetry SDK.
+"""Turns planned requests into spans of the OpenTelemetry SDK.
 
-Every process of the shop has a tracer provider and a resource of its own; what calls what travels
-in a ``traceparent`` header, as it would between machines. Spans are given their begin and end:
-nothing sleeps inside a request.
+Every process of the shop has a tracer provider and a resource of its own; the parent of a span in
+another process travels in a ``traceparent`` header, as it would between machines. Begin and end of
+a span are given: nothing sleeps inside a request.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from batchmill.demo.steps import INSTANCES, Request, Step
 
 
 class SeededIds(IdGenerator):
-    """Ids that depend on the seed and on the number of the request, and on nothing else."""
+    """Ids that depend only on the seed and the number of the request."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._chance = random.Random(f"{seed}:ids")
 
     def begin(self, request: int) -> None:
-        """What comes now is of this request."""
+        """Make the ids of this request from now on."""
         self._chance = random.Random(f"{self._seed}:{request}:ids")
 
     def generate_span_id(self) -> int:
@@ -42,7 +42,7 @@ class SeededIds(IdGenerator):
 
 
 class Shop:
-    """Makes the spans of planned requests and hands them to a processor as they end."""
+    """Makes the spans of planned requests and passes them to a processor as they end."""
 
     def __init__(self, seed: int, processor: SpanProcessor) -> None:
         self._ids = SeededIds(seed)
@@ -67,7 +67,7 @@ class Shop:
                 self._tracers[instance] = provider.get_tracer("batchmill.demo", __version__)
 
     def play(self, request: Request, begin_ns: int) -> None:
-        """Make the spans of a request; the run began at ``begin_ns``, counted from 1970."""
+        """Make the spans of a request; the run began at ``begin_ns`` since 1970."""
         self._ids.begin(request.index)
         self._play(request.root, None, Context(), begin_ns + request.offset_us * 1000)
 

@@ -1,6 +1,6 @@
-"""What a plan of the simulated shop is made of: requests, and in them steps, each of them a span.
+"""A plan of the simulated shop: requests made of steps, each of which becomes a span.
 
-Plain data. Nothing here knows OpenTelemetry, a clock or a network.
+Plain data, without OpenTelemetry, a clock or a network.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ INSTANCES: Mapping[str, tuple[str, ...]] = {
     "shipping": ("shipping-1",),
     "mail": ("mail-1",),
 }
-"""The services of the shop, and the processes that each of them runs in."""
+"""The services of the shop, and the processes of each."""
 
 MOST = 5.0
-"""No piece of work takes more than this many times what it usually takes."""
+"""No piece of work takes more than this many times its usual duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One span: where, what, when, and what happened because of it."""
+    """One span, with its children."""
 
     service: str
     instance: str
@@ -42,7 +42,7 @@ class Step:
     duration_us: int
     attributes: tuple[tuple[str, Value], ...]
     error: str
-    """Why it failed, or nothing."""
+    """Why it failed; empty: it did not."""
     children: tuple[Step, ...]
 
     @property
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a visitor asked for, with all that followed from it: one trace."""
+    """A visitor's request with all that followed from it: one trace."""
 
     index: int
     offset_us: int
@@ -75,7 +75,7 @@ class Request:
 
 
 class Draft:
-    """A step while it is planned: its clock moves on with the work that is done in it."""
+    """A step while it is planned; the work in it moves its clock on."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Draft:
         self._children: list[Draft] = []
 
     def work(self, usual_ms: float) -> None:
-        """Be busy for about so long."""
+        """Work for about so long."""
         factor = min(self.chance.lognormvariate(0.0, 0.4), MOST)
         self.now_us += math.ceil(usual_ms * factor * 1000)
 
     def work_between(self, least_ms: float, most_ms: float) -> None:
-        """Be busy for something between the two."""
+        """Work for a time between the two."""
         self.now_us += round(self.chance.uniform(least_ms, most_ms) * 1000)
 
     def child(self, kind: str, name: str, service: str = "") -> Draft:
@@ -122,7 +122,7 @@ class Draft:
         return made
 
     def wait_for(self, child: Draft) -> None:
-        """Go on when the child has ended."""
+        """Continue when the child has ended."""
         self.now_us = max(self.now_us, child.now_us)
 
     def fail(self, kind: str, why: str) -> None:
@@ -131,12 +131,12 @@ class Draft:
         self.attributes["error.type"] = kind
 
     def begin_later(self, usual_ms: float) -> None:
-        """Move its begin: a message waits before somebody takes it."""
+        """Move its begin: a message waits before it is consumed."""
         self.work(usual_ms)
         self._start_us = self.now_us
 
     def step(self) -> Step:
-        """The finished plan of it and of all below it."""
+        """The finished step, with all below it."""
         return Step(
             service=self.service,
             instance=self.instance,

@@ -12,6 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchmill.export.addresses import (
+    PROMETHEUS_ADDRESSES,
+    check_address,
+    is_scraped,
+    page_address,
+    reads_store,
+    require_exporter,
+)
 from batchmill.export.errors import ExporterInUseError, SendError, StoreUnreadableError
 from batchmill.export.senders import Sender, open_sender
 from batchmill.export.settings import ExporterSettings, Target
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     from batchmill.export.stats import ExporterStats
 
 __all__ = [
+    "PROMETHEUS_ADDRESSES",
     "ExportedValue",
     "Exporter",
     "ExporterInUseError",
@@ -56,12 +65,17 @@ __all__ = [
     "StoreUnreadableError",
     "Target",
     "by_label",
+    "check_address",
     "complete_minute",
     "entity_labels",
     "help_text",
     "forget_exporter",
+    "is_scraped",
     "open_sender",
+    "page_address",
+    "reads_store",
     "remote_address",
+    "require_exporter",
     "series_names",
     "to_otlp",
 ]

@@ -1,1 +1,91 @@
-"""A run: its supervised processes, their state on disk, and how it is shown."""
+"""A run: its settings, its supervised processes, their state on disk, and how it is shown.
+
+Gives settings (:func:`load_settings`), the run itself (:func:`run_processes`), its status
+(:func:`read_status`, :class:`StatusReader`, :func:`show_run`) and what its processes need: the home
+folder, the status file, signals. Loads without rich, which only drawing needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchmill.extras import lazy_names
+from batchmill.run.balance import Counted, read_counted
+from batchmill.run.home import Home, HomeError, HomeInUseError, HomeSourceError
+from batchmill.run.settings import (
+    FILE,
+    HIDDEN,
+    OTHER_VARIABLES,
+    PREFIX,
+    SETTINGS,
+    ConfigFileError,
+    RunSettings,
+    Setting,
+    SettingValue,
+    UnknownSettingError,
+    load_settings,
+    resolve,
+)
+from batchmill.run.signals import Signals, serve_until_signal
+from batchmill.run.specs import EXPORT_HEADERS_VARIABLE, EXPORT_TOKEN_VARIABLE, TOKEN_VARIABLE
+from batchmill.run.status import (
+    LAG_S,
+    Backlog,
+    Health,
+    RunState,
+    RunStatus,
+    StatusFile,
+    StatusReader,
+    assess,
+    read_status,
+    spool_backlog,
+)
+from batchmill.run.supervisor import GaveUpError
+
+if TYPE_CHECKING:
+    from batchmill.run.runner import Demo, run_processes
+    from batchmill.run.top.watch import show_run
+
+__all__ = [
+    "EXPORT_HEADERS_VARIABLE",
+    "EXPORT_TOKEN_VARIABLE",
+    "FILE",
+    "HIDDEN",
+    "LAG_S",
+    "OTHER_VARIABLES",
+    "PREFIX",
+    "SETTINGS",
+    "TOKEN_VARIABLE",
+    "Backlog",
+    "ConfigFileError",
+    "Counted",
+    "Demo",
+    "GaveUpError",
+    "Health",
+    "Home",
+    "HomeError",
+    "HomeInUseError",
+    "HomeSourceError",
+    "RunSettings",
+    "RunState",
+    "RunStatus",
+    "Setting",
+    "SettingValue",
+    "Signals",
+    "StatusFile",
+    "StatusReader",
+    "UnknownSettingError",
+    "assess",
+    "load_settings",
+    "read_counted",
+    "read_status",
+    "resolve",
+    "run_processes",
+    "serve_until_signal",
+    "show_run",
+    "spool_backlog",
+]
+
+_MODULES = {"Demo": "runner", "run_processes": "runner", "show_run": "top.watch"}
+
+__getattr__ = lazy_names(__name__, _MODULES, feature="a run's display", extra="cli")

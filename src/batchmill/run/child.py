@@ -1,13 +1,13 @@
-"""Runs a command of ``batchmill run`` so that it cannot outlive its supervisor.
+"""Runs one command of ``batchmill run`` so that it cannot outlive the supervisor.
 
-``python -P child.py LEASH TARGET ARGUMENT…`` is started in a session of its own. ``LEASH`` is
-the number of the reading end of a pipe whose other end the supervisor alone holds, and nobody ever
-writes: it ends when the supervisor does, however that happens. A guard, forked off before anything
-is loaded, waits for that and then kills the whole group: the command, and what it started (a JVM).
-On Linux the kernel kills the command itself, too, should the guard be gone.
+``python -P child.py HANDLE TARGET ARGUMENT…`` is started in a session of its own. ``HANDLE`` is the
+reading end of a pipe. The supervisor alone has the writing end and never writes, so reading ends
+when the supervisor does, however that happens. A guard process, forked before anything is loaded,
+waits for that and then kills the whole process group: the command, and what it started (a JVM). On
+Linux the kernel kills the command as well, in case the guard is gone.
 
-``TARGET`` is ``batchmill`` or the path of a Python file. Run by its path: nothing of batchmill is
-loaded before the guard is there.
+``TARGET`` is ``batchmill`` or the path of a Python file. This file is run by its path, so that
+nothing of batchmill is loaded before the guard exists.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Put the guard in place, then be the command."""
-    leash, target = int(sys.argv[1]), sys.argv[2]
+    """Fork the guard, then run the command in this process."""
+    pipe, target = int(sys.argv[1]), sys.argv[2]
     parent = os.getppid()
     if os.fork() == 0:
-        _guard(leash)
-    os.close(leash)
+        _guard(pipe)
+    os.close(pipe)
     _die_with(parent)
     sys.argv = sys.argv[2:]
     if target == "batchmill":
@@ -41,14 +41,14 @@ def main() -> None:
         runpy.run_path(target, run_name="__main__")
 
 
-def _guard(leash: int) -> NoReturn:
-    """Wait for the supervisor's end, then end the group; its own end takes the guard along."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # the log's pipe belongs to the command
-        os.dup2(nothing, stream)
-    while os.read(leash, 1):
+def _guard(pipe: int) -> NoReturn:
+    """Wait for the supervisor's end, then kill the process group, and the guard with it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):  # the output belongs to the command: its end must be seen
+        os.dup2(null, stream)
+    while os.read(pipe, 1):
         pass
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -59,9 +59,9 @@ def _die_with(parent: int) -> None:
         return
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # another C library: the guard will do
+    with contextlib.suppress(OSError, AttributeError):  # another C library: the guard is enough
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # it died before the kernel knew
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Logs that begin anew when they are large, and the thread that fills one from a process."""
+"""Log files that rotate, and the thread that copies a process's output into one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from batchmill.wording import count_of
+
 TAIL = 15
 """How many of a process's last lines are remembered."""
 _LONGEST_LINE = 8192
 
 
 class RotatingLog:
-    """A log file; past ``limit`` bytes it becomes ``NAME.1``, and so on up to ``files`` of them.
+    """A log file; past ``limit`` bytes it becomes ``NAME.1``, and so on, up to ``files`` of them.
 
-    May be written by any thread. A disk that is full takes nothing more, and stops nobody; how many
-    lines it did not take is said once it does again.
+    Any thread may write. Lines that a full disk does not take are counted, and their number is
+    logged once it takes lines again: a log never stops a run.
     """
 
     def __init__(self, path: Path, *, limit: int, files: int) -> None:
@@ -35,7 +37,7 @@ class RotatingLog:
         with self._lock:
             try:
                 if self._lost:
-                    self._append(f"({self._lost} lines could not be written here)")
+                    self._append(f"({count_of(self._lost, 'line')} could not be written here)")
                     self._lost = 0
                 self._append(line)
             except OSError:
@@ -63,21 +65,21 @@ class RotatingLog:
                 newer.replace(older)
 
 
-class Pump(threading.Thread):
-    """Reads what a process says, line by line, until nobody can say anything any more."""
+class OutputReader(threading.Thread):
+    """Reads a process's output line by line until the last writer has closed it."""
 
-    def __init__(self, stream: IO[bytes], name: str, hear: Callable[[str], None]) -> None:
+    def __init__(self, stream: IO[bytes], name: str, on_line: Callable[[str], None]) -> None:
         super().__init__(name=f"batchmill-log-{name}", daemon=True)
         self.tail: deque[str] = deque(maxlen=TAIL)
         self._stream = stream
-        self._hear = hear
+        self._on_line = on_line
         self.start()
 
     def run(self) -> None:
-        """Read; a line without an end is cut into pieces."""
+        """Read; a line that is too long is cut into pieces."""
         with self._stream:
             while raw := self._stream.readline(_LONGEST_LINE):
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
                 if line:
                     self.tail.append(line)
-                    self._hear(line)
+                    self._on_line(line)

@@ -1,4 +1,7 @@
-"""How the processes of a run are started: their arguments, and what must not be among them."""
+"""How each process of a run is started: its command line and its environment.
+
+Every user of the machine can see command lines, so secrets go into the environment or a file.
+"""
 
 from __future__ import annotations
 
@@ -9,130 +12,109 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from batchmill.cli import prometheus
-from batchmill.cli.config import Settings
+from batchmill.export import reads_store
 from batchmill.run.home import Home
+from batchmill.run.settings import RunSettings
 from batchmill.run.supervisor import Spec
 
 EXPORT = "export"
 WEB = "web"
-RUN_EXPORTER = "run "
-"""What the names of a run's exporters begin with, in the store."""
+TOKEN_VARIABLE = "BATCHMILL_TOKEN"
+EXPORT_HEADERS_VARIABLE = "BATCHMILL_EXPORT_HEADERS"
+EXPORT_TOKEN_VARIABLE = "BATCHMILL_EXPORT_TOKEN"
+EXPORTER_PREFIX = "run "
+"""The names of a run's exporters in the store begin with this."""
 READY, READY_FOR_MESSAGES = "waiting for segments", "waiting for messages"
-"""What the pipeline says once it runs, and reads a spool or a topic."""
-_OF_A_SPOOL = (
-    *("linger", "segment_rows"),
-    *("unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb"),
+"""What the pipeline prints once it runs, and reads a spool or a topic."""
+SPOOL_SETTINGS = (
+    *("segment_rows", "unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb"),
 )
+"""Settings that a run with a topic must not have."""
+_SERVER_SETTINGS = ("bind", "token_file", "tls_cert", "tls_key", "tls_client_ca", "insecure")
 
 
-def ingest_spec(settings: Settings, home: Home) -> Spec:
-    """How ingest is started."""
+def ingest_spec(settings: RunSettings, home: Home) -> Spec:
+    """The process that receives spans."""
     arguments = ["ingest", "--home", str(home.folder)]
-    for name in (
-        *("bind", "http_port", "grpc_port", "token_file", "tls_cert", "tls_key", "tls_client_ca"),
-        *("max_body_mb", "max_connections", "request_timeout"),
-        *(() if settings["kafka"] else _OF_A_SPOOL),
-    ):
-        if settings[name] is not None:
-            arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
-    if settings["insecure"]:
-        arguments.append("--insecure")
-    onward = [name for name in ("export_traces", "export_logs") if settings[name]]
-    for name in onward:
-        arguments += [f"--{name.replace('_', '-')}", settings[name]]
+    arguments += _options(
+        settings,
+        *(*_SERVER_SETTINGS, "http_port", "grpc_port", "max_body_mb", "max_connections"),
+        *("request_timeout", "export_traces", "export_logs"),
+    )
     if settings["kafka"]:
         arguments += ["--to", settings["kafka"]]
-        if settings.chosen["linger"].origin != "default":  # that is for segments
-            arguments += ["--linger", str(settings["linger"])]
-    if settings["kafka"] or onward:
-        arguments += _kafka_config(settings)
-    # Not on the command line, which everybody on this machine can see.
-    environment = {"BATCHMILL_TOKEN": settings["token"]} if settings["token"] else {}
-    return Spec(name="ingest", arguments=arguments, environment=environment, ready_file=home.ingest)
-
-
-PORTS = {"http": "--http-port", "grpc": "--grpc-port", "address": "--port"}
-"""What a process tells of where it listens, and how it is told to listen there."""
-
-
-def pinned(spec: Spec, found: Mapping[str, Any]) -> Spec:
-    """The same with the ports that a process was given, so that its next life has them, too."""
-    arguments = list(spec.arguments)
-    for name, option in PORTS.items():
-        port = str(found.get(name, "")).rpartition(":")[2]
-        if port.isdecimal() and option in arguments:
-            arguments[arguments.index(option) + 1] = port
-    return replace(spec, arguments=arguments)
-
-
-def web_spec(settings: Settings, home: Home) -> Spec:
-    """How the server of the pages is started; a run without it is still a run."""
-    arguments = ["web", "--home", str(home.folder), "--port", str(settings["web_port"])]
-    arguments += ["--status", str(home.web)]
-    for name in ("bind", "token_file", "tls_cert", "tls_key", "tls_client_ca"):
-        if settings[name] is not None:
-            arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
-    if settings["insecure"]:
-        arguments.append("--insecure")
-    # Not on the command line, which everybody on this machine can see.
-    environment = {"BATCHMILL_TOKEN": settings["token"]} if settings["token"] else {}
+        if not settings.is_default("linger"):  # the default is for segments
+            arguments += _options(settings, "linger")
+    else:
+        arguments += _options(settings, "linger", *SPOOL_SETTINGS)
+    if settings["kafka"] or settings["export_traces"] or settings["export_logs"]:
+        arguments += _options(settings, "kafka_config")
     return Spec(
-        name=WEB, arguments=arguments, environment=environment, ready_file=home.web, vital=False
+        name="ingest",
+        arguments=arguments,
+        environment=_token(settings),
+        ready_file=home.ingest,
     )
 
 
-def pipeline_spec(settings: Settings, home: Home) -> Spec:
-    """How the pipeline is started."""
+def web_spec(settings: RunSettings, home: Home) -> Spec:
+    """The process that serves the web UI; the run can do without it."""
+    arguments = ["web", "--home", str(home.folder), "--port", str(settings["web_port"])]
+    arguments += ["--status", str(home.web), *_options(settings, *_SERVER_SETTINGS)]
+    return Spec(
+        name=WEB,
+        title="web UI",
+        arguments=arguments,
+        environment=_token(settings),
+        ready_file=home.web,
+        required=False,
+    )
+
+
+def pipeline_spec(settings: RunSettings, home: Home) -> Spec:
+    """The process that computes metrics on Spark."""
     arguments = ["pipeline", "--store", home.store_url]
     if settings["kafka"]:
-        arguments += ["--source", settings["kafka"], *_kafka_config(settings)]
+        arguments += ["--source", settings["kafka"], *_options(settings, "kafka_config")]
     else:
         arguments += ["--remove-read", "--spool", str(home.spool)]
-    for name in ("checkpoint", "quarantine"):
-        arguments += [f"--{name}", str(getattr(home, name))]
-    for name in ("master", "trigger", "ttl_days", "top_n"):
-        arguments += [f"--{name.replace('_', '-')}", str(settings[name])]
-    for name in ("oal", "sources", "conf", "apdex"):
-        for each in settings[name]:
-            arguments += [f"--{name}", each]
+    arguments += ["--checkpoint", str(home.checkpoint), "--quarantine", str(home.quarantine)]
+    arguments += _options(
+        settings,
+        *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex"),
+    )
     if settings["dedup"] != "off":
-        arguments += ["--dedup", settings["dedup"]]
-    if not all(map(prometheus.takes, settings["export_to"])):
+        arguments += _options(settings, "dedup")
+    if not all(map(reads_store, settings["export_to"])):
         arguments += ["--outbox", "--outbox-mb", str(settings["export_outbox_mb"])]
     ready = READY_FOR_MESSAGES if settings["kafka"] else READY
     return Spec(name="pipeline", arguments=arguments, ready_line=ready)
 
 
 def export_names(targets: Sequence[str]) -> list[str]:
-    """What the processes that export are called: ``export``, ``export-2`` and so on."""
+    """The names of the exporting processes: ``export``, ``export-2`` and so on."""
     return [f"{EXPORT}-{number}" if number > 1 else EXPORT for number in range(1, len(targets) + 1)]
 
 
-def export_spec(settings: Settings, home: Home, name: str, target: str) -> Spec:
-    """How an exporter is started."""
-    arguments = ["export", "--to", target, "--name", f"{RUN_EXPORTER}{target}"]
+def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Spec:
+    """The process that exports to one target."""
+    arguments = ["export", "--to", target, "--name", f"{EXPORTER_PREFIX}{target}"]
     arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
     arguments += ["--status", str(home.export(name))]
     if target.startswith("kafka://"):
-        arguments += _kafka_config(settings)
-    headers = settings["export_headers"]
-    # Not on the command line, which everybody on this machine can see.
-    environment = {"BATCHMILL_EXPORT_HEADERS": ",".join(headers)} if headers else {}
+        arguments += _options(settings, "kafka_config")
+    environment = {}
+    if settings["export_headers"]:
+        environment[EXPORT_HEADERS_VARIABLE] = ",".join(settings["export_headers"])
     if settings["export_token"]:
-        environment[prometheus.TOKEN_VARIABLE] = settings["export_token"]
+        environment[EXPORT_TOKEN_VARIABLE] = settings["export_token"]
     return Spec(
         name=name, arguments=arguments, environment=environment, ready_file=home.export(name)
     )
 
 
-def _kafka_config(settings: Settings) -> list[str]:
-    """The file's name; what is in it is not on the command line, which everybody here can see."""
-    return ["--kafka-config", settings["kafka_config"]] if settings["kafka_config"] else []
-
-
-def demo_spec(settings: Settings, http: str, seconds: float, seed: int | None) -> Spec:
-    """How the demo's traffic is started, against the address that ingest has told."""
+def demo_spec(settings: RunSettings, http: str, seconds: float, seed: int | None) -> Spec:
+    """The process that sends the demo's traffic to ``http``, ingest's address."""
     host, _, port = http.rpartition(":")
     if host in ("0.0.0.0", "[::]", "::", ""):
         host = "127.0.0.1"
@@ -146,4 +128,36 @@ def demo_spec(settings: Settings, http: str, seconds: float, seed: int | None) -
     environment = {}
     if token:
         environment["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={quote(f'Bearer {token}')}"
-    return Spec(name="demo", arguments=arguments, environment=environment, keep=False)
+    return Spec(name="demo", arguments=arguments, environment=environment, restart=False)
+
+
+_PORT_OPTIONS = {"http": "--http-port", "grpc": "--grpc-port", "address": "--port"}
+"""The addresses in a process's report, and the options that set their ports."""
+
+
+def with_ports(spec: Spec, report: Mapping[str, Any]) -> Spec:
+    """The same with the ports of a process's report, so that a restart listens on them again."""
+    arguments = list(spec.arguments)
+    for name, option in _PORT_OPTIONS.items():
+        port = str(report.get(name, "")).rpartition(":")[2]
+        if port.isdecimal() and option in arguments:
+            arguments[arguments.index(option) + 1] = port
+    return replace(spec, arguments=arguments)
+
+
+def _options(settings: RunSettings, *names: str) -> list[str]:
+    """Settings as options of a command; those without a value are left out."""
+    arguments = []
+    for name in names:
+        setting, value = settings.values[name].setting, settings[name]
+        if setting.kind.switch:
+            arguments += [setting.flag] if value else []
+        elif setting.kind.many:
+            arguments += [word for part in value for word in (setting.flag, part)]
+        elif value is not None:
+            arguments += [setting.flag, str(value)]
+    return arguments
+
+
+def _token(settings: RunSettings) -> dict[str, str]:
+    return {TOKEN_VARIABLE: settings["token"]} if settings["token"] else {}

@@ -1,16 +1,14 @@
-"""Processes that are started, watched, started again when they die, and ended in order.
+"""Starts processes, watches them, restarts those that die, and stops them in order.
 
-What to do about a death is decided by :func:`judge`, which knows no processes. All the rest is run
-by one thread, the one that calls :meth:`Supervisor.look`; beside it each process has a thread that
-does nothing but carry its output to a log.
+What to do about a death is decided by :func:`decide`, a pure function. Everything else runs on the
+thread that calls :meth:`Supervisor.poll`; one more thread for each process only copies its output
+to a log.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,32 +20,31 @@ from typing import Any, Self
 
 from batchmill.backoff import back_off_ms
 from batchmill.errors import BatchmillError
-from batchmill.run.home import read_json
-from batchmill.run.log import Pump, RotatingLog
+from batchmill.files import read_json
+from batchmill.run.log import OutputReader, RotatingLog
 
-TICK_S = 0.1
 USAGE = 2
-"""The exit code of a command that was told something it does not take."""
-_LEASH = Path(__file__).with_name("child.py")
-_LAST_WORDS_S = 2.0
+"""The exit code of a command whose arguments or settings are not valid."""
+_CHILD = Path(__file__).with_name("child.py")
+_LAST_OUTPUT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """How a process that died is started again."""
+    """How a process that died is restarted."""
 
     initial_s: float = 0.5
     max_s: float = 10.0
     multiplier: float = 2.0
     stable_s: float = 30.0
-    """Ready for so long, and earlier deaths are forgotten."""
+    """After so long a time of being ready, earlier deaths no longer count."""
     failed_starts: int = 5
-    """So many starts in a row that came to nothing are enough."""
+    """After so many failed starts in a row there is no further one."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """How a process ended that nobody had asked to."""
+    """The end of a process that was not asked to end."""
 
     code: int
     """Its exit code; negative: the signal that killed it."""
@@ -57,7 +54,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Record:
-    """What a process has behind it."""
+    """A process's deaths so far."""
 
     deaths: int = 0
     """In a row, without a stable time between them."""
@@ -66,19 +63,19 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What to do about a death."""
 
     record: Record
     delay_s: float | None
-    """When to start it again; None: not at all, it would only fail again."""
+    """When to restart; None: not at all, it would only fail again."""
 
 
-def judge(policy: RestartPolicy, record: Record, death: Death) -> Verdict:
-    """What to do about a death.
+def decide(policy: RestartPolicy, record: Record, death: Death) -> Decision:
+    """Whether and when to restart a process.
 
-    Somebody who kills a process (SIGKILL) says nothing about whether it could start. A process that
-    does not take what it was told will not take it the next time.
+    A SIGKILL from outside says nothing about whether the process could start. A process that
+    refuses its arguments would refuse them again.
     """
     if death.ready_s is not None:
         stable = death.ready_s >= policy.stable_s
@@ -87,16 +84,19 @@ def judge(policy: RestartPolicy, record: Record, death: Death) -> Verdict:
         record = replace(record, deaths=record.deaths + 1)
     else:
         record = Record(record.deaths + 1, record.failed_starts + 1)
-    if record.failed_starts >= policy.failed_starts:
-        return Verdict(record, None)
-    if record.failed_starts and death.code == USAGE:
-        return Verdict(record, None)
+    refused = record.failed_starts > 0 and death.code == USAGE
+    if refused or record.failed_starts >= policy.failed_starts:
+        return Decision(record, None)
     delay = back_off_ms(policy.initial_s, policy.max_s, policy.multiplier, record.deaths)
-    return Verdict(record, delay)
+    return Decision(record, delay)
 
 
-def told(code: int) -> str:
-    """How a process ended, in words."""
+def exit_text(code: int) -> str:
+    """An exit code in words.
+
+    >>> exit_text(3), exit_text(-9)
+    ('exit code 3', 'SIGKILL')
+    """
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -106,21 +106,20 @@ def told(code: int) -> str:
 
 
 class GaveUpError(BatchmillError, RuntimeError):
-    """A process cannot be kept running; carries ``name``, ``why`` and its last ``lines``."""
+    """A process cannot be kept running."""
 
-    def __init__(self, name: str, why: str, lines: Sequence[str]) -> None:
-        super().__init__(name, why, tuple(lines))
-        self.name = name
-        self.why = why
-        self.lines = tuple(lines)
+    name: str
+    why: str
+    lines: Sequence[str]
+    """Its last output."""
 
     def __str__(self) -> str:
-        said = "".join(f"\n  {each}" for each in self.lines) or " nothing"
-        return f"{self.name} {self.why}. It said last:{said}"
+        output = "".join(f"\n  {line}" for line in self.lines) or " none"
+        return f"{self.name} {self.why}. Its last output:{output}"
 
 
 class State(enum.Enum):
-    """Where a process is in its life."""
+    """The state of a process."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -135,7 +134,7 @@ ALIVE = (State.STARTING, State.RUNNING, State.STOPPING)
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A process that is to run."""
+    """How to start a process, and what it means when it ends."""
 
     name: str
     arguments: Sequence[str]
@@ -143,19 +142,21 @@ class Spec:
     target: str = "batchmill"
     """Or the path of a Python file to run instead."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What is added to this process's own."""
+    """Added to this process's own."""
     ready_line: str | None = None
-    """It is ready once it has said a line with this in it,"""
+    """It is ready once its output has a line with this text,"""
     ready_file: Path | None = None
-    """or once this file has its number as ``pid``; without either, at once."""
-    keep: bool = True
-    """Whether its end is a death; False: it has a task, and is through with it some time."""
-    vital: bool = True
-    """Whether the others are of no use without it; False: if it cannot be kept, they go on."""
+    """or once this file has its process id as ``pid``; without either, at once."""
+    restart: bool = True
+    """Whether it is restarted when it ends; False: it has a task, and ends when that is done."""
+    required: bool = True
+    """Whether the run ends if it cannot be kept running; False: that is said, the others go on."""
+    title: str = ""
+    """What the user knows it by, if not by its name."""
 
 
 class Process:
-    """A process and its lives, one after the other."""
+    """A process that is started, and restarted when it dies."""
 
     def __init__(
         self, spec: Spec, policy: RestartPolicy, log: RotatingLog, say: Callable[[str], None]
@@ -164,53 +165,54 @@ class Process:
         self.state = State.ENDED
         self.restarts = 0
         self.code: int | None = None
-        """How its last life ended."""
+        """How it ended last."""
         self.lines: list[str] = []
-        """What it said last."""
+        """The last lines of its output."""
         self.pid: int | None = None
         self.started: float | None = None
-        """When this life began, in seconds since 1970."""
+        """When it was last started, in seconds since 1970."""
         self._policy = policy
         self._log = log
         self._say = say
         self._record = Record()
         self._due_s = 0.0
         self._ready_s = 0.0
-        self._heard_ready = False
+        self._ready_line_seen = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._leash = -1
-        self._pump: Pump | None = None
+        self._pipe = -1
+        """Closed by this process's end: see child.py."""
+        self._output: OutputReader | None = None
 
     def start(self, inherit: int) -> None:
-        """Begin a life; ``inherit`` is the lock that it holds as long as it lives."""
-        leash, self._leash = os.pipe()
+        """Start it; ``inherit`` is the handle of the lock that it holds as long as it runs."""
+        reading, self._pipe = os.pipe()
         spec = self.spec
-        self._heard_ready = False
+        self._ready_line_seen = False
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_LEASH), str(leash), spec.target, *spec.arguments],
+                [sys.executable, "-P", str(_CHILD), str(reading), spec.target, *spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(leash, inherit),
+                pass_fds=(reading, inherit),
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
                 start_new_session=True,
             )
         except OSError:
-            os.close(self._leash)
+            os.close(self._pipe)
             raise
         finally:
-            os.close(leash)
+            os.close(reading)
         assert self._process.stdout is not None
-        self._pump = Pump(self._process.stdout, spec.name, self._hear)
+        self._output = OutputReader(self._process.stdout, spec.name, self._on_line)
         self.pid, self.started = self._process.pid, time.time()
         self.state = State.STARTING
         self._log.write(f"--- started as process {self.pid}")
 
-    def look(self, now_s: float, inherit: int) -> None:
-        """Note what has become of it; start it again if that is due."""
+    def poll(self, now_s: float, inherit: int) -> None:
+        """Update its state; restart it if that is due."""
         if self.state is State.RESTARTING and now_s >= self._due_s:
-            self._start_again(now_s, inherit)
+            self._restart(now_s, inherit)
         if self.state not in ALIVE:
             return
         code = self._reap()
@@ -218,101 +220,104 @@ class Process:
             if self.state is State.STARTING and self._is_ready():
                 self.state, self._ready_s = State.RUNNING, now_s
             return
-        self._log.write(f"--- ended: {told(code)}")
+        self._log.write(f"--- ended: {exit_text(code)}")
         self.code = code
-        if self.state is State.STOPPING or not self.spec.keep:
+        if self.state is State.STOPPING or not self.spec.restart:
             self.state = State.ENDED
             return
         ready_s = now_s - self._ready_s if self.state is State.RUNNING else None
         self._died(Death(code, ready_s), now_s)
 
     def terminate(self) -> None:
-        """Ask it to end; it is not started again."""
-        if self.state in ALIVE and self._process is not None:
+        """Ask it to end, once; it is not restarted."""
+        if self.state in (State.STARTING, State.RUNNING) and self._process is not None:
             self.state = State.STOPPING
             self._process.terminate()
         elif self.state is State.RESTARTING:
             self.state = State.ENDED
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill it and all that it started."""
         if self._process is not None:
             if self.state in ALIVE:
                 self.state = State.STOPPING
-            # Not waited for yet, so the number is still its own.
+            # Not reaped yet, so the process id is still its own.
             _kill_group(self._process.pid)
             self.code = self._reap(wait=True)
         self.state = State.FAILED if self.state is State.FAILED else State.ENDED
 
-    def figures(self) -> dict[str, Any]:
-        """What can be told of it."""
+    def report(self) -> dict[str, Any]:
+        """Its state, for ``supervisor.json``."""
         return {
             "pid": self.pid,
             "state": self.state.value,
             "started": self.started,
             "restarts": self.restarts,
-            "exit": None if self.code is None else told(self.code),
+            "exit": None if self.code is None else exit_text(self.code),
         }
 
-    def _start_again(self, now_s: float, inherit: int) -> None:
+    def _restart(self, now_s: float, inherit: int) -> None:
         try:
             self.start(inherit)
-        except OSError as error:  # no memory or no process numbers left, for now
+        except OSError as error:  # no memory or no process ids left, for now
             self._due_s = now_s + self._policy.max_s
             self._say(f"{self.spec.name} could not be started ({error}): trying again")
         else:
             self.restarts += 1
 
     def _died(self, death: Death, now_s: float) -> None:
-        verdict = judge(self._policy, self._record, death)
-        self._record = verdict.record
-        name, how = self.spec.name, told(death.code)
-        if verdict.delay_s is not None:
-            self.state, self._due_s = State.RESTARTING, now_s + verdict.delay_s
-            self._say(f"{name} died ({how}): starting it again in {verdict.delay_s:g} s")
+        decision = decide(self._policy, self._record, death)
+        self._record = decision.record
+        name, how = self.spec.name, exit_text(death.code)
+        if decision.delay_s is not None:
+            self.state, self._due_s = State.RESTARTING, now_s + decision.delay_s
+            self._say(f"{name} died ({how}): starting it again in {decision.delay_s:g} s")
             return
         self.state = State.FAILED
-        times = verdict.record.failed_starts
-        why = f"did not start ({how})" + (f", {times} times in a row" if times > 1 else "")
-        error = GaveUpError(name, why, self.lines)
-        if self.spec.vital:
+        starts = decision.record.failed_starts
+        why = f"did not start ({how})" + (f", {starts} times in a row" if starts > 1 else "")
+        error = GaveUpError(name, why, tuple(self.lines))
+        if self.spec.required:
             raise error
-        self._say(f"{error}\n{name} stays away; all else goes on")
+        # A command that refuses its settings says why in its last line.
+        refused = death.code == USAGE and self.lines
+        reason = self.lines[-1].removeprefix(f"batchmill {name}: ") if refused else str(error)
+        self._say(f"{self.spec.title or name} disabled: {reason}")
 
     def _reap(self, *, wait: bool = False) -> int | None:
-        """The exit code, once it is over; then whatever it started is gone, too."""
+        """The exit code once it has ended, and then kill what it started; None while it runs."""
         process = self._process
         if process is None:
             return self.code
         options = os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG)
         if os.waitid(os.P_PID, process.pid, options) is None:
             return None
-        # Not waited for yet, so the group's number is still its own: a JVM may be left in it.
+        # Not reaped yet, so the group's id is still its own: a JVM may be left in it.
         _kill_group(process.pid)
         code = process.wait()
-        os.close(self._leash)
+        os.close(self._pipe)
         self._process = self.pid = None
-        if self._pump is not None:
-            self._pump.join(_LAST_WORDS_S)
-            self.lines = list(self._pump.tail)
+        if self._output is not None:
+            self._output.join(_LAST_OUTPUT_S)
+            self.lines = list(self._output.tail)
         return code
 
-    def _hear(self, line: str) -> None:
-        # In the pump's thread.
+    def _on_line(self, line: str) -> None:
+        # On the output's thread.
         self._log.write(line)
         if self.spec.ready_line is not None and self.spec.ready_line in line:
-            self._heard_ready = True
+            self._ready_line_seen = True
 
     def _is_ready(self) -> bool:
         if self.spec.ready_line is not None:
-            return self._heard_ready
+            return self._ready_line_seen
         if self.spec.ready_file is not None:
             return (read_json(self.spec.ready_file) or {}).get("pid") == self.pid
         return True
 
 
 class Supervisor:
-    """All processes of a run. Use it as a context: what is left at its end is killed."""
+    """All processes of a run. Use it as a context: what still runs at its end is killed."""
 
     def __init__(
         self,
@@ -335,59 +340,22 @@ class Supervisor:
         process.start(self._inherit)
         return process
 
-    def look(self) -> None:
-        """Note deaths, start again what is due; :class:`GaveUpError` if one cannot be kept."""
+    def poll(self) -> None:
+        """Note deaths and restart what is due; :class:`GaveUpError` if one cannot be kept."""
         now_s = time.monotonic()
-        for each in self.processes.values():
-            each.look(now_s, self._inherit)
+        for process in self.processes.values():
+            process.poll(now_s, self._inherit)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self.processes.values():
-            each.kill()
-
-
-class Signals:
-    """While entered, Ctrl-C and its like are counted, and wake up :meth:`wait`."""
-
-    WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[int, Any] = {}
-        self._ends = (-1, -1)
-
-    def wait(self, seconds: float = TICK_S) -> None:
-        """Let time pass, until a signal comes at most."""
-        readable, _, _ = select.select([self._ends[0]], [], [], seconds)
-        if readable:
-            os.read(self._ends[0], 64)
-
-    def _note(self, number: int, frame: object) -> None:
-        self.count += 1
-        with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
-            os.write(self._ends[1], b"!")
-
-    def __enter__(self) -> Self:
-        self._ends = os.pipe()
-        os.set_blocking(self._ends[1], False)
-        for each in self.WATCHED:
-            if signal.getsignal(each) is signal.SIG_IGN and each != signal.SIGTERM:
-                continue  # nohup, or a shell's background job: not to be stopped by these
-            self._before[each] = signal.signal(each, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        for each in self._ends:
-            os.close(each)
+        for process in self.processes.values():
+            process.kill()
 
 
 def _kill_group(leader: int) -> None:
     try:
         os.killpg(leader, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # all gone; macOS says so of a group of zombies in the second way
+        pass  # all gone; macOS raises the second for a group of zombies

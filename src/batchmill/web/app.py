@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Collection
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from batchmill.http import Access
+from batchmill.run import StatusReader
 from batchmill.web import pages
 from batchmill.web.answers import Guard, not_served, refused
 from batchmill.web.api.handlers import Api
@@ -24,17 +24,17 @@ def make_app(
     store_url: str,
     *,
     access: Access | None = None,
-    pipeline: Callable[[], Mapping[str, Any]] | None = None,
+    run: StatusReader | None = None,
     hosts: Collection[str] = (),
 ) -> Starlette:
     """The ASGI application over the store at ``store_url``, which need not be there yet.
 
     With a token in ``access``, everything under ``/api`` asks for it; the pages hold no data.
-    ``pipeline`` answers the JSON of ``/api/v1/pipeline``; it is called on a thread.
+    ``run`` reads the status of a run for the pipeline page; None: there is no run.
     ``hosts`` are the names by which it may be asked; without any, by all.
     """
     pool = QueryPool(store_url)
-    live = Live(pool, pipeline)
+    live = Live(pool, run)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -46,7 +46,7 @@ def make_app(
 
     app = Starlette(
         routes=[
-            *Api(pool, pipeline).routes(),
+            *Api(pool, run).routes(),
             *PrometheusApi(pool).routes(),
             *live.routes(),
             *pages.routes(),

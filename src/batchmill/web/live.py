@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from batchmill.errors import ConfigError
+from batchmill.run import StatusReader
 from batchmill.sources import bucket_start
 from batchmill.store import Store
 from batchmill.web.answers import as_error
@@ -27,9 +28,6 @@ from batchmill.web.errors import Unavailable
 from batchmill.web.query_pool import QueryPool
 
 log = logging.getLogger("batchmill.web")
-
-Pipeline: TypeAlias = Callable[[], Mapping[str, Any]]
-"""Tells how a run is doing, as ``/api/v1/pipeline`` has it."""
 
 _HELLO = "retry: 1000\n\n"
 _HEARTBEAT = ": still here\n\n"
@@ -86,16 +84,16 @@ class Live:
     """
 
     def __init__(
-        self, pool: QueryPool, pipeline: Pipeline | None, settings: LiveSettings | None = None
+        self, pool: QueryPool, run: StatusReader | None, settings: LiveSettings | None = None
     ) -> None:
-        """``pipeline`` tells how the run is doing; None: there is no run to tell of."""
+        """``run`` reads the status of the run; None: there is no run."""
         self.settings = settings or LiveSettings()
         self.listeners = 0
         self.refused = 0
         """How many were sent away because too many listen."""
         self.let_go = 0
         """How many did not read what they were sent."""
-        self._look = _Look(pool, pipeline)
+        self._look = _Look(pool, run)
         self._newest: dict[str, tuple[int, str]] = {}
         self._number = 0
         self._changed = asyncio.Event()
@@ -183,9 +181,9 @@ class Live:
 class _Look:
     """Looks at the run and the store, on the pool's threads."""
 
-    def __init__(self, pool: QueryPool, pipeline: Pipeline | None) -> None:
+    def __init__(self, pool: QueryPool, run: StatusReader | None) -> None:
         self._pool = pool
-        self._pipeline = pipeline
+        self._run = run
         self._last: dict[str, str] = {}
         self._failed = 0
         self._untold = 0
@@ -217,10 +215,11 @@ class _Look:
         }
 
     async def _of_run(self) -> dict[str, str]:
-        if self._pipeline is None:
+        run = self._run
+        if run is None:
             return {}
         try:
-            found = event("pipeline", await self._pool.run(self._pipeline))
+            found = event("pipeline", await self._pool.run(lambda: run.read().as_json()))
         except Unavailable:  # the server is busy, or ends
             return {}
         except Exception:  # whatever it is: the next look may succeed, and people listen on

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from batchmill.http import (
     ConnectionRefusal,
@@ -14,6 +13,7 @@ from batchmill.http import (
     ServerSettings,
     response_bytes,
 )
+from batchmill.run import StatusReader
 from batchmill.web.app import make_app
 
 PORT = 8080
@@ -56,12 +56,10 @@ class WebServer:
         store_url: str,
         settings: WebSettings | None = None,
         *,
-        pipeline: Callable[[], Mapping[str, Any]] | None = None,
+        run: StatusReader | None = None,
     ) -> None:
         self.settings = settings = settings or WebSettings()
-        self._app = make_app(
-            store_url, access=settings.access, pipeline=pipeline, hosts=settings.hosts
-        )
+        self._app = make_app(store_url, access=settings.access, run=run, hosts=settings.hosts)
         self._http = HttpServer(
             self._app,
             settings,

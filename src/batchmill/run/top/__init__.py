@@ -1,1 +1,1 @@
-"""The screen of ``batchmill top``."""
+"""``batchmill top``: draws the status of a run in the terminal, each second."""

@@ -7,17 +7,16 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-Told: TypeAlias = Mapping[str, Any]
-"""What ``batchmill status --json`` prints."""
+StatusJson: TypeAlias = Mapping[str, Any]
+"""What ``batchmill status --json`` prints, or a part of it."""
 
 
-class Moment(NamedTuple):
-    """What changes from look to look."""
+class Sample(NamedTuple):
+    """The numbers that change from second to second."""
 
     at: float
-    ingest: int
-    """Which life of ingest it is."""
-    came: int
+    ingest_pid: int
+    received: int
     counted: int
     queue: int
     spool_bytes: int
@@ -25,55 +24,54 @@ class Moment(NamedTuple):
 
 
 class History:
-    """The looks of the last minutes, and what they say of how fast things go."""
+    """The samples of the last minutes, and the rates between them."""
 
-    def __init__(self, rate_s: float = 10.0, looks: int = 240) -> None:
+    def __init__(self, rate_s: float = 10.0, size: int = 240) -> None:
         self._rate_s = rate_s
-        self.moments: deque[Moment] = deque(maxlen=looks)
+        self.samples: deque[Sample] = deque(maxlen=size)
         self.has_spool = True
-        """Whether segments wait between ingest and pipeline; else they are messages of a topic."""
+        """Whether the pipeline reads a spool; else it reads a topic."""
 
-    def add(self, told: Told) -> None:
-        """Note a look."""
-        self.has_spool = "topic" not in told
-        ingest, pipeline = told.get("ingest", {}), told.get("pipeline", {})
+    def add(self, status: StatusJson) -> None:
+        """Add a sample."""
+        self.has_spool = "topic" not in status
+        ingest, pipeline = status.get("ingest", {}), status.get("pipeline", {})
         pid = ingest.get("pid", 0)
-        if self.moments and self.moments[-1].ingest != pid:  # another life counts from 0
-            self.moments.clear()
-        self.moments.append(
-            Moment(
-                float(told.get("at", 0.0)),
+        if self.samples and self.samples[-1].ingest_pid != pid:  # restarted: it counts from 0
+            self.samples.clear()
+        self.samples.append(
+            Sample(
+                float(status.get("at", 0.0)),
                 pid,
                 ingest.get("received_spans", 0),
                 pipeline.get("spans", 0),
-                told.get("queue_rows", 0),
-                told.get("spool", {}).get("bytes", 0),
-                float(told.get("lag_s", 0.0)),
+                status.get("queue_rows", 0),
+                status.get("spool", {}).get("bytes", 0),
+                float(status.get("lag_s", 0.0)),
             )
         )
 
-    def came_per_s(self) -> float | None:
-        """Spans that came in, in the last seconds; None as long as nothing is known."""
-        first, last = self._ends()
-        return None if first is None else _rate(first.came, last.came, last.at - first.at)
+    def received_per_s(self) -> float | None:
+        """Spans received per second, over the last seconds; None before the second sample."""
+        return self._recent_rate("received")
 
     def counted_per_s(self) -> float | None:
-        """Spans that the pipeline committed, likewise."""
-        first, last = self._ends()
-        return None if first is None else _rate(first.counted, last.counted, last.at - first.at)
+        """Spans committed per second, likewise."""
+        return self._recent_rate("counted")
 
-    def came(self) -> list[float]:
-        """Spans that came in from look to look, per second."""
-        pairs = itertools.pairwise(self.moments)
-        return [_rate(old.came, new.came, new.at - old.at) for old, new in pairs]
+    def received_rates(self) -> list[float]:
+        """Spans received per second, from sample to sample."""
+        return [_rate(old, new, "received") for old, new in itertools.pairwise(self.samples)]
 
-    def _ends(self) -> tuple[Moment | None, Moment]:
-        if len(self.moments) < 2:
-            return None, Moment(0, 0, 0, 0, 0, 0, 0)
-        last = self.moments[-1]
-        recent = [each for each in self.moments if each.at >= last.at - self._rate_s]
-        return (recent[0] if len(recent) > 1 else self.moments[-2]), last
+    def _recent_rate(self, counter: str) -> float | None:
+        if len(self.samples) < 2:
+            return None
+        last = self.samples[-1]
+        recent = [sample for sample in self.samples if sample.at >= last.at - self._rate_s]
+        return _rate(recent[0] if len(recent) > 1 else self.samples[-2], last, counter)
 
 
-def _rate(first: int, last: int, seconds_passed: float) -> float:
-    return max(0.0, (last - first) / seconds_passed) if seconds_passed > 0 else 0.0
+def _rate(first: Sample, last: Sample, counter: str) -> float:
+    passed_s = last.at - first.at
+    change = getattr(last, counter) - getattr(first, counter)
+    return max(0.0, change / passed_s) if passed_s > 0 else 0.0

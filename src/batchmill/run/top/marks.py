@@ -1,4 +1,4 @@
-"""Small drawings in characters: bars, heat rows, lines of the past; ASCII for old terminals."""
+"""Small charts in characters: bars, heat rows, sparklines; in ASCII for old terminals."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 from rich.text import Text
 
 DIM = "bright_black"
-CALM, WARM, HOT, BURNING = "green", "yellow", "red", "bold red"
+NORMAL, WARNING, CRITICAL, CRITICAL_PLUS = "green", "yellow", "red", "bold red"
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = ".:-=+*#@"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """What there is to draw on."""
+    """The room to draw on."""
 
     width: int
     height: int | None = None
-    """None: as many lines as it takes."""
+    """None: any number of lines."""
     ascii_only: bool = False
 
     def narrower(self, width: int) -> Sheet:
-        """A part of it."""
+        """A part of it, of any height."""
         return Sheet(width, None, self.ascii_only)
 
 
 def heading(name: str, more: str = "") -> Text:
-    """What begins a part; more may be added to its line."""
+    """The title of a part; more may be appended to its line."""
     return Text.assemble((f"{name:<14}", "bold cyan"), (more, DIM))
 
 
 def cut_line(line: Text, width: int) -> Text:
-    """The line, no longer than that."""
+    """The line, cut to that width."""
     line.truncate(width, overflow="ellipsis")
     return line
 
 
 def short(count: float) -> str:
-    """A number that fits into a narrow place.
+    """A number in few characters.
 
     >>> short(0), short(99_999), short(123_456), short(2_500_000), short(7.2e9)
     ('0', '99,999', '123k', '2.5M', '7.2G')
@@ -54,7 +54,7 @@ def short(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time that fits into a narrow place.
+    """A duration in few characters.
 
     >>> seconds(0.0042), seconds(1.234), seconds(75), seconds(7500), seconds(200_000)
     ('4 ms', '1.23 s', '75 s', '125 min', '56 h')
@@ -69,36 +69,41 @@ def seconds(value: float) -> str:
 
 
 def heat_style(share: float) -> str:
-    """The colour of something that is so full."""
-    return CALM if share < 0.5 else WARM if share < 0.8 else HOT
+    """The colour of a fill level from 0 to 1."""
+    return NORMAL if share < 0.5 else WARNING if share < 0.8 else CRITICAL
 
 
 def heat_row(partitions: Sequence[Mapping[str, Any]], width: int, *, ascii_only: bool) -> Text:
-    """A character for each partition, the fuller the higher; of many, the fullest of a few each."""
+    """A character for each partition, the fuller the higher.
+
+    With more partitions than ``width``, each character is the fullest of several neighbours.
+    """
     shares = [
-        float(each.get("depth") or 0) / each["capacity"] if each.get("capacity") else 0.0
-        for each in partitions
+        float(part.get("depth") or 0) / part["capacity"] if part.get("capacity") else 0.0
+        for part in partitions
     ]
-    waits = [bool(each.get("depth")) for each in partitions]
+    used = [bool(part.get("depth")) for part in partitions]
     step = max(1, -(-len(shares) // max(1, width)))
     row = Text()
     levels = _ASCII_LEVELS if ascii_only else _LEVELS
     for start in range(0, len(shares), step):
         share = max(shares[start : start + step])
-        if not any(waits[start : start + step]):
+        if not any(used[start : start + step]):
             row.append("_" if ascii_only else "·", DIM)
         else:
             row.append(levels[min(7, int(share * 8))], heat_style(share))
     return row
 
 
-def past(values: Sequence[float], width: int, *, ascii_only: bool, style: str = "cyan") -> Text:
-    """The newest values as a line, the largest of them at full height."""
+def sparkline(
+    values: Sequence[float], width: int, *, ascii_only: bool, style: str = "cyan"
+) -> Text:
+    """The newest values as a row of blocks, the largest at full height."""
     shown = list(values)[-width:] if width > 0 else []
     most = max(shown, default=0.0)
     levels = _ASCII_LEVELS if ascii_only else _LEVELS
     return Text(
-        "".join(levels[min(7, int(each / most * 7.999))] if most else levels[0] for each in shown),
+        "".join(levels[min(7, int(v / most * 7.999))] if most else levels[0] for v in shown),
         style,
     )
 
@@ -111,7 +116,7 @@ def scale(
     full = min(width, round(value / end * width))
     if value > 0:
         full = max(1, full)
-    notches = {min(width - 1, int(each / end * width)) for each in marks[:-1]}
+    notches = {min(width - 1, int(mark / end * width)) for mark in marks[:-1]}
     bar = Text()
     for place in range(width):
         if place < full:
@@ -126,7 +131,7 @@ def scale(
 def stacked(
     parts: Sequence[tuple[float, str]], width: int, *, ascii_only: bool, letters: str = ""
 ) -> Text:
-    """Shares of a whole side by side in one bar; in ASCII each with a letter of its own."""
+    """Parts of a whole side by side in one bar; in ASCII each part has its letter."""
     whole = sum(value for value, _ in parts)
     bar, drawn, before = Text(), 0, 0.0
     for number, (value, style) in enumerate(parts):
@@ -141,9 +146,9 @@ def stacked(
 def columns(
     bars: Sequence[Sequence[tuple[float, str]]], width: int, height: int, *, ascii_only: bool
 ) -> list[Text]:
-    """The newest bars side by side, each of parts from the bottom up; the highest fills the chart.
+    """The newest bars side by side, their parts from the bottom up; the highest fills the chart.
 
-    A part that is larger than half a line shows somewhere.
+    A part that is larger than half a line is always visible.
     """
     shown = list(bars)[-width:] if width > 0 else []
     most = max((sum(value for value, _ in bar) for bar in shown), default=0.0)
@@ -154,10 +159,10 @@ def columns(
         text = Text()
         for bar in shown:
             before, style = 0.0, ""
-            for value, its_style in bar:
+            for value, part_style in bar:
                 before += value
                 if before >= at:
-                    style = its_style
+                    style = part_style
                     break
             text.append(mark if style else " ", style)
         lines.append(text)

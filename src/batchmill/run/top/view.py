@@ -1,10 +1,11 @@
-"""How ``batchmill top`` looks: the pipeline page in characters, from the same JSON."""
+"""The screen of ``batchmill top``, drawn from the JSON that the web UI's pipeline page has."""
 
 from __future__ import annotations
 
 import textwrap
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,48 +13,64 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from batchmill.run.figures import exported
-from batchmill.run.top.batches import batches, chart
-from batchmill.run.top.history import History, Told
-from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, past, seconds, short
-from batchmill.run.top.queues import LEVELS, level_text, queues, thresholds
-from batchmill.run.view import WORRYING, size
+from batchmill.run.screen import STATE_STYLES, size
+from batchmill.run.status import export_text
+from batchmill.run.top.history import History, StatusJson
+from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, seconds, short, sparkline
+from batchmill.run.top.panels import (
+    LEVEL_STYLES,
+    draw_batch_chart,
+    draw_batches,
+    draw_pressure,
+    draw_queues,
+    level_text,
+)
+from batchmill.wording import count_of
 
 NARROW = 72
-"""Up to here the road does not fit across."""
+"""Below this width the stages are drawn one below the other."""
 WIDE = 120
-"""From here on there are two columns."""
-HEALTH = {"healthy": "bold green", "degraded": "bold yellow", "down": "bold red"}
+"""From this width on there are two columns."""
+HEALTH_STYLES = {"healthy": "bold green", "degraded": "bold yellow", "down": "bold red"}
 
 
-def draw(told: Told, history: History, sheet: Sheet) -> RenderableType:
-    """All of it, in one column or in two."""
-    top = [head(told, sheet), *reasons(told, sheet), Text(), *road(told, history, sheet)]
+def draw(status: StatusJson, history: History, sheet: Sheet) -> RenderableType:
+    """The whole screen, in one column or in two."""
+    top = [
+        _head(status, sheet),
+        *_reasons(status, sheet),
+        Text(),
+        *_draw_stages(status, history, sheet),
+    ]
     if sheet.width < WIDE:
         below = [
-            *queues(told, sheet),
-            *thresholds(told, sheet),
-            *batches(told, sheet),
-            *drops(told, sheet),
-            *exports(told, sheet),
-            *processes(told, sheet),
+            *draw_queues(status, sheet),
+            *draw_pressure(status, sheet),
+            *draw_batches(status, sheet),
+            *_drops(status, sheet),
+            *_exports(status, sheet),
+            *_processes(status, sheet),
         ]
         return _cut([*top, *below], sheet)
     side = sheet.narrower(sheet.width // 2 - 5)
     left = [
-        _panel("queues", queues(told, side, titled=False)),
-        _panel(level_text(told), thresholds(told, side, titled=False)),
-        _panel("processes", process_table(told, side)),
+        _panel("queues", draw_queues(status, side, titled=False)),
+        _panel(level_text(status), draw_pressure(status, side, titled=False)),
+        _panel("processes", _process_table(status, side)),
     ]
-    right = [_panel("micro-batches", batches(told, side, titled=False))]
-    lost = drops(told, side, titled=False)
-    right.append(_panel("not counted, by reason", lost or [Text("nothing", DIM)]))
-    if sent := exports(told, side):
-        left.append(_panel("exports", sent))
-    if len(history.moments) > 1:
-        left.append(_panel("the last minutes", minutes(history, side)))
-    if told.get("batches"):
-        right.append(_panel("seconds by micro-batch", chart(told, side)))
+    right = [
+        _panel("micro-batches", draw_batches(status, side, titled=False)),
+        _panel(
+            "not counted, by reason",
+            _drops(status, side, titled=False) or [Text("nothing", DIM)],
+        ),
+    ]
+    if exports := _exports(status, side):
+        left.append(_panel("exports", exports))
+    if len(history.samples) > 1:
+        left.append(_panel("the last minutes", _last_minutes(history, side)))
+    if status.get("batches"):
+        right.append(_panel("seconds by micro-batch", draw_batch_chart(status, side)))
     both = Table.grid(expand=True, padding=(0, 1, 0, 0))
     both.add_column(ratio=1)
     both.add_column(ratio=1)
@@ -61,212 +78,211 @@ def draw(told: Told, history: History, sheet: Sheet) -> RenderableType:
     return Group(*top, Text(), both)
 
 
-def head(told: Told, sheet: Sheet) -> Text:
+def _head(status: StatusJson, sheet: Sheet) -> Text:
     """Health, folder, time."""
-    health = str(told.get("health", ""))
-    text = Text.assemble(("batchmill top ", "bold"), (health.upper(), HEALTH.get(health, "bold")))
-    at = time.strftime("%H:%M:%S", time.localtime(float(told.get("at", 0.0))))
-    where = f"  {told.get('home', '')}"
-    if told.get("web") and told.get("supervisor"):
-        where = f"  {told['web']}{where}"
+    health = str(status.get("health", ""))
+    style = HEALTH_STYLES.get(health, "bold")
+    text = Text.assemble(("batchmill top ", "bold"), (health.upper(), style))
+    at = time.strftime("%H:%M:%S", time.localtime(float(status.get("at", 0.0))))
+    where = f"  {status.get('home', '')}"
+    if status.get("web") and status.get("supervisor"):
+        where = f"  {status['web']}{where}"
     room = sheet.width - len(text) - len(at) - 2
     text.append(where[:room] if len(where) <= room else f"  …{where[3 - room :]}", DIM)
     text.append(" " * max(1, sheet.width - len(text) - len(at)))
     return text.append(at, DIM)
 
 
-def reasons(told: Told, sheet: Sheet) -> list[Text]:
-    """What speaks against health."""
-    lines = [Text(f"! {each}", "yellow") for each in told.get("reasons", ())]
-    if told.get("health") == "down" and told.get("supervisor") is None:
-        told_at = told.get("committed_at")
-        lines = [Text(f"! nothing runs in {told.get('home')}: start `batchmill run`", "bold red")]
-        if told_at:
-            ago = seconds(max(0.0, float(told.get("at", 0.0)) - told_at))
-            lines.append(Text(f"  what follows is what it left; it last committed {ago} ago", DIM))
+def _reasons(status: StatusJson, sheet: Sheet) -> list[Text]:
+    """Why the run is not healthy."""
+    lines = [Text(f"! {reason}", "yellow") for reason in status.get("reasons", ())]
+    if status.get("health") == "down" and status.get("supervisor") is None:
+        lines = [Text(f"! nothing runs in {status.get('home')}: start `batchmill run`", "bold red")]
+        if committed := status.get("committed_at"):
+            ago = seconds(max(0.0, _now(status) - committed))
+            lines.append(Text(f"  below is its last state; it last committed {ago} ago", DIM))
     return [part for line in lines[:4] for part in _wrapped(line, sheet.width)]
 
 
 def _wrapped(line: Text, width: int) -> list[Text]:
-    found = textwrap.wrap(
+    parts = textwrap.wrap(
         line.plain, width, subsequent_indent="  ", break_on_hyphens=False, drop_whitespace=True
     )
-    return [Text(each, line.style) for each in found]
+    return [Text(part, line.style) for part in parts]
 
 
-def road(told: Told, history: History, sheet: Sheet) -> list[Text]:
-    """The road that an event takes, with its numbers below it."""
-    stops = _stops(told, history)
-    if sheet.width < NARROW:  # from top to bottom then
+class _Stage(NamedTuple):
+    """A place that spans pass, with three short texts about it."""
+
+    name: str
+    style: str
+    texts: tuple[str, str, str]
+
+
+def _draw_stages(status: StatusJson, history: History, sheet: Sheet) -> list[Text]:
+    """The stages that a span passes, with their numbers below them."""
+    stages = _stages(status, history)
+    if sheet.width < NARROW:
         lines = [
-            Text.assemble((f"{name:<8}", style), ", ".join(filter(None, texts)))
-            for name, style, texts in stops
+            Text.assemble((f"{stage.name:<8}", stage.style), ", ".join(filter(None, stage.texts)))
+            for stage in stages
         ]
         return [cut_line(line, sheet.width) for line in lines]
-    width = sheet.width // len(stops)
+    width = sheet.width // len(stages)
     line, tip = ("-", ">") if sheet.ascii_only else ("─", "►")
     title = Text()
     rows = [Text() for _ in range(3)]
-    for number, (name, style, texts) in enumerate(stops):
+    for number, (name, style, texts) in enumerate(stages):
         title.append(f"{name} ", style)
         left = width - len(name) - 1
-        title.append(f"{line * (left - 2)}{tip} " if number + 1 < len(stops) else "", DIM)
+        title.append(f"{line * (left - 2)}{tip} " if number + 1 < len(stages) else "", DIM)
         for row, text in zip(rows, texts, strict=True):
             row.append(f"{text[: width - 1]:<{width}}")
     return [title, *rows]
 
 
-def _stops(told: Told, history: History) -> list[tuple[str, str, tuple[str, str, str]]]:
-    ingest, pipeline = told.get("ingest", {}), told.get("pipeline", {})
-    now = float(told.get("at", 0.0))
-    came, counted = history.came_per_s(), history.counted_per_s()
-    runs = told.get("health") != "down"
+def _stages(status: StatusJson, history: History) -> list[_Stage]:
+    ingest, pipeline = status.get("ingest", {}), status.get("pipeline", {})
+    received, counted = history.received_per_s(), history.counted_per_s()
+    runs = status.get("health") != "down"
     refused = sum(ingest.get("refused_requests", {}).values())
     requests = sum(ingest.get("requests", {}).values())
-    last = told.get("last_batch")
-    newest = (told.get("batches") or [{}])[-1]
-    committed = told.get("committed_at")
-    level = str((told.get("thresholds") or {}).get("level", ""))
-    rows: Told = next((q for q in told.get("queues", ()) if q.get("process") == "ingest"), {})
-    full = 100 * rows.get("depth", 0) / rows["capacity"] if rows.get("capacity") else 0.0
+    last = status.get("last_batch")
+    newest = (status.get("batches") or [{}])[-1]
+    committed = status.get("committed_at")
+    level = str((status.get("thresholds") or {}).get("level", ""))
+    queue: StatusJson = next(
+        (queue for queue in status.get("queues", ()) if queue.get("process") == "ingest"), {}
+    )
+    full = 100 * queue.get("depth", 0) / queue["capacity"] if queue.get("capacity") else 0.0
     return [
-        (
+        _Stage(
             "senders",
             "bold",
             (
-                f"{short(came)}/s" if runs and came is not None else "",
+                f"{short(received)}/s" if runs and received is not None else "",
                 f"{short(ingest.get('received_spans', 0))} spans",
                 f"{ingest.get('connections', {}).get('open', 0):,} open",
             ),
         ),
-        (
+        _Stage(
             "ingest",
-            _style(told, "ingest"),
-            (
-                _state(told, "ingest"),
-                f"{short(requests)} req",
-                f"{short(refused)} refused",
-            ),
+            _style(status, "ingest"),
+            (_state(status, "ingest"), f"{short(requests)} req", f"{short(refused)} refused"),
         ),
-        (
+        _Stage(
             "queue",
-            LEVELS.get(level, "") + " bold",
-            (f"{short(told.get('queue_rows', 0))} spans", f"{full:.1f} % full", level.lower()),
+            LEVEL_STYLES.get(level, "") + " bold",
+            (f"{short(status.get('queue_rows', 0))} spans", f"{full:.1f} % full", level.lower()),
         ),
-        _between(told),
-        (
+        _backlog_stage(status),
+        _Stage(
             "Spark",
-            _style(told, "pipeline"),
+            _style(status, "pipeline"),
             (
-                _state(told, "pipeline"),
+                _state(status, "pipeline"),
                 f"{seconds(newest['seconds'])} last" if newest.get("seconds") else "no batch yet",
                 f"{short(counted)}/s" if runs and counted is not None else "",
             ),
         ),
-        (
+        _Stage(
             "store",
             "bold",
             (
                 "nothing yet" if last is None else f"batch {last:,}",
-                "" if committed is None else f"{seconds(max(0.0, now - committed))} ago",
+                "" if committed is None else f"{seconds(max(0.0, _now(status) - committed))} ago",
                 f"{short(pipeline.get('spans', 0))} spans",
             ),
         ),
     ]
 
 
-def _between(told: Told) -> tuple[str, str, tuple[str, str, str]]:
+def _backlog_stage(status: StatusJson) -> _Stage:
     """What lies between ingest and pipeline: a spool, or a topic."""
-    lag = f"lag {seconds(told.get('lag_s', 0.0))}"
-    if "topic" in told:
-        messages = told["topic"].get("messages")
+    lag = f"lag {seconds(status.get('lag_s', 0.0))}"
+    if "topic" in status:
+        messages = status["topic"].get("messages")
         known = "not known" if messages is None else short(messages)
-        return "topic", "bold", (known, "unread", lag)
-    spool = told.get("spool", {})
+        return _Stage("topic", "bold", (known, "unread", lag))
+    spool = status.get("spool", {})
     files = f"{short(spool.get('segments', 0))} files"
-    return "spool", "bold", (files, size(spool.get("bytes", 0)), lag)
+    return _Stage("spool", "bold", (files, size(spool.get("bytes", 0)), lag))
 
 
-def minutes(history: History, sheet: Sheet) -> list[Text]:
-    """What changes, as lines of the past."""
-    seen = list(history.moments)
-    rows: list[tuple[str, list[float], str]] = [
-        ("spans/s", history.came(), short(history.came_per_s() or 0)),
-        ("queue", [float(each.queue) for each in seen], f"{short(seen[-1].queue)} spans"),
-        *(
-            [("spool", [float(each.spool_bytes) for each in seen], size(seen[-1].spool_bytes))]
-            if history.has_spool
-            else []
-        ),
-        ("lag", [each.lag_s for each in seen], seconds(seen[-1].lag_s)),
+def _last_minutes(history: History, sheet: Sheet) -> list[Text]:
+    """A sparkline for each number that changes."""
+    samples = list(history.samples)
+    last = samples[-1]
+    rows = [
+        ("spans/s", history.received_rates(), short(history.received_per_s() or 0)),
+        ("queue", [float(sample.queue) for sample in samples], f"{short(last.queue)} spans"),
     ]
+    if history.has_spool:
+        spool = [float(sample.spool_bytes) for sample in samples]
+        rows.append(("spool", spool, size(last.spool_bytes)))
+    rows.append(("lag", [sample.lag_s for sample in samples], seconds(last.lag_s)))
     lines = []
     for name, values, now in rows:
         line = Text(f"{name:<8}", "bold").append(f"{now:>12}  ")
         room = sheet.width - len(line)
-        lines.append(line.append_text(past(values, room, ascii_only=sheet.ascii_only)))
+        lines.append(line.append_text(sparkline(values, room, ascii_only=sheet.ascii_only)))
     return lines
 
 
-def drops(told: Told, sheet: Sheet, *, titled: bool = True) -> list[Text]:
-    """What was not counted or not taken, and why."""
+def _drops(status: StatusJson, sheet: Sheet, *, titled: bool = True) -> list[Text]:
+    """What was dropped, refused or left out, and why."""
     rows = [
-        Text.assemble("  ", (f"{n:,}", "yellow"), f" {what}: {reason}")
-        for what, reasons in told.get("drops", {}).items()
+        cut_line(Text.assemble("  ", (f"{n:,}", "yellow"), f" {what}: {reason}"), sheet.width)
+        for what, reasons in status.get("drops", {}).items()
         for reason, n in reasons.items()
     ]
     if not titled:
-        return [cut_line(row, sheet.width) for row in rows]
-    line = heading("not counted")
-    if not rows:
-        return [line.append("nothing", DIM)]
-    return [line, *(cut_line(row, sheet.width) for row in rows)]
+        return rows
+    title = heading("not counted")
+    return [title, *rows] if rows else [title.append("nothing", DIM)]
 
 
-def exports(told: Told, sheet: Sheet) -> list[Text]:
+def _exports(status: StatusJson, sheet: Sheet) -> list[Text]:
     """A line for each exporter."""
-    now = float(told.get("at", 0.0))
     return [
-        cut_line(Text(f"{name:<10} {exported(now, each) or 'has said nothing yet'}"), sheet.width)
-        for name, each in told.get("exports", {}).items()
+        cut_line(
+            Text(f"{name:<10} {export_text(report, _now(status)) or 'no report yet'}"), sheet.width
+        )
+        for name, report in status.get("exports", {}).items()
     ]
 
 
-def processes(told: Told, sheet: Sheet) -> list[Text]:
-    """All processes, as many on a line as it has room for."""
+def _processes(status: StatusJson, sheet: Sheet) -> list[Text]:
+    """All processes, as many on a line as fit."""
     lines = [heading("processes")]
-    now = float(told.get("at", 0.0))
-    if not told.get("processes"):
+    if not status.get("processes"):
         lines[0].append("none", DIM)
-    for name, each in told.get("processes", {}).items():
-        state = str(each.get("state", ""))
-        part = Text.assemble((name, "bold"), " ", (state, WORRYING.get(state, "")))
-        if each.get("pid"):
-            part.append(f" {seconds(max(0.0, now - float(each.get('started') or now)))}", DIM)
-        if each.get("restarts"):
-            part.append(f" restarts {each['restarts']}", "yellow")
+    for name, process in status.get("processes", {}).items():
+        state = str(process.get("state", ""))
+        part = Text.assemble((name, "bold"), " ", (state, STATE_STYLES.get(state, "")))
+        if process.get("pid"):
+            part.append(f" {_running_for(status, process)}", DIM)
+        if process.get("restarts"):
+            part.append(f" restarts {process['restarts']}", "yellow")
         if len(lines[-1]) + len(part) + 3 > sheet.width:
             lines.append(Text("  "))
         lines[-1].append_text(part).append("   ")
     return lines
 
 
-def process_table(told: Told, sheet: Sheet) -> list[Text]:
+def _process_table(status: StatusJson, sheet: Sheet) -> list[Text]:
     """A line for each process."""
-    now = float(told.get("at", 0.0))
     lines = []
-    for name, each in told.get("processes", {}).items():
-        state = str(each.get("state", ""))
-        line = Text(f"{name:<10} ", "bold").append(f"{state:<11}", WORRYING.get(state, ""))
-        if each.get("pid"):
-            ran = seconds(max(0.0, now - float(each.get("started") or now)))
-            line.append(f"process {each['pid']} for {ran}", DIM)
-        if each.get("restarts"):
-            line.append(
-                f"; started again {each['restarts']} times, last {each.get('exit')}", "yellow"
-            )
-        if name == "web" and state == "running" and told.get("web"):
-            line.append(f"  {told['web']}")
+    for name, process in status.get("processes", {}).items():
+        state = str(process.get("state", ""))
+        line = Text(f"{name:<10} ", "bold").append(f"{state:<11}", STATE_STYLES.get(state, ""))
+        if process.get("pid"):
+            line.append(f"process {process['pid']} for {_running_for(status, process)}", DIM)
+        if restarts := process.get("restarts"):
+            text = f"; {count_of(restarts, 'restart')}, last ended with {process.get('exit')}"
+            line.append(text, "yellow")
+        if name == "web" and state == "running" and status.get("web"):
+            line.append(f"  {status['web']}")
         lines.append(cut_line(line, sheet.width))
     return lines or [Text("none", DIM)]
 
@@ -276,20 +292,29 @@ def _panel(title: str | Text, lines: Sequence[Text]) -> Panel:
     return Panel(Group(*lines), title=shown, title_align="left", box=box.ROUNDED, border_style=DIM)
 
 
-def _state(told: Told, name: str) -> str:
-    found = told.get("processes", {}).get(name, {}).get("state")
-    return str(found or ("down" if told.get("health") == "down" else ""))
+def _now(status: StatusJson) -> float:
+    return float(status.get("at", 0.0))
 
 
-def _style(told: Told, name: str) -> str:
-    return f"{WORRYING.get(_state(told, name), 'red')} bold"
+def _running_for(status: StatusJson, process: StatusJson) -> str:
+    now = _now(status)
+    return seconds(max(0.0, now - float(process.get("started") or now)))
+
+
+def _state(status: StatusJson, name: str) -> str:
+    state = status.get("processes", {}).get(name, {}).get("state")
+    return str(state or ("down" if status.get("health") == "down" else ""))
+
+
+def _style(status: StatusJson, name: str) -> str:
+    return f"{STATE_STYLES.get(_state(status, name), 'red')} bold"
 
 
 def _cut(lines: list[Text], sheet: Sheet) -> Group:
-    """As many lines, and as much of each, as there is room for."""
+    """As many lines, and as much of each, as fit."""
     lines = [cut_line(line, sheet.width) for line in lines]
     if sheet.height is not None and len(lines) > sheet.height:
         left_out = len(lines) - sheet.height + 1
-        more = Text(f"… {left_out} more lines: a larger window shows them", DIM)
+        more = Text(f"… {count_of(left_out, 'more line')}: a larger window shows them", DIM)
         lines = [*lines[: sheet.height - 1], more]
     return Group(*lines)

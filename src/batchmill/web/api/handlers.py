@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import batchmill
+from batchmill.run import StatusReader
 from batchmill.store import Snapshot
 from batchmill.web.answers import as_json
 from batchmill.web.api import listing, openapi, overview, service, topology
@@ -29,11 +30,11 @@ class Api:
     def __init__(
         self,
         pool: QueryPool,
-        pipeline: Callable[[], Mapping[str, Any]] | None,
+        run: StatusReader | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._pool = pool
-        self._pipeline = pipeline
+        self._run = run
         self._clock = clock
         self._cache = MeasureCache()
 
@@ -74,11 +75,12 @@ class Api:
 
     async def pipeline(self, request: Request) -> Response:
         """The state of the run's processes."""
-        if self._pipeline is None:
+        run = self._run
+        if run is None:
             raise Unavailable(
                 "this server knows no run: start it with the run's folder, as batchmill run does"
             )
-        return as_json(await self._pool.run(self._pipeline))
+        return as_json(await self._pool.run(lambda: run.read().as_json()))
 
     async def services(self, request: Request) -> Response:
         """All services over a range."""

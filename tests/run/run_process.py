@@ -1,6 +1,6 @@
-"""``batchmill run`` with the stand-in for its pipeline: ``python -m tests.run.whole [slow] …``.
+"""``batchmill run`` with a fake pipeline: ``python -m tests.run.run_process [slow] OPTION…``.
 
-All else is as it is: ingest, the demo's traffic, the supervisor, the view.
+Everything else is real: ingest, the demo's traffic, the supervisor, the display.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from batchmill.cli import main
-from batchmill.cli import run as command
-from batchmill.cli.config import Settings
-from batchmill.run.home import Home
+from batchmill.run import Home, RunSettings, runner
 from batchmill.run.specs import READY
 from batchmill.run.supervisor import Spec
 
@@ -20,17 +18,17 @@ from batchmill.run.supervisor import Spec
 def run(*words: str) -> int:
     """Run the command that is left in ``sys.argv``."""
 
-    def stand_in(settings: Settings, home: Home) -> Spec:
+    def fake_pipeline(settings: RunSettings, home: Home) -> Spec:
         return Spec(
             name="pipeline",
-            target=str(Path(__file__).with_name("stand_in.py")),
+            target=str(Path(__file__).with_name("fake_pipeline.py")),
             arguments=[str(home.folder), *words],
             ready_line=READY,
         )
 
     with (
-        mock.patch.object(command, "pipeline_spec", stand_in),
-        mock.patch.object(command, "check"),
+        mock.patch.object(runner, "pipeline_spec", fake_pipeline),
+        mock.patch.object(runner, "check"),
     ):
         return main()
 

@@ -1,8 +1,8 @@
 """``batchmill`` commands in a process of their own, one after the other on one Spark session.
 
-``python -m tests.cli.stream_driver`` says ``ready`` and reads a JSON list of arguments per line of
-its standard input. It runs that command, and says ``exit CODE`` after all that the command said
-itself. Before each commit it says ``commit N begin``.
+``python -m tests.cli.pipeline_process`` prints ``ready`` and reads lines with a JSON list of
+arguments from its standard input. It runs that command, and prints ``exit CODE`` after the
+command's output. Before each commit it prints ``commit N begin``.
 """
 
 from __future__ import annotations

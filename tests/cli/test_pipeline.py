@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -14,17 +15,19 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.cli import main
-from batchmill.cli.stream_view import error_line
+from batchmill.cli.pipeline import add_parser, error_line, pipeline_arguments
 from batchmill.spark import BatchReport
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipeline_results import differences, expected_of, stored
 from tests.kit.pipelines import SMALL, endpoint_events, pipeline, sqlite, write_segment
-from tests.kit.processes import Life
+from tests.kit.processes import PATIENCE_S, Life
+from tests.kit.threads import until
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -147,7 +150,7 @@ def test_a_backfill_says_what_became_of_its_segments(
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
         "no rows added from 2 segments; 4 rows of Service, which no metric reads; "
-        f"1 segments set aside in {tmp_path / 'spool-quarantine'}, with their reasons"
+        f"1 segment quarantined in {tmp_path / 'spool-quarantine'}, with the reasons"
     )
     (tmp_path / "empty").mkdir()
     assert batchmill(monkeypatch, *arguments(tmp_path, "backfill", str(tmp_path / "empty"))) == 0
@@ -185,22 +188,17 @@ def test_a_trigger_that_is_none_is_refused(
     """Before Spark is started."""
     with pytest.raises(SystemExit):
         batchmill(monkeypatch, "pipeline", f"--trigger={trigger}")
-    assert "a number of seconds, 0 to 86400" in capsys.readouterr().err
+    assert "a number from 0 on, up to 86400" in capsys.readouterr().err
 
 
-@contextlib.contextmanager
-def process(folder: Path, *command: str) -> Iterator[Life]:
-    """A process that is gone in the end, whatever came of it."""
+def process(folder: Path, *command: str) -> Life:
+    """A process with a Spark of its own."""
     environment = {
         **os.environ,
         "SPARK_SUBMIT_OPTS": jvm_options(),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    life = Life([sys.executable, *command], folder / "log", environment)
-    try:
-        yield life
-    finally:
-        life.kill()
+    return Life([sys.executable, *command], folder / "log", environment)
 
 
 def test_signals_end_every_command_after_its_batch(tmp_path: Path) -> None:
@@ -209,9 +207,9 @@ def test_signals_end_every_command_after_its_batch(tmp_path: Path) -> None:
         segments(tmp_path / folder)
     stream = arguments(tmp_path, "pipeline", "--trigger=0")
     backfill = arguments(tmp_path, "backfill", str(tmp_path / "old"))
-    ended = "ended; started again, it goes on where it was"
-    early = "ended early by {}: run the same command again to go on"
-    with process(tmp_path, "-m", "tests.cli.stream_driver") as life:
+    ended = "ended; the next run continues from here"
+    early = "ended early by {}: run the same command again to continue"
+    with process(tmp_path, "-m", "tests.cli.pipeline_process") as life:
         life.must_hear("ready")
         for command, signum, code, last in (
             (stream, signal.SIGTERM, 0, ended),
@@ -253,9 +251,8 @@ ENDING = "ending after the running batch"
 
 
 def wait_for_log(log: Path, text: str, times: int = 1) -> None:
-    """Nobody tells of a line in a file: it is asked for, until the test's time is up."""
-    while log.read_text("utf-8", "replace").count(text) < times:
-        threading.Event().wait(0.02)
+    """Wait until a log has that text so often."""
+    until(lambda: log.read_text("utf-8", "replace").count(text) >= times, text, PATIENCE_S)
 
 
 def test_a_pipeline_process_ends_with_sigterm(tmp_path: Path) -> None:
@@ -266,8 +263,44 @@ def test_a_pipeline_process_ends_with_sigterm(tmp_path: Path) -> None:
         life.must_hear("batch 0: .*")
         os.kill(life.pid, signal.SIGTERM)
         life.end()
-        assert life.lines[-1] == "ended; started again, it goes on where it was"
+        assert life.lines[-1] == "ended; the next run continues from here"
         done = sum(line.startswith("batch ") for line in life.lines)
         assert 0 < done < SEGMENTS
     rows = [row for number in range(done) for row in ROWS[number::SEGMENTS]]
     assert differences(stored(sqlite(tmp_path)), expected_of(rows)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10m", 600), ("90", 90), ("90s", 90), ("1h", 3600), ("7d", 604_800)]
+)
+def test_the_command_line_takes_a_time(text: str, seconds: float) -> None:
+    """With a unit, or in seconds; and segments stay unless told."""
+    given_ = parsed("pipeline", f"--dedup={text}")
+    assert (given_["dedup_s"], given_["remove_read"]) == (seconds, False)
+    assert parsed("pipeline", "--remove-read") | {"settings": None} == {
+        **parsed("pipeline"),
+        "remove_read": True,
+        "settings": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "8d", "1.5m", "-1", "1w", "²s"])
+def test_a_time_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it may be."""
+    with pytest.raises(SystemExit):
+        parsed("pipeline", f"--dedup={text}")
+    assert "such as 90s, 10m or 1h" in capsys.readouterr().err
+
+
+def test_a_backfill_removes_nothing() -> None:
+    """It is not even offered."""
+    assert parsed("backfill", "old", "--dedup=1h")["remove_read"] is False
+    with pytest.raises(SystemExit):
+        parsed("backfill", "old", "--remove-read")
+
+
+def parsed(*command: str) -> dict[str, Any]:
+    """What a pipeline is made with."""
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return pipeline_arguments(parser.parse_args(command))

@@ -1,7 +1,7 @@
-"""In place of the pipeline, for tests of ``batchmill run`` that need no Spark.
+"""A pipeline without Spark, for tests of ``batchmill run``.
 
-It counts the spans of each segment in the store, those that come twice once, and removes the
-segment then. ``python stand_in.py HOME [slow]``: slow, it reads nothing until SIGUSR1 comes.
+``python fake_pipeline.py HOME [slow]`` counts the spans of each segment in the store, each span
+once, and then removes the segment. With ``slow`` it reads nothing until SIGUSR1 comes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from batchmill.run.home import Home, write_json
+from batchmill.files import write_json
+from batchmill.run import Home
 from batchmill.store import Batch, open_store
 
 

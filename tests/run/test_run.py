@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import socket
 import sys
-import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batchmill.run.figures import read_counted, waiting_in
-from batchmill.run.home import Home, read_json
-from tests.kit.processes import Life
+from batchmill.files import read_json
+from batchmill.run import Home, read_counted, spool_backlog
+from tests.kit.processes import Life, running_pid, wait_for_json
+from tests.kit.threads import until
 
 for needed in ("grpc", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk", "uvicorn"):
     pytest.importorskip(needed)
@@ -28,16 +25,12 @@ for needed in ("grpc", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.
 PATIENCE_S = 60.0
 
 
-@contextlib.contextmanager
-def run(home: Home, *given: str) -> Iterator[Life]:
-    """A run on ``home``, gone in the end."""
+def run(home: Home, *given: str) -> Life:
+    """A run on ``home``."""
     slow, options = (given[:1], given[1:]) if given[:1] == ("slow",) else ((), given)
-    command = [sys.executable, "-m", "tests.run.whole", *slow, f"--home={home.folder}", *options]
-    life = Life(command, home.folder.parent / "errors", os.environ)
-    try:
-        yield life
-    finally:
-        life.kill()
+    command = [sys.executable, "-m", "tests.run.run_process", *slow]
+    command += [f"--home={home.folder}", *options]
+    return Life(command, home.folder.parent / "errors", os.environ)
 
 
 @pytest.fixture
@@ -46,31 +39,12 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def wait_until(done: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """Nobody tells of what happens in other processes' files: it is asked for."""
-    deadline_s = time.monotonic() + seconds
-    while not (found := done()):
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.02)
-    return found
-
-
-def pid_of(home: Home, name: str) -> int:
-    """A process that runs."""
-
-    def running() -> Any:
-        found = (read_json(home.supervisor) or {}).get("processes", {}).get(name, {})
-        return found.get("pid") if found.get("state") == "running" else None
-
-    return int(wait_until(running))
-
-
 def test_the_demo_ends_with_a_balance(home: Home) -> None:
     """Also if ingest is killed meanwhile: senders try again, and it is said."""
     with run(home, "--demo=5", "--no-web") as life:
         life.must_hear("OpenTelemetry: http://127.0.0.1:.*")
-        wait_until(lambda: (read_json(home.ingest) or {}).get("acknowledged_spans"))
-        os.kill(pid_of(home, "ingest"), signal.SIGKILL)
+        wait_for_json(home.ingest, "acknowledged_spans")
+        os.kill(running_pid(home.supervisor, "ingest"), signal.SIGKILL)
         life.must_hear(r"ingest died \(SIGKILL\): starting it again in 0.5 s")
         life.end(0)
     said = [line for line in life.lines if line.startswith("balance: ")]
@@ -78,22 +52,22 @@ def test_the_demo_ends_with_a_balance(home: Home) -> None:
     spans = read_counted(home.store_url).spans
     assert spans > 0
     assert said[0].startswith(f"balance: {spans:,} spans sent = {spans:,} acknowledged = {spans:,}")
-    assert waiting_in(home.spool).segments == 0
+    assert spool_backlog(home.spool).count == 0
     assert (home.folder.stat().st_mode & 0o777) == 0o700
 
 
 def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     """Nobody counts; Ctrl-C ends it, the spool keeps what came, and the next run counts it."""
     with run(home, "slow", "--demo=forever", "--drain=0.1", "--no-web") as life:
-        wait_until(lambda: waiting_in(home.spool).segments)
+        until(lambda: spool_backlog(home.spool).count, "a segment", PATIENCE_S)
         os.killpg(life.pid, signal.SIGINT)
         life.end(1)
     assert any("OUT OF BALANCE" in line and "≠ 0 counted" in line for line in life.lines)
     acknowledged = (read_json(home.ingest) or {})["acknowledged_spans"]
     assert acknowledged > 0
-    assert any("stay in the spool" in line for line in life.lines)
+    assert any("left in the spool for the next run" in line for line in life.lines)
     with run(home, "--no-web") as life:
-        wait_until(lambda: not waiting_in(home.spool).segments)
+        until(lambda: not spool_backlog(home.spool).count, "an empty spool", PATIENCE_S)
         os.kill(life.pid, signal.SIGTERM)
         life.end(0)
     assert read_counted(home.store_url).spans == acknowledged
@@ -102,7 +76,7 @@ def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
 def test_a_second_run_on_a_home_is_refused(home: Home) -> None:
     """And the first one goes on."""
     with run(home, "--no-web") as life:
-        pid_of(home, "ingest")
+        running_pid(home.supervisor, "ingest")
         with run(home) as second:
             second.end(1)
         assert "is in use: another `batchmill run`" in (home.folder.parent / "errors").read_text()
@@ -112,8 +86,8 @@ def test_a_second_run_on_a_home_is_refused(home: Home) -> None:
 
 def pages_of(life: Life) -> str:
     """The address of its pages, which its first line tells, unless they took very long."""
-    life.must_hear(r".*to look at: http://.*")
-    found = re.search(r"to look at: (http://[^\s;]+)", "\n".join(life.lines))
+    life.must_hear(r".*web UI: http://.*")
+    found = re.search(r"web UI: (http://[^\s;]+)", "\n".join(life.lines))
     assert found is not None
     return found[1]
 
@@ -130,7 +104,7 @@ def test_status_tells_of_a_run(home: Home) -> None:
     status = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
     log = home.folder.parent / "status"
     with run(home) as life:
-        pids = [pid_of(home, name) for name in ("ingest", "pipeline")]
+        pids = [running_pid(home.supervisor, name) for name in ("ingest", "pipeline")]
         asked = Life(status, log, os.environ)
         asked.end(0)
         found = json.loads(asked.lines[0])
@@ -154,11 +128,8 @@ def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with run(home, f"--web-port={port}") as life:
-            life.must_hear(r"web did not start \(exit code 2\).*")
-            pid_of(home, "pipeline")
+            life.must_hear(rf"web UI disabled: port {port} is in use \(set web_port.*")
+            running_pid(home.supervisor, "pipeline")
             Life(status, home.folder.parent / "status", os.environ).end(1)
             os.kill(life.pid, signal.SIGTERM)
             life.end(0)
-    said = "\n".join(life.lines)
-    assert re.search(rf"port={port} is not valid.*\n.*--web-port", said)
-    assert "web stays away; all else goes on" in said

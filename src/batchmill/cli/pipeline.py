@@ -1,0 +1,447 @@
+"""``batchmill pipeline`` and ``batchmill backfill``: compute metrics on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchmill.cli.options import (
+    add_kafka_option,
+    add_sources_option,
+    import_sources,
+    kafka_options,
+    number,
+    only_given,
+    pair,
+    whole,
+)
+from batchmill.errors import BatchmillError
+from batchmill.wording import count_of
+
+if TYPE_CHECKING:
+    from batchmill.spark import BatchReport, Pipeline
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST_DEDUP_S = 7 * 86_400
+_LONGEST_TRIGGER_S = 86_400.0
+_LONGEST_ERROR = 300
+_POLL_S = 0.5
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+def add_parser(commands: Any) -> None:
+    """Add both commands."""
+    pipeline = commands.add_parser(
+        "pipeline",
+        help="compute metrics from the events in a spool",
+        description="Read segments from a spool as they come, compute metrics on Spark, and merge "
+        "them into a store, each event exactly once. Ctrl-C or SIGTERM ends it after the running "
+        "batch, a second Ctrl-C at once; the next run continues from there.",
+    )
+    add_pipeline_options(pipeline)
+    pipeline.add_argument(
+        "--trigger",
+        type=number(_LONGEST_TRIGGER_S, zero=True),
+        default=5.0,
+        metavar="S",
+        help="look for segments every S seconds (default: %(default)g)",
+    )
+    pipeline.add_argument(
+        "--once", action="store_true", help="process what is there, then end; for cron jobs"
+    )
+    pipeline.add_argument(
+        "--remove-read",
+        action="store_true",
+        help="remove segments from the spool once they are in the store; not for a spool that "
+        "another pipeline reads, too",
+    )
+    backfill = commands.add_parser(
+        "backfill",
+        help="add past events to a store",
+        description="Add the segments of a folder that is laid out like a spool. It may run beside "
+        "a live pipeline on the same store. Repeated, it adds only what is not in yet. Ctrl-C or "
+        "SIGTERM ends it after the running batch, a second Ctrl-C at once.",
+    )
+    backfill.add_argument("folder", help="with one sub-folder for each event type")
+    add_pipeline_options(backfill)
+    for parser in (pipeline, backfill):
+        parser.add_argument("--verbose", action="store_true", help="log more; print stack traces")
+
+
+def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of both commands."""
+    parts = parser.add_argument_group("input and output")
+    add = parts.add_argument
+    add(
+        "--oal",
+        action="append",
+        metavar="PATH",
+        help="a script, or a folder of *.oal; may be repeated (default: the core metrics)",
+    )
+    add_sources_option(parts)
+    add("--spool", default="spool", metavar="DIR", help="default: %(default)s")
+    add(
+        "--source",
+        metavar="URL",
+        help="read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC instead of a spool",
+    )
+    add_kafka_option(parts)
+    add(
+        "--skip-lost",
+        action="store_true",
+        help="continue when the topic no longer has messages that were not read",
+    )
+    add(
+        "--store",
+        default="sqlite:///metrics.db",
+        metavar="URL",
+        help="sqlite:///FILE or postgresql://… (default: %(default)s)",
+    )
+    add("--checkpoint", default="checkpoint", metavar="DIR", help="default: %(default)s")
+    add(
+        "--quarantine",
+        metavar="DIR",
+        help="for rows and segments that cannot be used (default: beside the spool)",
+    )
+    add("--name", default="main", help="of the stream (default: %(default)s)")
+    add(
+        "--outbox",
+        action="store_true",
+        help="write what each commit changes to an outbox, for batchmill export",
+    )
+    add(
+        "--outbox-mb",
+        type=whole(),
+        metavar="N",
+        help="drop the oldest of it beyond so many MiB (default: 1024)",
+    )
+    add = parser.add_argument_group("Spark").add_argument
+    add("--master", default="local[*]", help="such as spark://host:7077 (default: %(default)s)")
+    add(
+        "--conf",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="KEY=VALUE",
+        help="a Spark setting; may be repeated",
+    )
+    add(
+        "--batch-mb",
+        type=whole(),
+        metavar="N",
+        help="read at most that many MiB in one micro-batch (default: 128)",
+    )
+    add("--batch-files", type=whole(), metavar="N", help="read at most that many segments in one")
+    add = parser.add_argument_group("metrics").add_argument
+    add(
+        "--apdex",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="SERVICE=MS",
+        help="the apdex threshold of a service (default: 500); may be repeated",
+    )
+    add("--ttl-days", type=whole(), metavar="N", help="keep metrics for so long (default: 7)")
+    add("--top-n", type=whole(), metavar="N", help="keep so many slow statements (default: 50)")
+    add(
+        "--span-wait",
+        type=whole(0),
+        metavar="S",
+        help="how long a span waits for its parent or child (default: 300)",
+    )
+    add(
+        "--dedup",
+        type=_duration,
+        metavar="TIME",
+        help="count a span once that is delivered again within that time, such as 10m",
+    )
+    add("--slow-database", metavar="MS", help="default:200,mongodb:100")
+    add("--slow-cache", metavar="MS", help="default:20,redis:10")
+
+
+def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of :class:`batchmill.spark.Pipeline`; imports the event types."""
+    from batchmill.oal import core_script
+    from batchmill.outbox import OutboxSettings
+    from batchmill.spark import PipelineSettings
+
+    import_sources(given.sources)
+    settings = only_given(
+        max_batch_bytes=_mib(given.batch_mb),
+        max_batch_files=given.batch_files,
+        ttl_days=given.ttl_days,
+        top_n=given.top_n,
+        span_wait_s=given.span_wait,
+        slow_database_ms=given.slow_database,
+        slow_cache_ms=given.slow_cache,
+        skip_lost=given.skip_lost,
+    )
+    apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
+    outbox = OutboxSettings(**only_given(max_bytes=_mib(given.outbox_mb)))
+    return {
+        "oal": given.oal or core_script(),
+        "spool": None if given.source else given.spool,
+        "source": given.source,
+        "kafka_options": kafka_options(given),
+        "store": given.store,
+        "checkpoint": given.checkpoint,
+        "quarantine": given.quarantine,
+        "name": given.name,
+        "master": given.master,
+        "spark_conf": dict(given.conf),
+        "dedup_s": given.dedup,
+        "outbox": given.outbox and outbox,
+        "remove_read": getattr(given, "remove_read", False),
+        "settings": PipelineSettings(apdex_ms=apdex, **settings),
+    }
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run either command; the exit code."""
+    level = logging.INFO if given.verbose else logging.WARNING
+    logging.basicConfig(format="%(levelname)s %(message)s", level=level)
+    try:
+        from batchmill.spark import Pipeline
+
+        started = time.perf_counter()
+        pipeline = Pipeline(**pipeline_arguments(given))
+        # Only now: starting Spark installs a signal handler of its own.
+        with _interruptible(pipeline) as stop, pipeline:
+            _introduce(pipeline, time.perf_counter() - started)
+            if given.command == "backfill":
+                return _backfill(pipeline, Path(given.folder), stop)
+            return _pipeline(pipeline, given, stop)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - nobody else can report it
+        if given.verbose and not isinstance(error, BatchmillError):
+            traceback.print_exc()
+        print(error_line(given.command, error), file=sys.stderr)
+        return 1
+
+
+class _Stop:
+    """The signal that has asked for the end, if any has."""
+
+    signal: signal.Signals | None = None
+
+
+def _pipeline(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
+    pipeline.on_batch = lambda report: print(batch_line(report), flush=True)
+    if given.once:
+        reports = pipeline.run_available()
+        if pipeline.cut_short:
+            return _cut_short(stop)
+        if not reports:
+            print("nothing new to read")
+        return 0
+    if not _await_source(pipeline, stop):
+        print("ended before it began: the broker was not reachable", flush=True)
+        return 0
+    pipeline.start(given.trigger)
+    what = "messages" if given.source else "segments"
+    print(f"waiting for {what}; Ctrl-C ends it", flush=True)
+    pipeline.await_end()
+    print("ended; the next run continues from here", flush=True)
+    return 0
+
+
+def _await_source(pipeline: Pipeline, stop: _Stop) -> bool:
+    """Wait until the broker can be reached; False: a signal came first."""
+    from batchmill.kafka import KafkaReadError
+
+    reported = False
+    while stop.signal is None:
+        try:
+            pipeline.check_source()
+        except KafkaReadError as error:
+            if not reported:
+                print(f"the stream begins when the broker is there: {error}", flush=True)
+            reported = True
+        else:
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _backfill(pipeline: Pipeline, folder: Path, stop: _Stop) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    total = _segments(folder)
+    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console()) as progress:
+        before = min(total, pipeline.backfilled(folder))
+        task = progress.add_task("segments", total=total, completed=before)
+
+        def show(report: BatchReport) -> None:
+            progress.update(task, advance=report.given)
+            progress.console.print(batch_line(report), highlight=False)
+
+        reports = pipeline.backfill(folder, on_batch=show)
+        if not pipeline.cut_short:
+            progress.update(task, completed=total)
+    print(summary(reports, total, before, pipeline.quarantine), flush=True)
+    return _cut_short(stop) if pipeline.cut_short else 0
+
+
+def _segments(folder: Path) -> int:
+    """The number of segments; Spark ignores names that begin with a dot or an underscore."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*.parquet"))
+    return sum(not any(part[0] in "._" for part in path.parts) for path in paths)
+
+
+def _cut_short(stop: _Stop) -> int:
+    """The exit code when a signal left something to do."""
+    by = stop.signal or signal.SIGTERM
+    print(f"ended early by {by.name}: run the same command again to continue", flush=True)
+    return 128 + by
+
+
+def _introduce(pipeline: Pipeline, seconds: float) -> None:
+    sources = pipeline.metrics.by_source()
+    print(
+        f"{count_of(len(pipeline.metrics), 'metric')} of {count_of(len(sources), 'event type')}: "
+        f"{pipeline.reads} -> {pipeline.store.url} "
+        f"(Spark {pipeline.spark.version}, {pipeline.spark.sparkContext.master}, "
+        f"started in {seconds:.1f} s)",
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def _interruptible(pipeline: Pipeline) -> Iterator[_Stop]:
+    """Ctrl-C and SIGTERM ask the pipeline to stop; a second Ctrl-C ends the process.
+
+    The next run repeats what was not committed, so that is safe at any moment.
+    """
+    stop = _Stop()
+
+    def handle(number: int, frame: object) -> None:
+        # It may have interrupted a print: only plain writes are safe here.
+        if stop.signal is not None:
+            if number == signal.SIGINT:
+                if os.isatty(1):
+                    os.write(1, _SHOW_CURSOR)
+                os.write(2, b"stopped at once: the next run repeats the running batch\n")
+                os._exit(130)
+            return
+        stop.signal = signal.Signals(number)
+        pipeline.ask_to_stop()
+        os.write(2, b"ending after the running batch; Ctrl-C stops at once\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def batch_line(report: BatchReport) -> str:
+    """A batch in one line."""
+    if not report.applied:
+        return f"batch {report.number}: in the store already"
+    stats, result = report.stats, report.result
+    parts = [
+        f"batch {report.number}: {count_of(stats.rows, 'row')} from "
+        f"{count_of(stats.segments, 'segment')}, {count_of(result.merged, 'delta')}, "
+        f"{report.spark_s + report.store_s:.2f} s "
+        f"(Spark {report.spark_s:.2f}, store {report.store_s:.2f})"
+    ]
+    unused = sum(_unused([report]).values())
+    for count, text in (
+        (stats.late, f"{stats.late:,} late"),
+        (stats.duplicates, f"{count_of(stats.duplicates, 'span')} delivered before"),
+        (result.expired, f"{result.expired:,} older than the TTL"),
+        (unused, f"{count_of(unused, 'row')} that no metric reads"),
+        (stats.quarantined_rows, f"{count_of(stats.quarantined_rows, 'row')} quarantined"),
+        (
+            stats.quarantined_segments,
+            f"{count_of(stats.quarantined_segments, 'segment')} quarantined",
+        ),
+    ):
+        if count:
+            parts.append(text)
+    return "; ".join(parts)
+
+
+def summary(reports: Sequence[BatchReport], total: int, before: int, quarantine: Path) -> str:
+    """The result of a backfill of ``total`` segments, ``before`` of them added earlier."""
+    if not total:
+        return "nothing to add: the folder has no segments (*.parquet)"
+    applied = [report for report in reports if report.applied]
+    if not applied and before < total:
+        return "nothing was added"
+    if not applied:
+        return f"nothing to add: the folder's segments ({total:,}) are in the store already"
+    rows = sum(report.stats.rows for report in applied)
+    segments = sum(report.given for report in applied)
+    added = count_of(rows, "row") if rows else "no rows"
+    parts = [f"{added} added from {count_of(segments, 'segment')}"]
+    if expired := sum(report.result.expired for report in applied):
+        parts.append(f"{expired:,} of them left out: older than the TTL")
+    if unused := _unused(applied):
+        names = ", ".join(sorted(unused))
+        parts.append(f"{count_of(sum(unused.values()), 'row')} of {names}, which no metric reads")
+    bad_rows = sum(report.stats.quarantined_rows for report in applied)
+    bad_segments = sum(report.stats.quarantined_segments for report in applied)
+    if bad_rows or bad_segments:
+        what = [count_of(bad_rows, "row")] if bad_rows else []
+        what += [count_of(bad_segments, "segment")] if bad_segments else []
+        parts.append(f"{' and '.join(what)} quarantined in {quarantine}, with the reasons")
+    return "; ".join(parts)
+
+
+def error_line(command: str, error: BaseException) -> str:
+    """An error and what to do about it in one line; our own errors have both."""
+    if isinstance(error, BatchmillError):
+        return f"batchmill {command}: {error}"
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    if len(text) > _LONGEST_ERROR:
+        text = f"{text[:_LONGEST_ERROR]}…"
+    return (
+        f"batchmill {command}: failed ({text}). The next run repeats what is not committed: "
+        "correct the cause and start again; --verbose shows the details"
+    )
+
+
+def _unused(reports: Sequence[BatchReport]) -> Counter[str]:
+    """Rows that no metric reads, by event type."""
+    unused: Counter[str] = Counter()
+    for report in reports:
+        for (what, source, _), rows in report.result.counters.items():
+            if what == "unused":
+                unused[source] += rows
+    return unused
+
+
+def _milliseconds(service: str, text: str) -> Any:
+    # What is not a number is refused by the settings, whose error says what is allowed.
+    return int(text) if text.isdecimal() else f"{service}={text}"
+
+
+def _mib(count: int | None) -> int | None:
+    return None if count is None else count * 2**20
+
+
+def _duration(text: str) -> float:
+    """Seconds, from a number with a unit; without one it is seconds."""
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    seconds = int(digits) * _UNITS[unit] if digits.isascii() and digits.isdecimal() else 0
+    if not 1 <= seconds <= _LONGEST_DEDUP_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: it must be a time from 1s up to 7d, such as 90s, 10m or 1h"
+        )
+    return float(seconds)

@@ -1,0 +1,163 @@
+"""Exporters of a run: how it starts, ends and removes them, and what its status says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchmill.cli import _parser
+from batchmill.errors import ConfigError
+from batchmill.export import ExporterInUseError, forget_exporter
+from batchmill.files import read_json
+from batchmill.run import Health, Home, RunState, UnknownSettingError, assess, resolve
+from batchmill.run.runner import remove_exporters
+from batchmill.run.specs import export_names, export_spec, pipeline_spec
+from batchmill.run.status import export_text
+from tests.kit.exporters import Mill, last_totals, measurements, one, running, stored, wait_until
+from tests.kit.otlp_metrics_receiver import GrpcReceiver
+from tests.kit.processes import Life, wait_for_json
+
+__all__ = ["one"]
+
+NOW = 1000.0
+
+
+def test_one_that_runs_is_not_forgotten(one: Mill, tmp_path: Path) -> None:
+    """It is told to be stopped first, and goes on; a run leaves it for the next time."""
+    with GrpcReceiver() as receiver, running(one.exporter(receiver.target, name="run a")):
+        wait_until(one.store.exporters)
+        with pytest.raises(ExporterInUseError, match="stop that one first"):
+            forget_exporter(one.store, one.outbox, "run a")
+        home = Home(tmp_path / "home")
+        home.checkpoint.parent.mkdir(parents=True)
+        home.checkpoint.symlink_to(one.checkpoint)
+        Path(home.store_url.removeprefix("sqlite:///")).symlink_to(tmp_path / "store.db")
+        assert remove_exporters(home, []) == []
+        one.commit(*measurements(0))
+        receiver.wait_for(lambda: not one.named())
+        assert last_totals(receiver.points()) == stored(one.store)
+    assert one.counted("export dropped") == {}
+
+
+def test_a_run_starts_and_ends_its_exporter(tmp_path: Path) -> None:
+    """And its status tells of it; here the pipeline is a stand-in, which makes no outbox."""
+    home = Home(tmp_path / "home")
+    target = "otlp+grpc://127.0.0.1:1"
+    given = [sys.executable, "-m", "tests.run.run_process", "--no-web", f"--home={home.folder}"]
+    with Life([*given, f"--export-to={target}"], tmp_path / "errors", os.environ) as process:
+        wait_for_json(home.export("export"), "pid")
+        processes = wait_for_json(home.supervisor, "processes")
+        assert list(processes) == ["ingest", "pipeline", "export"]
+        asked = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        told = json.loads(answer.stdout)["exports"]["export"]
+        assert (told["target"], told["state"]) == (target, "waiting for the pipeline")
+        os.kill(process.pid, signal.SIGTERM)
+        process.end(0)
+    assert (read_json(home.supervisor) or {})["processes"]["export"]["exit"] == "exit code 0"
+
+
+def settings(**table: Any) -> Any:
+    """The settings of a file with that table ``[export]``."""
+    return resolve({"export": table}, "batchmill.toml", {}, {})
+
+
+def test_the_table_export_starts_exporters_and_an_outbox(tmp_path: Path) -> None:
+    """One for each target, by its name; their headers are not on the command line."""
+    home = Home(tmp_path)
+    found = settings(to=["otlp+grpc://a:1", "kafka://b:2,c:3/t"], headers=["authorization=x y"])
+    assert "--outbox" in pipeline_spec(found, home).arguments
+    names = export_names(found["export_to"])
+    assert names == ["export", "export-2"]
+    for name, target in zip(names, found["export_to"], strict=True):
+        spec = export_spec(found, home, name, target)
+        given = _parser().parse_args(list(spec.arguments))
+        assert (given.to, given.name) == (target, f"run {target}")
+        assert spec.ready_file == given.status == home.export(name)
+        assert "x y" not in " ".join(spec.arguments)
+        assert spec.environment == {"BATCHMILL_EXPORT_HEADERS": "authorization=x y"}
+    _parser().parse_args(list(pipeline_spec(found, home).arguments))
+
+
+def test_without_a_target_there_is_no_outbox(tmp_path: Path) -> None:
+    """Nothing is written that nobody reads."""
+    assert "--outbox" not in pipeline_spec(settings(), Home(tmp_path)).arguments
+
+
+def test_one_target_may_be_a_text() -> None:
+    """In the file, the environment and on the command line; several in one text, with spaces."""
+    assert settings(to="otlp+grpc://a")["export_to"] == ("otlp+grpc://a:4317",)
+    variable = {"BATCHMILL_EXPORT_TO": "otlp+grpc://a:1 kafka://b:1,c:1/t"}
+    found = resolve(None, "batchmill.toml", variable, {})
+    assert found["export_to"] == ("otlp+grpc://a:1", "kafka://b:1,c:1/t")
+    assert resolve(None, "", {}, {"export_to": ["otlp+http://a:1"]})["export_to"]
+
+
+def test_what_is_wrong_in_the_table_is_told() -> None:
+    """A key that there is none of, and a target that is none."""
+    with pytest.raises(UnknownSettingError, match=r"export_too.*export_to"):
+        settings(too="x")
+    with pytest.raises(ConfigError, match="otlp"):
+        settings(to="somewhere")
+
+
+def test_exporters_that_a_run_has_no_more_are_forgotten(one: Mill, tmp_path: Path) -> None:
+    """Those of others stay."""
+    home = Home(tmp_path)
+    assert home.checkpoint == one.checkpoint
+    home.database.symlink_to(tmp_path / "store.db")
+    for name in ("run a", "run b", "mine"):
+        one.store.join_outbox(name, one.outbox.place)
+    assert remove_exporters(home, ["b"]) == ["a"]
+    assert [each.exporter for each in one.store.exporters()] == ["mine", "run b"]
+    assert remove_exporters(Home(tmp_path / "nothing"), []) == []
+
+
+def with_exporter(**changes: Any) -> RunState:
+    """A run with an exporter that reports this."""
+    states = {name: {"state": "running"} for name in ("ingest", "pipeline", "export")}
+    report = {"target": "otlp+grpc://a:1", "sent_values": 1234, "waiting": {"files": 0}}
+    return RunState(
+        now=NOW,
+        supervised=True,
+        supervisor={"written_at": NOW, "processes": states},
+        ingest_alive=True,
+        exports={"export": report | changes},
+    )
+
+
+def test_status_tells_of_an_exporter() -> None:
+    """Its report in a line, its drops by reason."""
+    state = with_exporter(
+        waiting={"files": 3, "oldest_ms": 988_000}, failing="UNAVAILABLE", dropped={"queue full": 2}
+    )
+    assert export_text(state.exports["export"], NOW) == (
+        "1,234 values sent to otlp+grpc://a:1; 3 files waiting, the oldest for 12 s; 2 dropped; "
+        "failing: UNAVAILABLE"
+    )
+    assert state.drops() == {"exported values": {"queue full": 2}}
+
+
+@pytest.mark.parametrize(("age_s", "health"), [(9.0, Health.HEALTHY), (11.0, Health.DEGRADED)])
+def test_an_exporter_that_says_nothing_is_not_healthy(age_s: float, health: Health) -> None:
+    """It hangs, or its disk is full."""
+    assert assess(Home(Path()), with_exporter(written_at=NOW - age_s)).health is health
+
+
+@pytest.mark.parametrize(("failing_s", "health"), [(59.0, Health.HEALTHY), (61.0, Health.DEGRADED)])
+def test_a_peer_that_takes_nothing_for_long_is_not_healthy(
+    failing_s: float, health: Health
+) -> None:
+    """A moment does not matter: nothing is lost by it."""
+    state = with_exporter(failing="UNAVAILABLE: nobody there", failing_s=failing_s)
+    status = assess(Home(Path()), state)
+    assert status.health is health
+    degraded = health is Health.DEGRADED
+    assert ("has accepted nothing for 61 s" in " ".join(status.reasons)) == degraded
