@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill.oal.numbers import truncated
+from batchmill.oal.values import truncated
 from batchmill.spark.l1 import listed as listed_states
 from batchmill.spark.l1.asked import Asked
 from batchmill.spark.l1.states import COUNT, Listing, Measure, Recipe, Tallied, Total

@@ -1,16 +1,14 @@
-"""The metric language: scripts in, metric definitions out.
+"""The metric language OAL: parses scripts into metric definitions.
 
-Loads with the standard library alone; what the definitions mean to Spark is Spark's affair.
+Gives :func:`load` and :func:`parse`; each :class:`Metric` with the states its rows are reduced to
+and the value computed from them; and the errors of scripts. Needs the standard library only.
 """
 
-from batchmill.oal.description import Description, describe
 from batchmill.oal.errors import OalError, OalErrors
 from batchmill.oal.functions import FUNCTIONS, Arg, Function, Value
-from batchmill.oal.loading import core_script, load
-from batchmill.oal.metric import Metric
+from batchmill.oal.metric import Description, Metric, describe
 from batchmill.oal.model import Condition, MapKey, Path, Position
-from batchmill.oal.numbers import double_limbs, exact_double
-from batchmill.oal.script import MetricSet, Script, parse
+from batchmill.oal.script import MetricSet, Script, core_script, load, parse
 from batchmill.oal.states import (
     ApdexCount,
     Bucketed,
@@ -24,6 +22,7 @@ from batchmill.oal.states import (
     Sum,
     Tally,
 )
+from batchmill.oal.values import double_limbs, exact_double
 
 __all__ = [
     "ApdexCount",

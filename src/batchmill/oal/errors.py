@@ -1,30 +1,27 @@
-"""What is wrong with a script: each fault with its place, all of them at once."""
+"""Errors in scripts: each with its place, and all of them together."""
 
 from __future__ import annotations
 
 from batchmill.errors import BatchmillError
+from batchmill.wording import count_of
 
 _WIDEST = 100
-"""A line longer than this is shown around the fault only."""
+"""Of a longer line only the part around the error is shown."""
 
 
 class OalError(BatchmillError, ValueError):
-    """One fault in a script.
+    """One error in a script."""
 
-    Carries ``file``, ``line`` and ``column`` (from 1), the offending ``text``, the ``message`` with
-    what was expected or which names exist, and the ``source_line`` that it stands in.
-    """
-
-    def __init__(
-        self, file: str, line: int, column: int, text: str, message: str, source_line: str = ""
-    ) -> None:
-        super().__init__(file, line, column, text, message, source_line)
-        self.file = file
-        self.line = line
-        self.column = column
-        self.text = text
-        self.message = message
-        self.source_line = source_line
+    file: str
+    line: int
+    column: int
+    """From 1, as the line."""
+    text: str
+    """The offending text."""
+    message: str
+    """What is wrong, and what was expected or which names exist."""
+    source_line: str = ""
+    """The line it is in."""
 
     @property
     def place(self) -> str:
@@ -36,13 +33,13 @@ class OalError(BatchmillError, ValueError):
         if not self.source_line.strip():
             return head
         line, at = self._window()
-        # What a terminal could not show takes one column, as it does in `column`.
+        # A character that a terminal cannot show takes one column, as it does in `column`.
         line = "".join(char if char.isprintable() else " " for char in line)
         width = max(1, min(len(self.text.split("\n", 1)[0].rstrip()), len(line) - at))
         return f"{head}\n    {line.rstrip()}\n    {' ' * at}{'^' * width}"
 
     def _window(self) -> tuple[str, int]:
-        """The part of the line to show, and where in it the fault is."""
+        """The part of the line to show, and where in it the error is."""
         at = self.column - 1
         if len(self.source_line) <= _WIDEST:
             return self.source_line, at
@@ -51,20 +48,20 @@ class OalError(BatchmillError, ValueError):
 
 
 class OalErrors(BatchmillError, ValueError):
-    """Everything that is wrong with one or more scripts; carries ``errors``, in order of place."""
+    """Everything that is wrong with one or more scripts."""
 
-    def __init__(self, errors: tuple[OalError, ...]) -> None:
-        super().__init__(errors)
-        self.errors = errors
+    errors: tuple[OalError, ...]
+    """In order of place."""
 
     def __str__(self) -> str:
-        files = len({each.file for each in self.errors})
-        count = len(self.errors)
-        said = f"{count} error{'s' * (count != 1)} in {files} script{'s' * (files != 1)}"
-        return "\n".join([*map(str, self.errors), f"{said}: mend the script and load it again"])
+        files = count_of(len({error.file for error in self.errors}), "script")
+        total = f"{count_of(len(self.errors), 'error')} in {files}"
+        return "\n".join([*map(str, self.errors), f"{total}: correct the script and load it again"])
 
 
 def in_order(errors: list[OalError]) -> OalErrors:
-    """All of the errors as one, sorted by file, line and column."""
-    ordered = sorted(errors, key=lambda each: (each.file, each.line, each.column, each.message))
+    """All errors as one, sorted by file, line and column."""
+    ordered = sorted(
+        errors, key=lambda error: (error.file, error.line, error.column, error.message)
+    )
     return OalErrors(tuple(ordered))

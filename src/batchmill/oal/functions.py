@@ -1,10 +1,10 @@
 """The aggregation functions: what each may measure, which arguments it takes, and what it computes.
 
-A function is a pair of pure functions: which states the rows must be reduced to, and what the
-final value is once those are merged. Adding one here is all that it takes to add one.
+A function is a pair of pure functions: one gives the states that rows are reduced to, the other
+computes the final value from merged states. To add a function, add it to :data:`FUNCTIONS`.
 
-A row whose measured value is null is no measurement to a function that measures numbers. Functions
-that take anything (counts, shares, labels) measure nothing: they count every row that passes.
+A row whose measured value is null does not count for a function that measures numbers. Functions
+that take anything (counts, shares, labels) count every row that passes the filters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from batchmill.oal import finish
+from batchmill.oal import values
 from batchmill.oal.model import Condition, Path, Where, all_of, measured
 from batchmill.oal.states import (
     ApdexCount,
@@ -33,7 +33,7 @@ Arg: TypeAlias = Condition | Path | int
 """An argument of a function: a condition, the path to a value, or a number."""
 
 Value: TypeAlias = int | float | dict[str, int] | None
-"""A final value; a dict has one for each label. None: no row matched."""
+"""A final value; a dict has one number for each label. None: no row matched."""
 
 Measures: TypeAlias = Literal["anything", "whole", "number"]
 """What may stand in ``from(...)``: anything or ``*``, a whole number, any number."""
@@ -44,7 +44,7 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What one argument of a function must be."""
+    """A parameter of a function."""
 
     name: str
     kind: Literal["condition", "text", "label", "bool", "whole", "count"]
@@ -66,7 +66,11 @@ class Function:
     """From the arguments, the merged states and the bucket's minutes, the final value."""
     labelled: bool = False
     instead: str = ""
-    """The function to use where the measured value is a double and this one takes none."""
+    """The function to use instead where the measured value is a double."""
+
+    def takes(self, count: int) -> bool:
+        """Whether it can be called with so many arguments."""
+        return sum(not param.optional for param in self.params) <= count <= len(self.params)
 
 
 def _count(where: Where, value: Path | None, args: Sequence[Arg]) -> tuple[State, ...]:
@@ -94,7 +98,7 @@ def _least(where: Where, value: Path, args: Sequence[Arg]) -> tuple[State, ...]:
 
 
 def _shares(where: Where, value: Path | None, args: Sequence[Condition]) -> tuple[State, ...]:
-    return (*(Count(all_of((*where, each))) for each in args), Count(where))
+    return (*(Count(all_of((*where, condition))) for condition in args), Count(where))
 
 
 def _apdex(where: Where, value: Path, args: tuple[Path, Path]) -> tuple[State, ...]:
@@ -126,43 +130,43 @@ _PRECISION = (Param("precision", "count"),)
 _LABEL = Param("label", "label")
 
 FUNCTIONS: Mapping[str, Function] = {
-    each.name: each
-    for each in (
-        Function("count", "anything", (), _count, finish.count),
-        Function("cpm", "anything", (), _count, finish.per_minute),
-        Function("sum", "number", (), _sum, finish.total),
-        Function("sumDouble", "number", (), _sum, finish.double_total),
-        Function("longAvg", "whole", (), _average, finish.average, instead="doubleAvg"),
-        Function("doubleAvg", "number", (), _average, finish.double_average),
-        Function("max", "whole", (), _greatest, finish.greatest, instead="maxDouble"),
-        Function("maxDouble", "number", (), _greatest, finish.double_greatest),
-        Function("min", "whole", (), _least, finish.least, instead="minDouble"),
-        Function("minDouble", "number", (), _least, finish.double_least),
+    function.name: function
+    for function in (
+        Function("count", "anything", (), _count, values.count),
+        Function("cpm", "anything", (), _count, values.per_minute),
+        Function("sum", "number", (), _sum, values.total),
+        Function("sumDouble", "number", (), _sum, values.double_total),
+        Function("longAvg", "whole", (), _average, values.average, instead="doubleAvg"),
+        Function("doubleAvg", "number", (), _average, values.double_average),
+        Function("max", "whole", (), _greatest, values.greatest, instead="maxDouble"),
+        Function("maxDouble", "number", (), _greatest, values.double_greatest),
+        Function("min", "whole", (), _least, values.least, instead="minDouble"),
+        Function("minDouble", "number", (), _least, values.double_least),
         Function(
-            "percent", "anything", (Param("condition", "condition"),), _shares, finish.percent
+            "percent", "anything", (Param("condition", "condition"),), _shares, values.percent
         ),
         Function(
             "rate",
             "anything",
             (Param("numerator", "condition"), Param("denominator", "condition")),
             _shares,
-            finish.rate,
+            values.rate,
         ),
         Function(
             "apdex",
             "whole",
             (Param("name", "text"), Param("status", "bool")),
             _apdex,
-            finish.apdex,
+            values.apdex,
         ),
-        Function("percentile2", "whole", _PRECISION, _buckets, finish.percentile2, labelled=True),
-        Function("percentile", "whole", _PRECISION, _buckets, finish.percentile, labelled=True),
+        Function("percentile2", "whole", _PRECISION, _buckets, values.percentile2, labelled=True),
+        Function("percentile", "whole", _PRECISION, _buckets, values.percentile, labelled=True),
         Function(
             "histogram",
             "whole",
             (Param("step", "count"), Param("steps", "count", most=MOST_STEPS)),
             _steps,
-            finish.histogram,
+            values.histogram,
             labelled=True,
         ),
         Function(
@@ -170,7 +174,7 @@ FUNCTIONS: Mapping[str, Function] = {
             "anything",
             (_LABEL, Param("cap", "count", optional=True)),
             _labels,
-            finish.label_counts,
+            values.label_counts,
             labelled=True,
         ),
         Function(
@@ -178,7 +182,7 @@ FUNCTIONS: Mapping[str, Function] = {
             "anything",
             (_LABEL, Param("value", "whole")),
             _label_sums,
-            finish.label_averages,
+            values.label_averages,
             labelled=True,
         ),
     )

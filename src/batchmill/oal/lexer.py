@@ -1,13 +1,15 @@
-"""The first pass over a script: text to tokens, in time proportional to its length."""
+"""Cuts a script into tokens, in time proportional to its length, and walks through them."""
 
 from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from batchmill.oal.errors import OalError
 from batchmill.oal.model import Position
+from batchmill.oal.syntax import Word
 
 TokenKind: TypeAlias = Literal["name", "int", "string", "mark", "bad", "end"]
 
@@ -26,7 +28,7 @@ _ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
 
 class Token(NamedTuple):
-    """A word of the script; ``value`` is what a string or a number stands for."""
+    """A token of the script; ``value`` is what a string or a number stands for."""
 
     kind: TokenKind
     text: str
@@ -36,7 +38,7 @@ class Token(NamedTuple):
 
 
 class ScriptText:
-    """A script's text, which knows its lines."""
+    """The text of a script, with its lines and positions."""
 
     __slots__ = ("_line", "file", "starts", "text")
 
@@ -44,7 +46,7 @@ class ScriptText:
         self.file = file
         self.text = text
         self.starts = (0, *(end.end() for end in _LINE_END.finditer(text)))
-        # The line that was shown last: the many errors of a very long one share it.
+        # The line that was shown last: the many errors of a very long line share it.
         self._line = (0, "")
 
     def position(self, offset: int) -> Position:
@@ -53,7 +55,7 @@ class ScriptText:
         return Position(self.file, line, offset - self.starts[line - 1] + 1)
 
     def error(self, start: int, end: int, message: str) -> OalError:
-        """A fault at the characters from ``start`` to ``end``."""
+        """An error at the characters from ``start`` to ``end``."""
         at = self.position(start)
         line = self._line_at(at.line)
         return OalError(self.file, at.line, at.column, self.text[start:end], message, line)
@@ -67,7 +69,7 @@ class ScriptText:
 
 
 class Lexer:
-    """Cuts a script into tokens; what is no token is reported and leaves a token ``bad``."""
+    """Cuts a script into tokens; text that is not a token is reported and becomes ``bad``."""
 
     def __init__(self, script: ScriptText, errors: list[OalError]) -> None:
         self._script = script
@@ -120,8 +122,9 @@ class Lexer:
             end = fraction.end() if fraction else end + 2
             return self._bad(start, end, "numbers are whole: expected digits only")
         if not digits.isdigit():
-            return self._bad(start, end, "this is no number and no name: names begin with a letter")
-        # Counted before it is converted: making an int of a million digits takes its time.
+            message = "this is no number and no name: names begin with a letter"
+            return self._bad(start, end, message)
+        # Counted before it is converted: converting a million digits would take long.
         significant = digits.lstrip("0") or "0"
         if len(significant) > 19 or int(significant) > LARGEST_INT:
             message = f"the number is too big: expected at most {LARGEST_INT} (64 bits)"
@@ -150,7 +153,7 @@ class Lexer:
             at += 2
 
     def _run(self, at: int, pieces: list[str]) -> int:
-        """Takes the plain characters of a string from ``at`` on."""
+        """Take the plain characters of a string from ``at`` on; where they end."""
         run = _STRING_RUN.match(self._text, at)
         if run is None:
             return at
@@ -169,7 +172,7 @@ class Lexer:
     def _junk(self, start: int) -> int:
         run = _JUNK.match(self._text, start)
         end = run.end() if run else start + 1
-        if self._junk_in_statement:  # one report for a statement: the rest is noise
+        if self._junk_in_statement:  # one report for each statement is enough
             return self._add("bad", "", start, end)
         self._junk_in_statement = True
         shown = self._text[start:end] if end - start < 20 else self._text[start : start + 17] + "…"
@@ -188,3 +191,79 @@ def _hint(junk: str) -> str:
     if junk[0] == "#":
         return ": comments are // to the end of the line, or /* ... */"
     return ": expected names, whole numbers, strings in double quotes, or one of ( ) [ ] . , ; = *"
+
+
+class StatementError(Exception):
+    """The statement cannot be read any further; the error has been noted."""
+
+
+class Cursor:
+    """A position in a list of tokens; it never passes the last one, ``end``."""
+
+    def __init__(self, script: ScriptText, tokens: Sequence[Token], errors: list[OalError]) -> None:
+        self.script = script
+        self.tokens = tokens
+        self.errors = errors
+        self.at = 0
+
+    @property
+    def here(self) -> Token:
+        """The next token."""
+        return self.tokens[self.at]
+
+    def ahead(self, steps: int) -> Token:
+        """The token that many steps further, or the end."""
+        return self.tokens[min(self.at + steps, len(self.tokens) - 1)]
+
+    def is_mark(self, *marks: str) -> bool:
+        """Whether the next token is one of these marks."""
+        return self.here.kind == "mark" and self.here.text in marks
+
+    def take_mark(self, mark: str) -> Token | None:
+        """That mark, if it comes next."""
+        if not self.is_mark(mark):
+            return None
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def mark(self, mark: str) -> Token:
+        """That mark, which must come next."""
+        token = self.take_mark(mark)
+        if token is None:
+            raise self.fail(self.here, mark)
+        return token
+
+    def name(self, expected: str) -> Word:
+        """A name, which must come next."""
+        token = self.here
+        if token.kind != "name":
+            raise self.fail(token, expected)
+        self.at += 1
+        return word(token)
+
+    def keyword(self, keyword: str) -> None:
+        """That word, which must come next."""
+        if self.here.text != keyword:
+            raise self.fail(self.here, keyword)
+        self.at += 1
+
+    def string(self, expected: str) -> Word:
+        """A string, which must come next; the word holds its content."""
+        token = self.here
+        if token.kind != "string":
+            raise self.fail(token, expected)
+        self.at += 1
+        return Word(str(token.value), token.start, token.end)
+
+    def fail(self, token: Token, expected: str) -> StatementError:
+        """Note that something else was expected; returns the error to raise."""
+        if token.kind != "bad":  # the lexer has said what is wrong there
+            found = f"found {token.text[:40]!r}" if token.kind != "end" else "the script ends here"
+            message = f"expected {expected}, but {found}"
+            self.errors.append(self.script.error(token.start, token.end, message))
+        return StatementError()
+
+
+def word(token: Token) -> Word:
+    """A token that is a name."""
+    return Word(token.text, token.start, token.end)

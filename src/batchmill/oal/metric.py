@@ -1,28 +1,30 @@
-"""A metric: what it measures, where, and how its value comes out of merged states."""
+"""A metric: what it measures, the states it needs, and its value; and its description."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.oal.functions import FUNCTIONS, Arg, Value
 from batchmill.oal.model import Condition, Path, Position, all_of, quote
-from batchmill.oal.states import State
+from batchmill.oal.states import LabelSum, State, Tally
+from batchmill.wording import count_of
 
 NOWHERE = Position("<made>", 0, 0)
-"""The position of a metric that no script defines."""
+"""The position of a metric that is not from a script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. Equal to another when name and definition are; where it stands does not count."""
+    """A metric. Equal to another if name and definition are, wherever they are defined."""
 
     name: str
     source: str
-    """The event type that it is taken from."""
+    """The event type that it is computed from."""
     value: Path | None
-    """What is measured; None stands for ``*``, the row as such."""
+    """What is measured; None stands for ``*``, the row itself."""
     filters: tuple[Condition, ...] = field(compare=False)
     """The conditions on a row, as they were written; all must hold."""
     function: str
@@ -31,10 +33,9 @@ class Metric:
     where: Position = field(default=NOWHERE, compare=False)
     """Where it is defined."""
     text: str = field(init=False)
-    """The definition in its one canonical form: the same text, the same metric. Without the name,
-    and without whitespace but what words need between them."""
+    """The definition in canonical form, without the name: the same text is the same metric."""
     states: tuple[State, ...] = field(init=False, compare=False)
-    """What its rows are reduced to, in the order that :meth:`values` takes them."""
+    """The states that its rows are reduced to, in the order that :meth:`values` takes them."""
     labelled: bool = field(init=False, compare=False)
     """Whether its value is a dict with one number for each label."""
 
@@ -64,7 +65,56 @@ class Metric:
             plain = Path(self.value.parts, self.value.type).text
             cast = f"(str->{self.value.cast})" if self.value.cast else ""
             measured = f"{cast}{self.source}.{plain}"
-        filters = "".join(f".filter({each.text})" for each in all_of(self.filters))
-        args = ",".join(str(each) for each in self.args)
+        filters = "".join(f".filter({condition.text})" for condition in all_of(self.filters))
+        args = ",".join(map(str, self.args))
         decorator = f".decorator({quote(self.decorator)})" if self.decorator is not None else ""
         return f"from({measured}){filters}.{self.function}({args}){decorator}"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A metric in words, and what it costs."""
+
+    metric: str
+    source: str
+    function: str
+    """The call, such as ``percentile2(10)``."""
+    measured: str
+    """The path that is measured, or ``*``."""
+    filters: tuple[str, ...]
+    decorator: str | None
+    states: int
+    """How many states its rows are reduced to."""
+    shared: int
+    """How many of them another metric of the set needs too: those cost nothing more."""
+    needs_map: bool
+    """Whether a state is a map, which costs more than a number."""
+
+    @property
+    def cost(self) -> str:
+        """The cost in words."""
+        shared = f", {self.shared} shared" if self.shared else ""
+        return f"{count_of(self.states, 'state')}{shared}{', map' * self.needs_map}"
+
+
+def describe(metrics: Collection[Metric]) -> tuple[Description, ...]:
+    """A description of each metric of a set, in order."""
+    users: Counter[tuple[str, State]] = Counter()
+    for metric in metrics:
+        users.update({(metric.source, state) for state in metric.states})
+    return tuple(_description(metric, users) for metric in metrics)
+
+
+def _description(metric: Metric, users: Counter[tuple[str, State]]) -> Description:
+    args = ", ".join(map(str, metric.args))
+    return Description(
+        metric=metric.name,
+        source=metric.source,
+        function=f"{metric.function}({args})",
+        measured=metric.value.text if metric.value is not None else "*",
+        filters=tuple(condition.text for condition in metric.filters),
+        decorator=metric.decorator,
+        states=len(set(metric.states)),
+        shared=sum(users[metric.source, state] > 1 for state in set(metric.states)),
+        needs_map=any(isinstance(state, (Tally, LabelSum)) for state in metric.states),
+    )

@@ -1,7 +1,7 @@
-"""The words that a metric's definition is made of: paths and conditions.
+"""Paths and conditions, which definitions of metrics are made of.
 
-They know nothing of the language they were written in, so a second front end can make them too.
-Each is frozen, hashable, and equal to another exactly when it means the same.
+They do not depend on the language, so that another front end can build them, too. Each is frozen,
+hashable, and equal to another exactly when it means the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where something stands in a script; lines and columns count from 1."""
+    """A place in a script; lines and columns count from 1."""
 
     file: str
     line: int
@@ -44,22 +44,22 @@ class MapKey:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The way to a value in a row: field names, and keys of maps.
+    """The path to a value in a row: field names, and keys of maps.
 
     ``tag["k"]`` has the parts ``("tag", MapKey("k"))``.
     """
 
     parts: tuple[str | MapKey, ...]
     type: FieldType
-    """What the path yields, after the cast."""
+    """The type of the value, after the cast."""
     cast: Cast | None = None
-    """The whole number that a string is read as; null where it is none, or too big for it."""
+    """The type that a string is read as; null where it is not such a number, or too big."""
     required: bool = False
-    """Whether every row has it: never null."""
+    """Whether every row has it, so that it is never null."""
 
     @property
     def text(self) -> str:
-        """As it is written, in its one canonical form."""
+        """The canonical form in a script."""
         shown = "".join(
             f"[{quote(part.key)}]" if isinstance(part, MapKey) else f".{part}"
             for part in self.parts
@@ -84,10 +84,10 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """As it is written, in its one canonical form."""
+        """The canonical form in a script."""
         space = "" if self.op in ("==", "!=", ">", "<", ">=", "<=") else " "
         if isinstance(self.literal, tuple):
-            value = "[" + ",".join(self._show(each) for each in self.literal) + "]"
+            value = "[" + ",".join(map(self._show, self.literal)) + "]"
         else:
             value = self._show(self.literal)
         return f"{self.path.text}{space}{self.op}{space}{value}"
@@ -111,17 +111,18 @@ Where: TypeAlias = tuple[Condition, ...]
 
 
 def all_of(conditions: Iterable[Condition]) -> Where:
-    """The conditions without repetitions, in an order that does not depend on how they came."""
-    return tuple(sorted(set(conditions), key=lambda each: each.text))
+    """The conditions without repetitions, in canonical order."""
+    return tuple(sorted(set(conditions), key=lambda condition: condition.text))
 
 
 def measured(where: Where, value: Path | None) -> Where:
-    """``where``, and that ``value`` is there; just ``where`` if that goes without saying."""
+    """``where`` and that ``value`` is not null; just ``where`` if that follows from it."""
     if value is None or value.required:
         return where
-    for each in where:
-        # Every comparison but `== null` is false on null, so it says the same already.
-        if each.path == value and not (each.op == "==" and each.literal is None):
+    for condition in where:
+        # Every comparison except `== null` is false on null.
+        is_null_test = condition.op == "==" and condition.literal is None
+        if condition.path == value and not is_null_test:
             return where
     return all_of((*where, Condition(value, "!=", None)))
 

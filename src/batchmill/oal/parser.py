@@ -1,13 +1,12 @@
-"""The second pass: tokens to statements, one at a time, going on after a fault.
+"""Parses tokens into statements, one at a time; after an error it goes on with the next.
 
-There is nothing in the language that nests without end, so neither does the parser.
+Nothing in the language nests without limit, so the parser does not recurse.
 """
 
 from __future__ import annotations
 
-from batchmill.oal.cursor import Cursor, Fault, word
 from batchmill.oal.errors import OalError
-from batchmill.oal.lexer import Lexer, ScriptText, Token
+from batchmill.oal.lexer import Cursor, Lexer, ScriptText, StatementError, Token, word
 from batchmill.oal.syntax import (
     ArgNode,
     Comparison,
@@ -31,24 +30,24 @@ _VALUE = (
 
 
 def parse_statements(script: ScriptText, errors: list[OalError]) -> list[Statement]:
-    """The statements of a script that can be read; what is wrong with the others, in ``errors``."""
+    """The statements of a script that can be parsed; errors in the others go to ``errors``."""
     return _Parser(script, Lexer(script, errors).tokens(), errors).statements()
 
 
 class _Parser(Cursor):
     def statements(self) -> list[Statement]:
-        found: list[Statement] = []
+        statements: list[Statement] = []
         while self.here.kind != "end":
-            if self.take_mark(";"):  # an empty statement does no harm
+            if self.take_mark(";"):  # an empty statement
                 continue
             try:
                 statement = self._statement()
                 self._end_of_statement()
-            except Fault:
+            except StatementError:
                 self._recover()
             else:
-                found.append(statement)
-        return found
+                statements.append(statement)
+        return statements
 
     def _statement(self) -> Statement:
         if self.here.text == "disable" and self.ahead(1).text == "(":
@@ -80,7 +79,7 @@ class _Parser(Cursor):
         return Definition(name, source, value, tuple(filters), function, args, call_end, decorator)
 
     def _measured(self) -> tuple[Word, PathNode]:
-        """What stands in ``from(...)``: the source, and the path in it."""
+        """The source and the path in ``from(...)``."""
         to = self._cast()
         source = self.name("the name of a source")
         self.mark(".")
@@ -151,8 +150,8 @@ class _Parser(Cursor):
         while self.take_mark(","):
             items.append(self._item())
             if items[-1].kind != items[0].kind:
-                found = self.tokens[self.at - 1]
-                raise self.fail(found, f"another {_KINDS[items[0].kind]}: a list holds one kind")
+                last = self.tokens[self.at - 1]
+                raise self.fail(last, f"another {_KINDS[items[0].kind]}: a list holds one kind")
         return ListNode(tuple(items), start, self.mark("]").end)
 
     def _item(self) -> LiteralNode:
@@ -222,9 +221,9 @@ class _Parser(Cursor):
             raise self.fail(self.here, "; after the statement")
 
     def _recover(self) -> None:
-        """Go on behind the next semicolon, or where a definition evidently begins.
+        """Go on after the next semicolon, or where a definition evidently begins.
 
-        With a name, which the next statement then takes: so the parser never stands still.
+        It begins with a name, which the next statement takes: so the parser always advances.
         """
         while self.here.kind != "end" and not self.take_mark(";"):
             begins = self.ahead(1).text == "=" and self.ahead(2).text == "from"

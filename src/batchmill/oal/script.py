@@ -1,11 +1,13 @@
-"""Scripts: what one says, and what several say together."""
+"""Scripts: parses texts, files and folders, and gathers their metrics into one set."""
 
 from __future__ import annotations
 
+import importlib.resources
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from batchmill.oal.check import Checker
+from batchmill.oal.checker import Checker
 from batchmill.oal.errors import OalError, in_order
 from batchmill.oal.lexer import ScriptText
 from batchmill.oal.metric import Metric
@@ -14,6 +16,8 @@ from batchmill.oal.states import State
 from batchmill.oal.syntax import Definition, Disabling
 from batchmill.sources import Catalog, UnknownNameError
 from batchmill.sources import catalog as known_sources
+
+SUFFIX = ".oal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Script:
     disabled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [each.definition for each in self.metrics]
+        lines = [metric.definition for metric in self.metrics]
         return "\n".join([*lines, *(f"disable({name});" for name in self.disabled), ""])
 
 
@@ -53,29 +57,29 @@ class MetricSet:
         return len(self.metrics)
 
     def __contains__(self, name: object) -> bool:
-        return any(each.name == name for each in self.metrics)
+        return any(metric.name == name for metric in self.metrics)
 
     def __getitem__(self, name: str) -> Metric:
-        for each in self.metrics:
-            if each.name == name:
-                return each
-        raise UnknownNameError("metric", name, tuple(each.name for each in self.metrics))
+        for metric in self.metrics:
+            if metric.name == name:
+                return metric
+        raise UnknownNameError("metric", name, tuple(metric.name for metric in self.metrics))
 
     def by_source(self) -> dict[str, tuple[Metric, ...]]:
         """The metrics of each source; sources without one are left out."""
-        found: dict[str, list[Metric]] = {}
-        for each in self.metrics:
-            found.setdefault(each.source, []).append(each)
-        return {source: tuple(metrics) for source, metrics in found.items()}
+        grouped: dict[str, list[Metric]] = {}
+        for metric in self.metrics:
+            grouped.setdefault(metric.source, []).append(metric)
+        return {source: tuple(metrics) for source, metrics in grouped.items()}
 
     def states(self, source: str) -> tuple[State, ...]:
         """Every state that the metrics of a source need, each once, in order of first use."""
-        needed = (state for each in self.metrics if each.source == source for state in each.states)
-        return tuple(dict.fromkeys(needed))
+        metrics = (metric for metric in self.metrics if metric.source == source)
+        return tuple(dict.fromkeys(state for metric in metrics for state in metric.states))
 
 
 def parse(text: str, *, file: str = "<string>", catalog: Catalog | None = None) -> Script:
-    """The script that a text is; raises :class:`OalErrors` with everything that is wrong.
+    """Parse the text of a script; raises :class:`OalErrors` with everything that is wrong.
 
     >>> script = parse("service_cpm = from(Service.*).cpm();")
     >>> script.metrics[0].values([120], minutes=60)
@@ -88,10 +92,39 @@ def parse(text: str, *, file: str = "<string>", catalog: Catalog | None = None) 
     return script
 
 
+def load(
+    paths_or_texts: str | Path | Iterable[str | Path], catalog: Catalog | None = None
+) -> MetricSet:
+    """The metrics of files, folders (every ``*.oal`` in them, at any depth, sorted) and texts.
+
+    A ``Path`` is a file or a folder. A string is one too if it names one or ends with ``.oal``;
+    else it is the text of a script, if it holds a parenthesis, as every statement does. A file that
+    is named twice is read once. ``disable`` applies to all scripts. Raises :class:`OalErrors` with
+    everything that is wrong in any of them.
+    """
+    given = [paths_or_texts] if isinstance(paths_or_texts, (str, Path)) else paths_or_texts
+    errors: list[OalError] = []
+    texts = list(_texts(given, errors))
+    known = catalog or known_sources()
+    names: dict[str, str] = {}
+    scripts = [read_script(text, known, errors, names) for text in texts]
+    if errors:
+        raise in_order(errors)
+    return gather(scripts, known)
+
+
+def core_script() -> Path:
+    """The script with the core metrics, which comes with batchmill."""
+    return Path(str(importlib.resources.files("batchmill.oal").joinpath("core.oal")))
+
+
 def read_script(
     text: ScriptText, catalog: Catalog, errors: list[OalError], names: dict[str, str]
 ) -> Script:
-    """What can be read of a script; faults go to ``errors``, and names to where they stand."""
+    """Parse a script as far as possible.
+
+    Errors go to ``errors``; ``names`` maps the metrics that are defined already to their places.
+    """
     checker = Checker(text, catalog, errors)
     metrics: list[Metric] = []
     disabled: list[str] = []
@@ -108,9 +141,10 @@ def read_script(
 def gather(scripts: Iterable[Script], catalog: Catalog) -> MetricSet:
     """The metrics of all scripts together."""
     all_scripts = tuple(scripts)
-    disabled = frozenset(name for each in all_scripts for name in each.disabled)
-    kept = (one for each in all_scripts for one in each.metrics if one.name not in disabled)
-    return MetricSet(tuple(kept), disabled, catalog)
+    disabled = frozenset(name for script in all_scripts for name in script.disabled)
+    metrics = (metric for script in all_scripts for metric in script.metrics)
+    kept = tuple(metric for metric in metrics if metric.name not in disabled)
+    return MetricSet(kept, disabled, catalog)
 
 
 def _claim_name(
@@ -121,3 +155,55 @@ def _claim_name(
         checker.report(node.name, f"the metric {name!r} is defined already, at {names[name]}")
     else:
         names[name] = str(text.position(node.name.start))
+
+
+def _texts(given: Iterable[str | Path], errors: list[OalError]) -> Iterator[ScriptText]:
+    seen: set[Path] = set()
+    for number, entry in enumerate(given, start=1):
+        if isinstance(entry, str) and not _is_path(entry):
+            yield ScriptText("<string>" if number == 1 else f"<string {number}>", entry)
+            continue
+        for file in _files(Path(entry), errors):
+            if (real := file.resolve()) not in seen:
+                seen.add(real)
+                if text := _read(file, errors):
+                    yield text
+
+
+def _is_path(text: str) -> bool:
+    if "\n" in text or not text.strip():
+        return False
+    if text.endswith(SUFFIX) or "(" not in text:
+        return True
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, or a character that no path has
+        return False
+
+
+def _files(path: Path, errors: list[OalError]) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
+    if not files:
+        errors.append(OalError(str(path), 1, 1, "", f"the folder holds no *{SUFFIX} file"))
+    return files
+
+
+def _read(file: Path, errors: list[OalError]) -> ScriptText | None:
+    try:
+        content = file.read_bytes()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        errors.append(OalError(str(file), 1, 1, "", f"the script cannot be read: {why}"))
+        return None
+    try:
+        return ScriptText(str(file), content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        # The text before it can be decoded, and tells its line and column.
+        before = ScriptText(str(file), content[: error.start].decode("utf-8"))
+        at = before.position(len(before.text))
+        byte = f"0x{content[error.start]:02x}"
+        message = f"the script is not UTF-8: the byte {byte} cannot stand here"
+        errors.append(OalError(at.file, at.line, at.column, byte, message))
+        return None

@@ -1,9 +1,9 @@
-"""States: what a metric needs from the rows of one entity and bucket.
+"""States: what the rows of one entity and bucket are reduced to, for a metric.
 
-A state is a description: equal states are one and the same work, however many metrics ask for it
-(states of different sources are kept apart by their metrics' ``source``). What it describes is a
-*merged* value, which :meth:`merge` adds up in any order and any grouping; None is the merged value
-of no rows at all, and merges like nothing. Rows whose value, label or key is null are skipped.
+A state is a description: equal states of one source are computed once, however many metrics need
+them. It describes a *merged* value, which ``merge`` combines in any order and any grouping; None is
+the merged value of no rows, the neutral element. Rows whose value, label or key is null are
+skipped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from batchmill.oal.model import Path, Where
-from batchmill.oal.numbers import truncated
+from batchmill.oal.values import truncated
 
 Limbs: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many rows there are. Merged: an int."""
+    """The number of rows. Merged: an int."""
 
     where: Where
 
@@ -43,20 +43,20 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class DoubleSum:
-    """The sum of a floating number, exact, so that the order of adding does not show.
+    """The exact sum of a floating number: the order of adding does not matter.
 
     Merged: four ints ``(i, f1, f2, f3)`` that mean ``i + f1/2^30 + f2/2^60 + f3/2^90`` and are
     summed one by one, or a ``Fraction``, or None. ``exact_double()`` makes a float of it.
 
-    Values up to 2^62 either way can be summed. What a value has below 2^-90 is cut off: none of a
-    value that is 0 or at least 2^-38 (4e-12), and of a smaller one less than 2^-90 (8e-28).
+    Values up to 2^62 either way can be summed. The part of a value below 2^-90 is cut off: nothing
+    of a value that is 0 or at least 2^-38 (4e-12), and less than 2^-90 (8e-28) of a smaller one.
     """
 
     where: Where
     value: Path
 
     def merge(self, one: Any, other: Any) -> Any:
-        """The sum over both; two of a kind."""
+        """The sum over both, which are of one kind."""
         if one is None or other is None:
             return other if one is None else one
         if isinstance(one, (tuple, list)):
@@ -106,14 +106,14 @@ class Clamped:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A tally's key: a text of the row; a number or a bool as it is written in a script."""
+    """A tally's key: a text of the row; a number or a bool as in a script."""
 
     value: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many rows there are of each key. Merged: a dict of key to count, or None."""
+    """The number of rows of each key. Merged: a dict of key to count, or None."""
 
     where: Where
     key: Bucketed | Clamped | Label
@@ -149,10 +149,10 @@ class LabelSum:
 
 @dataclass(frozen=True, slots=True)
 class ApdexCount:
-    """How many rows are satisfied, or tolerated, by the threshold T of their service.
+    """The number of rows that are satisfied, or tolerated, by the threshold T of their service.
 
-    A row whose status is not true is neither. T is a setting of the pipeline, by ``name``:
-    up to T is satisfied, above T and up to 4T tolerated. Merged: an int.
+    Up to T is satisfied, above T and up to 4T tolerated; a row whose status is not true is neither.
+    T is a setting of the pipeline, by ``name``. Merged: an int.
     """
 
     where: Where
@@ -162,7 +162,7 @@ class ApdexCount:
     name: Path
 
     def of(self, value: int, threshold: int) -> bool:
-        """Whether a successful row with that value counts here."""
+        """Whether a successful row with that value counts."""
         if self.which == "satisfied":
             return value <= threshold
         return threshold < value <= 4 * threshold

@@ -1,6 +1,6 @@
-"""What a script says before anybody asks whether it makes sense: the parser's tree.
+"""The syntax tree: what the parser gives to the checker.
 
-Every node knows the characters it stands for, so that a later complaint can point at them.
+Every node knows its characters in the script, so that errors can point at them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A name, or what a string says."""
+    """A name, or the content of a string."""
 
     text: str
     start: int
@@ -29,7 +29,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class PathNode:
-    """A way to a value; no parts stand for ``*``."""
+    """A path to a value; without parts it is ``*``."""
 
     cast: Word | None
     """``long`` or ``int``; with ``str->`` in its text where the script has that."""
@@ -40,7 +40,7 @@ class PathNode:
 
 @dataclass(frozen=True, slots=True)
 class LiteralNode:
-    """A value that stands in the script; an enum's is the pair of both names."""
+    """A value in the script; that of an enum is the pair of both names."""
 
     kind: Literal["bool", "int", "string", "enum", "null"]
     value: bool | int | str | tuple[Word, Word] | None
@@ -59,7 +59,7 @@ class ListNode:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A path compared with something."""
+    """A path compared with a literal or a list."""
 
     path: PathNode
     op: Word
