@@ -1,21 +1,18 @@
 """States: what the rows of one entity and bucket are reduced to, for a metric.
 
 A state is a description: equal states of one source are computed once, however many metrics need
-them. It describes a *merged* value, which ``merge`` combines in any order and any grouping; None is
-the merged value of no rows, the neutral element. Rows whose value, label or key is null are
-skipped.
+them. It describes a *merged* value: values of parts of the rows are added up (of an ``Extreme``,
+the greatest or the least is taken), in any order and any grouping. None is the value of no rows,
+the neutral element. Rows whose value, label or key is null are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from batchmill.oal.model import Path, Where
 from batchmill.oal.values import truncated
-
-Limbs: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +21,6 @@ class Count:
 
     where: Where
 
-    def merge(self, one: int | None, other: int | None) -> int:
-        """The count over both."""
-        return (one or 0) + (other or 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Sum:
@@ -35,10 +28,6 @@ class Sum:
 
     where: Where
     value: Path
-
-    def merge(self, one: int | None, other: int | None) -> int | None:
-        """The sum over both."""
-        return None if one is None and other is None else (one or 0) + (other or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +44,6 @@ class DoubleSum:
     where: Where
     value: Path
 
-    def merge(self, one: Any, other: Any) -> Any:
-        """The sum over both, which are of one kind."""
-        if one is None or other is None:
-            return other if one is None else one
-        if isinstance(one, (tuple, list)):
-            return tuple(a + b for a, b in zip(one, other, strict=True))
-        return one + other
-
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
@@ -71,12 +52,6 @@ class Extreme:
     where: Where
     value: Path
     which: Literal["max", "min"]
-
-    def merge(self, one: Any, other: Any) -> Any:
-        """The extreme of both."""
-        if one is None or other is None:
-            return other if one is None else one
-        return max(one, other) if self.which == "max" else min(one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +93,6 @@ class Tally:
     where: Where
     key: Bucketed | Clamped | Label
 
-    def merge(
-        self, one: Mapping[Any, int] | None, other: Mapping[Any, int] | None
-    ) -> dict[Any, int]:
-        """The counts over both."""
-        merged = dict(one or {})
-        for key, count in (other or {}).items():
-            merged[key] = merged.get(key, 0) + count
-        return merged
-
 
 @dataclass(frozen=True, slots=True)
 class LabelSum:
@@ -135,16 +101,6 @@ class LabelSum:
     where: Where
     label: Path
     value: Path
-
-    def merge(
-        self, one: Mapping[str, tuple[int, int]] | None, other: Mapping[str, tuple[int, int]] | None
-    ) -> dict[str, tuple[int, int]]:
-        """The sums and counts over both."""
-        merged = {label: (total, count) for label, (total, count) in (one or {}).items()}
-        for label, (total, count) in (other or {}).items():
-            before = merged.get(label, (0, 0))
-            merged[label] = (before[0] + total, before[1] + count)
-        return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +122,6 @@ class ApdexCount:
         if self.which == "satisfied":
             return value <= threshold
         return threshold < value <= 4 * threshold
-
-    def merge(self, one: int | None, other: int | None) -> int:
-        """The count over both."""
-        return (one or 0) + (other or 0)
 
 
 State: TypeAlias = Count | Sum | DoubleSum | Extreme | Tally | LabelSum | ApdexCount
