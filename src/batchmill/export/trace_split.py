@@ -94,15 +94,15 @@ def _trace_id(body: bytes, span: _Field) -> bytes:
 
 def _children(body: bytes, start: int, end: int, number: int) -> Iterator[_Field]:
     """The fields with that number that hold a message, a text or bytes."""
-    for each in _fields(body, start, end):
-        if each.number == number and each.wire_type == _LENGTH_DELIMITED:
-            yield each
+    for field in _fields(body, start, end):
+        if field.number == number and field.wire_type == _LENGTH_DELIMITED:
+            yield field
 
 
 def _other_fields(body: bytes, message: _Field, number: int) -> bytes:
     """All fields of a message but those with that number, as they are."""
     fields = _fields(body, message.start, message.end)
-    return b"".join(body[each.tag : each.end] for each in fields if each.number != number)
+    return b"".join(body[field.tag : field.end] for field in fields if field.number != number)
 
 
 def _fields(body: bytes, start: int, end: int) -> Iterator[_Field]:
