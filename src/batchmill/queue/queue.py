@@ -6,7 +6,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from batchmill import lifecycle
@@ -32,8 +31,8 @@ _NONE = type(None)
 class BatchQueue(Generic[T]):
     """A bounded queue that drains itself, in batches, into a handler per class.
 
-    Any thread may call any method. It starts at once; leave it with :meth:`shutdown`, or use it
-    as a context manager.
+    Any thread may call any method. It starts at once; end it with :meth:`shutdown`, or use it as
+    a context manager.
 
     * *Bounded*: a partition never holds more than ``buffer_size`` items.
     * *Nothing lost*: an item for which ``produce`` returned True reaches its handler exactly once,
@@ -259,12 +258,7 @@ class BatchQueue(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def __repr__(self) -> str:

@@ -177,7 +177,7 @@ def test_hanging_handler() -> None:
 
 @pytest.mark.parametrize("wake_token", [False, True], ids=["ordinary slot", "wake token"])
 def test_straggler(wake_token: bool) -> None:
-    """A producer that took its slot before the gate closed, and puts after, is waited for."""
+    """A producer that took its slot before the queue closed, and puts after, is waited for."""
     recorder = Recorder()
     with make_queue(buffer_size=64, max_idle_ms=1) as queue:
         queue.add_handler(A, recorder)
@@ -221,7 +221,7 @@ def test_straggler_past_the_timeout() -> None:
 
 
 def test_gate_closes_while_the_thread_is_about_to_park() -> None:
-    """A thread that was on its way to park when the gate closed leaves no way in.
+    """A thread that was about to park when the queue closed leaves no wake token.
 
     It would arm its partitions after they were closed: a token there is a slot for anybody.
     """
@@ -234,7 +234,7 @@ def test_gate_closes_while_the_thread_is_about_to_park() -> None:
         handler = Idler()
         queue.add_handler(A, handler)
         gate.wait_entered()
-        queue._lane(A())  # the quick road to the class is open
+        queue._lane(A())  # the fast path of the class is open
         queue._core.begin_close()
         gate.open()
         assert queue.shutdown()

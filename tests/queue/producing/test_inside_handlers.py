@@ -75,12 +75,12 @@ def test_handler_may_produce() -> None:
 def test_produce_on_its_own_full_partition_would_deadlock() -> None:
     """A handler that would wait for itself gets an error instead, which names queue and call."""
     handler = Inside(lambda: [queue.produce(item) for item in reds(9)])
-    with make_queue("knot", consumer=handler, buffer_size=4) as queue:
+    with make_queue("own", consumer=handler, buffer_size=4) as queue:
         queue.produce(Red())
         assert handler.over()
     error = handler.outcome
     assert isinstance(error, WouldDeadlockError)
-    assert (error.name, error.call) == ("knot", "produce() on a full partition")
+    assert (error.name, error.call) == ("own", "produce() on a full partition")
 
 
 def test_queue_goes_on_after_a_would_be_deadlock() -> None:
@@ -163,7 +163,7 @@ def test_produce_to_a_queue_on_the_same_thread_would_deadlock() -> None:
 
 
 def test_handlers_that_wait_for_each_other_would_deadlock() -> None:
-    """Two handlers on two threads, each waiting for room that the other would make: no knot."""
+    """Two handlers on two threads, each waiting for room that the other would make: an error."""
     together = threading.Barrier(2)
 
     def flood(cls: type) -> list[bool]:
@@ -184,7 +184,7 @@ def test_handlers_that_wait_for_each_other_would_deadlock() -> None:
 
 
 def test_produce_inside_a_handler_waits_for_another_thread() -> None:
-    """A class that another thread drains is no knot: the handler waits and gets through."""
+    """A class that another thread drains is no deadlock: the handler waits and gets through."""
     recorder = Recorder()
     handler = Inside(lambda: [queue.produce(Green(number)) for number in range(200)])
     with make_queue(
