@@ -259,8 +259,8 @@ class Acceptor:
         except (OSError, asyncio.CancelledError) as error:
             log.debug("a connection ended before it began: %s", error)
             client.close()
-            tls = RefusalReason.TLS_FAILED if self._tls else RefusalReason.NO_REQUEST
-            self._refuse(ConnectionRefusal(tls))
+            reason = RefusalReason.TLS_FAILED if self._tls else RefusalReason.NO_REQUEST
+            self._refuse(ConnectionRefusal(reason))
             self._lost()
 
     def _protocol(self) -> Connection:
