@@ -1,7 +1,7 @@
-"""Refuse items when too many wait: the simplest thresholds there are.
+"""Reject items when too many wait: the simplest thresholds.
 
-A thousand items may wait. The ones that come after them are rejected, and their senders are told
-how full it was and when to try again. Nothing is raised: a rejection is an answer like any other.
+Up to 1000 items may wait. Further ones are rejected with a QueueFullError, which has the depth and
+the time after which to retry. Nothing is raised: the error is in the result of the item.
 
 Prints:
 
@@ -16,7 +16,7 @@ from batchmill.pressure import QueueFullError, QueueThresholdSettings, strategie
 
 
 def store(batch: list[int]) -> list[str]:
-    """The backend: one answer per item, in order."""
+    """The backend: returns one result per item, in order."""
     return [f"stored {item}" for item in batch]
 
 
@@ -25,10 +25,10 @@ thresholds = QueueThresholdSettings(
     critical_threshold=1000,
     critical_handler=strategies.reject(retry_after_s=0.5),
 )
-# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
+# With this batch size and linger time nothing is sent before close(): the queue fills up.
+settings = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
-with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
+with MicroBatcher[int].with_thresholds(store, settings, thresholds) as batcher:
     futures = batcher.submit_many(range(1002))
 
 results = [future.result() for future in futures]

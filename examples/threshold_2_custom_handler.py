@@ -1,9 +1,9 @@
-"""Decide for yourself: a handler that looks at the item.
+"""A custom handler that decides by item.
 
-A handler is a plain function from what is known (item, depth, threshold, level, attempt) to a
-decision. This one always lets alarms in, rejects other readings at CRITICAL and lets them go at
-CRITICAL_PLUS. It is given for CRITICAL, and decides at CRITICAL_PLUS too: a level without a handler
-uses the next lower one's.
+A handler is a function that takes a context (item, depth, threshold, level, attempt) and returns a
+decision. This one always accepts alarms, rejects other readings at CRITICAL and drops them at
+CRITICAL_PLUS. It is set for CRITICAL and also decides at CRITICAL_PLUS: a level without a handler
+uses the handler of the next lower level.
 
 Prints:
 
@@ -39,16 +39,16 @@ def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
 
 
 thresholds = QueueThresholdSettings(max_queue_size=1000, critical_handler=decide)
-# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
-asked = []
+# With this batch size and linger time nothing is sent before close(): the queue fills up.
+settings = BatcherSettings(batch_size=10_000, linger_ms=60_000)
+submitted = []
 
-with MicroBatcher[str].with_thresholds(store, config, thresholds) as batcher:
+with MicroBatcher[str].with_thresholds(store, settings, thresholds) as batcher:
     for fill_up_to, filler in ((1000, "reading"), (1500, "alarm")):
         while batcher.queue_depth < fill_up_to:
             batcher.submit(filler)
         for item in ("reading", "alarm"):
-            asked.append((item, fill_up_to, batcher.submit(item)))
+            submitted.append((item, fill_up_to, batcher.submit(item)))
 
-for item, depth, future in asked:
+for item, depth, future in submitted:
     print(f"{item} at depth {depth}: {future.result().outcome.value}")

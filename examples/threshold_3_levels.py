@@ -1,8 +1,8 @@
-"""A handler for each level: accept and note at WARNING, reject at CRITICAL, drop above.
+"""A handler per level: accept and record at WARNING, reject at CRITICAL, drop at CRITICAL_PLUS.
 
-A batcher whose CRITICAL handler refuses everybody never holds more than that, so CRITICAL_PLUS is
-the net below it. The same thresholds can watch any other depth, and there the net is needed: the
-second half asks about a spool on a disk, which others fill as well.
+A batcher whose CRITICAL handler rejects every item never reaches CRITICAL_PLUS. Other depths can:
+the second half applies the same thresholds to the number of files in a spool, which other programs
+fill too.
 
 Prints:
 
@@ -28,16 +28,16 @@ from batchmill.pressure import (
 warnings: list[int] = []
 
 
-def note(context: QueueThresholdContext[Any]) -> QueueDecision:
+def record(context: QueueThresholdContext[Any]) -> QueueDecision:
     warnings.append(context.depth)
     return QueueDecision.accept()
 
 
-def refuse(context: QueueThresholdContext[Any]) -> QueueDecision:
+def reject(context: QueueThresholdContext[Any]) -> QueueDecision:
     return QueueDecision.reject("it is at its critical threshold")
 
 
-def let_go(context: QueueThresholdContext[Any]) -> QueueDecision:
+def drop(context: QueueThresholdContext[Any]) -> QueueDecision:
     return QueueDecision.drop()
 
 
@@ -50,14 +50,14 @@ thresholds = QueueThresholdSettings(
     warning_threshold=500,
     critical_threshold=1000,
     critical_plus_threshold=1500,
-    warning_handler=note,
-    critical_handler=refuse,
-    critical_plus_handler=let_go,
+    warning_handler=record,
+    critical_handler=reject,
+    critical_plus_handler=drop,
 )
-# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
+# With this batch size and linger time nothing is sent before close(): the queue fills up.
+settings = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
-with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
+with MicroBatcher[int].with_thresholds(store, settings, thresholds) as batcher:
     batcher.submit_many(range(1002))
 stats = batcher.stats()
 print(
@@ -69,8 +69,8 @@ files_in_spool = 0
 manager = QueueThresholdManager(thresholds, depth=lambda: files_in_spool)
 for files_in_spool in (499, 500, 1000, 1500):
     decision = manager.check("a file")
-    answer = "no threshold reached" if decision is None else decision.action.value
+    outcome = "no threshold reached" if decision is None else decision.action.value
     if decision is not None and decision.reason is not None:
-        answer += f", because {decision.reason}"
-    print(f"spool at {files_in_spool}: {answer}")
+        outcome += f", because {decision.reason}"
+    print(f"spool at {files_in_spool}: {outcome}")
 manager.close()

@@ -1,14 +1,14 @@
-"""Priorities: what matters gets in, what can wait waits, the rest makes room.
+"""Priorities: accept important jobs, retry others, reject or drop the rest.
 
-While the backend hangs, jobs pile up. Critical jobs are always taken. High ones are taken too, but
-at CRITICAL_PLUS they are offered again every 100 ms until there is room. Low ones are rejected at
-CRITICAL and dropped at CRITICAL_PLUS.
+While the backend hangs, jobs accumulate. Critical jobs are always accepted. High ones are accepted
+too, but at CRITICAL_PLUS they are retried every 100 ms until there is room. Low ones are rejected
+at CRITICAL and dropped at CRITICAL_PLUS.
 
 Prints:
 
     at CRITICAL: low was rejected, high waits, critical waits
-    at CRITICAL_PLUS: low was dropped, high waits for another try, critical waits
-    after the backend came back: high success, critical success
+    at CRITICAL_PLUS: low was dropped, high waits for a retry, critical waits
+    after the backend recovered: high success, critical success
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ thresholds = QueueThresholdSettings(
     ),
 )
 
-hangs, comes_back = threading.Event(), threading.Event()
+backend_called, recovered = threading.Event(), threading.Event()
 
 
 def run(batch: list[Job]) -> list[str]:
-    hangs.set()
-    comes_back.wait(timeout=30)
+    backend_called.set()
+    recovered.wait(timeout=30)
     return ["done"] * len(batch)
 
 
-config = BatcherSettings(batch_size=1000, linger_ms=0)
-with MicroBatcher[Job].with_thresholds(run, config, thresholds) as batcher:
+settings = BatcherSettings(batch_size=1000, linger_ms=0)
+with MicroBatcher[Job].with_thresholds(run, settings, thresholds) as batcher:
     batcher.submit(Job(Priority.LOW))
-    hangs.wait(timeout=30)
+    backend_called.wait(timeout=30)
 
     batcher.submit_many(Job(Priority.LOW) for _ in range(1000))
     low, *others = (batcher.submit(Job(priority)) for priority in reversed(Priority))
@@ -86,10 +86,10 @@ with MicroBatcher[Job].with_thresholds(run, config, thresholds) as batcher:
     assert low.result().is_dropped
     assert batcher.stats().parked == 1
     assert not critical.done()
-    print("at CRITICAL_PLUS: low was dropped, high waits for another try, critical waits")
+    print("at CRITICAL_PLUS: low was dropped, high waits for a retry, critical waits")
 
-    comes_back.set()
+    recovered.set()
     print(
-        "after the backend came back:"
+        "after the backend recovered:"
         f" high {high.result().outcome.value}, critical {critical.result().outcome.value}"
     )

@@ -1,8 +1,8 @@
-"""Dead letters: what cannot be taken goes somewhere safe, or its sender hears of it.
+"""Dead letters: items that cannot be accepted go to a sink, or are rejected if the sink fails.
 
-At CRITICAL items are still accepted. At CRITICAL_PLUS each goes to a sink of your choice (a file, a
-topic, here a list with a few places) and counts as dropped. When the sink fails, the item is
-rejected: it is never in neither place.
+At CRITICAL items are still accepted. At CRITICAL_PLUS each item goes to a sink of your choice (a
+file, a topic, here a list of at most three items) and counts as dropped. If the sink fails, the
+item is rejected, so its sender gets an error: no item is lost silently.
 
 Prints:
 
@@ -19,7 +19,7 @@ from batchmill.pressure import QueueThresholdSettings, strategies
 dead_letters: list[int] = []
 
 
-def bury(item: int) -> None:
+def add_dead_letter(item: int) -> None:
     if len(dead_letters) == 3:
         raise OSError("no space left")
     dead_letters.append(item)
@@ -32,12 +32,12 @@ def store(batch: list[int]) -> list[str]:
 thresholds = QueueThresholdSettings(
     max_queue_size=1000,
     critical_plus_threshold=1500,
-    critical_handler=strategies.dead_letter(bury, otherwise=strategies.accept()),
+    critical_handler=strategies.dead_letter(add_dead_letter, otherwise=strategies.accept()),
 )
-# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
+# With this batch size and linger time nothing is sent before close(): the queue fills up.
+settings = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
-with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
+with MicroBatcher[int].with_thresholds(store, settings, thresholds) as batcher:
     futures = batcher.submit_many(range(1504))
 
 stats = batcher.stats()

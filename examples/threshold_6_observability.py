@@ -1,7 +1,7 @@
-"""Metrics and logs: listeners hear of every decision, and of every level entered and left.
+"""Metrics and logs: listeners get every decision, and every level entered and left.
 
-Listeners run on a thread of their own, so neither a slow nor a failing one holds up a submit. After
-close() they have heard everything. One keeps metrics here, the other writes a log.
+Listeners run on a separate thread, so a slow or failing one does not delay a submit. When close()
+returns they have got every event. Here one listener counts, the other writes a log.
 
 Prints:
 
@@ -12,7 +12,7 @@ Prints:
     CRITICAL left at depth 0
     WARNING left at depth 0
     decisions: WARNING accept 500, CRITICAL reject 2
-    the depth was 1000 at most
+    maximum depth 1000
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ thresholds = QueueThresholdSettings(
     critical_handler=strategies.reject(),
     listeners=(measure, write_log),
 )
-# So patient and so large a batcher sends nothing before it is closed: the queue fills up.
-config = BatcherSettings(batch_size=10_000, linger_ms=60_000)
+# With this batch size and linger time nothing is sent before close(): the queue fills up.
+settings = BatcherSettings(batch_size=10_000, linger_ms=60_000)
 
-with MicroBatcher[int].with_thresholds(store, config, thresholds) as batcher:
+with MicroBatcher[int].with_thresholds(store, settings, thresholds) as batcher:
     batcher.submit_many(range(1002))
 
 print("decisions: " + ", ".join(f"{what} {count}" for what, count in decisions.items()))
-print(f"the depth was {max(depths)} at most")
+print(f"maximum depth {max(depths)}")

@@ -37,7 +37,7 @@ def script() -> str:
 def events() -> dict[str, list[Row]]:
     """The rows of the page's two tables."""
     found: dict[str, list[Row]] = {"Endpoint": [], "ServiceInstanceJVMCPU": []}
-    for row in tables(PAGE, "The rows of the examples"):
+    for row in tables(PAGE, "Example rows"):
         hour, minute, second = map(int, row["time"].split(":"))
         at = {"time": datetime(2026, 3, 1, hour, minute, second, tzinfo=UTC)}
         if "usePercent" in row:
