@@ -1,11 +1,11 @@
-# Every command it takes to work on batchmill. `make` alone lists them.
+# The commands for working on batchmill. `make` alone lists them.
 #
-# All of them need Python 3.11 or newer, make, and a package registry that pip can reach. What they
-# install goes into .venv, from requirements/*.lock: exact versions, each checked against its hash.
-# Spark needs Java 17 or newer besides, and some tests PostgreSQL, Prometheus, Chromium, or Maven for Kafka's jars:
-# scripts/system-packages.sh finds them or, as root where there is apt-get, installs them.
+# They need Python 3.11 or newer, make, and a package index that pip can reach. They install into .venv,
+# from requirements/*.lock: exact versions, verified by hash. Spark also needs Java 17 or newer; some tests
+# need PostgreSQL, Prometheus, Chromium, or Maven (for Kafka's jars). scripts/system-packages.sh finds them
+# or, as root on a machine with apt-get, installs them.
 
-# The first Python that is new enough. To name another one: make test PYTHON=/path/to/python3
+# The first Python that is new enough. To use another one: make test PYTHON=/path/to/python3
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; \
 	done)
@@ -15,15 +15,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 QUIET := --quiet --disable-pip-version-check --no-input
 INSTALL := $(PIP) install $(QUIET)
-# Packages that come as source (pyspark) are built with what build.lock pins, not with what is newest.
+# Packages published as source (pyspark) are built with the versions in build.lock, not with the newest.
 INSTALL_LOCKED := $(INSTALL) --no-build-isolation --require-hashes -r
 CHECKED := $(wildcard src tests benchmarks examples scripts)
 SOURCES := $(shell find src -type f ! -name '*.py[cod]')
 ARGS ?=
-# Two processes run the tests, file by file; `make test WORKERS=` for one, as a debugger needs it.
+# Two processes run the tests, one file at a time each; `make test WORKERS=` runs one, for a debugger.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
-# A developer's environment runs the source tree; CI runs what users get, the built wheel.
+# Developers install the source tree as editable; CI installs the built wheel, as users do.
 ifdef CI
 PACKAGE := $(VENV)/.package-wheel
 else
@@ -32,42 +32,42 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help run queues test test-system docs bench lint format lock build dist clean
-# Two pips must not write to one environment at once, so `make -j` changes nothing here.
+# Two pip processes must not write to one environment at the same time, so `make -j` has no effect.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## list the commands
-	@echo "batchmill: make <command>   (ARGS=... is passed on to run, test and bench)"
+	@echo "batchmill: make <command>   (ARGS=... is passed to run, queues, test, test-system and bench)"
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
 		printf '  %-12s %s\n' "$$name" "$$what"; done
 
-run: $(VENV)/.run-installed $(PACKAGE) ## a simulated shop's spans in, its metrics out, for a minute (FOREVER=1: until Ctrl-C)
+run: $(VENV)/.run-installed $(PACKAGE) ## run the pipeline on the spans of a simulated shop, for a minute (FOREVER=1: until Ctrl-C)
 	@$(FIND_JAVA)
 	@$(WITH_SYSTEM) $(BIN)/batchmill run --demo $(if $(FOREVER),forever,60) $(ARGS)
 
-queues: $(VENV)/.run-installed $(PACKAGE) ## watch four queues at work, in the terminal
+queues: $(VENV)/.run-installed $(PACKAGE) ## show four queues live in the terminal
 	@$(BIN)/python -m examples.queue_demo $(ARGS)
 
-test: .test-setup ## run the tests, but for the long ones (ARGS="tests/queue -k fork": some of them)
+test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k fork": only some)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) --ignore=tests/system $(ARGS)
 
-test-system: .test-setup ## run the long tests: kills, whole runs, Kafka, a cluster
+test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) $(if $(ARGS),$(ARGS),tests/system)
 
 .PHONY: .test-setup
 .test-setup: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE)
 	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
 	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
-	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start one are skipped" >&2
-	@$(FIND_CHROMIUM) || echo "==> without chromium, the tests of the pages $(if $(CI),fail,are skipped)" >&2
-	@$(KAFKA_JARS) || echo "==> without its jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
+	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start a Prometheus server are skipped" >&2
+	@$(FIND_CHROMIUM) || echo "==> without chromium, the tests of the web UI $(if $(CI),fail,are skipped)" >&2
+	@$(KAFKA_JARS) || echo "==> without Kafka's jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
 	@$(SPARK_ARCHIVE)
 
-docs: $(VENV)/.test-installed ## make the site of the documentation, in build/site
+docs: $(VENV)/.test-installed ## build the documentation site in build/site
 	@$(BIN)/mkdocs build --strict --quiet
 	@echo "==> build/site/index.html"
 
-bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## measure every part against its peers
+bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## run the benchmarks against named peers
 	@$(BIN)/python -m benchmarks.queue $(ARGS)
 	@$(BIN)/python -m benchmarks.pressure $(ARGS)
 	@$(BIN)/python -m benchmarks.flows $(ARGS)
@@ -79,13 +79,13 @@ ifneq ($(wildcard benchmarks/pipeline.py),)
 	@$(BIN)/python -m benchmarks.query $(ARGS)
 endif
 
-lint: $(VENV)/.dev-installed ## check style, format, types and the direction of imports
+lint: $(VENV)/.dev-installed ## check style, format, types and import rules
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
 	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.dev-installed ## format the code, and mend what ruff can mend
+format: $(VENV)/.dev-installed ## format the code, and apply ruff's fixes
 	$(BIN)/ruff check --fix-only $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
@@ -95,8 +95,8 @@ build: $(VENV)/.build-installed ## build the sdist and the wheel into dist/
 
 dist: build
 
-# Locking: one resolution for everything (dev.lock); the other files are cut from it, so that
-# all agree: uv keeps the versions it finds in the file it is about to write.
+# Locking: dev.lock is resolved first, with everything. The other files start as copies of it, and uv
+# keeps the versions that it finds in the output file; so all files have the same versions.
 UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
@@ -104,7 +104,7 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-ver
 RUN_EXTRAS := --extra cli --extra demo --extra export --extra kafka --extra otlp --extra postgres \
 	--extra spark --extra spool --extra web
 
-lock: $(VENV)/.uv-$(UV_VERSION) ## remake requirements/*.lock (UPGRADE=1: with the newest versions)
+lock: $(VENV)/.uv-$(UV_VERSION) ## update requirements/*.lock (UPGRADE=1: to the newest versions)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) $(RUN_EXTRAS) --group lint -o requirements/dev.lock
 	@for name in build run test bench; do cp requirements/dev.lock requirements/$$name.lock || exit 1; done
 	@$(COMPILE) --group build -o requirements/build.lock
@@ -117,19 +117,19 @@ $(VENV)/.uv-$(UV_VERSION): | $(VENV)/.made
 	@$(INSTALL) uv==$(UV_VERSION)
 	@touch $@
 
-# The environment: a stamp file in .venv stands for each thing installed.
+# The environment: .venv has a stamp file for each installed part.
 $(VENV)/.made:
 	@python='$(PYTHON)'; \
 	if [ -z "$$python" ] || ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 		echo "batchmill needs Python 3.11 or newer; $${python:-python3} is $$("$${python:-python3}" --version 2>/dev/null || echo missing)"; \
-		echo "Install a newer one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
+		echo "Install a newer one, or pass its path: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
 		exit 1; \
 	elif ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
-		echo "$$python cannot make virtual environments: its venv module is missing."; \
+		echo "$$python cannot create virtual environments: its venv module is missing."; \
 		echo "On Debian and Ubuntu: apt-get install python3-venv"; \
 		exit 1; \
 	fi >&2; \
-	echo "==> $(VENV): making it with $$("$$python" --version)"; \
+	echo "==> $(VENV): creating it with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
 	@touch $@
 
@@ -144,7 +144,7 @@ $(VENV)/.%-installed: requirements/%.lock | $(VENV)/.build-installed
 	@$(INSTALL_LOCKED) $<
 	@touch $@
 
-# build.lock brings hatchling, which builds the package.
+# build.lock has hatchling, which builds the package.
 $(VENV)/.package-editable: pyproject.toml | $(VENV)/.build-installed
 	@echo "==> $(VENV): installing batchmill, editable"
 	@$(INSTALL) --no-deps --no-build-isolation -e .
@@ -159,8 +159,8 @@ $(VENV)/.package-wheel: pyproject.toml README.md LICENSE $(SOURCES) | $(VENV)/.b
 	@rm -f $(VENV)/.package-editable
 	@touch $@
 
-# What pip cannot bring. A file in .venv says where each thing is; it is looked for again when it is
-# no longer there, or when JAVA_HOME says otherwise.
+# Programs that pip cannot install. A file in .venv has the folder of each; the program is searched again if
+# it is gone or, for Java, if JAVA_HOME is set to another folder.
 # $(call find,NAME,PROGRAM)
 find = [ -s $(VENV)/.$(1)-home ] && [ -x "$$(cat $(VENV)/.$(1)-home)/bin/$(2)" ] || \
 	scripts/system-packages.sh $(1) >$(VENV)/.$(1)-home || { rm -f $(VENV)/.$(1)-home; false; }
@@ -173,18 +173,18 @@ FIND_CHROMIUM = $(call find,chromium,chromium)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
 	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
 
-# Kafka's jars lie in a cache outside of the repository (see tests/kit/kafka_jars.py): Maven is needed once.
+# Kafka's jars are in a cache outside of the repository (see tests/kit/kafka_jars.py): Maven is needed once.
 KAFKA_JARS = [ ! -f tests/kit/kafka_jars.py ] || $(BIN)/python -m tests.kit.kafka_jars --there || { \
-	{ $(FIND_MAVEN); } && echo "==> getting Kafka's jars from Maven Central" && \
+	{ $(FIND_MAVEN); } && echo "==> downloading Kafka's jars from Maven Central" && \
 	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.kafka_jars; }
 
-# Spark starts in half the time from an archive of its classes (see tests/kit/jvm.py).
+# With a class archive (class data sharing) Spark starts in half the time (see tests/kit/jvm.py).
 ARCHIVE := $(VENV)/spark.jsa
 SPARK_ARCHIVE = [ ! -s $(VENV)/.java-home ] || [ ! -f tests/kit/jvm.py ] || \
 	[ $(ARCHIVE) -nt $(VENV)/.run-installed -a $(ARCHIVE) -nt $(VENV)/.java-home ] || { \
-	echo "==> $(VENV): making a class archive, so that Spark starts quickly in the tests"; \
+	echo "==> $(VENV): creating a class archive, so that Spark starts faster in the tests"; \
 	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm $(ARCHIVE) || \
-	echo "==> that failed; the tests go on without it" >&2; }
+	echo "==> creating the class archive failed; the tests run without it" >&2; }
 
 clean: ## remove .venv and everything that was built or cached
 	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

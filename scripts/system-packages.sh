@@ -1,14 +1,14 @@
 #!/bin/sh
-# Find a program that pip cannot bring, or install it; print the folder it lives in.
+# Finds a program that pip cannot install, or installs it; prints its folder.
 #
 #   scripts/system-packages.sh java       a folder whose bin/java is Java 17 or newer
-#   scripts/system-packages.sh postgres   a folder whose bin/initdb makes PostgreSQL databases
-#   scripts/system-packages.sh prometheus a folder whose bin/prometheus is a Prometheus server
-#   scripts/system-packages.sh maven      a folder whose bin/mvn fetches jars
-#   scripts/system-packages.sh chromium   a folder whose bin/chromium is a browser
+#   scripts/system-packages.sh postgres   a folder with PostgreSQL's bin/initdb
+#   scripts/system-packages.sh prometheus a folder with Prometheus' bin/prometheus
+#   scripts/system-packages.sh maven      a folder with Maven's bin/mvn
+#   scripts/system-packages.sh chromium   a folder with the browser bin/chromium
 #
-# What is found is left as it is. What is not is installed where that takes no question: as root, with
-# apt-get. Everywhere else: what to install goes to standard error, and the exit code is 1.
+# A program that is found is not changed. A missing one is installed only as root with apt-get, without asking.
+# Otherwise the script prints to standard error what to install, and exits with 1.
 set -eu
 
 OLDEST_JAVA=17
@@ -17,14 +17,14 @@ say() {
 	echo "$*" >&2
 }
 
-# java_is_new_enough HOME: "1.8.0_392" is Java 8, and too old whichever way one reads it.
+# java_is_new_enough HOME: "1.8.0_392" is Java 8; its major version reads as 1, which is too old as well.
 java_is_new_enough() {
 	[ -x "$1/bin/java" ] || return 1
 	major=$("$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1)
 	[ "${major:-0}" -ge "$OLDEST_JAVA" ]
 }
 
-# On a Mac, /usr/bin/java is a stub that knows where Java is, if it is anywhere.
+# On macOS /usr/bin/java is a stub; java_home prints the folder of an installed Java.
 java_on_path() {
 	[ ! -x /usr/libexec/java_home ] || /usr/libexec/java_home -v "$OLDEST_JAVA+" 2>/dev/null || true
 	program=$(command -v java) || return 0
@@ -48,7 +48,7 @@ find_postgres() {
 		dirname "$(dirname "$program")"
 		return 0
 	fi
-	# The newest last: 9.6 comes before 15.
+	# sort -V puts 9.6 before 15, so the newest version is last.
 	newest=$(find /usr/lib/postgresql/*/bin/initdb /usr/pgsql-*/bin/initdb 2>/dev/null | sort -V | tail -n 1)
 	[ -n "$newest" ] || return 1
 	dirname "$(dirname "$newest")"
@@ -72,14 +72,14 @@ find_chromium() {
 	dirname "$(dirname "$program")"
 }
 
-# install WHY PACKAGE...: the first of the packages that this Debian or Ubuntu has.
+# install REASON PACKAGE...: installs the first of the packages that this Debian or Ubuntu offers.
 install() {
 	why=$1
 	shift
 	[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
 	log=$(mktemp)
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get update >"$log" 2>&1 || say "apt-get update failed; going on with the lists there are"
+	apt-get update >"$log" 2>&1 || say "apt-get update failed; using the existing package lists"
 	for package in "$@"; do
 		if apt-cache show "$package" >/dev/null 2>&1; then
 			say "==> installing $package with apt-get: $why"
@@ -97,33 +97,33 @@ install() {
 case "${1:-}" in
 java)
 	find_java && exit
-	install "Spark runs on Java $OLDEST_JAVA or newer, and none was found" \
+	install "Spark needs Java $OLDEST_JAVA or newer" \
 		openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless && find_java && exit
-	say "Spark needs Java $OLDEST_JAVA or newer, and there is none: not in JAVA_HOME, not on the PATH."
+	say "Spark needs Java $OLDEST_JAVA or newer: not found in JAVA_HOME or on the PATH."
 	say "  Debian, Ubuntu:  sudo apt-get install openjdk-17-jre-headless   (or default-jre-headless)"
 	say "  Fedora:          sudo dnf install java-21-openjdk-headless"
-	say "  macOS:           brew install openjdk@17, then set JAVA_HOME as it says"
+	say "  macOS:           brew install openjdk@17, then set JAVA_HOME as brew prints"
 	;;
 postgres)
 	find_postgres && exit
-	install "the tests of the PostgreSQL store start a server of their own" postgresql && find_postgres && exit
-	say "PostgreSQL's initdb was not found: not on the PATH, not in /usr/lib/postgresql."
+	install "the tests of the PostgreSQL store start a server" postgresql && find_postgres && exit
+	say "PostgreSQL's initdb was not found on the PATH or in /usr/lib/postgresql."
 	say "  Debian, Ubuntu:  sudo apt-get install postgresql"
 	say "  Fedora:          sudo dnf install postgresql-server"
 	say "  macOS:           brew install postgresql@17"
 	;;
 prometheus)
 	find_prometheus && exit
-	install "the tests of the Prometheus exporters start a server of their own" prometheus &&
+	install "the tests of the Prometheus exporters start a server" prometheus &&
 		find_prometheus && exit
-	say "Prometheus was not found: no folder bin on the PATH has it."
+	say "Prometheus was not found in a bin folder on the PATH."
 	say "  Debian, Ubuntu:  sudo apt-get install --no-install-recommends prometheus"
 	say "  Fedora:          sudo dnf install golang-github-prometheus"
 	say "  macOS:           brew install prometheus"
 	;;
 maven)
 	find_maven && exit
-	install "the tests with a Kafka broker get its jars with Maven" maven && find_maven && exit
+	install "the tests with a Kafka broker download its jars with Maven" maven && find_maven && exit
 	say "Maven's mvn was not found on the PATH."
 	say "  Debian, Ubuntu:  sudo apt-get install maven"
 	say "  Fedora:          sudo dnf install maven"
@@ -131,11 +131,11 @@ maven)
 	;;
 chromium)
 	find_chromium && exit
-	install "the tests of the pages drive a browser of their own" chromium && find_chromium && exit
-	say "Chromium was not found: no folder bin on the PATH has it."
+	install "the tests of the web UI start a browser" chromium && find_chromium && exit
+	say "Chromium was not found in a bin folder on the PATH."
 	say "  Debian:          sudo apt-get install --no-install-recommends chromium"
 	say "  Fedora:          sudo dnf install chromium"
-	say "  macOS:           brew install --cask chromium, and put a link named chromium on the PATH"
+	say "  macOS:           brew install --cask chromium, and link it as chromium in a bin folder on the PATH"
 	;;
 *)
 	say "usage: $0 java|postgres|prometheus|maven|chromium"
