@@ -1,6 +1,6 @@
-"""The embedded road: an application's own events, straight to the spool.
+"""The client that an application embeds: writes its own events to a spool.
 
-What an event's row looks like is decided here; threads, segments and bounds are the spool's.
+It turns events into rows; threads, segments and bounds are the spool's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from batchmill import lifecycle
 from batchmill.sources import (
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _PAUSE_S = 0.02
-"""How often a client that waits for room looks whether there is some."""
+"""How often a client that waits for room tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +46,25 @@ class ClientStats:
     """
 
     emitted: int
-    """Events that the spool took."""
+    """Events that the spool accepted."""
     written: int
-    """Events that are safe on the disk."""
+    """Events that are durable, on the disk."""
     failed: int
     """Events whose future failed."""
     refused: int
-    """Events that were not taken: too much waited, and ``wait_s`` was over."""
+    """Events that were not accepted: too much was waiting, and ``wait_s`` was over."""
 
     @property
     def waiting(self) -> int:
-        """Events that were taken and are not on the disk yet."""
+        """Events that were accepted and are not on the disk yet."""
         return self.emitted - self.written - self.failed
 
 
 class Client:
-    """Takes events of one's own types, and writes them to a spool for the pipeline to read.
+    """Writes events of your own types to a spool, for the pipeline to read.
 
-    ``spool`` is a folder, or a :class:`batchmill.spool.Spool` that others use too; only a spool of
-    its own is closed with the client. At CRITICAL a call waits up to ``wait_s`` seconds for room,
+    ``spool`` is a folder, or a :class:`batchmill.spool.Spool` that others use, too; the client
+    closes only a spool that it opened. At CRITICAL a call waits up to ``wait_s`` seconds for room,
     then raises :class:`batchmill.spool.Overloaded`. Other keywords are settings of the spool.
 
     >>> with Client("spool") as client:  # doctest: +SKIP
@@ -83,8 +82,8 @@ class Client:
             self._spool, self._own = Spool(spool, **settings), True
         else:
             if settings:
-                named = ", ".join(settings)
-                raise TypeError(f"give {named} to the Spool: it is not made by this client")
+                names = ", ".join(settings)
+                raise TypeError(f"give {names} to the Spool: this client does not open it")
             self._spool, self._own = spool, False
         self._wait_s = wait_s
         self._reset()
@@ -96,24 +95,24 @@ class Client:
 
     @property
     def spool(self) -> Spool:
-        """Where the events go."""
+        """The spool that the events are written to."""
         return self._spool
 
     def emit(self, event: object, source: str | None = None) -> Future[Path]:
-        """Hand over one event; the future has its segment's path once that is safe on the disk.
+        """Write one event; the future gets the path of its segment once that is durable.
 
-        An instance of a class with ``@source``; or, with the name of an event type as ``source``,
-        a mapping from columns to values. Without a ``time`` it happened now. Waits for room at
-        CRITICAL, for ``wait_s`` at most; never for the disk.
+        ``event`` is an instance of a class with ``@source``; or, with the name of an event type as
+        ``source``, a mapping from columns to values. Without a ``time`` it happened now. At
+        CRITICAL this waits for room, up to ``wait_s``; it never waits for the disk.
         """
         name, row = row_for(event, source)
         return self._emit(name, [row])
 
     def emit_many(self, events: Iterable[object], source: str | None = None) -> list[Future[Path]]:
-        """Hand over several events; a future for each event type among them, as they come.
+        """Write several events; a future for each event type among them, in order.
 
-        Much quicker than one by one. If one of them is no event, none is taken. If it raises
-        Overloaded, events of other types may have been taken: ``stats()`` tells how many.
+        Much quicker than one by one. If one of them is not an event, none is accepted. If it raises
+        Overloaded, events of other types may have been accepted: ``stats()`` tells how many.
         """
         rows: dict[str, list[dict[str, Any]]] = {}
         for event in events:
@@ -122,13 +121,13 @@ class Client:
         return [self._emit(name, some) for name, some in rows.items()]
 
     async def aemit(self, event: object, source: str | None = None) -> Path:
-        """Like :meth:`emit`, and wait until the event is safe on the disk.
+        """Like :meth:`emit`, and wait until the event is durable.
 
-        The event loop is never blocked. A task that is cancelled does not take its event back.
+        Never blocks the event loop. Cancelling the task does not take the event back.
         """
         name, row = row_for(event, source)
         until = time.monotonic() + self._wait_s
-        # Room comes when the pipeline removes segments: nobody here can be told of that.
+        # Room comes when the pipeline, another process, removes segments: nothing to wait on.
         while (answer := self._try(name, [row], until)) is None:  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_S)
         return await asyncio.wrap_future(answer)
@@ -161,33 +160,23 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def begin_close(self) -> None:
         """At exit the spool's batchers close themselves."""
 
     def await_close(self) -> None:
-        """At exit the spool's batchers are waited for by themselves."""
+        """At exit the spool's batchers wait for themselves."""
 
     def after_fork_in_child(self) -> None:
-        """What was emitted before is the parent's."""
+        """What was emitted before belongs to the parent."""
         self._reset()
 
     def _emit(self, name: str, rows: list[dict[str, Any]]) -> Future[Path]:
@@ -197,15 +186,15 @@ class Client:
         return answer
 
     def _try(self, name: str, rows: list[dict[str, Any]], until: float) -> Future[Path] | None:
-        """Hand rows over; None if there is no room and it is not ``until`` yet."""
+        """Submit rows; None if there is no room and it is not ``until`` yet."""
         count = len(rows)
-        self._count(emitted=count)  # first: they may be written before submit() is back
+        self._count(emitted=count)  # first: they may be written before submit() returns
         try:
             answer = self._spool.submit(name, rows)
         except Overloaded:
-            patient = time.monotonic() < until
-            self._count(emitted=-count, refused=0 if patient else count)
-            if not patient:
+            try_again = time.monotonic() < until
+            self._count(emitted=-count, refused=0 if try_again else count)
+            if not try_again:
                 raise
             return None
         except BaseException:
@@ -231,32 +220,38 @@ class Client:
 
 
 def row_for(event: object, source: str | None) -> tuple[str, dict[str, Any]]:
-    """The event type of an event, and its row; raises where it is none, or misses something."""
+    """The name of an event's type, and its row; raises if it is not one, or lacks a field."""
     if isinstance(event, Mapping):
         if source is None:
             raise TypeError("a mapping does not say which type it is: emit(event, 'Endpoint')")
-        kind, columns, required = _facts(source)
+        kind, columns, required = _known_source(source)
         row = dict(event)
         _check_names(kind, columns, row)
     else:
         kind = source_of(type(event))
         required = _required(kind)
         if source is not None and source != kind.name:
-            raise TypeError(f"a {kind.name} is no {source}: leave the second argument out")
+            raise TypeError(f"a {kind.name} is not a {source}: leave the second argument out")
         row = row_of(event)
     for name, column in required:
         if row.get(column) is None:
-            raise BadRowsError(kind.name, f"{name} is required, and not there")
+            raise BadRowsError(kind.name, f"{name} is required, and missing")
     row[TIME_COLUMN] = _micros(kind.name, row.get(TIME_COLUMN))
     return kind.name, row
 
 
+class _KnownSource(NamedTuple):
+    kind: SourceType
+    columns: frozenset[str]
+    required: tuple[tuple[str, str], ...]
+
+
 @functools.cache
-def _facts(source: str) -> tuple[SourceType, frozenset[str], tuple[tuple[str, str], ...]]:
-    """An event type by name, its columns, and those it requires: a catalog takes time to make."""
-    kind = catalog().source(source)
-    columns = {each.column for each in kind.fields.values()} | {TIME_COLUMN}
-    return kind, frozenset(columns), _required(kind)
+def _known_source(name: str) -> _KnownSource:
+    """An event type by name; cached, since building a catalog takes time."""
+    kind = catalog().source(name)
+    columns = {field.column for field in kind.fields.values()} | {TIME_COLUMN}
+    return _KnownSource(kind, frozenset(columns), _required(kind))
 
 
 @functools.cache
@@ -272,12 +267,12 @@ def _check_names(kind: SourceType, columns: frozenset[str], row: Mapping[str, An
 
 
 def _micros(source: str, moment: object) -> int:
-    """A moment as microseconds since 1970; none is now."""
+    """A moment as microseconds since 1970; None is now."""
     if moment is None:
         return time.time_ns() // 1000
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
-            raise BadRowsError(source, "time has no time zone; make it with datetime.now(UTC)")
+            raise BadRowsError(source, "time has no time zone: use datetime.now(UTC)")
         return (moment - _EPOCH) // _MICROSECOND
     if isinstance(moment, int) and not isinstance(moment, bool):
         return moment

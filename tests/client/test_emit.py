@@ -136,7 +136,7 @@ def test_an_event_without_a_time_happened_now(tmp_path: Path) -> None:
         ({"time": datetime(2026, 1, 1), "latency": 1}, "Endpoint", BadRowsError, "time zone"),
         ({"time": "noon", "latency": 1}, "Endpoint", BadRowsError, "datetime"),
         ({"time": NOON}, "ClientSale", BadRowsError, "cents is required"),
-        (ClientVisit("a", 1.5), "ClientSale", TypeError, "no ClientSale"),
+        (ClientVisit("a", 1.5), "ClientSale", TypeError, "not a ClientSale"),
         (object(), None, UnknownNameError, "object"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_both_clients_have_is_kept_and_the_rest_is_told() -> None:
         ({"security.protocol": "tls"}, "one of plaintext, ssl"),
         ({"sasl.mechanisms": "OAUTHBEARER"}, "one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
         ({"sasl.mechanisms": "GSSAPI"}, "one of PLAIN"),
-        ({"enable.ssl.certificate.verification": "false"}, "always looks at certificates"),
+        ({"enable.ssl.certificate.verification": "false"}, "always verifies certificates"),
         ({"ssl.ca.location": "/nowhere/ca.pem"}, "a file in PEM that can be read (No such file"),
         ({"ssl.certificate.pem": CERTIFICATE}, "no use without its key"),
         (

@@ -1,4 +1,4 @@
-"""``kafka://host:port[,host:port]/topic``: where a topic is."""
+"""Addresses of topics: ``kafka://host:port[,host:port]/topic``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from batchmill.kafka.errors import KafkaAddressError
 SCHEME = "kafka://"
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""What Kafka takes for a name."""
+"""What Kafka accepts as a name."""
 _BROKER = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/@\[\]?#]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """A topic, and some of the brokers that know where its partitions are.
+    """A topic, and the brokers to ask first.
 
     >>> KafkaAddress.parse("kafka://one:9092,two:9092/spans").bootstrap
     'one:9092,two:9092'
@@ -29,29 +29,27 @@ class KafkaAddress:
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Read an address; raises KafkaAddressError if it is none."""
+        """Parse an address; raises KafkaAddressError if it is not one."""
         if not address.startswith(SCHEME):
             raise KafkaAddressError(address, f"it does not begin with {SCHEME}")
         if "@" in address:  # not repeated in the message: there may be a password in it
-            raise KafkaAddressError(
-                f"{SCHEME}…", "a user or a password has no place in it: see --kafka-config"
-            )
+            raise KafkaAddressError(f"{SCHEME}…", "user and password belong into --kafka-config")
         where, _, topic = address.removeprefix(SCHEME).partition("/")
         brokers = tuple(where.split(","))
         for broker in brokers:
-            found = _BROKER.fullmatch(broker)
-            if found is None or not 0 < int(found[2]) < 65_536:
+            match = _BROKER.fullmatch(broker)
+            if match is None or not 0 < int(match[2]) < 65_536:
                 raise KafkaAddressError(address, f"{broker!r} is not host:port")
         if not topic:
             raise KafkaAddressError(address, "it names no topic")
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            what = "up to 249 letters, digits, dots, underscores and hyphens"
-            raise KafkaAddressError(address, f"the topic {topic!r} is not {what}")
+            allowed = "up to 249 letters, digits, dots, underscores and hyphens"
+            raise KafkaAddressError(address, f"the topic {topic!r} is not {allowed}")
         return cls(brokers, topic)
 
     @property
     def bootstrap(self) -> str:
-        """The brokers, as Kafka's clients take them (``bootstrap.servers``)."""
+        """The brokers, as Kafka's clients expect them (``bootstrap.servers``)."""
         return ",".join(self.brokers)
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
-"""librdkafka's settings as Kafka's Java client takes them, for Spark. No threads, no network.
+"""Translates librdkafka's settings to those of Kafka's Java client, which Spark reads with.
 
-A file with settings is written once, for all who talk to the broker. The two clients agree on most
-of what there is to say about a connection, but not on its names: certificates are files in PEM for
-the one and text or a keystore for the other, a login is two settings or a text of JAAS. Files are
-read here, where the driver is: executors on other machines do not have them.
+So one file with settings serves all clients of the broker. The two clients have the same features
+under other names: certificates are PEM files for the one and text or a keystore for the other, a
+login is two settings or a JAAS text. Files are read here, on the driver: executors on other
+machines do not have them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from batchmill.errors import ConfigError
 from batchmill.kafka.options import check_options
 
 _SECURITY = ("enable.sasl.", "enable.ssl.", "https.", "sasl.", "security.", "ssl.")
-"""What such names say must not be lost on the way."""
+"""Settings with these prefixes must not be dropped: that could make a connection insecure."""
 _SAME = (
     *("client.dns.lookup", "client.id", "client.rack", "connections.max.idle.ms"),
     *("metadata.max.age.ms", "reconnect.backoff.max.ms", "reconnect.backoff.ms"),
@@ -28,22 +28,22 @@ _LOGIN = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-_CANNOT = (
+_NO_SUCH_SETTING = (
     "left out for a pipeline: Kafka's Java client, which Spark reads with, has no such setting"
 )
 
 
 class JavaOptions(NamedTuple):
-    """Settings for Spark's source."""
+    """Settings for Spark's Kafka source."""
 
     options: dict[str, str]
-    """By their names there, with ``kafka.`` before them."""
+    """With the prefix ``kafka.``."""
     unused: tuple[str, ...]
-    """Names of settings that only matter to librdkafka, and are left out."""
+    """Names of settings that matter to librdkafka only, and are left out."""
 
 
 def java_options(options: Mapping[str, str]) -> JavaOptions:
-    """The same connection for the Java client; raises ConfigError where there is no such thing.
+    """The same connection for the Java client; raises ConfigError where it cannot make it.
 
     >>> java_options({"security.protocol": "ssl", "queued.min.messages": "1"}).options
     {'kafka.security.protocol': 'SSL'}
@@ -64,7 +64,7 @@ def java_options(options: Mapping[str, str]) -> JavaOptions:
             made[name] = left.pop(name)
     for name in left:
         if name.startswith(_SECURITY):
-            raise _wrong(name, "…", _CANNOT)
+            raise _wrong(name, "…", _NO_SUCH_SETTING)
     return JavaOptions({f"kafka.{name}": value for name, value in made.items()}, tuple(left))
 
 
@@ -79,15 +79,15 @@ def _login(left: dict[str, str], made: dict[str, str], *, needed: bool) -> None:
     if module is None:
         raise _wrong(name, mechanism, f"one of {', '.join(_LOGIN)} for a pipeline")
     if user is None or password is None:
-        what = "sasl.username" if user is None else "sasl.password"
-        raise _wrong(what, None, f"given, since the mechanism is {mechanism}")
+        missing = "sasl.username" if user is None else "sasl.password"
+        raise _wrong(missing, None, f"given, since the mechanism is {mechanism}")
     made["sasl.mechanism"] = mechanism
     login = f"username={_quoted(user)} password={_quoted(password)}"
     made["sasl.jaas.config"] = f"{module} required {login};"
 
 
 def _trust(left: dict[str, str], made: dict[str, str]) -> None:
-    """Whose certificates are taken, and for whom; by default those that the JVM trusts."""
+    """Which certificates of brokers are trusted; by default those that the JVM trusts."""
     trusted = _pem(left, "ssl.ca")
     if trusted is not None:
         made |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
@@ -96,7 +96,7 @@ def _trust(left: dict[str, str], made: dict[str, str]) -> None:
         raise _wrong(
             "enable.ssl.certificate.verification",
             verify,
-            "true for a pipeline: Kafka's Java client always looks at certificates. Name the "
+            "true for a pipeline: Kafka's Java client always verifies certificates. Name the "
             "broker's own in ssl.ca.location",
         )
     algorithm = left.pop("ssl.endpoint.identification.algorithm", None)
@@ -112,8 +112,8 @@ def _identity(left: dict[str, str], made: dict[str, str]) -> None:
         made["ssl.keystore.certificate.chain"] = chain
         made["ssl.keystore.key"] = _pkcs8(key)
     elif chain is not None or key is not None:
-        what = "ssl.key.location" if key is None else "ssl.certificate.location"
-        raise _wrong(what, None, "given: a certificate is of no use without its key")
+        missing = "ssl.key.location" if key is None else "ssl.certificate.location"
+        raise _wrong(missing, None, "given: a certificate is of no use without its key")
     if "ssl.keystore.location" in left:
         made["ssl.keystore.type"] = "PKCS12"
         for name in ("ssl.keystore.location", "ssl.keystore.password"):
@@ -124,7 +124,7 @@ def _identity(left: dict[str, str], made: dict[str, str]) -> None:
 
 
 def _pem(left: dict[str, str], what: str) -> str | None:
-    """A text in PEM, given as such or as the name of a file."""
+    """A PEM text, given as such or as the name of a file."""
     text, path = left.pop(f"{what}.pem", None), left.pop(f"{what}.location", None)
     if text is not None or path is None:
         return text
@@ -146,7 +146,7 @@ def _pkcs8(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As the parser of JAAS reads it: a backslash before what would end the text."""
+    """A text quoted for JAAS: a backslash before what would end it."""
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(plain, escaped)
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""Settings of librdkafka that a user gives: read from a file, checked, and kept out of messages."""
+"""Settings of librdkafka from the user: reads and checks them, and hides secrets in messages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _OURS = frozenset(
         "transactional.id",
     }
 )
-"""What the guarantees rest on, or has a name of its own here."""
+"""Settings that the guarantees rest on, or that have a name of their own here."""
 _SECRET = ("password", "secret", "token", "jaas", "oauthbearer.config", "key.pem")
 
 
 def read_options(path: Path) -> dict[str, str]:
-    """Settings of librdkafka from a file: ``name=value`` a line, ``#`` before a remark."""
+    """Settings of librdkafka from a file: a line ``name=value`` each, ``#`` for comments."""
     options: dict[str, str] = {}
     try:
         text = path.read_text("utf-8")
@@ -49,22 +49,22 @@ def read_options(path: Path) -> dict[str, str]:
         name, equals, value = line.partition("=")
         if not equals or not name.strip():
             # Without the line itself: it may be a secret.
-            raise ConfigError(f"{path}, line {number}", "…", "name=value, or a remark after #")
+            raise ConfigError(f"{path}, line {number}", "…", "name=value, or a comment after #")
         options[name.strip()] = value.strip()
     check_options(options)
     return options
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Raise ConfigError for a setting that batchmill makes itself."""
+    """Raise ConfigError for a setting that batchmill controls itself."""
     for name in options:
         if name in _OURS:
             raise ConfigError(f"options[{name!r}]", "…", "left out: batchmill sets it itself")
 
 
 def hide_secrets(text: str, options: Mapping[str, str]) -> str:
-    """A text without the passwords and keys that are among the options."""
+    """A text without the passwords and keys among the options."""
     for name, value in options.items():
-        if value and any(each in name for each in _SECRET):
+        if value and any(word in name for word in _SECRET):
             text = text.replace(value, HIDDEN)
     return text

@@ -22,7 +22,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -201,12 +200,7 @@ class KafkaSink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -56,31 +56,30 @@ class Depth:
     """A number with thresholds; logs each level that it enters or leaves, once."""
 
     def __init__(
-        self, name: str, settings: QueueThresholdSettings, log: Callable[..., None]
+        self,
+        name: str,
+        log: Callable[..., None],
+        warning: int,
+        critical: int,
+        critical_plus: int,
     ) -> None:
         self.name = name
         self.value = 0
-        self._thresholds = settings.thresholds
-        logged = QueueThresholdSettings(
-            max_queue_size=settings.max_queue_size,
-            warning_threshold=settings.warning_threshold,
-            critical_threshold=settings.critical_threshold,
-            critical_plus_threshold=settings.critical_plus_threshold,
+        settings = QueueThresholdSettings(
+            max_queue_size=critical,
+            warning_threshold=warning,
+            critical_threshold=critical,
+            critical_plus_threshold=critical_plus,
             listeners=(functools.partial(log, name),),
             synchronous_listeners=True,  # a log line is not worth a thread
         )
-        self._log = QueueThresholdManager(logged, lambda: self.value, name=name)
+        self._thresholds = settings.thresholds
+        self._log = QueueThresholdManager(settings, lambda: self.value, name=name)
 
     @classmethod
-    def of_capacity(cls, name: str, capacity: int, log: Callable[..., None]) -> Depth:
+    def of_capacity(cls, name: str, log: Callable[..., None], capacity: int) -> Depth:
         """WARNING at half of the capacity, CRITICAL at all of it, CRITICAL_PLUS at half more."""
-        settings = QueueThresholdSettings(
-            max_queue_size=capacity,
-            warning_threshold=(capacity + 1) // 2,
-            critical_threshold=capacity,
-            critical_plus_threshold=(3 * capacity + 1) // 2,
-        )
-        return cls(name, settings, log)
+        return cls(name, log, (capacity + 1) // 2, capacity, (3 * capacity + 1) // 2)
 
     @property
     def level(self) -> int:
@@ -156,8 +155,8 @@ class Gauge:
         self._log = log
         self._clock = clock
         log_level = functools.partial(log_levels, log, self._title)
-        self._rows = Depth.of_capacity("queue rows", settings.capacity_rows, log_level)
-        self._bytes = Depth.of_capacity("queue bytes", settings.capacity_bytes, log_level)
+        self._rows = Depth.of_capacity("queue rows", log_level, settings.capacity_rows)
+        self._bytes = Depth.of_capacity("queue bytes", log_level, settings.capacity_bytes)
         self._depths = (self._rows, self._bytes, *self._backlog.depths)
         self._closed = False
         self._reset()
@@ -354,14 +353,13 @@ class SegmentBacklog(Backlog):
         self._settings = settings
         self._log = log
         self._clock = clock
-        thresholds = QueueThresholdSettings(
-            max_queue_size=settings.unread_critical,
-            warning_threshold=settings.unread_warning,
-            critical_threshold=settings.unread_critical,
-            critical_plus_threshold=settings.unread_critical_plus,
+        self._depth = Depth(
+            "unread bytes",
+            functools.partial(log_levels, log, f"spool {folder}"),
+            settings.unread_warning,
+            settings.unread_critical,
+            settings.unread_critical_plus,
         )
-        log_level = functools.partial(log_levels, log, f"spool {folder}")
-        self._depth = Depth("unread bytes", thresholds, log_level)
         self.depths = (self._depth,)
         self.reset()
 
