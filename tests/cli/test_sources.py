@@ -11,7 +11,7 @@ import pytest
 from batchmill import cli, oal, sources
 from batchmill.cli.options import SourcesError, import_sources
 from batchmill.cli.pipeline import pipeline_arguments
-from batchmill.sources import user
+from tests.kit.sources import temporary_sources
 
 EVENTS = """
 from __future__ import annotations
@@ -36,11 +36,10 @@ KINDS = "import enum\n\n\nclass Kind(enum.Enum):\n    CARD = 1\n"
 @pytest.fixture(autouse=True)
 def only_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In a folder of its own; what a test imports and registers is gone after it."""
-    added, modules, path = dict(user._added), set(sys.modules), list(sys.path)
+    modules, path = set(sys.modules), list(sys.path)
     monkeypatch.chdir(tmp_path)
-    yield
-    user._added.clear()
-    user._added.update(added)
+    with temporary_sources():
+        yield
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):

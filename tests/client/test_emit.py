@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from batchmill import Client
 from batchmill.sources import UnknownNameError, service, source
 from batchmill.spool import BadRowsError, Level, Overloaded, Spool, SpoolClosedError
+from tests.kit.spool import HeldDisk, segments
 from tests.kit.threads import WAIT_S
-from tests.spool.kit import HeldDisk, segments
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 

@@ -13,10 +13,10 @@ import pytest
 from batchmill import BatchmillError
 from batchmill.oal import core_script, load
 from batchmill.run import OTHER_VARIABLES
-from batchmill.sources import user
 from tests.docs.kit import DOCS, PAGES, blocks
 from tests.docs.reader import Reader, commands, misunderstood
 from tests.kit.paths import ROOT
+from tests.kit.sources import temporary_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,12 +49,8 @@ WRONG = {
 @pytest.fixture
 def own_sources() -> Iterator[None]:
     """Event types that a page defines are gone after it."""
-    added, classes = dict(user._added), dict(user._by_class)
-    yield
-    user._added.clear()
-    user._added.update(added)
-    user._by_class.clear()
-    user._by_class.update(classes)
+    with temporary_sources():
+        yield
 
 
 @pytest.fixture

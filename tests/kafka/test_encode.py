@@ -18,7 +18,7 @@ from batchmill.kafka import (
     encode,
 )
 from batchmill.spool import BadRowsError, SpanBatch
-from tests.kafka.spans import Row, batch_of, noise, row, rows_of
+from tests.kafka.kit import Row, batch_of, noise, row, rows_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 PAIRS = st.dictionaries(TEXT, TEXT, max_size=4)

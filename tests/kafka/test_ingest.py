@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.kafka import KafkaSink
 from batchmill.spool import Level
-from tests.kafka.spans import noise, rows_in
+from tests.kafka.kit import noise, rows_in
 from tests.kit.kafka import Broker, free_ports
 from tests.kit.otlp_senders import Traffic
 from tests.kit.receivers import Answer, Ingest, ingest, request

@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn")
 from batchmill.export import KafkaForwarder, Target
 from batchmill.kafka import KafkaAddress, KafkaLoginError, check_readable
 from tests.export.test_kafka import SETTINGS, points
-from tests.kafka.spans import rows_in
+from tests.kafka.kit import rows_in
 from tests.kit.exporters import last_totals, measurements, mill, running, stored
 from tests.kit.kafka import Broker
 from tests.kit.receivers import PROTOBUF, ingest, request

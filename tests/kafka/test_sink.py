@@ -24,7 +24,7 @@ from batchmill.kafka import (
     MessageTooLargeError,
 )
 from batchmill.spool import SPAN_SOURCE, Level, Overloaded, SpoolClosedError
-from tests.kafka.spans import batch_of, noise, row, rows_in
+from tests.kafka.kit import batch_of, noise, row, rows_in
 from tests.kit.kafka import Broker
 from tests.kit.threads import until
 

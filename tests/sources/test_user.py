@@ -11,18 +11,15 @@ from typing import Any, Optional
 import pytest
 
 from batchmill import ConfigError, sources
-from batchmill.sources import Entity, Field, FieldType, SourceType, UnknownNameError, user
+from batchmill.sources import Entity, Field, FieldType, SourceType, UnknownNameError
+from tests.kit.sources import temporary_sources
 
 
 @pytest.fixture(autouse=True)
 def only_here() -> Iterator[None]:
     """What a test registers is gone after it."""
-    added, classes = dict(user._added), dict(user._by_class)
-    yield
-    user._added.clear()
-    user._added.update(added)
-    user._by_class.clear()
-    user._by_class.update(classes)
+    with temporary_sources():
+        yield
 
 
 class Colour(enum.Enum):
@@ -129,10 +126,10 @@ def test_all_entity_helpers_make_complete_rules() -> None:
     }
     assert {rule.kind for rule in rules} == set(sources.ENTITY_KINDS)
     for rule, count in rules.items():
-        sources.source(entity=rule)(Call)
-        made = sources.entity_id(sources.source_of(Call), row)
+        with temporary_sources():
+            sources.source(entity=rule)(Call)
+            made = sources.entity_id(sources.source_of(Call), row)
         assert len(sources.split_entity_id(rule.kind, made)) == count
-        user._added.clear()
 
 
 def made(fields: list[tuple[str, Any]], name: str = "Made", frozen: bool = True) -> type:

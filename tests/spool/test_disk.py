@@ -11,8 +11,8 @@ pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Overloaded, Spool, SpoolWriteError
 from tests.kit.disks import fill, small_disk
+from tests.kit.spool import numbers_in, segments, spans, unfinished
 from tests.kit.threads import WAIT_S, until
-from tests.spool.kit import numbers_in, segments, spans, unfinished
 
 
 def test_a_full_disk_fails_what_it_cannot_hold_and_nothing_else(tmp_path: Path) -> None:

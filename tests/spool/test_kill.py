@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from batchmill.spool import Spool
 from tests.kit.processes import SOURCE
+from tests.kit.spool import numbers_in, segments, unfinished
 from tests.kit.threads import SOAK, WAIT_S
-from tests.spool.kit import numbers_in, segments, unfinished
 
 WRITER = """
 import itertools, os, sys, threading
 from batchmill.spool import Spool
-from tests.spool.kit import spans
+from tests.kit.spool import spans
 
 spool = Spool(sys.argv[1], linger_s=0.002, max_rows=500)
 numbers = itertools.count()

@@ -14,8 +14,8 @@ pytest.importorskip("pyarrow")
 
 from batchmill.spool import Spool
 from tests.kit.processes import Child, run_script
+from tests.kit.spool import HeldDisk, numbers_in, segments, spans, unfinished
 from tests.kit.threads import WAIT_S, until
-from tests.spool.kit import HeldDisk, numbers_in, segments, spans, unfinished
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
@@ -48,7 +48,7 @@ def test_a_spool_that_was_never_closed_writes_at_exit(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from batchmill.spool import Spool
-from tests.spool.kit import spans
+from tests.kit.spool import spans
 spool = Spool({str(tmp_path)!r}, linger_s=60)
 spool.submit("Span", spans([1, 2]))
 """
@@ -74,7 +74,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from batchmill.spool import Spool
-from tests.spool.kit import spans
+from tests.kit.spool import spans
 with Spool({str(tmp_path)!r}, linger_s=0) as spool:
     spool.submit("Span", spans([2])).result()
 """

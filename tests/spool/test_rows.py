@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from batchmill.sources import builtin_catalog
 from batchmill.spool import SPAN_COLUMNS, BadRowsError, EventBatch, Spool
 from batchmill.spool.rows import encode, event_tables, span_table, table_of
+from tests.kit.spool import START, numbers_in, spans
 from tests.kit.threads import WAIT_S
-from tests.spool.kit import START, numbers_in, spans
 
 
 def test_spans_come_back_as_they_went(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Spool, SpoolWriteError
 from batchmill.spool.segment import Disk, remove_leftovers, write_segment
+from tests.kit.spool import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
 from tests.kit.threads import WAIT_S
-from tests.spool.kit import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
 
 DATA = memoryview(b"some bytes")
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Overloaded, Spool, SpoolClosedError
+from tests.kit.spool import numbers_in, segments, spans
 from tests.kit.threads import SOAK, WAIT_S
-from tests.spool.kit import numbers_in, segments, spans
 
 
 @pytest.mark.parametrize("close_after", [5, 60] * SOAK)

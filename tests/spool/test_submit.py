@@ -21,8 +21,8 @@ from batchmill.spool import (
     SpoolSettings,
     unread,
 )
+from tests.kit.spool import HeldDisk, numbers_in, segments, spans
 from tests.kit.threads import WAIT_S, until
-from tests.spool.kit import HeldDisk, numbers_in, segments, spans
 
 
 def results(futures: list[Future[Path]]) -> set[Path]:
