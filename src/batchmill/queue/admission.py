@@ -12,6 +12,7 @@ Guarantees
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -191,7 +192,7 @@ class Gate:
 
     def __init__(self, guard: Guard, depth: Callable[[], int]) -> None:
         self.guard = guard
-        self._depth = depth
+        self.depth = depth
         self.reset()
 
     def reset(self) -> None:
@@ -219,15 +220,11 @@ class Gate:
         The result is that of :meth:`Partition.admit`: 1 put, 0 no room there, CLOSED.
         """
         with self._lock:
-            depth = self._depth()
+            depth = self.depth()
             free = depth < self.guard.free_below
             if not free and (verdict is None or not self.guard.holds(verdict, depth)):
                 return None
             return lane.partition.admit(lane, [item])
-
-    def judge(self, item: Any, attempt: int) -> Verdict:
-        """The guard's decision about the item at the present depth."""
-        return self.guard.judge(item, self._depth(), attempt)
 
     def begin_retry_wait(self, waiter: Waiter) -> bool:
         """Register a producer that waits for a retry; False when the queue is closing."""
@@ -251,31 +248,29 @@ class GateAttempt:
         self._gate = gate
         self._lane = lane
         self._item = item
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._number = 1
         self.accepted = False
         self.refused = False
 
     def step(self) -> float | None:
         """Judge once; seconds to wait before the next step, or None when it is decided."""
+        gate = self._gate
         verdict: Verdict | None = None
         while True:
-            count = self._gate.put_if(self._lane, self._item, verdict)
+            count = gate.put_if(self._lane, self._item, verdict)
             if count is not None:
                 self.accepted = count == 1
                 return None
-            verdict = self._gate.judge(self._item, self._number)
+            verdict = gate.guard.judge(self._item, gate.depth(), self._number)
             if verdict.accepted:
                 continue
             wait_s = verdict.retry_after_s
-            if wait_s is None or self._is_too_late(wait_s):
+            if wait_s is None or time.monotonic() + wait_s > self._deadline:
                 self.refuse(verdict.reason)
                 return None
             self._number += 1
             return wait_s
-
-    def _is_too_late(self, wait_s: float) -> bool:
-        return self._deadline is not None and time.monotonic() + wait_s > self._deadline
 
     def refuse(self, reason: str) -> None:
         """Drop the item and count it under ``reason``."""

@@ -280,15 +280,11 @@ class Layout:
         return lane.partition
 
     def _lane_in(self, partition: Partition, cls: type) -> Lane:
-        if self.direct is not None:
-            lane = partition.lanes[0]
-        else:
-            known = [lane for lane in partition.lanes if lane.cls is cls]
-            if known:
-                lane = known[0]
-            else:
-                lane = partition.add_lane(cls, self._receiver_of(cls))
-                self.version += 1  # each task keeps a list of its lanes
+        wanted = None if self.direct is not None else cls
+        lane = next((lane for lane in partition.lanes if lane.cls is wanted), None)
+        if lane is None:
+            lane = partition.add_lane(cls, self._receiver_of(cls))
+            self.version += 1  # each task keeps a list of its lanes
         partition.routes[cls] = lane.route
         return lane
 
@@ -298,10 +294,8 @@ class Layout:
         return [lane for part in self.partitions for lane in part.lanes if lane.cls is cls]
 
     def _receiver_of(self, cls: type) -> Receiver | None:
-        for receiver in self._receivers.values():
-            if cls in receiver.classes:
-                return receiver
-        return None
+        receivers = self._receivers.values()
+        return next((receiver for receiver in receivers if cls in receiver.classes), None)
 
 
 def _identity_of(handler: Handler) -> Hashable:

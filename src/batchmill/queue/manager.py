@@ -150,7 +150,7 @@ class BatchQueueManager:
 
 def _compare(name: str, running: BatchQueueSettings, wanted: BatchQueueSettings) -> None:
     if (running.consumer is None) != (wanted.consumer is None):
-        has, wants = ("handlers", "a direct consumer")
+        has, wants = "handlers", "a direct consumer"
         if running.consumer is not None:
             has, wants = wants, has
         raise QueueConflictError(

@@ -62,16 +62,6 @@ class Receiver:
     ``on_idle`` is called once, not once per class.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "classes",
-        "consume",
-        "handler",
-        "lock",
-        "on_idle",
-        "on_shutdown",
-    )
-
     def __init__(self, handler: Handler, *, exclusive: bool) -> None:
         self.handler = handler
         consume = getattr(handler, "consume", None)
@@ -100,19 +90,6 @@ def _method(handler: object, name: str) -> Callable[[], object] | None:
 
 class Lane:
     """The items of one class in one partition (of all classes, for a direct consumer)."""
-
-    __slots__ = (
-        "buffer",
-        "cls",
-        "consumed",
-        "drained",
-        "failed",
-        "partition",
-        "receiver",
-        "route",
-        "unregistered",
-        "watchers",
-    )
 
     def __init__(self, partition: Partition, cls: type | None, receiver: Receiver | None) -> None:
         self.partition = partition
@@ -147,44 +124,22 @@ class Lane:
     def unwatch(self, countdown: Countdown) -> None:
         """Remove a watcher that gave up."""
         with self.partition.lock:
-            self.watchers = [watch for watch in self.watchers if watch[1] is not countdown]
+            self.watchers = [
+                (target, watcher) for target, watcher in self.watchers if watcher is not countdown
+            ]
 
     def notify_watchers(self) -> None:
         with self.partition.lock:
             finished = self.finished
             due = [countdown for target, countdown in self.watchers if target <= finished]
             if due:
-                self.watchers = [watch for watch in self.watchers if watch[0] > finished]
+                self.watchers = [watcher for watcher in self.watchers if watcher[0] > finished]
         for countdown in due:
             countdown.done()
 
 
 class Partition:
     """A set of lanes that share ``capacity`` slots and are drained by one task at a time."""
-
-    __slots__ = (
-        "__weakref__",
-        "armed",
-        "busy_ns",
-        "capacity",
-        "chunk",
-        "closed",
-        "drained",
-        "idle_receivers",
-        "index",
-        "lanes",
-        "lock",
-        "next_owner",
-        "owner",
-        "refused",
-        "reserve",
-        "routes",
-        "stalled_at",
-        "stopped",
-        "tokens",
-        "waiters",
-        "weight",
-    )
 
     def __init__(self, index: int, capacity: int, owner: DrainTask) -> None:
         self.index = index
@@ -345,19 +300,10 @@ class Partition:
             if self.closed:
                 return True  # there is no next item, and a token here would admit one
             tokens = self.tokens
-            self.armed = True  # before the token is there: its taker clears this
-            try:
-                on_top = tokens[-1] is self
-            except IndexError:
-                on_top = False
-            if not on_top:
-                if self.reserve:
-                    self.reserve -= 1
-                else:
-                    try:
-                        tokens.pop()
-                    except IndexError:
-                        return False
+            self.armed = True  # until take(): an item that comes through admit() also wakes
+            if tokens[-1:] != [self]:
+                if self._claim(1) == 0:
+                    return False
                 tokens.append(self)
             return self.reserve + len(tokens) == self.capacity
 

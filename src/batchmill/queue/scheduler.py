@@ -48,8 +48,6 @@ class ReadyQueue(Generic[T]):
     wait for ever when a woken thread loses the item to another one just as its time is up.
     """
 
-    __slots__ = ("_closed", "_nudged", "_sleepers", "_tasks")
-
     def __init__(self) -> None:
         self._tasks: deque[T] = deque()
         self._sleepers: deque[ThreadWaiter] = deque()
@@ -126,6 +124,7 @@ class Scheduler:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._ready: ReadyQueue[DrainTask] = ReadyQueue()
+        self.submit: Callable[[DrainTask], None] = self._ready.put
         self._timers: list[tuple[float, int, weakref.ref[DrainTask]]] = []
         self._timer_ids = itertools.count()
         self._lock = threading.Lock()
@@ -144,12 +143,8 @@ class Scheduler:
     def _start_threads(self) -> None:
         try:
             for index in range(self.size):
-                thread = threading.Thread(
-                    target=self._loop,
-                    args=(index,),
-                    name=f"batchmill-{self.name}-{index}",
-                    daemon=True,
-                )
+                name = f"batchmill-{self.name}-{index}"
+                thread = threading.Thread(target=self._loop, args=(index,), name=name, daemon=True)
                 thread.start()
                 self.threads.append(thread)
         except RuntimeError:  # the system has no thread left: do not run with half of them
@@ -172,10 +167,6 @@ class Scheduler:
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-
-    def submitter(self) -> Callable[[DrainTask], None]:
-        """The function that makes a task ready to run: safe to call from anywhere."""
-        return self._ready.put
 
     def submit_later(self, task: DrainTask, delay_s: float) -> None:
         """Run ``task`` after ``delay_s``, if it still exists then; replaces an earlier call.

@@ -202,17 +202,14 @@ class Verdict(Protocol):
     @property
     def accepted(self) -> bool:
         """Whether the item may be put."""
-        ...
 
     @property
     def retry_after_s(self) -> float | None:
         """If not accepted: after how long to ask again, or None for never."""
-        ...
 
     @property
     def reason(self) -> str:
         """If never: the reason under which the drop is counted."""
-        ...
 
 
 class Guard(Protocol):
@@ -221,23 +218,18 @@ class Guard(Protocol):
     @property
     def free_below(self) -> int:
         """Depths below this one need no decision."""
-        ...
 
     def judge(self, item: Any, depth: int, attempt: int) -> Verdict:
         """The decision about ``item``, made for the ``attempt``-th time."""
-        ...
 
     def holds(self, verdict: Any, depth: int) -> bool:
         """Whether an acceptance is still valid at ``depth``."""
-        ...
 
     def observe(self, depth: int) -> None:
         """Record the present depth."""
-        ...
 
     def close(self) -> None:
         """The queue has drained."""
-        ...
 
 
 class GuardFactory(Protocol):
@@ -245,7 +237,6 @@ class GuardFactory(Protocol):
 
     def guard(self, name: str) -> Guard:
         """A guard for the queue of that name."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,50 +296,40 @@ class BatchQueueSettings:
     """Pressure handling by total depth: a ``batchmill.pressure.QueueThresholdSettings``."""
 
     def __post_init__(self) -> None:
-        if (self.threads is None) == (self.shared_scheduler is None):
-            raise ConfigError(
-                "threads", self.threads, "given, or else shared_scheduler: exactly one of the two"
-            )
-        if self.threads is not None and not isinstance(self.threads, ThreadPolicy):
-            raise ConfigError("threads", self.threads, "a ThreadPolicy")
-        if self.shared_scheduler is not None:
-            _check_scheduler(self.shared_scheduler)
-        if not isinstance(self.partitions, PartitionPolicy):
-            raise ConfigError("partitions", self.partitions, "a PartitionPolicy")
-        if not callable(self.selector):
-            raise ConfigError("selector", self.selector, "a callable (item, count) -> int")
         check_count("buffer_size", self.buffer_size)
-        if not isinstance(self.strategy, BufferStrategy):
-            raise ConfigError("strategy", self.strategy, "a BufferStrategy")
-        if self.error_handler is not None and not callable(self.error_handler):
-            raise ConfigError("error_handler", self.error_handler, "a callable (batch, error)")
-        if self.consumer is not None and not (
-            callable(self.consumer) or callable(getattr(self.consumer, "consume", None))
-        ):
-            raise ConfigError(
-                "consumer", self.consumer, "a callable, or an object with consume(batch)"
-            )
-        if not isinstance(self.serialize, bool):
-            raise ConfigError("serialize", self.serialize, "True or False")
         check_count("max_batch", self.max_batch)
-        check_ms("min_idle_ms", self.min_idle_ms)
-        check_ms("max_idle_ms", self.max_idle_ms)
-        if self.max_idle_ms < self.min_idle_ms:
-            raise ConfigError(
-                "max_idle_ms", self.max_idle_ms, f"at least min_idle_ms, {self.min_idle_ms:g}"
-            )
-        if self.balancer is not None and not callable(getattr(self.balancer, "assign", None)):
-            raise ConfigError("balancer", self.balancer, "a DrainBalancer")
-        check_ms("rebalance_interval_ms", self.rebalance_interval_ms)
-        check_ms("shutdown_timeout_ms", self.shutdown_timeout_ms)
-        if self.thresholds is not None and not callable(getattr(self.thresholds, "guard", None)):
-            raise ConfigError("thresholds", self.thresholds, "a QueueThresholdSettings")
+        for name in ("min_idle_ms", "max_idle_ms", "rebalance_interval_ms", "shutdown_timeout_ms"):
+            check_ms(name, getattr(self, name))
+        one_of_two = "given, or else shared_scheduler: exactly one of the two"
+        pair = "a pair of a non-empty name and a ThreadPolicy"
+        at_least = f"at least min_idle_ms, {self.min_idle_ms:g}"
+        consumes = callable(self.consumer) or _none_or_has(self.consumer, "consume")
+        for name, valid, allowed in (
+            ("threads", (self.threads is None) != (self.shared_scheduler is None), one_of_two),
+            ("threads", isinstance(self.threads, ThreadPolicy | None), "a ThreadPolicy"),
+            ("shared_scheduler", _none_or_scheduler(self.shared_scheduler), pair),
+            ("partitions", isinstance(self.partitions, PartitionPolicy), "a PartitionPolicy"),
+            ("selector", callable(self.selector), "a callable (item, count) -> int"),
+            ("strategy", isinstance(self.strategy, BufferStrategy), "a BufferStrategy"),
+            ("consumer", consumes, "a callable, or an object with consume(batch)"),
+            ("serialize", isinstance(self.serialize, bool), "True or False"),
+            ("error_handler", _none_or_has(self.error_handler), "a callable (batch, error)"),
+            ("max_idle_ms", self.max_idle_ms >= self.min_idle_ms, at_least),
+            ("balancer", _none_or_has(self.balancer, "assign"), "a DrainBalancer"),
+            ("thresholds", _none_or_has(self.thresholds, "guard"), "a QueueThresholdSettings"),
+        ):
+            if not valid:
+                raise ConfigError(name, getattr(self, name), allowed)
 
 
-def _check_scheduler(value: object) -> None:
-    allowed = "a pair of a non-empty name and a ThreadPolicy"
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise ConfigError("shared_scheduler", value, allowed)
-    name, policy = value
-    if not isinstance(name, str) or not name or not isinstance(policy, ThreadPolicy):
-        raise ConfigError("shared_scheduler", value, allowed)
+def _none_or_has(value: object, method: str = "__call__") -> bool:
+    return value is None or callable(getattr(value, method, None))
+
+
+def _none_or_scheduler(value: object) -> bool:
+    match value:
+        case None:
+            return True
+        case (str(name), ThreadPolicy()):
+            return isinstance(value, tuple) and name != ""
+    return False

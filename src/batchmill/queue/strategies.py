@@ -41,8 +41,6 @@ def key_bucket(key: Hashable) -> int:
 class TypeHash:
     """All items of one class go to one partition."""
 
-    __slots__ = ()
-
     def __call__(self, item: object, partition_count: int) -> int:
         return type_hash_of(type(item)) % partition_count
 
@@ -52,8 +50,6 @@ class TypeHash:
 
 class RoundRobin:
     """Each item goes to the next partition."""
-
-    __slots__ = ("_next",)
 
     def __init__(self) -> None:
         self._next = 0
@@ -71,8 +67,6 @@ class RoundRobin:
 
 class KeyHash:
     """All items with an equal key go to one partition."""
-
-    __slots__ = ("key",)
 
     def __init__(self, key: Callable[[Any], Hashable]) -> None:
         self.key = key
@@ -116,7 +110,6 @@ class Balancer(Protocol):
         thread, 0 to ``threads - 1``, that serves it now. Returning ``owners`` moves nothing. A
         result of the wrong length or with an index out of range is ignored with a warning.
         """
-        ...
 
 
 class DrainBalancer(Balancer, Protocol):

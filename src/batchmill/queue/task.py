@@ -77,7 +77,7 @@ class DrainTask:
 
     def reset(self) -> None:
         """A new task, or one in a forked child."""
-        self._submit = self.core.scheduler.submitter()
+        self._submit = self.core.scheduler.submit
         self._run_lock = threading.Lock()
         # Reentrant: a finaliser or a signal handler may wake a task in the middle of a wake.
         self._wake_lock = threading.RLock()
