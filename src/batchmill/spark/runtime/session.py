@@ -187,7 +187,7 @@ def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     local = master.startswith("local")
     settings = dict(SETTINGS)
-    log4j = Path(__file__).with_name("log4j2.properties")
+    log4j = Path(__file__).parents[1] / "log4j2.properties"
     options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}"]
     if local:
         settings["spark.driver.memory"] = _local_memory()
