@@ -34,6 +34,7 @@ from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
 from tests.docs import settings, sources, stats
 from tests.docs.kit import DOCS, code_in, tables
+from tests.kit.paths import ROOT
 
 pytest.importorskip("pyspark")
 
@@ -221,6 +222,13 @@ def test_tables_made_from_the_code_are_as_the_code_is(maker: Any) -> None:
     _, begin, written = maker.PAGE.read_text("utf-8").partition(maker.BEGIN)
     assert begin
     assert written == maker.made(), f"python -m {maker.__name__}"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    """Paths of test modules, in full or below ``tests/``."""
+    named_tests = re.findall(r"`(?:tests/)?([\w/]*test_\w+\.py)`", page.read_text("utf-8"))
+    assert [path for path in named_tests if not (ROOT / "tests" / path).exists()] == []
 
 
 def test_every_public_stats_class_has_a_table() -> None:
