@@ -1,1 +1,1 @@
-"""Benchmarks: every figure stands beside a named peer that did the same work in the same run."""
+"""Benchmarks: batchmill and named peers, measured on the same work in the same run."""

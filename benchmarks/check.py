@@ -1,4 +1,4 @@
-"""Where items end up, and the proof that all of them did: run after the clock has stopped."""
+"""Checks after a timed run that every item arrived exactly once."""
 
 from __future__ import annotations
 

@@ -50,14 +50,16 @@ class Benchmark:
             **{name: result.as_json() for name, result in results.items()},
         }
         write_json(options.json, document)
-        say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+        say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
         return 0
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
             prog=f"python -m benchmarks.{self.name}", description=self.about
         )
-        parser.add_argument("--quick", action="store_true", help="seconds; not for quoting")
+        parser.add_argument(
+            "--quick", action="store_true", help="a run of seconds, too short to quote"
+        )
         parser.add_argument(
             "--only",
             type=self._names,
@@ -70,7 +72,7 @@ class Benchmark:
             "--json",
             type=Path,
             default=RESULTS / f"{self.name}.json",
-            help="where the figures go",
+            help="file for the results",
         )
         return parser
 

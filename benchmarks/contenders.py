@@ -1,4 +1,4 @@
-"""Who takes part in the throughput benchmark, and how each is set up."""
+"""The contenders of the throughput benchmark, and how each is set up."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What exporting costs a pipeline, with a collector that is well and with one that is dead.
+"""The cost of exporting for a pipeline, with a collector that is up and with one that is down.
 
     python -m benchmarks.export [--quick] [--json PATH]
 
 Three streams in one Spark session, each with its own spool and store: without an outbox, with an
-exporter to a collector that takes everything, and with one to nobody. They get the same segments,
-one at a time, in turn, so that whatever else the machine does meets all three alike. Exporters and
-the collector are processes of their own, on the same cores.
+exporter to a collector that accepts everything, and with one to a closed port. They get the same
+segments, one at a time, in turn, so that other load on the machine affects all three equally.
+Exporters and the collector are separate processes on the same cores.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Cost:
         count = len(self.seconds[NONE])
         return [
             Table(
-                "What exporting costs a micro-batch",
+                "Cost of exporting for a micro-batch",
                 f"{self.spans:,} spans, the core metrics, SQLite, a warm session; {count} batches"
                 f" of each in turn; made and committed. The collector got {self.points:,} points.",
                 ["", "seconds", "range", "outbox ms", "of the batch", "to no outbox"],
@@ -174,8 +174,10 @@ def _free_port() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.export", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a minute; not for quoting")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument(
+        "--quick", action="store_true", help="a run of a minute, too short to quote"
+    )
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     options = parser.parse_args(arguments)
     started = perf_counter()
     print(machine_line())
@@ -197,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     for table in cost.tables():
         print("\n" + table.render())
-    caption = "Putting changes down, of making and committing a batch. A missed goal fails nothing."
+    caption = "The outbox, as a share of a batch. A missed goal does not fail the run."
     rows = [each.row() for each in goals]
     print("\n" + Table("Goals", caption, ["goal", "limit", "measured", ""], rows).render())
     document = {
@@ -207,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cost": cost.as_json(),
     }
     write_json(options.json, document)
-    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""A collector in a process of its own: takes every request of OTLP metrics over gRPC.
+"""A collector in its own process: accepts every OTLP metrics request over gRPC.
 
     python -m benchmarks.export_receiver
 
-Prints its port, and how many points it got once its standard input ends.
+Prints its port and, when its standard input ends, the number of points it got.
 """
 
 from __future__ import annotations

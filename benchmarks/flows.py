@@ -1,9 +1,9 @@
-"""Measure flow-ordered dispatch beside its peers, in one process and on the same work.
+"""Compare flow-ordered dispatch with its peers, in one process and on the same work.
 
     python -m benchmarks.flows [--quick] [--only throughput,wait] [--json PATH]
 
-Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
-asserted: a missed goal is said, and the exit code is 0 all the same.
+Prints tables and the goals with the measured values, and writes all results as JSON. A missed goal
+is reported; the exit code is still 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **{name: result.as_json() for name, result in results.items()},
     }
     write_json(options.json, document)
-    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 
 
@@ -93,7 +93,7 @@ def _table_of(goals: list[Goal]) -> Table:
     return Table(
         "Goals",
         "Throughput: the smallest of the medians over all handlers and producer counts. Wait: the"
-        " median over the turns. A missed goal fails nothing.",
+        " median over the turns. A missed goal does not fail the run.",
         ["goal", "limit", "measured", ""],
         [goal.row() for goal in goals],
     )
@@ -101,9 +101,10 @@ def _table_of(goals: list[Goal]) -> Table:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.flows", description="flow-ordered dispatch beside its peers"
+        prog="python -m benchmarks.flows",
+        description="compare flow-ordered dispatch with its peers",
     )
-    parser.add_argument("--quick", action="store_true", help="seconds; not for quoting")
+    parser.add_argument("--quick", action="store_true", help="a run of seconds, too short to quote")
     parser.add_argument(
         "--only",
         type=_names,
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,NAME",
         help=f"some of: {', '.join(FULL)}",
     )
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What the wait benchmarks share: the load, the arrivals, and what a turn yields."""
+"""Shared by the wait benchmarks: the load, the arrivals, and the result of a turn."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 from batchmill.flows import FlowDispatcher, FlowSettings
-from batchmill.flows.assign import Loaded
+from batchmill.flows.router import Loaded
 
 BATCH_MAX = 128
 QUEUE_CAPACITY = 8_192
@@ -68,11 +68,11 @@ class MillFlows:
 
 
 class SeedRule:
-    """The seed's rule: the shortest queue, ties to index 0, and what runs does not count."""
+    """The shortest queue, ties to index 0; running signals do not count."""
 
     def pick(self, workers: Any, /) -> int:
         """The index of the worker with the fewest signals queued, the lowest if several."""
-        depths = [lane.depth for lane in workers]
+        depths = [worker.depth for worker in workers]
         return depths.index(min(depths))
 
 

@@ -1,4 +1,4 @@
-"""The waits of ``flows_wait`` in simulated time: the router's real code, and no machine's noise.
+"""The waits of ``flows_wait`` in simulated time: the real code of the router, without noise.
 
 Every worker is a server that takes one signal at a time for exactly the service time; arrivals are
 the same as in the real runs, only many more of them.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import heapq
 from statistics import quantiles
 
-from batchmill.flows.assign import Assignment
-
 from batchmill.flows import FlowSettings
-from batchmill.flows.router import Router
+from batchmill.flows.router import Assignment, Router
 from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arrivals
 
 

@@ -7,9 +7,9 @@ moment the handler turns to it.
 Flows of one signal show the rule alone. In longer flows the later signals have no choice: they wait
 for their flow's worker, and for their own predecessors, whatever the rule; that is measured too.
 
-A machine that stalls for a hundredth of a turn decides that turn's p99. So turns are short and
-many; a run in which the producer itself came late is repeated a few times, and the least late one
-counts, for every rule alike. Read the medians, and the ratios within a turn.
+A stall of the machine for a hundredth of a turn determines the p99 of that turn. So turns are short
+and many; a run with a late producer is repeated a few times, and the least late one counts, for
+every rule. Read the medians, and the ratios within a turn.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Waits:
         return Table(
             f"Wait for the handler at {case}, milliseconds",
             f"Medians over {len(self.turns[case][OURS])} interleaved turns of {self.seconds:g} s."
-            f" {WORKERS} workers, a handler that waits {SERVICE_S * 1e3:g} ms a signal, one signal"
-            " a call, the same Poisson arrivals for every rule of a turn. 'Longer' is the p99 to"
-            " ours, turn by turn; 'busiest' is the share of all signals that went to one worker;"
-            " 'late' is how late the producer was at worst: what the machine adds to any wait."
-            f" A run that was more than {LATE_MS:g} ms late was repeated, {ATTEMPTS} runs at most,"
-            " and the least late one counts, whatever it measured.",
+            f" {WORKERS} workers, a handler that waits {SERVICE_S * 1e3:g} ms per signal, one signal"
+            " per call, the same Poisson arrivals for every rule of a turn. 'Longer' is the p99 to"
+            " batchmill's, turn by turn; 'busiest' is the busiest worker's share of the signals;"
+            " 'late' is the worst delay of the producer, which the machine adds to any wait."
+            f" A run with a delay above {LATE_MS:g} ms was repeated, at most {ATTEMPTS} runs,"
+            " and the one with the least delay counts.",
             ["rule", "p50", "p99", "p99 min..max", "longer", "min..max", "busiest", "late"],
             rows,
         )

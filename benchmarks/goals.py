@@ -1,4 +1,4 @@
-"""The goals, each with what this run measured."""
+"""The goals, each with the value that this run measured."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def table_of(goals: list[Goal]) -> Table:
     return Table(
         "Goals",
         "Throughput: the median over 1, 4 and 16 producers. 'tight' has the peer's bound in all;"
-        " without it batchmill has that bound in each partition. A missed goal fails nothing.",
+        " without it batchmill has that bound in each partition."
+        " A missed goal does not fail the run.",
         ["goal", "limit", "measured", ""],
         [goal.row() for goal in goals],
     )

@@ -1,4 +1,4 @@
-"""What queues cost that have nothing to do: CPU time of the whole process while they idle."""
+"""The cost of idle queues: CPU time of the whole process."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Measure the OTLP receivers, and the whole road from a sender to the store.
+"""Measure the OTLP receivers, and the whole path from a sender to the store.
 
     python -m benchmarks.ingest [--quick] [--only receive,road,...] [--seconds N] [--rate N]
 
-Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
-asserted: a missed goal is said, and the exit code is 0 all the same. ``road`` needs Java; the
-others do without.
+Prints tables and the goals with the measured values, and writes all results as JSON. A missed goal
+is reported; the exit code is still 0. ``road`` (the whole path)
+needs Java, the other parts do not.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for table in results[name].tables():
             print("\n" + table.render(), flush=True)
     goals = [goal for result in results.values() for goal in _goals(result)]
-    caption = "Medians over the rounds. A missed goal fails nothing."
+    caption = "Medians over the rounds. A missed goal does not fail the run."
     rows = [goal.row() for goal in goals]
     print("\n" + Table("Goals", caption, ["goal", "limit", "measured", ""], rows).render())
     document = {
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **{name: result.as_json() for name, result in results.items()},
     }
     write_json(options.json, document)
-    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 
 
@@ -131,9 +131,10 @@ def _at_most(what: str, value: float | None, limit: float, unit: str = "x") -> G
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ingest", description="the receivers, and the whole road"
+        prog="python -m benchmarks.ingest",
+        description="measure the receivers, and the whole path to the store",
     )
-    parser.add_argument("--quick", action="store_true", help="minutes; not for quoting")
+    parser.add_argument("--quick", action="store_true", help="a run of minutes, too short to quote")
     parser.add_argument(
         "--only",
         type=_names,
@@ -141,11 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,NAME",
         help=f"some of: {', '.join(PARTS)}",
     )
-    parser.add_argument("--seconds", type=float, metavar="N", help="of the road: instead of 300")
     parser.add_argument(
-        "--rate", type=float, metavar="N", help="of the road: spans a second, instead of a search"
+        "--seconds", type=float, metavar="N", help="length of the part road; default 300"
     )
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument(
+        "--rate", type=float, metavar="N", help="spans per second of the part road; default: search"
+    )
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Requests of spans as an OpenTelemetry client would send them, made beforehand as protobuf.
+"""Prepared protobuf requests with spans, as an OpenTelemetry client would send them.
 
-A sender gives a request new trace ids and new times each time it sends it, which costs it next to
-nothing: so no span is sent twice, and what is measured is the receiver.
+A sender sets new trace ids and times in a request each time it sends it, at almost no cost: so no
+span is sent twice, and the benchmark measures the receiver.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a FlowDispatcher keyed by trace id would buy in front of the spool, and what it costs.
+"""Benefit and cost of a FlowDispatcher keyed by trace id in front of the spool.
 
-Spans of one trace come from several senders, each with a rhythm of its own. What counts is how
-often both spans of a call between two services reach the pipeline in one micro-batch. That is read
-from the segments: a micro-batch has those that were finished since the one before.
+Spans of one trace come from several senders, each with its own export interval. The
+benefit is how often both spans of a call between two services reach the pipeline in one
+micro-batch. The segments show it: a micro-batch reads those finished since the previous one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Flows:
             for name, found in roads.items()
         ]
         best = max(self.gains(), key=abs)
-        worth = "it stays out" if best < 1 else "look again at keeping it"
+        worth = "not worth it" if best < 1 else "consider using it"
         cost = [
             [
                 name,
@@ -92,23 +92,23 @@ class Flows:
         ]
         return [
             Table(
-                "Calls whose two spans come together",
-                f"Traces over {SENDERS} senders that export every so often, each in its own"
-                f" rhythm; {self.rate:,.0f} spans a second for {self.seconds:g} s, the same"
-                " requests at the same moments on both roads, the spool's linger 200 ms. Shares of"
-                " calls between two services whose spans are in one segment, and in one micro-batch"
-                f" (mean over {PHASES} places where it may begin). The dispatcher adds"
-                f" {best:+.1f} points where it changes most: {worth}. It has what came in order,"
-                " but spans that come later come later, and one segment takes all senders' anyway.",
+                "Calls whose two spans arrive together",
+                f"Traces over {SENDERS} senders, each with its own export interval;"
+                f" {self.rate:,.0f} spans/s for {self.seconds:g} s, the same requests at the same"
+                " times on both paths, the spool's linger 200 ms. Shares of calls between two"
+                " services whose spans are in one segment, and in one micro-batch (mean over"
+                f" {PHASES} possible start times). The dispatcher changes the share by at most"
+                f" {best:+.1f} points: {worth}. It keeps spans in order, but cannot make late spans"
+                " arrive earlier, and a segment has the spans of all senders anyway.",
                 ["senders export", *keys],
                 rows,
             ),
             Table(
-                "What the dispatcher costs",
-                "Spans a second from decoded requests of 500 to durable, as many as are taken,"
-                f" {len(self.costs())} rounds, taking turns. With it to without:"
+                "Cost of the dispatcher",
+                "Spans per second from decoded requests of 500 spans to durable, at full load,"
+                f" {len(self.costs())} rounds in turn. With the dispatcher to without:"
                 f" {median(self.costs()):.2f}x ({spread(self.costs())}).",
-                ["road", "spans/s", "thousands", "cpu us a span"],
+                ["path", "spans/s", "thousands", "cpu us per span"],
                 cost,
             ),
         ]
@@ -122,7 +122,7 @@ def measure(*, seconds: float, rate: float, rounds: int, round_s: float) -> Flow
     """Both roads at the same time for the shares, in turns for the rates."""
     result = Flows(seconds, rate)
     with scratch() as folder:
-        say(f"flows: {seconds:g} s at {rate:,.0f} spans/s, {len(DELAYS_S)} rhythms")
+        say(f"flows: {seconds:g} s at {rate:,.0f} spans/s, {len(DELAYS_S)} export intervals")
         roads = [(delay, name) for delay in DELAYS_S for name in ROADS]
         _pace(folder, {delay: _requests(delay, rate, seconds) for delay in DELAYS_S})
         for delay, name in roads:

@@ -1,4 +1,4 @@
-"""Two roads into the spool: straight, and by way of a FlowDispatcher keyed by trace id."""
+"""Two paths into the spool: direct, and through a FlowDispatcher keyed by trace id."""
 
 from __future__ import annotations
 

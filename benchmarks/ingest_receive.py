@@ -1,4 +1,4 @@
-"""Acknowledged spans a second, beside the same receiver that only decodes and drops."""
+"""Acknowledged spans per second, compared with the same receiver that only decodes and drops."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Receive:
         return [
             Table(
                 "Receiving",
-                f"Acknowledged spans a second, ten attributes each, {rounds} rounds of"
-                f" {self.seconds:g} s, the receivers taking turns; two processes of senders on the"
-                " same machine, each connection waits for its answer before it sends again. 'into"
-                " the spool' answers when the segment is synced; so with few connections it is"
-                " mostly the linger of 200 ms that is measured. Answers in ms, processor time in"
-                " us a span.",
+                f"Acknowledged spans per second, ten attributes each, {rounds} rounds of"
+                f" {self.seconds:g} s, the receivers in turn; two sender processes on the same"
+                " machine, each connection waits for the response before it sends again. 'into"
+                " the spool' responds when the segment is synced; so with few connections this"
+                " measures mostly the linger of 200 ms. Response times in ms, CPU time in us per"
+                " span.",
                 ["case", "spans/s", "thousands", "ratio", "range", "p50", "p99", "cpu", "sender"],
                 rows,
             )

@@ -1,8 +1,8 @@
-"""A receiver in a process of its own: with its spool, or with one that drops everything at once.
+"""A receiver in its own process, with its spool or with one that drops everything at once.
 
     python -m benchmarks.ingest_receiver FOLDER [--drop]
 
-Both are the same code but for what stands behind ``submit``.
+Both run the same code except for ``submit``.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def running(command: list[str], home: Path) -> Iterator[Running]:
             line = process.stdout.readline() if process.stdout else ""
             addresses = re.search(r"https?://(\S+) \(HTTP\) and (\S+) \(gRPC\)", line)
             if addresses is None:
-                raise RuntimeError(f"the receiver did not start: it said {line!r}")
+                raise RuntimeError(f"the receiver did not start: it printed {line!r}")
             yield Running(process.pid, addresses[1], addresses[2], home)
             process.send_signal(signal.SIGTERM)
             if process.wait(60) != 0:

@@ -1,8 +1,7 @@
-"""The whole road in real processes: senders, ``batchmill ingest``, ``batchmill pipeline``, SQLite.
+"""The whole path in real processes: senders, ``batchmill ingest``, ``batchmill pipeline``, SQLite.
 
-A rate is sustained when the lag does not grow with it. How long a span takes from its sender to
-the store is told by markers: single spans of services that nobody else has, looked for in the
-store.
+A rate is sustained if the lag does not grow. Markers measure the time from the sender to the store:
+single spans of services that occur nowhere else, which the benchmark polls for in the store.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class Drive:
 
     def flood(self, seconds: float) -> tuple[int, float]:
         """Send as much as is taken; how many spans, and after how long the store had them all."""
-        say(f"road: as much as is taken, for {seconds:g} s")
+        say(f"road: full load for {seconds:g} s")
         load = Load(
             protocol=HTTP, address=self._ingest.http, spans=SPANS, connections=CONNECTIONS,
             seconds=seconds, distinct=8,

@@ -1,4 +1,4 @@
-"""What a run of the whole road has told."""
+"""The results of a run over the whole path."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ class Road:
         return [
             *steps,
             Table(
-                "The whole road",
-                f"Spans a second for {run.seconds:g} s through batchmill ingest and batchmill"
-                f" pipeline (dedup 10m, looks every {self.trigger_s:g} s, SQLite) with the senders"
-                " on one machine. Lag: the age of the oldest segment in the spool, in seconds,"
-                " medians of the thirds; segments stay one micro-batch longer than it takes to"
+                "From sender to store",
+                f"Spans per second for {run.seconds:g} s through batchmill ingest and batchmill"
+                f" pipeline (dedup 10m, trigger {self.trigger_s:g} s, SQLite), with the senders"
+                " on the same machine. Lag: the age of the oldest segment in the spool, in seconds,"
+                " medians per third; segments stay one micro-batch longer than it takes to"
                 f" commit them. From sent to committed, in seconds, by {len(run.marks)} marker"
-                f" services. Answers: {waits}. Unread MiB {' / '.join(bytes_)}, segments"
+                f" services. Response times: {waits}. Unread MiB {' / '.join(bytes_)}, segments"
                 f" {' / '.join(sizes)}. In the end {self.acknowledged:,} spans were acknowledged"
                 f" and {self.counted:,} counted. Memory: ingest {self.ingest_mib:.0f} MiB, pipeline"
                 f" {self.pipeline_mib:,.0f} MiB.",

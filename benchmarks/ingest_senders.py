@@ -1,4 +1,4 @@
-"""Senders in processes of their own: each connection sends, waits for the answer, sends again."""
+"""Senders in separate processes: each connection sends, waits for the response, sends again."""
 
 from __future__ import annotations
 

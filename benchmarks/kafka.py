@@ -1,9 +1,9 @@
-"""The road by Kafka beside the road by the spool, in one run: how many spans, and how quickly.
+"""Compare Kafka with the spool in one run: throughput and time to commit.
 
     python -m benchmarks.kafka [--quick]
 
-Real processes: senders, ``batchmill ingest``, ``batchmill pipeline`` on Spark, SQLite; and a broker
-of its own, with the jars of the tests (``python -m tests.kit.kafka_jars``). No time is asserted.
+Real processes: senders, ``batchmill ingest``, ``batchmill pipeline`` on Spark, SQLite; and a
+broker from the jars of the tests (``python -m tests.kit.kafka_jars``). No time is asserted.
 """
 
 from __future__ import annotations
@@ -88,13 +88,20 @@ class Roads:
         ]
         return [
             Table(
-                "By Kafka and by the spool",
-                "Steady: answers in ms, from sent to committed in s. Then as much as is taken, and"
-                " how many spans a second that was until the store had them all; by Kafka to by"
-                f" the spool {median(ratios):.2f}x ({spread(ratios)}).",
+                "Kafka compared with the spool",
+                "Steady load: response time in ms, from sent to committed in s. Full load: spans"
+                " per second until the store has all of them; Kafka to the spool"
+                f" {median(ratios):.2f}x ({spread(ratios)}).",
                 [
-                    *("road", "steady, spans/s", "answer, p50", "p99", "to committed, p50", "p95"),
-                    *("flood, spans/s", "thousands", "ingest, MiB", "lost"),
+                    *(
+                        "path",
+                        "steady, spans/s",
+                        "response, p50",
+                        "p99",
+                        "to committed, p50",
+                        "p95",
+                    ),
+                    *("full load, spans/s", "thousands", "ingest, MiB", "lost"),
                 ],
                 rows,
             )
@@ -146,10 +153,10 @@ def _road(topic: str | None) -> Iterator[tuple[Drive, int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it, print it, write it down."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.kafka", description="the road by Kafka and by the spool"
+        prog="python -m benchmarks.kafka", description="compare Kafka with the spool"
     )
-    parser.add_argument("--quick", action="store_true", help="minutes; not for quoting")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument("--quick", action="store_true", help="a run of minutes, too short to quote")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     options = parser.parse_args(arguments)
     started = perf_counter()
     print(machine_line())
@@ -162,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in found.tables():
         print("\n" + table.render(), flush=True)
     write_json(options.json, {"machine": machine(), "size": size, "roads": found.as_json()})
-    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 
 

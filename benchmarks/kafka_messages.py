@@ -1,10 +1,10 @@
-"""What a message of a topic should be: protobuf, Arrow or JSON, measured on the same spans.
+"""Compare message formats for a topic: protobuf, Arrow and JSON, on the same spans.
 
     python -m benchmarks.kafka_messages [--spans N] [--to kafka://host:port/topic]
 
 For messages of one span and of a trace of ten: bytes of a span, before and after the producer's
 compression of a megabyte of messages at once, and the processor's time that Python takes to encode
-it. With ``--to``, our messages also go to that topic with each compression, and the rate is told.
+it. With ``--to``, the messages also go to that topic with each compression; it prints the rate.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def measure_topic(spans: int, address: str) -> Table:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_messages")
     parser.add_argument("--spans", type=int, default=20_000)
-    parser.add_argument("--to", metavar="ADDRESS", help="a topic to write to, besides")
+    parser.add_argument("--to", metavar="ADDRESS", help="also write to this topic")
     options = parser.parse_args(arguments)
     print(machine_line())
     print("\n" + measure(options.spans).render(), flush=True)

@@ -1,4 +1,4 @@
-"""What the figures were measured on, without anything that names the machine."""
+"""Describes the machine of the measurements, without anything that identifies it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def use_cores(count: int) -> None:
     """Run this process on ``count`` of its cores, where the system lets it choose."""
     usable = _usable_cores()
     if not 1 <= count <= len(usable):
-        raise SystemExit(f"--cores {count}: this process can choose among {len(usable)} cores")
+        raise SystemExit(f"--cores {count}: this process may use {len(usable)} cores")
     os.sched_setaffinity(0, usable[:count])
 
 

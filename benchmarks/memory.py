@@ -1,8 +1,8 @@
-"""What a queued item costs beyond the item itself, with a million of them waiting.
+"""Memory overhead of a queued item, with a million items in the queue.
 
-Handlers hold still while the queue is filled. batchmill is then emptied and filled once more: what
-it keeps from earlier (free slots, grown lists) counts at the second filling. The peers are built on
-deques and the like, which keep nothing.
+Handlers block while the queue is filled. batchmill's queue is then drained and filled again: memory
+that it keeps (free slots, grown lists) counts in the second filling. The peers use deques and the
+like, which keep nothing.
 """
 
 from __future__ import annotations

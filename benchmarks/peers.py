@@ -1,4 +1,4 @@
-"""The peers of the standard library, each with the code a good engineer would put around it.
+"""The peers from the standard library, each with the code that a good engineer would add.
 
 Every peer has two consumer threads that take what is there, up to MAX_BATCH items, group it by
 class and call the class's handler with each group: the same handlers, called with the same kind of
@@ -264,7 +264,7 @@ class DequePeer:
 class PollingPeer:
     """A ``deque`` that nobody announces: consumers look, and sleep 1, 2, 4 … 50 ms in between.
 
-    It is how the seeds' design drains, and stands in the tables of latency and idle CPU only.
+    SkyWalking's design drains like this; it is only in the tables of latency and idle CPU.
     """
 
     MIN_IDLE_S = 0.001

@@ -1,10 +1,10 @@
-"""Measure the metrics pipeline beside its peers, on the same files in one run.
+"""Compare the metrics pipeline with its peers, on the same files in one run.
 
     python -m benchmarks.pipeline [--events N] [--quick] [--only versus,small,...] [--json PATH]
 
-Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
-asserted: a missed goal is said, and the exit code is 0 all the same. Contestants whose results
-differ end the run with an error. Needs Java, and what the dependency group ``bench`` installs.
+Prints tables and the goals with the measured values, and writes all results as JSON. A missed goal
+is reported; the exit code is still 0. Different
+results of the contenders end the run with an error. Needs Java and the dependency group ``bench``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(machine_line())
     spark = build_session()
     spark.sparkContext.setLogLevel("ERROR")
-    say(f"Spark is there after {perf_counter() - started:.1f} s")
+    say(f"Spark started in {perf_counter() - started:.1f} s")
     results: dict[str, Result] = {}
     for name in options.only:
         results[name] = PARTS[name](spark, size)
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **{name: result.as_json() for name, result in results.items()},
     }
     write_json(options.json, document)
-    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 
 
@@ -163,7 +163,7 @@ def _at_most(what: str, value: float | None, limit: float, unit: str = "x") -> G
 def _table_of(goals: list[Goal]) -> Table:
     return Table(
         "Goals",
-        "Medians over the rounds. A missed goal fails nothing.",
+        "Medians over the rounds. A missed goal does not fail the run.",
         ["goal", "limit", "measured", ""],
         [goal.row() for goal in goals],
     )
@@ -171,10 +171,13 @@ def _table_of(goals: list[Goal]) -> Table:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pipeline", description="the metrics pipeline beside its peers"
+        prog="python -m benchmarks.pipeline",
+        description="compare the metrics pipeline with its peers",
     )
-    parser.add_argument("--events", type=int, metavar="N", help="instead of 10 million")
-    parser.add_argument("--quick", action="store_true", help="minutes; not for quoting")
+    parser.add_argument(
+        "--events", type=int, metavar="N", help="number of events; default 10 million"
+    )
+    parser.add_argument("--quick", action="store_true", help="a run of minutes, too short to quote")
     parser.add_argument(
         "--only",
         type=_names,
@@ -182,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,NAME",
         help=f"some of: {', '.join(PARTS)}",
     )
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     return parser
 
 

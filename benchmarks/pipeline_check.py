@@ -1,4 +1,4 @@
-"""What every contestant has to come to, and the proof that it did: run after the clock stopped."""
+"""The expected results, and the check of every contender against them after its timed run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compare(name: str, found: Results, expected: Results) -> int:
     """How many values were compared; raises Disagreement at the first that differs."""
     if found.keys() != expected.keys():
         odd = sorted(found.keys() ^ expected.keys())
-        raise Disagreement(f"{name}: {len(odd)} rows too many or too few, such as {odd[0]}")
+        raise Disagreement(f"{name}: {len(odd)} missing or unexpected rows, such as {odd[0]}")
     for key, states in expected.items():
         if found[key] != states:
             raise Disagreement(f"{name}: {key} is {found[key]} where {states} is expected")

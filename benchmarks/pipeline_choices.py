@@ -1,4 +1,4 @@
-"""What each choice in the pipeline buys: the same work with and without it, taking turns."""
+"""The effect of each optimisation: the same work with and without it, in turn."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Choices:
         """What to print."""
         return [
             Table(
-                f"What each choice buys: {case}",
+                f"Effect of each optimisation: {case}",
                 self.captions[case],
                 ["choice", "s", "range", f"to '{next(iter(seconds))}'"],
                 [self._row(seconds, name) for name in seconds],
@@ -106,7 +106,7 @@ def measure(
     )
     small = f"{spans:,} spans"
     result.captions[small] = (
-        "The core metrics of small batches, one segment each: seconds a batch, the median of"
+        "The core metrics of small batches, one segment each: seconds per batch, the median of"
         f" {small_batches} in a row after the first."
     )
     with scratch() as folder:
@@ -120,8 +120,8 @@ def measure(
         )
     counting = "counting latency buckets"
     result.captions[counting] = (
-        f"{events:,} events, as a batch query of three grains: as lists that are counted after"
-        " grouping, or with the bucket as one more key, and a second grouping; with a shuffle each."
+        f"{events:,} events, as a batch query of three grains: collect lists and count after"
+        " grouping, or group by bucket too and group again; each way has its shuffles."
     )
     ways = {
         "lists, counted afterwards": BatchQuery(spark, "lists", cached=False, to_arrow=True),

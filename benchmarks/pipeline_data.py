@@ -1,6 +1,6 @@
-"""The events, spans and metrics that the pipeline is measured on: the same for the same numbers.
+"""The events, spans and metrics for the pipeline's benchmarks, reproducible for the same numbers.
 
-Made once, into a folder among the temporary files, and kept there for the next run.
+Created once in a temporary folder, and kept there for the next run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the pipeline's time grows with events, metrics and entities, and whether its memory does."""
+"""How the pipeline's time grows with events, metrics and entities; and its memory over time."""
 
 from __future__ import annotations
 

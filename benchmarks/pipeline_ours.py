@@ -1,4 +1,4 @@
-"""The pipeline as a contestant: a spool in, an empty SQLite store, the clock around one call."""
+"""The pipeline as a contender: one timed call, from a spool to an empty SQLite store."""
 
 from __future__ import annotations
 

@@ -54,10 +54,10 @@ class Small:
         return [
             Table(
                 "A small micro-batch",
-                f"{self.spans:,} spans, the core metrics, SQLite, a warm session, a stream that"
-                f" looks every {self.trigger_s:g} s; {len(self.seconds)} batches, seconds. The"
-                f" first batch of all took {self.cold:.1f} s. 'Spark:' is what Spark's own report"
-                " says; addBatch holds 'made' and 'stored'; what comes after it is not waited for.",
+                f"{self.spans:,} spans, the core metrics, SQLite, a warm session, a stream with"
+                f" a trigger of {self.trigger_s:g} s; {len(self.seconds)} batches, seconds. The"
+                f" first batch took {self.cold:.1f} s. 'Spark:' is from Spark's progress report;"
+                " addBatch includes 'made' and 'stored'; the steps after it are not waited for.",
                 ["part", "median", "range", "share"],
                 rows,
             )

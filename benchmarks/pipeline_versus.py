@@ -1,4 +1,4 @@
-"""The pipeline beside its peers: the same files, the same results, taking turns in one run."""
+"""The pipeline compared with its peers: the same files and results, in turn in one run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Versus:
         tuned = [[name, f"{seconds:.2f}"] for name, seconds in self.tuning.items()]
         return [
             Table(
-                "The pipeline beside its peers",
+                "The pipeline compared with its peers",
                 f"{self.events:,} events, {self.groups:,} rows of (entity, bucket) in three"
                 f" grains, six metrics. Seconds: median and range of the rounds. Ours to it: its"
                 f" seconds over batchmill's of the same round (of 20 batches over 20 batches)."

@@ -1,8 +1,8 @@
 """Plots of the committed results, as SVG for the documentation.
 
-``python -m benchmarks.plots`` makes all of them again; a benchmark that writes its results into
-``benchmarks/results`` makes its own. The same results give the same file, byte by byte, with the
-same matplotlib. A results file that nobody wrote a plot for gets one of its goals.
+``python -m benchmarks.plots`` draws all of them; a benchmark that writes its results to
+``benchmarks/results`` draws its own. The same results and matplotlib version give the same file,
+byte by byte. A results file without a plot function gets a plot of its goals.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def draw_results(path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the plots of all results, or of some."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
-    parser.add_argument("names", nargs="*", help="of benchmarks (default: all that have results)")
+    parser.add_argument("names", nargs="*", help="names of benchmarks (default: all with results)")
     names = parser.parse_args(arguments).names
     for path in sorted(RESULTS.glob("*.json")):
         if not names or path.stem in names:

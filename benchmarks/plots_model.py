@@ -1,6 +1,6 @@
-"""What a plot shows, before anything is drawn: panels of bars with their spread, and curves.
+"""The content of a plot, independent of drawing: panels of bars with their spread, and curves.
 
-Nothing in here takes matplotlib, so a test can compare a drawn plot with the figures it is of.
+This module does not need matplotlib, so a test can compare a drawn plot with its numbers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def of_goals(title: str, document: Mapping[str, Any]) -> Plot:
         name = f"{each['what']}: {number(each['value'])}{each['unit']}, goal {sign} {limit}"
         bars.append(Bar(name=name, values=[each["value"] / each["limit"]], ours=True))
     panel = Bars(
-        title="Goals: what was measured, as a part of the limit",
+        title="Goals: measured value relative to the limit",
         unit="measured / limit",
         groups={"": bars},
         goal=1.0,

@@ -1,6 +1,6 @@
-"""Draws a plot with matplotlib, as an SVG that reads on a light and on a dark page.
+"""Draws a plot with matplotlib, as an SVG that is readable on light and dark pages.
 
-Text stays text. No dates and no random ids: the same plot gives the same bytes.
+Text is kept as text. Without dates and random ids, the same plot gives the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plots of the parts that an application may use alone: the queue, thresholds, flows."""
+"""The plots of the in-process library: the queue, thresholds, flows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def queue(document: Mapping[str, Any]) -> Plot:
         panels += [_throughput(document["throughput"]), _ratios(document)]
     if "latency" in document:
         panels.append(_latency(document["latency"]))
-    return Plot(title="The queue beside its peers", panels=panels)
+    return Plot(title="The queue compared with its peers", panels=panels)
 
 
 def _throughput(found: Mapping[str, Any]) -> Bars:
@@ -69,7 +69,7 @@ def _latency(found: Mapping[str, Any]) -> Bars:
     ]
     (plain,) = [bar for bar in bars if bar.name == "queue.Queue"]
     return Bars(
-        title="From produced to handled, 99th percentile at 1,000 items/s",
+        title="Latency from produce to handler, 99th percentile at 1,000 items/s",
         unit="µs",
         groups={"": ranked(bars, most_first=False)},
         goal=plain.middle,
@@ -100,7 +100,7 @@ def pressure(document: Mapping[str, Any]) -> Plot:
             )
     if "cost" in document:
         panels.append(_cost(document))
-    return Plot(title="Thresholds and the micro-batcher beside their peers", panels=panels)
+    return Plot(title="Thresholds and the micro-batcher compared with their peers", panels=panels)
 
 
 def _cost(document: Mapping[str, Any]) -> Bars:
@@ -120,8 +120,8 @@ def _cost(document: Mapping[str, Any]) -> Bars:
         for name, values in costs.items()
     ]
     return Bars(
-        title="What submit() costs with thresholds",
-        unit="µs a call",
+        title="Cost of submit() with thresholds",
+        unit="µs per call",
         groups={"": bars},
         goal_text="mark: the goal, 1.3 times the cost without" if limit is not None else "",
         better="less",
@@ -155,12 +155,12 @@ def flows(document: Mapping[str, Any]) -> Plot:
                 groups=_grouped(
                     waits, 1.0, ours="least load", peers=(SEED,), share=0.5, only=GOAL_CASE
                 ),
-                goal_text="mark: the goal, at most half of the seed's rule",
+                goal_text="mark: the goal, at most half of the shortest-queue rule",
                 better="less",
                 log=True,
             )
         )
-    return Plot(title="Flow-ordered dispatch beside its peers", panels=panels)
+    return Plot(title="Flow-ordered dispatch compared with its peers", panels=panels)
 
 
 def _grouped(

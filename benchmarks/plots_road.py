@@ -1,4 +1,4 @@
-"""The plots of the road from a span to a metric: receivers, Kafka, pipeline, store, exporters."""
+"""The plots of the pipeline's parts: receivers, Kafka, pipeline, store, exporters, queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pipeline(document: Mapping[str, Any]) -> Plot:
     if growth:
         panels.append(
             Bars(
-                title="Ten times as much of something: the time that takes",
+                title="Time for ten times as many events, metrics or entities",
                 unit="times the time",
                 groups={"": growth},
                 goal_text="marks: goals, at most",
@@ -29,7 +29,7 @@ def pipeline(document: Mapping[str, Any]) -> Plot:
         )
     if "small" in document:
         panels.append(_small(document))
-    return Plot(title="The metrics pipeline beside its peers", panels=panels)
+    return Plot(title="The metrics pipeline compared with its peers", panels=panels)
 
 
 def _versus(document: Mapping[str, Any]) -> list[Bars]:
@@ -139,17 +139,17 @@ def ingest(document: Mapping[str, Any]) -> Plot:
         run = document["road"]["run"]
         panels.append(
             Curve(
-                title=f"The whole road at {run['asked']:,.0f} spans/s: age of the oldest segment",
+                title=f"Sender to store at {run['asked']:,.0f} spans/s: age of the oldest segment",
                 across="seconds of the run",
                 unit="s",
                 points=[(each["at_s"], each["oldest_s"]) for each in run["lags"]],
             )
         )
-    return Plot(title="The receivers, and the road behind them", panels=panels)
+    return Plot(title="The receivers, and the path to the store", panels=panels)
 
 
 def kafka(document: Mapping[str, Any]) -> Plot:
-    """Kafka in the spool's place."""
+    """Kafka instead of the spool."""
     roads = document["roads"]
 
     def steady(what: str, share: str, scale: float) -> list[Bar]:
@@ -160,10 +160,10 @@ def kafka(document: Mapping[str, Any]) -> Plot:
 
     rate = document["size"]["rate"]
     return Plot(
-        title="The road by Kafka and by the spool",
+        title="Kafka compared with the spool",
         panels=[
             Bars(
-                title=f"Until a sender is answered, at {rate:,.0f} spans/s",
+                title=f"Response time for a sender at {rate:,.0f} spans/s",
                 unit="ms",
                 groups={each: steady("answer", each, 1e3) for each in ("p50", "p95", "p99")},
                 better="less",
@@ -177,10 +177,10 @@ def kafka(document: Mapping[str, Any]) -> Plot:
                 better="less",
             ),
             Bars(
-                title="As much as is taken, until the store has it",
+                title="Throughput into the store at full load",
                 unit="thousand spans/s",
                 groups={
-                    "a flood": [
+                    "full load": [
                         Bar(name=road, values=[turn["through"] / 1e3 for turn in turns])
                         for road, turns in roads.items()
                     ]
@@ -192,7 +192,7 @@ def kafka(document: Mapping[str, Any]) -> Plot:
 
 
 def export(document: Mapping[str, Any]) -> Plot:
-    """What exporters cost a micro-batch."""
+    """The cost of exporters for a micro-batch."""
     cost = document["cost"]
     names = list(cost["seconds"])
     shares = {
@@ -203,7 +203,7 @@ def export(document: Mapping[str, Any]) -> Plot:
         for name in names
     }
     return Plot(
-        title="What exporters cost the pipeline",
+        title="Cost of exporters for the pipeline",
         panels=[
             Bars(
                 title=f"A micro-batch of {cost['spans']:,} spans",
@@ -217,7 +217,7 @@ def export(document: Mapping[str, Any]) -> Plot:
                 better="less",
             ),
             Bars(
-                title="Putting its changes down for exporters, of that time",
+                title="Share of the outbox in that time",
                 unit="%",
                 groups={"": [Bar(name=name, values=shares[name], ours=True) for name in names[1:]]},
                 goal=goal_of(document, f"share of a micro-batch, {names[1]}"),
@@ -229,7 +229,7 @@ def export(document: Mapping[str, Any]) -> Plot:
 
 
 def store_writers(document: Mapping[str, Any]) -> Plot:
-    """Several connections into PostgreSQL beside one."""
+    """Several connections to PostgreSQL compared with one."""
     commits = document["commits"]
     sizes = {f"{int(rows):,} rows": ways for rows, ways in commits.items()}
     one, *others = next(iter(sizes.values()))
@@ -237,7 +237,7 @@ def store_writers(document: Mapping[str, Any]) -> Plot:
         title="Large batches into PostgreSQL",
         panels=[
             Bars(
-                title=f"A commit by {', '.join(others)}, to one connection",
+                title=f"Commit time with {', '.join(others)}, relative to one connection",
                 unit="times the time",
                 groups={
                     "": [
@@ -251,7 +251,7 @@ def store_writers(document: Mapping[str, Any]) -> Plot:
                 better="less",
             ),
             Bars(
-                title="A commit",
+                title="Commit time",
                 unit="s",
                 groups={
                     size: [
@@ -268,8 +268,8 @@ def store_writers(document: Mapping[str, Any]) -> Plot:
 
 
 def query(document: Mapping[str, Any]) -> Plot:
-    """The overview's question, put to the API and to DuckDB over the raw events."""
-    title = "The overview, asked of the API"
+    """The query of the overview page, sent to the API and to DuckDB over the raw events."""
+    title = "The query of the overview page"
     if "ms" not in document:
         return of_goals(title, document)
     limits = [float(each["limit"]) for each in document.get("goals", [])]
@@ -278,7 +278,7 @@ def query(document: Mapping[str, Any]) -> Plot:
         for name, values in document["ms"].items()
     ]
     panel = Bars(
-        title="500 services over 24 hours, until all of the answer is there",
+        title="500 services over 24 hours, time to the complete response",
         unit="ms",
         groups={"": bars},
         goal=limits[0] if limits else None,

@@ -1,4 +1,4 @@
-"""What one submit costs: with thresholds against without, and where a threshold decides."""
+"""The cost of one submit: without thresholds, with thresholds, and when a threshold decides."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Other ways to batch single items for a backend and answer each: the loop that engineers write
-by hand, and async-batcher from PyPI.
+"""Other ways to batch single items for a backend and return each result: a hand-written loop, and
+async-batcher from PyPI.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Data for the query benchmark: calls as Parquet, and the store that they would have made.
+"""Data for the query benchmark: calls as Parquet, and a store with their metrics.
 
-The metrics of the last day are computed from the very calls, by DuckDB, and written to a store with
-the real schema; the days before repeat them. So both answer one question about one day, and must
-agree.
+DuckDB computes the metrics of the last day from the calls; they are written to a store with the
+real schema, and repeated for the days before. So both contenders must return the same result.
 """
 
 from __future__ import annotations

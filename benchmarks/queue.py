@@ -1,9 +1,9 @@
-"""Measure batchmill's queue beside its peers, in one process and on the same work.
+"""Compare batchmill's queue with its peers, in one process and on the same work.
 
     python -m benchmarks.queue [--quick] [--only throughput,latency,...] [--json PATH]
 
-Prints tables and the goals with what was measured, and writes every figure as JSON. No time is
-asserted: a missed goal is said, and the exit code is 0 all the same.
+Prints tables and the goals with the measured values, and writes all results as JSON. A missed goal
+is reported; the exit code is still 0.
 """
 
 from __future__ import annotations
@@ -61,15 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **{name: result.as_json() for name, result in results.items()},
     }
     write_json(options.json, document)
-    say(f"took {perf_counter() - started:.0f} s; every figure is in {options.json}")
+    say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.queue", description="batchmill's queue beside its peers"
+        prog="python -m benchmarks.queue", description="compare batchmill's queue with its peers"
     )
-    parser.add_argument("--quick", action="store_true", help="under a minute; not for quoting")
+    parser.add_argument(
+        "--quick", action="store_true", help="less than a minute, too short to quote"
+    )
     parser.add_argument(
         "--only",
         type=_names,
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="run on N cores only: on one, lock hand-overs between cores no longer slow down peers",
     )
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The seeds' rebalancing benchmark: 4 drain threads, 16 producers, 100 classes, skewed rates.
+"""Rebalancing: 4 drain threads, 16 producers, 100 classes, skewed rates.
 
 Static assignment against the throughput-weighted balancer, on the same work. A handler waits a
 fixed time for each item, as one that writes to a disk or a socket would, so that drain threads run

@@ -1,4 +1,4 @@
-"""Plain-text tables, and the figures behind them as JSON."""
+"""Plain-text tables, and their results as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the throughput benchmark found: rates, ratios within a repeat, and their tables."""
+"""Results of the throughput benchmark: rates, ratios within a repeat, and their tables."""
 
 from __future__ import annotations
 

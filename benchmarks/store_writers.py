@@ -1,9 +1,9 @@
-"""Measure commits to PostgreSQL over one connection and over several, on the same batches.
+"""Compare commits to PostgreSQL over one connection and over several, on the same batches.
 
     python -m benchmarks.store_writers [--quick] [--database URL] [--json PATH]
 
-Without ``--database`` a server is started for it, in a temporary folder; it does not wait for the
-disk. Prints a table and writes every figure as JSON; no time is asserted.
+Without ``--database`` it starts a server in a temporary folder, without fsync. Prints a table and
+writes all results as JSON.
 """
 
 from __future__ import annotations
@@ -69,11 +69,10 @@ class Commits:
         return Table(
             "Commits to PostgreSQL over one connection, and over several",
             f"{len(load(SCRIPT))} metrics of one source; every entity in {MINUTES} new minutes, and"
-            " in an hour and a day that are there already. Each way has a store of its own, and"
-            " they take turns. Batches of fewer rows than"
-            f" {WriterSettings().above_rows:,} go over one connection, whatever `writers` says;"
-            " here they are made to go over several, too, but for parts that are hardly a piece. On"
-            " a busy machine the best of each are nearer to what an idle one does.",
+            " in an existing hour and day. Each number of connections has its own store; they take"
+            f" turns. Batches of fewer rows than {WriterSettings().above_rows:,} normally use one"
+            " connection; here they use several too, except for parts too small to split. On a busy"
+            " machine the best times are closer to those of an idle one.",
             ["delta rows", "way", "s", "range", "to one", "range", "best to best"],
             lines,
         )
@@ -214,10 +213,12 @@ def _made_in(given: str) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write down."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store_writers")
-    parser.add_argument("--quick", action="store_true", help="seconds; not for quoting")
-    parser.add_argument("--database", metavar="URL", help="a database to fill; new schemas in it")
+    parser.add_argument("--quick", action="store_true", help="a run of seconds, too short to quote")
+    parser.add_argument(
+        "--database", metavar="URL", help="a database in which new schemas are created"
+    )
     parser.add_argument("--writers", type=int, default=WriterSettings().writers)
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     options = parser.parse_args(arguments)
     print(machine_line())
     with databases(options.database) as urls:
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_json(
         options.json, {"machine": machine(), "quick": options.quick, "commits": found.as_json()}
     )
-    say(f"every figure is in {options.json}")
+    say(f"results are in {options.json}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Peers that have to be installed: janus, culsans, and the OpenTelemetry SDK's batch processor.
+"""Peers from PyPI: janus, culsans, and the OpenTelemetry SDK's batch processor.
 
 Each is imported when it is built. A missing one raises MissingPeer, which the benchmark reports.
 """

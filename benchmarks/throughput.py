@@ -1,7 +1,7 @@
-"""Throughput from produce to consumed: every contender on the same work, taking turns.
+"""Throughput from produce to consumed: every contender on the same work, in turn.
 
-Repeats go round-robin over all contenders in shuffled order, so that a noisy minute hits them
-alike, and a ratio is taken within a repeat before the median is taken over repeats.
+Repeats go round-robin over all contenders in shuffled order, so that a noisy minute affects
+all equally, and a ratio is taken within a repeat before the median is taken over repeats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work every contender gets: 100 item classes with skewed rates, built before the clock runs.
+"""The work of every contender: 100 item classes with skewed rates, built before the timed run.
 
 An item knows its producer and its place among that producer's items of its class, so that after a
 run any loss, duplicate or change of order shows (see ``benchmarks.check``). A run repeats the same
