@@ -17,9 +17,9 @@ import pytest
 from batchmill.files import read_json
 from batchmill.store import open_store
 from tests.kit.processes import wait_for_json
-from tests.kit.prometheus import WAIT_S, until
 from tests.kit.prometheus_pages import after, expected, last_minutes, metrics_of, parsed, receiving
 from tests.kit.stores import Measurement, Writer
+from tests.kit.threads import WAIT_S, until
 
 
 @contextmanager

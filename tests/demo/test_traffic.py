@@ -33,7 +33,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from batchmill.demo import INSTANCES, LastWords, Sender, SentSpans, Shop, make_exporter, plan
-from tests.kit.otlp_receiver import Receiver, Verdict, spans_of
+from tests.kit.otlp_receivers import TraceReceiver, Verdict, spans_of
 
 DEMO = """
 import signal, sys
@@ -43,7 +43,7 @@ from batchmill.cli import main
 sys.exit(main())
 """
 WITHOUT_THE_SDK = 'import sys; sys.modules["opentelemetry.sdk.trace"] = None\n' + DEMO
-REFUSED = Verdict(503)
+REFUSED = Verdict(status=503)
 
 
 def shop_spans(seed: int, begin_ns: int = 10**18) -> Sequence[ReadableSpan]:
@@ -111,7 +111,7 @@ def test_spans_are_the_plan_s() -> None:
 
 def test_everything_is_acknowledged_though_every_third_request_is_refused() -> None:
     """The balance is what the receiver has: every span once, and none is lost to a 503."""
-    with Receiver(lambda number: REFUSED if number % 3 == 0 else Verdict()) as receiver:
+    with TraceReceiver(lambda number: REFUSED if number % 3 == 0 else Verdict()) as receiver:
         done = run_demo("--endpoint", receiver.endpoint, "--seconds=2", "--rate=60", "--seed=7")
         balance = the_balance(done)
         spans = receiver.spans()
@@ -128,7 +128,7 @@ def test_everything_is_acknowledged_though_every_third_request_is_refused() -> N
 
 def test_nothing_ends_in_the_future() -> None:
     """Spans are sent after they have ended, by the clock of those who read them."""
-    with Receiver() as receiver:
+    with TraceReceiver() as receiver:
         run_demo("--endpoint", receiver.endpoint, "--seconds=1", "--rate=60", "--seed=1")
     assert receiver.requests
     for request, received_ns in zip(receiver.requests, receiver.received_ns, strict=True):
@@ -140,7 +140,7 @@ def test_nothing_ends_in_the_future() -> None:
 def test_interrupt_ends_early_with_a_true_balance(number: signal.Signals) -> None:
     """After Ctrl-C, or SIGTERM, what was sent is still brought home; the figures are true."""
     with (
-        Receiver() as receiver,
+        TraceReceiver() as receiver,
         subprocess.Popen(
             [*command(), "--endpoint", receiver.endpoint, "--forever", "--rate=80"],
             stdout=subprocess.PIPE,
@@ -164,7 +164,7 @@ def test_interrupt_ends_early_with_a_true_balance(number: signal.Signals) -> Non
 def test_second_interrupt_leaves_the_rest_and_says_how_much() -> None:
     """Whoever does not want to wait for a receiver that takes nothing still gets the figures."""
     with (
-        Receiver(lambda number: REFUSED) as receiver,
+        TraceReceiver(lambda number: REFUSED) as receiver,
         subprocess.Popen(
             [*command(), "--endpoint", receiver.endpoint, "--forever", "--rate=80"],
             stdout=subprocess.PIPE,
@@ -234,7 +234,7 @@ def test_bad_options_are_refused_by_name(option: str, value: str) -> None:
 
 def test_receiver_that_never_takes_them_is_given_up_on() -> None:
     """When patience is over the spans count as failed, and those that end later do not wait."""
-    with Receiver(lambda number: Verdict(400)) as receiver, LastWords() as words:
+    with TraceReceiver(lambda number: Verdict(status=400)) as receiver, LastWords() as words:
         exporter, rejected = make_exporter(receiver.endpoint, grpc=False)
         sender = Sender(exporter, rejected=rejected, capacity=1, linger_s=0, patience_s=0)
         for span in shop_spans(5)[:50]:
@@ -248,7 +248,7 @@ def test_receiver_that_never_takes_them_is_given_up_on() -> None:
 
 def test_spans_refused_one_by_one_are_not_acknowledged() -> None:
     """A partial success acknowledges the rest only."""
-    with Receiver(lambda number: Verdict(rejected=2 if number == 1 else 0)) as receiver:
+    with TraceReceiver(lambda number: Verdict(rejected=2 if number == 1 else 0)) as receiver:
         exporter, rejected = make_exporter(receiver.endpoint, grpc=False)
         sender = Sender(exporter, rejected=rejected, batch=10, linger_s=60)
         for span in shop_spans(5)[:20]:

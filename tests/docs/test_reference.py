@@ -133,7 +133,7 @@ def _refusal(make: Any) -> responses.Refusal:
 
 def test_what_is_handed_on_to_kafka_is_explained() -> None:
     """Each figure, and each reason of a drop."""
-    text = inspect.getsource(forwarder.KafkaForwarder.figures)
+    text = inspect.getsource(forwarder.KafkaForwarder.stats)
     figures = set(re.findall(r'^ +"(\w+)":', text, re.MULTILINE))
     assert figures == named(COUNTERS, "Traces and logs handed on")
     why = named(COUNTERS, "Traces and logs handed on", "what it is")

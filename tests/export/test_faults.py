@@ -20,17 +20,17 @@ from tests.kit.exporters import (
     Mill,
     added_up,
     check_all_arrived,
-    free_port,
     last_totals,
     measurements,
     mill,
     one,
     running,
     stored,
-    wait_until,
 )
-from tests.kit.otlp_metrics_receiver import GrpcReceiver, HttpReceiver, Verdict
+from tests.kit.otlp_receivers import GrpcReceiver, HttpReceiver, Verdict
+from tests.kit.processes import free_port
 from tests.kit.stores import MINUTE, Measurement
+from tests.kit.threads import until
 
 UNAVAILABLE = Verdict(grpc.StatusCode.UNAVAILABLE, 503)
 __all__ = ["one"]
@@ -63,7 +63,7 @@ def test_a_dead_collector_holds_up_no_commit(one: Mill) -> None:
         for number in range(10):
             one.commit(*measurements(number))
         assert len(one.files()) == 10
-        wait_until(lambda: exporter.stats().retries.get("UNAVAILABLE", 0) > 2)
+        until(lambda: exporter.stats().retries.get("UNAVAILABLE", 0) > 2)
         found = exporter.stats()
         assert (found.sent, found.waiting.files, found.position) == (0, 10, 0)
         assert found.failing.startswith("UNAVAILABLE")
@@ -97,7 +97,7 @@ def test_a_full_queue_that_blocks_loses_nothing(one: Mill) -> None:
             for number in range(4):
                 one.commit(*measurements(number, 20))
             receiver.wait_for(lambda: receiver.seen == 1)
-            wait_until(lambda: exporter.stats().queued == 10)
+            until(lambda: exporter.stats().queued == 10)
             assert len(one.files()) == 4
             release.set()
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
@@ -118,7 +118,7 @@ def test_a_full_queue_that_drops_counts_what_it_drops(one: Mill) -> None:
         exporter = one.exporter(receiver.target, dropping)
         one.commit(*measurements(0, 300, [f"e{number}" for number in range(300)]))
         with running(exporter):
-            wait_until(lambda: exporter.stats().dropped.get("queue full", 0) > 0)
+            until(lambda: exporter.stats().dropped.get("queue full", 0) > 0)
             release.set()
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
             found = exporter.stats()
@@ -133,7 +133,7 @@ def test_beyond_the_bound_of_the_outbox_drops_equal_the_counters(tmp_path: Path)
     one = mill(tmp_path, bound=OutboxSettings(max_files=3))
     port = free_port()
     with one.store, running(one.exporter(f"otlp+grpc://127.0.0.1:{port}")) as thread:
-        wait_until(lambda: one.store.exporters())
+        until(lambda: one.store.exporters())
         for number in range(8):
             one.commit(Measurement(5, minute=MINUTE + number))
         assert len(one.files()) == 3
@@ -214,7 +214,7 @@ def test_a_collector_that_wants_no_pause_is_not_asked_all_the_time(one: Mill) ->
         one.commit(*measurements(0))
         exporter = one.exporter(receiver.target, slow)
         with running(exporter):
-            wait_until(lambda: exporter.stats().retries)
+            until(lambda: exporter.stats().retries)
         assert receiver.seen == 1
 
 
@@ -319,6 +319,6 @@ def test_a_connection_that_the_collector_closed_is_no_failure(one: Mill) -> None
             for number in range(3):
                 one.commit(*measurements(number))
                 receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
-                wait_until(partial(lambda closed: receiver.closed > closed, number))
+                until(partial(lambda closed: receiver.closed > closed, number))
         check_all_arrived(one, receiver.points())
     assert one.counted("export retries") == {}

@@ -153,11 +153,11 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     for _ in range(12):
         forwarder.offer(b"x" * 100, PROTOBUF, 2)
     forwarder.offer(b"{}", "text/plain", 5)
-    found = forwarder.figures()
+    found = forwarder.stats()
     assert found["dropped"] == {"too many bytes in hand": 4, "neither protobuf nor JSON": 5}
     assert found["in_hand_bytes"] == 1000
     forwarder.close(0.1)
-    found = forwarder.figures()
+    found = forwarder.stats()
     assert found["offered"] == 29 == sum(found["dropped"].values())
     assert (found["sent"], found["in_hand"], found["in_hand_bytes"]) == (0, 0, 0)
 
@@ -171,8 +171,8 @@ def test_what_traces_share_counts_once_for_each() -> None:
     message.resource_spans[0].resource.attributes.add(key="text").value.string_value = "x" * 1000
     forwarder = KafkaForwarder(NOBODY, max_bytes=5000, timeout_s=1)
     forwarder.offer(message.SerializeToString(), PROTOBUF, 10)
-    until(lambda: forwarder.figures()["dropped"] == {"too many bytes in hand": 6})
-    found = forwarder.figures()
+    until(lambda: forwarder.stats()["dropped"] == {"too many bytes in hand": 6})
+    found = forwarder.stats()
     assert (found["offered"], found["in_hand"]) == (10, 4)
     assert 4000 < found["in_hand_bytes"] <= 5000
     forwarder.close(0.1)
@@ -183,8 +183,8 @@ def test_json_that_is_no_otlp_is_dropped_and_counted() -> None:
     forwarder = KafkaForwarder(NOBODY, timeout_s=1)
     for body in (b"[]", b"nonsense", b'{"resourceSpans": 7}'):
         forwarder.offer(body, JSON, 2)
-    until(lambda: forwarder.figures()["dropped"] == {"JSON that is not OTLP": 6})
-    assert forwarder.figures()["in_hand_bytes"] == 0
+    until(lambda: forwarder.stats()["dropped"] == {"JSON that is not OTLP": 6})
+    assert forwarder.stats()["in_hand_bytes"] == 0
     forwarder.close(0.1)
 
 
@@ -214,10 +214,10 @@ def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch) ->
     assert started.wait(30)
     for _ in range(10):
         forwarder.offer(b"x", PROTOBUF, 1)
-    assert forwarder.figures()["dropped"]["queue full"] >= 7
+    assert forwarder.stats()["dropped"]["queue full"] >= 7
     release.set()
     forwarder.close()
-    found = forwarder.figures()
+    found = forwarder.stats()
     assert found["offered"] == 11 == sum(found["dropped"].values())
 
 
@@ -226,14 +226,14 @@ def test_a_broker_that_stood_still_gets_what_waited(kafka: Broker) -> None:
     topic = kafka.new_topic()
     forwarder = KafkaForwarder(Target.parse(f"kafka://{kafka.bootstrap}/{topic}"))
     forwarder.offer(request(1), PROTOBUF, 1)
-    until(lambda: forwarder.figures()["sent"] == 1)
+    until(lambda: forwarder.stats()["sent"] == 1)
     kafka.pause()
     try:
         forwarder.offer(request(2), PROTOBUF, 1)
-        assert forwarder.figures()["in_hand"] == 1
+        assert forwarder.stats()["in_hand"] == 1
     finally:
         kafka.resume()
-    until(lambda: forwarder.figures()["sent"] == 2)
+    until(lambda: forwarder.stats()["sent"] == 2)
     forwarder.close()
     assert ids_in(kafka, topic) == [span_id(1), span_id(2)]
 

@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from tests.kit.exporters import (
+    PATIENCE_S,
     QUICK,
     Mill,
     check_all_arrived,
@@ -21,10 +22,10 @@ from tests.kit.exporters import (
     one,
     running,
     stored,
-    wait_until,
 )
 from tests.kit.kafka import Broker
-from tests.kit.otlp_metrics_receiver import Point, points_of
+from tests.kit.otlp_receivers import Point, points_of
+from tests.kit.threads import until
 
 __all__ = ["one"]
 
@@ -53,7 +54,7 @@ def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:
     with running(exporter):
         for number in range(6):
             one.commit(*measurements(number, 12, [f"e{each}" for each in range(6)]))
-            wait_until(lambda: exporter.stats().waiting.files == 0)
+            until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
     check_all_arrived(one, points(kafka, topic))
     assert len({record.partition for record in kafka.read(topic)}) > 1
 
@@ -64,14 +65,14 @@ def test_a_broker_that_was_stopped_gets_everything(one: Mill, kafka: Broker) -> 
     exporter = one.exporter(target(kafka, topic), SETTINGS)
     with running(exporter):
         one.commit(*measurements(0))
-        wait_until(lambda: exporter.stats().waiting.files == 0)
+        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
         kafka.stop()
         for number in range(1, 4):
             one.commit(*measurements(number))
-        wait_until(lambda: sum(exporter.stats().retries.values()) > 0)
+        until(lambda: sum(exporter.stats().retries.values()) > 0, timeout_s=PATIENCE_S)
         assert len(one.files()) == 3
         kafka.start()
-        wait_until(lambda: exporter.stats().waiting.files == 0)
+        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
     check_all_arrived(one, points(kafka, topic))
     assert sum(one.counted("export retries").values()) > 0
 
@@ -82,15 +83,15 @@ def test_a_broker_that_stands_still_holds_up_nobody(one: Mill, kafka: Broker) ->
     exporter = one.exporter(target(kafka, topic), SETTINGS)
     with running(exporter):
         one.commit(*measurements(0))
-        wait_until(lambda: exporter.stats().waiting.files == 0)
+        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
         kafka.pause()
         try:
             for number in range(1, 4):
                 one.commit(*measurements(number))
-            wait_until(lambda: sum(exporter.stats().retries.values()) > 0)
+            until(lambda: sum(exporter.stats().retries.values()) > 0, timeout_s=PATIENCE_S)
         finally:
             kafka.resume()
-        wait_until(lambda: exporter.stats().waiting.files == 0)
+        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
     check_all_arrived(one, points(kafka, topic))
 
 
@@ -99,8 +100,8 @@ def test_a_topic_that_is_not_there_is_told(one: Mill, kafka: Broker) -> None:
     exporter = one.exporter(target(kafka, "missing-topic"), SETTINGS)
     one.commit(*measurements(0))
     with running(exporter):
-        wait_until(lambda: exporter.stats().retries)
+        until(lambda: exporter.stats().retries, timeout_s=PATIENCE_S)
         assert "UNKNOWN" in exporter.stats().failing
         kafka.create_topic("missing-topic")
-        wait_until(lambda: exporter.stats().waiting.files == 0)
+        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
     assert last_totals(points(kafka, "missing-topic")) == stored(one.store)

@@ -27,10 +27,10 @@ from tests.kit.exporters import (
     one,
     running,
     stored,
-    wait_until,
 )
-from tests.kit.otlp_metrics_receiver import GrpcReceiver, HttpReceiver, Verdict
+from tests.kit.otlp_receivers import GrpcReceiver, HttpReceiver, Verdict
 from tests.kit.stores import MINUTE, Measurement
+from tests.kit.threads import until
 
 UNAVAILABLE = Verdict(grpc.StatusCode.UNAVAILABLE, 503)
 __all__ = ["one"]
@@ -169,7 +169,7 @@ def test_headers_go_with_each_request(one: Mill, kind: type[GrpcReceiver | HttpR
 def test_one_exporter_of_a_name_at_a_time(one: Mill) -> None:
     """Two would send everything twice."""
     with GrpcReceiver() as receiver, running(one.exporter(receiver.target)):
-        wait_until(lambda: one.store.exporters())
+        until(lambda: one.store.exporters())
         second = one.exporter(receiver.target)
         with pytest.raises(ExporterInUseError, match="--name"):
             second.run()

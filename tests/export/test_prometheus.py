@@ -17,8 +17,8 @@ from batchmill.export.prometheus.page import MetricsPage
 from batchmill.export.prometheus.series import complete_minute
 from batchmill.store import RetryPolicy, Store, open_store
 from batchmill.telemetry.exposition import TextFormat
+from batchmill.testing import ManualClock
 from tests.kit.prometheus_pages import (
-    Clock,
     after,
     expected,
     metrics_of,
@@ -40,7 +40,9 @@ ROWS = [
 def page_of(store: Store, minute: int = MINUTE, **settings: Any) -> MetricsPage:
     """The page of a store, five seconds after a minute is over."""
     # Closing a page closes its store; these tests have fixtures that do so again, which is fine.
-    return MetricsPage(lambda: store, PageSettings(**settings), clock=Clock(after(minute, 5)))
+    return MetricsPage(
+        lambda: store, PageSettings(**settings), clock=ManualClock(after(minute, 5)).now
+    )
 
 
 def text(page: MetricsPage, form: TextFormat = TextFormat.PROMETHEUS) -> str:
@@ -135,10 +137,10 @@ def test_an_empty_store_has_a_page(store: Store) -> None:
 def test_an_old_minute_is_not_shown_as_the_present(store: Store) -> None:
     """When nothing has been written for five minutes, values are left out, and it is said."""
     Writer(store).write(*ROWS)
-    clock = Clock(after(MINUTE, 299))
-    page = MetricsPage(lambda: store, clock=clock)
+    clock = ManualClock(after(MINUTE, 299))
+    page = MetricsPage(lambda: store, clock=clock.now)
     assert metrics_of(parsed(text(page))) != {}
-    clock.now_s += 61
+    clock.advance(61)
     found = parsed(text(page))
     assert metrics_of(found) == {}
     assert found["batchmill_export_stale", frozenset()] == 1
@@ -250,12 +252,12 @@ def test_a_metric_cannot_take_a_name_of_ours(store: Store) -> None:
 def test_many_scrapes_are_one_read(store: Store) -> None:
     """A page is read from the store once a minute, as long as nothing is committed."""
     Writer(store).write(*ROWS)
-    clock = Clock(after(MINUTE))
-    page = MetricsPage(lambda: store, clock=clock)
+    clock = ManualClock(after(MINUTE))
+    page = MetricsPage(lambda: store, clock=clock.now)
     bodies = set()
     for _ in range(50):
         bodies.add(text(page))
-        clock.now_s += 1
+        clock.advance(1)
     assert (len(bodies), page.reads) == (1, 1)
 
 
@@ -263,13 +265,13 @@ def test_late_rows_show_up(store: Store) -> None:
     """Late rows change the page of the same minute, after ``refresh_s`` and not before."""
     writer = Writer(store)
     writer.write(*ROWS)
-    clock = Clock(after(MINUTE))
-    page = MetricsPage(lambda: store, PageSettings(refresh_s=15), clock=clock)
+    clock = ManualClock(after(MINUTE))
+    page = MetricsPage(lambda: store, PageSettings(refresh_s=15), clock=clock.now)
     before = text(page)
     writer.write(Measurement(777, entity="plain"))
-    clock.now_s += 14
+    clock.advance(14)
     assert text(page) == before
-    clock.now_s += 1
+    clock.advance(1)
     assert metrics_of(parsed(text(page))) == expected(store, MINUTE)
     assert text(page) != before
 
@@ -278,11 +280,11 @@ def test_the_next_minute_shows_at_once(store: Store) -> None:
     """When another minute has become complete, the next look at the store shows it."""
     writer = Writer(store)
     writer.write(*ROWS)
-    clock = Clock(after(NEXT))
-    page = MetricsPage(lambda: store, PageSettings(refresh_s=1000), clock=clock)
+    clock = ManualClock(after(NEXT))
+    page = MetricsPage(lambda: store, PageSettings(refresh_s=1000), clock=clock.now)
     text(page)
     writer.write(Measurement(1, minute=NEXT + 1))
-    clock.now_s += 2
+    clock.advance(2)
     assert metrics_of(parsed(text(page))) == expected(store, NEXT)
 
 
@@ -297,13 +299,13 @@ def test_the_packed_page_is_the_same(store: Store) -> None:
 def test_a_store_that_is_missing_is_said_until_it_is_there(tmp_path: Path) -> None:
     """Without a store there is no page but a reason; the store is looked for again."""
     url = f"sqlite:///{tmp_path}/store.db"
-    clock = Clock(after(MINUTE))
-    page = MetricsPage(lambda: open_store(url, create=False), clock=clock)
+    clock = ManualClock(after(MINUTE))
+    page = MetricsPage(lambda: open_store(url, create=False), clock=clock.now)
     with pytest.raises(StoreUnreadableError, match="there is no store at"):
         text(page)
     with open_store(url) as store:
         Writer(store).write(*ROWS)
-        clock.now_s += 2
+        clock.advance(2)
         assert metrics_of(parsed(text(page))) == expected(store, MINUTE)
     page.close()
 
@@ -319,14 +321,14 @@ def test_a_store_that_breaks_is_opened_anew(tmp_path: Path) -> None:
         opened.append(open_store(url))
         return opened[-1]
 
-    clock = Clock(after(MINUTE))
-    page = MetricsPage(reopen, clock=clock)
+    clock = ManualClock(after(MINUTE))
+    page = MetricsPage(reopen, clock=clock.now)
     text(page)
     opened[0].close()
-    clock.now_s += 2
+    clock.advance(2)
     with pytest.raises(StoreUnreadableError, match="closed"):
         text(page)
-    clock.now_s += 2
+    clock.advance(2)
     text(page)
     page.close()
     assert len(opened) == 2
@@ -350,7 +352,7 @@ def test_a_page_reads_by_index_and_once_a_source(
     monkeypatch.setattr(sqlite3, "connect", watched)
     page = MetricsPage(
         lambda: open_store(url, create=False, retry=RetryPolicy(give_up_after_s=1)),
-        clock=Clock(after(MINUTE)),
+        clock=ManualClock(after(MINUTE)).now,
     )
     text(page)
     page.close()

@@ -22,10 +22,10 @@ from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
 from batchmill.http import Access
 from batchmill.store import RetryPolicy, open_store
 from batchmill.telemetry.exposition import TextFormat
-from tests.kit.prometheus import WAIT_S, running_prometheus
+from tests.kit.prometheus import running_prometheus
 from tests.kit.prometheus_pages import Key, expected, last_minutes, metrics_of, parsed
 from tests.kit.stores import Measurement, Writer
-from tests.kit.threads import until
+from tests.kit.threads import WAIT_S, until
 
 OPEN = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 

@@ -18,7 +18,6 @@ from batchmill.export.remote_write.client import RemoteTarget
 from batchmill.export.remote_write.sender import PositionFile
 from batchmill.store import Store
 from tests.export.remote_write_kit import not_empty, position, reached, sent, store, writing
-from tests.kit.prometheus import until
 from tests.kit.prometheus_pages import (
     Judge,
     Samples,
@@ -29,6 +28,7 @@ from tests.kit.prometheus_pages import (
     receiving,
 )
 from tests.kit.stores import Measurement, Writer
+from tests.kit.threads import until
 
 __all__ = ["position", "store"]
 

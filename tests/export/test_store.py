@@ -9,6 +9,7 @@ import pytest
 from batchmill.outbox import Outbox
 from batchmill.store import RetryPolicy, Store, open_store
 from tests.kit.exporters import (
+    PATIENCE_S,
     Mill,
     added_up,
     check_all_arrived,
@@ -18,12 +19,12 @@ from tests.kit.exporters import (
     mill,
     running,
     stored,
-    wait_until,
 )
-from tests.kit.otlp_metrics_receiver import GrpcReceiver
+from tests.kit.otlp_receivers import GrpcReceiver
 from tests.kit.postgres import Postgres
 from tests.kit.store_writers import before_merges, open_writers
 from tests.kit.stores import PATIENT, Measurement, end, in_another_process, line_of
+from tests.kit.threads import until
 
 HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)
 
@@ -40,10 +41,13 @@ def test_a_database_that_was_restarted_loses_no_export(
             one.commit(*measurements(0))
             receiver.wait_for(lambda: receiver.seen > 0)
             postgres.stop()
-            wait_until(lambda: any(each.name == "batchmill.export" for each in caplog.records))
+            until(
+                lambda: any(each.name == "batchmill.export" for each in caplog.records),
+                timeout_s=PATIENCE_S,
+            )
             postgres.start()
             one.commit(*measurements(1))
-            wait_until(lambda: not one.store.outbox(one.outbox.place))
+            until(lambda: not one.store.outbox(one.outbox.place), timeout_s=PATIENCE_S)
         check_all_arrived(one, receiver.points())
         assert one.counted("export retries")["store unavailable"] > 0
 

@@ -94,5 +94,5 @@ def test_what_a_wrong_password_keeps_from_being_handed_on_is_counted(kafka: Brok
     target = Target.parse(f"kafka://{kafka.login}/{kafka.new_topic()}")
     forwarder = KafkaForwarder(target, options=kafka.login_options(WRONG), timeout_s=1.0)
     forwarder.offer(request(1, 2), PROTOBUF, 2)
-    until(lambda: forwarder.figures()["dropped"] == {"AUTHENTICATION": 2})
+    until(lambda: forwarder.stats()["dropped"] == {"AUTHENTICATION": 2})
     forwarder.close()

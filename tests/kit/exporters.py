@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from batchmill.export import Exporter, ExporterSettings, Target, open_sender
 from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import bucket_end
 from batchmill.store import Batch, CommitResult, Store
-from tests.kit.otlp_metrics_receiver import GrpcReceiver, Point
+from tests.kit.otlp_receivers import Point
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
+from tests.kit.threads import spawn
 
-WAIT_S = 30.0
 PATIENCE_S = 60.0
 QUICK = ExporterSettings(initial_ms=5, max_ms=20, poll_s=0.02, timeout_s=5, drain_s=3)
 NAME = "test"
@@ -100,23 +99,12 @@ def mill(folder: Path, **more: Any) -> Mill:
 @contextlib.contextmanager
 def running(exporter: Exporter) -> Iterator[threading.Thread]:
     """An exporter at work, in a thread; stopped in the end."""
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            exporter.run()
-        except BaseException as error:  # noqa: BLE001 - told below
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    work = spawn(exporter.run)
     try:
-        yield thread
+        yield work.thread
     finally:
         exporter.stop()
-        thread.join(WAIT_S)
-    assert not thread.is_alive()
-    assert not failed, failed
+        work.result(PATIENCE_S)
 
 
 def measurements(number: int, count: int = 5, entities: Sequence[str] = ("one", "two")) -> Any:
@@ -187,18 +175,3 @@ def one(tmp_path: Path) -> Iterator[Mill]:
     made = mill(tmp_path)
     with made.store:
         yield made
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with GrpcReceiver() as receiver:
-        return receiver.port
-
-
-def wait_until(done: Callable[[], Any]) -> Any:
-    """Nobody tells of what an exporter counts: it is asked for."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := done()):
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
-    return found

@@ -11,13 +11,14 @@ import itertools
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.kit.processes import free_port
 
 MISSING = (
     "PostgreSQL's server programs are not here: install them with `apt-get install postgresql` "
@@ -43,7 +44,7 @@ class Postgres:
         self._folder = folder
         self._programs = programs
         self._numbers = itertools.count(1)
-        self.port = _free_port()
+        self.port = free_port()
         self.running = False
 
     @property
@@ -171,10 +172,3 @@ def _programs() -> Path | None:
 def _version(folder: Path) -> int:
     name = folder.parent.name
     return int(name) if name.isdigit() else 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,14 @@ def running_pid(supervisor: Path, name: str, timeout_s: float = PATIENCE_S) -> i
 
 SOURCE = str(Path(batchmill.__file__).parents[1])
 """Where the package under test is, for scripts that run in an interpreter of their own."""
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Life:

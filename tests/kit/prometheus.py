@@ -1,4 +1,4 @@
-"""A Prometheus of the tests' own: in a temporary folder, on the loopback, stopped at the end."""
+"""A real Prometheus for tests: in a temporary folder, on the loopback, killed at the end."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from tests.kit.processes import free_port
+from tests.kit.threads import WAIT_S, until
+
 MISSING = (
     "Prometheus is not here: install it with `apt-get install --no-install-recommends prometheus`"
 )
-WAIT_S = 30.0
-"""How long anything may take before its test fails."""
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Wait for something that will be true; what it was."""
-    deadline = time.monotonic() + WAIT_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-    return found
 
 
 class Prometheus:
@@ -91,7 +81,7 @@ def running_prometheus(
         config["storage"] = {"tsdb": {"out_of_order_time_window": out_of_order}}
     folder.mkdir(exist_ok=True)
     (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
-    server = Prometheus(port or _free_port())
+    server = Prometheus(port or free_port())
     with (folder / "log").open("w+") as output:
         process = subprocess.Popen(
             [
@@ -107,16 +97,13 @@ def running_prometheus(
             stderr=subprocess.STDOUT,
         )
         try:
-            until(lambda: server.is_ready() or process.poll() is not None)
+            until(
+                lambda: server.is_ready() or process.poll() is not None,
+                "Prometheus is ready",
+                timeout_s=2 * WAIT_S,
+            )
             assert process.poll() is None, (folder / "log").read_text()
             yield server
         finally:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -162,13 +161,3 @@ def receiving(script: Sequence[tuple[int, dict[str, str]]] = ()) -> Iterator[Rec
         finally:
             server.shutdown()
             thread.join()
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, now_s: float | None = None) -> None:
-        self.now_s = time.time() if now_s is None else now_s
-
-    def __call__(self) -> float:
-        return self.now_s

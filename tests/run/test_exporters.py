@@ -20,9 +20,10 @@ from batchmill.run import Health, Home, RunState, UnknownSettingError, assess, r
 from batchmill.run.runner import remove_exporters
 from batchmill.run.specs import export_names, export_spec, pipeline_spec
 from batchmill.run.status import export_text
-from tests.kit.exporters import Mill, last_totals, measurements, one, running, stored, wait_until
-from tests.kit.otlp_metrics_receiver import GrpcReceiver
+from tests.kit.exporters import Mill, last_totals, measurements, one, running, stored
+from tests.kit.otlp_receivers import GrpcReceiver
 from tests.kit.processes import Life, wait_for_json
+from tests.kit.threads import until
 
 __all__ = ["one"]
 
@@ -32,7 +33,7 @@ NOW = 1000.0
 def test_one_that_runs_is_not_forgotten(one: Mill, tmp_path: Path) -> None:
     """It is told to be stopped first, and goes on; a run leaves it for the next time."""
     with GrpcReceiver() as receiver, running(one.exporter(receiver.target, name="run a")):
-        wait_until(one.store.exporters)
+        until(one.store.exporters)
         with pytest.raises(ExporterInUseError, match="stop that one first"):
             forget_exporter(one.store, one.outbox, "run a")
         home = Home(tmp_path / "home")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.kit.jvm import QUICK
-from tests.kit.processes import PATIENCE_S, Life
+from tests.kit.processes import PATIENCE_S, Life, free_port
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WORKERS = 2
@@ -39,7 +38,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port, self._page = _free_port(), _free_port()
+        self._port, self._page = free_port(), free_port()
         self._lives: list[Life] = []
 
     @property
@@ -143,10 +142,3 @@ class Cluster:
             },
         )
         self._lives.append(life)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -119,7 +119,7 @@ def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]
                 forwarders[name] = stack.enter_context(contextlib.closing(forwarder))
         yield forwarders
     for name, forwarder in forwarders.items():
-        stats = forwarder.figures()
+        stats = forwarder.stats()
         line = f"{name} forwarded to {stats['to']}: {stats['sent']:,} of {stats['offered']:,}"
         lost = "".join(f"; dropped {n:,}: {reason}" for reason, n in stats["dropped"].items())
         print(line + lost, flush=True)

@@ -108,7 +108,7 @@ class KafkaForwarder:
         elif not self._queue.produce(_Request(body, items, media_type == JSON)):
             self._settle(len(body), items, FULL)
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """What became of the spans, or the records of logs, that were offered."""
         with self._lock:
             done = self._sent + sum(self._dropped.values())

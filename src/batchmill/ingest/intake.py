@@ -57,7 +57,7 @@ class Forwarder(Protocol):
         """Take a decompressed body, or drop it; never waits. Called by any thread."""
         ...
 
-    def figures(self) -> Mapping[str, Any]:
+    def stats(self) -> Mapping[str, Any]:
         """Counters for the status."""
         ...
 

@@ -125,7 +125,7 @@ class Receiver:
             **{name: getattr(sink, name) for name in _SPOOL_ONLY if hasattr(sink, name)},
             "level": sink.level.name,
             "forwarded": {
-                signal: dict(forwarder.figures()) for signal, forwarder in self._forwarders.items()
+                signal: dict(forwarder.stats()) for signal, forwarder in self._forwarders.items()
             },
             "thresholds": thresholds(self._sink.pressure(), self._sink.measures(), sink),
         }

@@ -1,12 +1,15 @@
-"""A small real receiver of OTLP metrics, over gRPC or HTTP: keeps what it gets, fails on demand."""
+"""Small real receivers of OTLP, over gRPC or HTTP: they keep what they get, and fail on demand."""
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import grpc
@@ -18,8 +21,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     MetricsServiceServicer,
     add_MetricsServiceServicer_to_server,
 )
-
-from tests.kit import otlp_http
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 PATIENCE_S = 60.0
 
@@ -32,11 +37,68 @@ class Verdict:
     """None: it is taken. Over HTTP ``status`` counts."""
     status: int = 200
     rejected: int = 0
-    """Points of it that are refused."""
+    """Points, or spans, of it that are refused."""
     hold: threading.Event | None = None
     """The answer waits for this."""
     taken: bool | None = None
     """Whether it is kept; None: if it is answered well."""
+
+
+class _HttpServer(ABC):
+    """Listens while entered, and answers in protobuf what :meth:`answer` says."""
+
+    def __init__(self, idle_s: float | None = None) -> None:
+        """``idle_s``: after how long a connection on which nothing comes is closed."""
+        self.closed = 0
+        """How many connections are over."""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = idle_s
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers["Content-Encoding"] == "gzip":
+                    body = gzip.decompress(body)
+                headers = {key.lower(): value for key, value in self.headers.items()}
+                status, written = outer.answer(self.path, headers, body)
+                self.send_response(status)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(written)))
+                self.send_header("Retry-After", "0")
+                self.end_headers()
+                self.wfile.write(written)
+
+            def finish(self) -> None:
+                super().finish()
+                self.request.close()
+                outer.closed += 1
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = False
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
+
+    @abstractmethod
+    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        """Take a request; the status and the body of its answer. Called by several threads."""
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._http.server_address[1])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
 
 
 @dataclass(frozen=True)
@@ -57,7 +119,7 @@ class Point:
 
 
 class Keeper:
-    """What both receivers share: requests in the order in which they came."""
+    """What both receivers of metrics share: requests in the order in which they came."""
 
     def __init__(self, judge: Callable[[int], Verdict] = lambda number: Verdict()) -> None:
         self.judge = judge
@@ -97,7 +159,7 @@ class Keeper:
 
 
 class GrpcReceiver(Keeper):
-    """Listens while entered."""
+    """Receives metrics over gRPC while entered."""
 
     def __init__(
         self,
@@ -139,8 +201,8 @@ class GrpcReceiver(Keeper):
         self._pool.shutdown()
 
 
-class HttpReceiver(Keeper, otlp_http.HttpReceiver):
-    """Listens while entered."""
+class HttpReceiver(Keeper, _HttpServer):
+    """Receives metrics over HTTP while entered."""
 
     def __init__(
         self,
@@ -148,7 +210,7 @@ class HttpReceiver(Keeper, otlp_http.HttpReceiver):
         idle_s: float | None = None,
     ) -> None:
         Keeper.__init__(self, judge)
-        otlp_http.HttpReceiver.__init__(self, idle_s)
+        _HttpServer.__init__(self, idle_s)
 
     def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         request = ExportMetricsServiceRequest.FromString(body)
@@ -190,4 +252,55 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
                             told.get("batchmill.commit", ""),
                         )
                     )
+    return found
+
+
+class TraceReceiver(_HttpServer):
+    """Receives traces over HTTP while entered. ``judge`` gets the number of a request, from 1."""
+
+    def __init__(self, judge: Callable[[int], Verdict] = lambda number: Verdict()) -> None:
+        super().__init__()
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.statuses: list[int] = []
+        self.received_ns: list[int] = []
+        self.paths: set[str] = set()
+        self.arrived = threading.Event()
+        self._judge = judge
+        self._lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def spans(self) -> list[tuple[str, Any]]:
+        """The service and the span, of all requests that were acknowledged."""
+        return [each for request in self.requests for each in spans_of(request)]
+
+    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        verdict = self._take(path, body)
+        answer = ExportTraceServiceResponse()
+        answer.partial_success.rejected_spans = verdict.rejected
+        return verdict.status, answer.SerializeToString()
+
+    def _take(self, path: str, body: bytes) -> Verdict:
+        request = ExportTraceServiceRequest.FromString(body)
+        with self._lock:
+            verdict = self._judge(len(self.statuses) + 1)
+            self.statuses.append(verdict.status)
+            self.paths.add(path)
+            if verdict.status == 200:
+                self.requests.append(request)
+                self.received_ns.append(time.time_ns())
+            self.arrived.set()
+        return verdict
+
+
+def spans_of(request: ExportTraceServiceRequest) -> list[tuple[str, Any]]:
+    """The service and the span, of one request."""
+    found = []
+    for group in request.resource_spans:
+        about = {each.key: each.value.string_value for each in group.resource.attributes}
+        for scope in group.scope_spans:
+            found += [(about["service.name"], span) for span in scope.spans]
     return found
