@@ -43,7 +43,7 @@ class ReceiverStats:
         self.rejected: Counter[str] = Counter()
         """Invalid spans, by reason."""
         self.cuts: Counter[str] = Counter()
-        """Texts truncated and attributes dropped in accepted spans, by reason."""
+        """Texts cut and attributes dropped in accepted spans, by reason."""
 
     def answered(self, protocol: str, outcome: str) -> None:
         """Count a request that was answered."""
@@ -131,15 +131,15 @@ def sink_queues(
 
 
 _COUNTERS = {
-    "received_spans": "Spans decoded and fit to be stored.",
-    "acknowledged_spans": "Spans durable in a segment, and acknowledged.",
-    "unacknowledged_spans": "Spans decoded and not stored: sent again later.",
+    "received_spans": "Valid spans decoded.",
+    "acknowledged_spans": "Spans stored durably and acknowledged.",
+    "unacknowledged_spans": "Spans decoded and not stored; their senders were asked to retry.",
 }
 _GAUGES = {
     "queue_rows": "Spans waiting for the next segment.",
     "unread_bytes": "Bytes of segments that the pipeline has not committed yet.",
     "unread_segments": "Segments that the pipeline has not committed yet.",
-    "requests_under_way": "Requests that have no answer yet.",
+    "requests_under_way": "Requests in progress.",
     "bytes_under_way": "Bytes of bodies in memory.",
 }
 _LEVELS = ("NORMAL", "WARNING", "CRITICAL", "CRITICAL_PLUS")
@@ -157,9 +157,9 @@ def _metrics(status: Mapping[str, Any]) -> Iterator[Metric]:
     for name, text in _GAUGES.items():
         if name in status:
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=status[name])
-    yield _by_reason("rejected_spans", "Spans that were unusable, by reason.", status["rejected"])
+    yield _by_reason("rejected_spans", "Invalid spans, by reason.", status["rejected"])
     yield _by_reason(
-        "cuts", "Texts cut and attributes left out of spans that were taken.", status["cuts"]
+        "cuts", "Texts cut and attributes dropped in accepted spans, by reason.", status["cuts"]
     )
     requests = CounterMetricFamily(
         f"{_PREFIX}requests",
