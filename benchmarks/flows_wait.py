@@ -92,9 +92,9 @@ class Waits:
         return Table(
             f"Wait for the handler at {case}, milliseconds",
             f"Medians over {len(self.turns[case][OURS])} interleaved turns of {self.seconds:g} s."
-            f" {WORKERS} workers, a handler that waits {SERVICE_S * 1e3:g} ms per signal, one signal"
-            " per call, the same Poisson arrivals for every rule of a turn. 'Longer' is the p99 to"
-            " batchmill's, turn by turn; 'busiest' is the busiest worker's share of the signals;"
+            f" {WORKERS} workers, a handler that waits {SERVICE_S * 1e3:g} ms per signal, one"
+            " signal per call, the same Poisson arrivals for every rule of a turn. 'Longer' is the"
+            " p99 to batchmill's, turn by turn; 'busiest' is the busiest worker's share;"
             " 'late' is the worst delay of the producer, which the machine adds to any wait."
             f" A run with a delay above {LATE_MS:g} ms was repeated, at most {ATTEMPTS} runs,"
             " and the one with the least delay counts.",
@@ -119,8 +119,8 @@ class Waits:
                 )
         return Table(
             "The same in simulated time, milliseconds",
-            f"The router's own code, {self.simulated_seconds:g} s of arrivals, no machine in the"
-            " way: what the rule alone does.",
+            f"The router's own code, {self.simulated_seconds:g} s of arrivals, without noise:"
+            " the effect of the rule alone.",
             ["rule", "case", "p50", "p99", "longer", "busiest"],
             rows,
         )

@@ -102,7 +102,7 @@ class Answers:
             Table(
                 f"The overview: {size.services} services over 24 hours",
                 f"Milliseconds. SQLite, {size.days} days, {size.entities:,} entities, hours of "
-                f"services and days of all entities for the month, minutes for {size.hours} hours; DuckDB "
+                f"services, days of all entities, minutes for {size.hours} hours; DuckDB "
                 f"over {self.data.calls:,} calls in Parquet. DuckDB to batchmill: "
                 f"{self.ratio:.1f}x the time, {self.cpu_ratio:.1f}x the CPU time. The response has "
                 f"{self.answer_bytes:,} bytes.",
