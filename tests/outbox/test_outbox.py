@@ -49,7 +49,8 @@ def test_a_column_that_metrics_share_is_read_back_for_each(tmp_path: Path) -> No
         (deltas,) = [each for each in batch.deltas if each.grain is Grain.MINUTE]
         first, second = list(deltas.cells)[:2]
         alone = one.outbox.write(batch, one.writer.layout)
-        deltas.cells[second] = deltas.cells[first]
+        del deltas.cells[second]
+        deltas.shared = {second: first}
         shared = one.outbox.write(batch, one.writer.layout)
         assert alone is not None
         assert shared is not None

@@ -74,6 +74,19 @@ def test_postgres_merges_in_any_order_and_grouping(
     check_grouping(postgres.new_database(), rows, data)
 
 
+def test_a_list_may_fill_several_columns(backend: Backend) -> None:
+    """Metrics that share a state share its list, where some of its rows are too old as well."""
+    writer = Writer(backend.open(ttl_days=1))
+    rows = [Measurement(n, minute=MINUTE + 10_000 * n, entity=f"e{n % 2}") for n in range(4)]
+    batch = writer.batch(rows)
+    (calls,), (_, count) = writer.layout.columns["calls"], writer.layout.columns["avg"]
+    for deltas in batch.deltas:
+        assert deltas.cells.pop(count) == deltas.cells[calls]
+        deltas.shared = {count: calls}
+    assert writer.store.commit(batch).merged == 6
+    assert all_states(writer.store) == expected_states(writer.metrics, rows[2:])
+
+
 def test_compacting_keeps_the_states_and_bounds_the_text(backend: Backend) -> None:
     """Tallies that are appended to again and again stay short, and mean the same."""
     store = backend.open()

@@ -61,6 +61,22 @@ def test_several_writers_make_the_store_that_one_makes(
     assert found[1][0] == expected_states(writer.metrics, rows)
 
 
+def test_a_list_that_fills_several_columns_is_cut_once(store: PostgresStore) -> None:
+    """Metrics that share a state share its list, in pieces as well."""
+    writer = Writer(store)
+    rows = some_rows(0)
+    batch = writer.batch(rows)
+    (calls,), (_, count) = writer.layout.columns["calls"], writer.layout.columns["avg"]
+    for deltas in batch.deltas:
+        del deltas.cells[count]
+        deltas.shared = {count: calls}
+    store.commit(batch)
+    counted = store.writers.stats().queue
+    assert counted is not None
+    assert counted.consumed > 0
+    assert all_states(store) == expected_states(writer.metrics, rows)
+
+
 def test_a_reader_sees_the_old_state_until_all_is_merged(
     store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,9 +84,7 @@ def cutoff_day(newest_minute: int | None, ttl_days: int) -> int:
 
 def newer(one: int | None, other: int | None) -> int | None:
     """The newer of two minutes, either of which may be missing."""
-    if one is None or other is None:
-        return one if other is None else other
-    return max(one, other)
+    return max((minute for minute in (one, other) if minute is not None), default=None)
 
 
 def day_of(grain: Grain, bucket: int) -> int:

@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, TypeAlias, TypeVar, Unpack
 
 from batchmill.errors import ConfigError
 from batchmill.oal import Metric
@@ -42,6 +41,8 @@ from batchmill.store.sql.snapshot import Snapshot
 from batchmill.store.sql.values import Page, Position, Selection, SelectionFields
 
 T = TypeVar("T")
+MetricRef: TypeAlias = str | StoredMetric
+"""A metric's name, which means its newest version, or one of its versions."""
 ALL = Selection()
 
 
@@ -210,10 +211,7 @@ class Store(ABC):
         ]
 
     def values(
-        self,
-        metric: str | StoredMetric,
-        selection: Selection = ALL,
-        **fields: Unpack[SelectionFields],
+        self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> list[Value]:
         """The selected final values, by bucket and entity id.
 
@@ -222,17 +220,10 @@ class Store(ABC):
         :class:`StoredMetric` for a former one.
         """
         wanted = replace(selection, **fields)
-        return self._read(
-            lambda session: values_sql.read_values(
-                session, registry.find_metric(session, metric), wanted
-            )
-        )
+        return self._read(lambda session: values_sql.read_values(session, metric, wanted))
 
     def iter_values(
-        self,
-        metric: str | StoredMetric,
-        selection: Selection = ALL,
-        **fields: Unpack[SelectionFields],
+        self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> Iterator[Value]:
         """The same values as :meth:`values`, read in pages, so that memory does not grow.
 
@@ -249,32 +240,18 @@ class Store(ABC):
         return values_sql.by_pages(read_page)
 
     def count_values(
-        self,
-        metric: str | StoredMetric,
-        selection: Selection = ALL,
-        **fields: Unpack[SelectionFields],
+        self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> int:
         """How many values :meth:`values` would return, counted by the database."""
         wanted = replace(selection, **fields)
-        return self._read(
-            lambda session: values_sql.count_values(
-                session, registry.find_metric(session, metric), wanted
-            )
-        )
+        return self._read(lambda session: values_sql.count_values(session, metric, wanted))
 
     def states(
-        self,
-        metric: str | StoredMetric,
-        selection: Selection = ALL,
-        **fields: Unpack[SelectionFields],
+        self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> list[StateRow]:
         """The merged states, selected like :meth:`values`."""
         wanted = replace(selection, **fields)
-        return self._read(
-            lambda session: values_sql.read_states(
-                session, registry.find_metric(session, metric), wanted
-            )
-        )
+        return self._read(lambda session: values_sql.read_states(session, metric, wanted))
 
     def bucket_values(
         self, bucket: int, *, grain: Grain = Grain.MINUTE, most: int | None = None
@@ -408,12 +385,7 @@ class Store(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, work: Callable[[Session], T]) -> T:

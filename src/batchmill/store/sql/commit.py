@@ -56,11 +56,14 @@ from batchmill.store.sql.session import (
     Dialect,
     Session,
     StreamEpoch,
+    Upsert,
     UpsertRows,
-    add_sums,
     merge_cells,
     quote,
+    read_meta,
+    sum_expressions,
     table_name,
+    write_meta,
 )
 
 
@@ -229,7 +232,7 @@ def all_streams(session: Session) -> list[StreamInfo]:
 
 def read_newest_minute(session: Session) -> int | None:
     """The newest minute that was ever committed."""
-    ((value,),) = session.rows("SELECT value FROM meta WHERE key = 'newest_minute'")
+    value = read_meta(session, "newest_minute")
     return int(value) if value else None
 
 
@@ -266,8 +269,11 @@ class Commit:
         before = read_newest_minute(session)
         newest = newer(before, batch.newest_minute)
         cutoff = cutoff_day(newest, self._ttl_days)
+        # Stored, not computed from the newest minute: ttl_days may have been lowered.
+        last_cutoff = int(read_meta(session, "cutoff"))
         # First, so that new rows can use the space of removed ones.
-        removed, since = _remove_expired(session, cutoff)
+        removed = _remove_before(session, cutoff) if cutoff > last_cutoff else 0
+        since = max(cutoff, last_cutoff)
         days = last_days(batch, newest)
         stored = store_entities(session, batch.entities, days, cache, cutoff=cutoff, since=since)
         self.entities = stored.known
@@ -279,8 +285,8 @@ class Commit:
         merged = merge_deltas(session, batch, self._layout, stored.keys, cutoff, turn)
         self._store_slow_calls(session, stored.keys, cutoff, counters)
         self._update_carry(session)
-        if newest != before:
-            session.run("UPDATE meta SET value = ? WHERE key = 'newest_minute'", (str(newest),))
+        if newest is not None and newest != before:
+            write_meta(session, "newest_minute", newest)
         dropped: tuple[str, ...] = ()
         if batch.outgoing is not None:
             dropped = outbox.add_file(session, batch.stream, batch.outgoing, counters)
@@ -417,19 +423,7 @@ def _upsert_of(
     return UpsertRows(merge_cells(dialect, table, deltas.columns, cells, turn, sources), lists)
 
 
-def _remove_expired(session: Session, cutoff: int) -> tuple[int, int]:
-    """Remove what is before ``cutoff``, unless that was done; how many rows, and the last cutoff.
-
-    The cutoff is stored, not computed from the newest minute: ``ttl_days`` may have been lowered.
-    """
-    ((value,),) = session.rows("SELECT value FROM meta WHERE key = 'cutoff'")
-    if cutoff <= int(value):
-        return 0, int(value)
-    session.run("UPDATE meta SET value = ? WHERE key = 'cutoff'", (str(cutoff),))
-    return remove_before(session, cutoff), cutoff
-
-
-def remove_before(session: Session, cutoff: int) -> int:
+def _remove_before(session: Session, cutoff: int) -> int:
     """Remove everything of days before ``cutoff``; how many rows of metrics and TopN that was.
 
     Entities are removed with their last row: their last day is never before that of a row.
@@ -449,6 +443,7 @@ def remove_before(session: Session, cutoff: int) -> int:
             removed += session.run(
                 f"DELETE FROM {table} WHERE grain = ? AND bucket < ?", (grain.value, first)
             )
+    write_meta(session, "cutoff", cutoff)
     return removed
 
 
@@ -457,9 +452,8 @@ def add_counters(session: Session, counters: Mapping[CounterKey, int]) -> None:
     nonzero = sorted((key, n) for key, n in counters.items() if n)
     if nonzero:
         text, whole = session.dialect.text, session.dialect.whole
-        upsert = add_sums(
-            "counter", {"what": text, "source": text, "reason": text}, {"n": whole}, ("n",)
-        )
+        key = {"what": text, "source": text, "reason": text}
+        upsert = Upsert.merging("counter", key, {"n": whole}, sum_expressions("n"))
         keys = zip(*(key for key, _ in nonzero), strict=True)
         session.upsert(upsert, (*keys, [n for _, n in nonzero]))
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchmill.store.batch import EntityRow
 from batchmill.store.results import EntityPage, Named, StoredEntity
-from batchmill.store.sql.session import MAX_ROWS, Condition, Row, Session, Upsert, chunks
+from batchmill.store.sql.session import (
+    MAX_ROWS,
+    Condition,
+    Row,
+    Session,
+    Upsert,
+    chunks,
+    rows_in,
+)
 
 EntityId: TypeAlias = tuple[str, str]
 """Kind and id."""
@@ -166,39 +174,27 @@ def _write(
     session: Session, changed: Mapping[EntityId, Known], cache: EntityCache
 ) -> dict[EntityId, Known]:
     dialect = session.dialect
+    text, whole = dialect.text, dialect.whole
     # In one order in every process, so that two writers cannot wait for each other.
     order = sorted(changed)
-    updates = ", ".join(
-        f"{name} = {dialect.greatest(f'kept.{name}', f'excluded.{name}')}"
-        for name in ("name", "roles", "last_day")
-    )
-    upsert = Upsert(
-        "entity",
-        ("kind", "id", "name", "roles", "last_day"),
-        (*(dialect.text,) * 4, dialect.whole),
-        ("kind", "id"),
-        f"ON CONFLICT (kind, id) DO UPDATE SET {updates}",
-    )
+    ids = [id_ for _, id_ in order]
+    values = {"name": text, "roles": text, "last_day": whole}
+    greatest = {name: dialect.greatest(f"kept.{name}", f"excluded.{name}") for name in values}
     session.upsert(
-        upsert,
+        Upsert.merging("entity", {"kind": text, "id": text}, values, greatest),
         (
             [kind for kind, _ in order],
-            [id_ for _, id_ in order],
+            ids,
             [changed[entity].name for entity in order],
             [changed[entity].roles for entity in order],
             [changed[entity].day for entity in order],
         ),
     )
-    keys = _read_keys(session, order)
+    rows = rows_in(session, "SELECT kind, id, key FROM entity", "id", ids)
+    keys = {(kind, id_): key for kind, id_, key in rows}
     pairs = sorted((keys[entity], layer) for entity in order for layer in changed[entity].layers)
-    layers = Upsert(
-        "entity_layer",
-        ("entity", "layer"),
-        (dialect.whole, dialect.text),
-        ("entity", "layer"),
-        "ON CONFLICT (entity, layer) DO NOTHING",
-    )
     if pairs:
+        layers = Upsert.merging("entity_layer", {"entity": whole, "layer": text}, {}, {})
         session.upsert(layers, ([key for key, _ in pairs], [layer for _, layer in pairs]))
     written = {}
     for entity, new in changed.items():
@@ -206,17 +202,6 @@ def _write(
         old = cache.get(entity)
         written[entity] = stored.merge(old) if old else stored
     return written
-
-
-def _read_keys(session: Session, entities: list[EntityId]) -> dict[EntityId, int]:
-    keys: dict[EntityId, int] = {}
-    for ids in chunks(id_ for _, id_ in entities):
-        some = Condition.one_of("id", ids)
-        for kind, id_, key in session.rows(
-            f"SELECT kind, id, key FROM entity WHERE {some.sql}", some.params
-        ):
-            keys[kind, id_] = key
-    return keys
 
 
 def of_kind(kind: str | None, layer: str | None) -> Condition:
@@ -244,12 +229,9 @@ def id_or_name(text: str) -> Condition:
 def read_layers(session: Session, keys: Iterable[int]) -> dict[int, frozenset[str]]:
     """The layers of entities, by key."""
     layers: dict[int, set[str]] = {}
-    for chunk in chunks(dict.fromkeys(keys)):
-        some = Condition.one_of("entity", chunk)
-        for key, layer in session.rows(
-            f"SELECT entity, layer FROM entity_layer WHERE {some.sql}", some.params
-        ):
-            layers.setdefault(key, set()).add(layer)
+    query = "SELECT entity, layer FROM entity_layer"
+    for key, layer in rows_in(session, query, "entity", dict.fromkeys(keys)):
+        layers.setdefault(key, set()).add(layer)
     return {key: frozenset(names) for key, names in layers.items()}
 
 
@@ -265,14 +247,14 @@ def find_named(
     conditions = [condition]
     if ids is not None:
         conditions = [condition & Condition.one_of("id", chunk) for chunk in chunks(ids)]
-    found: list[Named] = []
-    for some in conditions:
+    entities: list[Named] = []
+    for where in conditions:
         rows = session.rows(
-            f"SELECT key, kind, id, name FROM entity WHERE {some.sql} ORDER BY kind, id LIMIT ?",
-            [*some.params, limit],
+            f"SELECT key, kind, id, name FROM entity WHERE {where.sql} ORDER BY kind, id LIMIT ?",
+            [*where.params, limit],
         )
-        found += [Named(*row) for row in rows]
-    return found[:limit]
+        entities += [Named(*row) for row in rows]
+    return entities[:limit]
 
 
 def read_entities(
@@ -328,7 +310,5 @@ def keys_like(session: Session, condition: Condition, name_like: str) -> list[in
         last = page[-1][0]
 
 
-def _rows_of(session: Session, keys: Iterable[int]) -> Iterable[Row]:
-    for chunk in chunks(keys):
-        some = Condition.one_of("key", chunk)
-        yield from session.rows(f"SELECT {_COLUMNS} FROM entity WHERE {some.sql}", some.params)
+def _rows_of(session: Session, keys: Iterable[int]) -> Iterator[Row]:
+    return rows_in(session, f"SELECT {_COLUMNS} FROM entity", "key", keys)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from batchmill.sources import UnknownNameError
 from batchmill.store.batch import CounterKey, Outgoing
 from batchmill.store.results import ExportPosition, OutboxDepth, OutboxFile
-from batchmill.store.sql.session import Condition, Session
+from batchmill.store.sql.session import Condition, Session, read_meta, write_meta
 
 DROPPED = "export dropped"
 """The counter of rows that an exporter never sent; its source is the exporter."""
@@ -34,10 +34,9 @@ def add_file(
 
     Rows that are dropped are added to ``counters``, which the caller stores.
     """
-    ((last,),) = session.rows("SELECT value FROM meta WHERE key = 'outbox_seq'")
-    seq = int(last) + 1
     # Counted here, not by the table: a number must not come back when the last file was removed.
-    session.run("UPDATE meta SET value = ? WHERE key = 'outbox_seq'", (str(seq),))
+    seq = int(read_meta(session, "outbox_seq")) + 1
+    write_meta(session, "outbox_seq", seq)
     session.run(
         "INSERT INTO outbox (seq, place, stream, path, n_rows, bytes, committed_ms) "
         "VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -27,7 +27,7 @@ from batchmill.store.sql.schema import (
     column_name,
     create_tables,
 )
-from batchmill.store.sql.session import Row, Session
+from batchmill.store.sql.session import Session
 from batchmill.store.states import Cell, Plan
 
 Version: TypeAlias = tuple[str, int]
@@ -316,24 +316,29 @@ def find_metric(session: Session, metric: str | StoredMetric) -> StoredMetric:
     Of a name, the active version, else the last one that can be read. Of a metric, that version:
     its columns may have been given to another metric since it was read.
     """
-    known = all_metrics(session)
+    stored = all_metrics(session)
     if isinstance(metric, StoredMetric):
-        name = metric.name
-        versions = [each for each in known if (each.name, each.version) == (name, metric.version)]
+        version = (metric.name, metric.version)
+        versions = [known for known in stored if (known.name, known.version) == version]
     else:
-        name = metric
-        known = [each for each in known if each.columns]
-        versions = [each for each in known if each.name == name]
+        stored = [known for known in stored if known.columns]
+        versions = [known for known in stored if known.name == metric]
     if not versions:
-        raise UnknownNameError("metric", name, tuple(dict.fromkeys(each.name for each in known)))
-    return max(versions, key=lambda each: (each.active, each.version))
+        name = metric if isinstance(metric, str) else metric.name
+        raise UnknownNameError("metric", name, tuple(dict.fromkeys(known.name for known in stored)))
+    return max(versions, key=lambda known: (known.active, known.version))
 
 
 def all_metrics(session: Session) -> list[StoredMetric]:
     """Every version of every metric, by name and version."""
+    rows = session.rows(f"SELECT {METRIC_COLUMNS} FROM metric ORDER BY name, version")
     return [
-        _stored_metric(row)
-        for row in session.rows(f"SELECT {METRIC_COLUMNS} FROM metric ORDER BY name, version")
+        StoredMetric(
+            *(name, version, source, text, function, decorator),
+            tuple(map(column_name, json.loads(cells))),
+            *(since, bool(on), bool(labels), Plan.load(plan)),
+        )
+        for name, version, source, text, function, decorator, labels, plan, cells, since, on in rows
     ]
 
 
@@ -345,20 +350,3 @@ def all_columns(session: Session) -> dict[str, list[Column]]:
     ):
         columns.setdefault(source, []).append(Column(number, Cell(cell), metric, version))
     return columns
-
-
-def _stored_metric(row: Row) -> StoredMetric:
-    name, version, source, definition, function, decorator, labelled, plan, cells, since, on = row
-    return StoredMetric(
-        name,
-        version,
-        source,
-        definition,
-        function,
-        decorator,
-        tuple(column_name(number) for number in json.loads(cells)),
-        since,
-        bool(on),
-        bool(labelled),
-        Plan.load(plan),
-    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from batchmill.sources import Grain
 from batchmill.store.buckets import day_of
 from batchmill.store.errors import NamesClashError, NotAStoreError, StoreVersionError
-from batchmill.store.sql.session import Dialect, Session, quote, table_name
+from batchmill.store.sql.session import Dialect, Session, quote, read_meta, table_name
 from batchmill.store.states import Cell
 
 Step = Callable[[Session], None]
@@ -81,7 +81,7 @@ def _add_owners(session: Session) -> None:
         "WHERE metric.active = 1 AND substr(stream.name, 1, 9) <> 'backfill-'"
     )
     session.run(f"ALTER TABLE entity ADD COLUMN last_day {whole} NOT NULL DEFAULT 0")
-    ((newest,),) = session.rows("SELECT value FROM meta WHERE key = 'newest_minute'")
+    newest = read_meta(session, "newest_minute")
     if newest:
         # None can have been seen later than that.
         session.run("UPDATE entity SET last_day = ?", (day_of(Grain.MINUTE, int(newest)),))

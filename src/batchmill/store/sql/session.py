@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -18,6 +18,8 @@ Columns: TypeAlias = Sequence[Sequence[Any]]
 
 CHUNK = 500
 """How many ids or keys one query lists."""
+MAX_LISTED_BUCKETS = 2_000
+"""How many buckets one query lists."""
 MAX_ROWS = 2**63 - 1
 """The greatest limit that a database accepts."""
 COMPACT_ABOVE = 256
@@ -99,6 +101,22 @@ class Upsert:
     sources: tuple[int, ...] = ()
     """For each column, which of the given lists fills it; empty: each its own."""
 
+    @classmethod
+    def merging(
+        cls,
+        table: str,
+        key: Mapping[str, str],
+        values: Mapping[str, str],
+        updates: Mapping[str, str],
+        sources: tuple[int, ...] = (),
+    ) -> Upsert:
+        """An upsert into columns given with their types; ``updates`` are expressions by column."""
+        columns = {**key, **values}
+        changed = ", ".join(f"{name} = {expression}" for name, expression in updates.items())
+        action = f"UPDATE SET {changed}" if changed else "NOTHING"
+        tail = f"ON CONFLICT ({', '.join(key)}) DO {action}"
+        return cls(table, tuple(columns), tuple(columns.values()), tuple(key), tail, sources)
+
     @property
     def counts_rows(self) -> bool:
         """Whether the database counts every row: each is inserted or updated."""
@@ -135,31 +153,24 @@ class Session(Protocol):
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
         """All rows of a query."""
-        ...
 
     def run(self, sql: str, params: Params = ()) -> int:
         """Run a statement; how many rows it changed."""
-        ...
 
     def run_many(self, sql: str, params: Iterable[Params]) -> None:
         """Run a statement once for each set of parameters."""
-        ...
 
     def upsert(self, upsert: Upsert, columns: Columns) -> None:
         """Insert or merge many rows; each key once."""
-        ...
 
     def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
         """Upsert into several tables; many rows may be copied over several connections."""
-        ...
 
     def has_table(self, name: str) -> bool:
         """Whether there is a table of that name."""
-        ...
 
     def install(self) -> None:
         """Create the functions that the schema needs in this database."""
-        ...
 
 
 def quote(name: str) -> str:
@@ -184,6 +195,23 @@ def chunks(values: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
         yield listed[start : start + size]
 
 
+def read_meta(session: Session, key: str) -> str:
+    """A value of the table ``meta``."""
+    ((value,),) = session.rows("SELECT value FROM meta WHERE key = ?", (key,))
+    return str(value)
+
+
+def write_meta(session: Session, key: str, value: int) -> None:
+    """Change a value of the table ``meta``."""
+    session.run("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
+
+
+def rows_in(session: Session, query: str, column: str, values: Iterable[Any]) -> Iterator[Row]:
+    """The rows of a query without WHERE for which a column has one of the values."""
+    for chunk in chunks(values):
+        yield from session.rows(f"{query} WHERE {column} IN ({marks(chunk)})", chunk)
+
+
 @lru_cache(maxsize=4096)
 def merge_cells(
     dialect: Dialect,
@@ -198,17 +226,12 @@ def merge_cells(
     ``turn`` selects the rows whose tallies are compacted this time: from 0 up to
     ``COMPACT_EVERY - 1``; a row's turn comes once in that many batches.
     """
-    updates = [
-        f"{name} = {merge_expression(dialect, name, cell, turn)}"
-        for name, cell in zip(columns, cells, strict=True)
-    ]
-    action = f"UPDATE SET {', '.join(updates)}" if updates else "NOTHING"
-    return Upsert(
+    kinds = dict(zip(columns, cells, strict=True))
+    return Upsert.merging(
         table,
-        ("bucket", "entity", *columns),
-        (dialect.whole, dialect.whole, *map(dialect.cell_type, cells)),
-        ("bucket", "entity"),
-        f"ON CONFLICT (bucket, entity) DO {action}",
+        {"bucket": dialect.whole, "entity": dialect.whole},
+        {name: dialect.cell_type(cell) for name, cell in kinds.items()},
+        {name: merge_expression(dialect, name, cell, turn) for name, cell in kinds.items()},
         sources,
     )
 
@@ -230,16 +253,6 @@ def merge_expression(dialect: Dialect, name: str, cell: Cell, turn: int) -> str:
     )
 
 
-def add_sums(
-    table: str, key: dict[str, str], values: dict[str, str], sums: Sequence[str]
-) -> Upsert:
-    """The upsert that adds to the columns ``sums``; ``key`` and ``values`` are types by column."""
-    columns = {**key, **values}
-    updates = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in sums)
-    return Upsert(
-        table,
-        tuple(columns),
-        tuple(columns.values()),
-        tuple(key),
-        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}",
-    )
+def sum_expressions(*names: str) -> dict[str, str]:
+    """For the updates of an upsert: add to these columns."""
+    return {name: f"kept.{name} + excluded.{name}" for name in names}

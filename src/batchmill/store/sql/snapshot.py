@@ -23,12 +23,18 @@ from batchmill.store.sql import entities as entities_sql
 from batchmill.store.sql import topn
 from batchmill.store.sql.commit import all_streams, read_newest_minute
 from batchmill.store.sql.registry import all_metrics
-from batchmill.store.sql.session import MAX_ROWS, Condition, Session, chunks, quote, table_name
+from batchmill.store.sql.session import (
+    MAX_LISTED_BUCKETS,
+    MAX_ROWS,
+    Condition,
+    Session,
+    chunks,
+    quote,
+    table_name,
+)
 
 MAX_LOOKUPS = 500_000
 """Up to so many rows are looked up by key, rather than found by scanning their buckets."""
-MAX_LISTED_BUCKETS = 2_000
-"""How many buckets one query lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from batchmill.store.buckets import Buckets, bucket_of, day_of
 from batchmill.store.results import TopRecord
 from batchmill.store.sql.entities import replace_nul
 from batchmill.store.sql.session import (
+    MAX_LISTED_BUCKETS,
     MAX_ROWS,
     Condition,
     Row,
     Session,
     Upsert,
-    add_sums,
+    sum_expressions,
 )
 
 COLUMNS = (
@@ -29,8 +30,6 @@ RANKING = ("latency DESC", "time_us", "trace_id", "span_id", "digest", "statemen
 """Slowest first; of equals the earlier, then the smaller ids. The last two make the order total."""
 EXPIRED_TOPN = "expired records"
 EXPIRED_STATEMENTS = "expired statements"
-MAX_LISTED_BUCKETS = 2_000
-"""How many buckets one query lists."""
 
 _RANKED = ", ".join(f"t.{column}" for column in RANKING)
 _JOINED = (
@@ -131,11 +130,11 @@ def store_statements(
     if totals:
         order = sorted(totals)
         text, whole = session.dialect.text, session.dialect.whole
-        upsert = add_sums(
+        upsert = Upsert.merging(
             "statement",
             {"stream": text, "grain": text, "bucket": whole, "entity": whole, "digest": text},
             {"normalised": text, "runs": whole, "total_ms": whole},
-            ("runs", "total_ms"),
+            sum_expressions("runs", "total_ms"),
         )
         session.upsert(
             upsert,
@@ -201,13 +200,11 @@ def top_streams(session: Session) -> list[str]:
 
 def _in_buckets(stream: str, buckets: Buckets, entity: int | None) -> Condition:
     where = Condition("t.stream = ? AND t.grain = ?", (stream, buckets.grain.value))
-    if entity is None:
-        return where & Condition("t.bucket BETWEEN ? AND ?", (buckets.first, buckets.last))
-    of_entity = Condition("t.entity = ?", (entity,))
-    if len(buckets) > MAX_LISTED_BUCKETS:
-        between = Condition("t.bucket BETWEEN ? AND ?", (buckets.first, buckets.last))
-        return where & between & of_entity
-    return where & Condition.one_of("t.bucket", list(buckets)) & of_entity
+    if entity is not None and len(buckets) <= MAX_LISTED_BUCKETS:
+        where &= Condition.one_of("t.bucket", list(buckets))
+    else:
+        where &= Condition("t.bucket BETWEEN ? AND ?", (buckets.first, buckets.last))
+    return where if entity is None else where & Condition("t.entity = ?", (entity,))
 
 
 def _rank(record: Row) -> Row:

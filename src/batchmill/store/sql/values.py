@@ -16,9 +16,11 @@ from batchmill.store.sql.registry import all_metrics, find_metric
 from batchmill.store.sql.session import (
     MAX_ROWS,
     Condition,
+    Row,
     Session,
     chunks,
     quote,
+    rows_in,
     table_name,
 )
 from batchmill.store.states import Shape
@@ -92,16 +94,18 @@ def _bound(
         raise ConfigError(name, moment, _CALENDAR) from None
 
 
-def read_states(session: Session, metric: StoredMetric, selection: Selection) -> list[StateRow]:
+def read_states(
+    session: Session, metric: str | StoredMetric, selection: Selection
+) -> list[StateRow]:
     """The merged states by bucket and entity id; rows without any are left out."""
-    query = _Query(metric, selection, _has_state(metric))
-    return [read.row for read in query.newest(session)]
+    found = find_metric(session, metric)
+    return _states(session, found, selection, _newest(session, found, selection, _has_state(found)))
 
 
-def read_values(session: Session, metric: StoredMetric, selection: Selection) -> list[Value]:
+def read_values(session: Session, metric: str | StoredMetric, selection: Selection) -> list[Value]:
     """The final values by bucket and entity id; rows without one are left out."""
-    query = _Query(metric, selection, has_value(metric))
-    return _values(metric, query.newest(session))
+    found = find_metric(session, metric)
+    return _values(session, found, selection, _newest(session, found, selection, has_value(found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,16 @@ def read_page(
     """The next :data:`PAGE` values."""
     # Its columns may have been given to another metric since the page before.
     metric = find_metric(session, metric)
-    reads = _Query(metric, selection, has_value(metric)).page(session, after)
-    return Page(_values(metric, reads), reads[-1].position if len(reads) == PAGE else None)
+    where = Condition(has_value(metric)) & selection.condition()
+    if after is not None:
+        # The bucket alone as well: that is what there is an index for.
+        where &= Condition(
+            f"t.bucket >= ? AND ({', '.join(_ORDER)}) > (?, ?, ?)",
+            (after.bucket, after.bucket, after.entity_id, after.key),
+        )
+    rows = _rows(session, metric, selection.grain, where, PAGE)
+    end = Position(*rows[-1][: len(_ORDER)]) if len(rows) == PAGE else None
+    return Page(_values(session, metric, selection, rows), end)
 
 
 def by_pages(read: Callable[[Position | None], Page]) -> Iterator[Value]:
@@ -141,10 +153,11 @@ def by_pages(read: Callable[[Position | None], Page]) -> Iterator[Value]:
         yield from page.values
 
 
-def count_values(session: Session, metric: StoredMetric, selection: Selection) -> int:
+def count_values(session: Session, metric: str | StoredMetric, selection: Selection) -> int:
     """How many values there are."""
-    where = Condition(has_value(metric)) & selection.condition()
-    table = quote(table_name(selection.grain, metric.source))
+    found = find_metric(session, metric)
+    where = Condition(has_value(found)) & selection.condition()
+    table = quote(table_name(selection.grain, found.source))
     ((count,),) = session.rows(f"SELECT count(*) FROM {table} AS t WHERE {where.sql}", where.params)
     return int(count) if selection.limit is None else min(int(count), selection.limit)
 
@@ -165,70 +178,53 @@ def _has_state(metric: StoredMetric) -> str:
     return f"({columns})" if columns else "1 = 0"
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A row that was read."""
+def _newest(
+    session: Session, metric: StoredMetric, selection: Selection, present: str
+) -> list[Row]:
+    """The newest rows up to the limit, oldest first; ``present``: there is something in a row."""
+    where = Condition(present) & selection.condition()
+    if selection.limit is None:
+        return _rows(session, metric, selection.grain, where)
+    return _rows(session, metric, selection.grain, where, selection.limit, "DESC")[::-1]
 
-    position: Position
-    row: StateRow
+
+def _rows(
+    session: Session,
+    metric: StoredMetric,
+    grain: Grain,
+    where: Condition,
+    limit: int | None = None,
+    direction: str = "",
+) -> list[Row]:
+    """Rows of a metric: what :data:`_ORDER` lists, the entity's name, and the cells."""
+    return session.rows(
+        f"SELECT {', '.join(_ORDER)}, e.name{''.join(f', t.{name}' for name in metric.columns)} "
+        f"FROM {quote(table_name(grain, metric.source))} AS t "
+        f"JOIN entity AS e ON e.key = t.entity WHERE {where.sql} "
+        f"ORDER BY {', '.join(f'{column} {direction}' for column in _ORDER)}"
+        f"{'' if limit is None else ' LIMIT ?'}",
+        [*where.params, *([] if limit is None else [min(limit, MAX_ROWS)])],
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """Reads the selected rows of a metric."""
-
-    metric: StoredMetric
-    selection: Selection
-    present: str
-    """The condition that there is something in a row."""
-
-    def newest(self, session: Session) -> list[_Read]:
-        """The newest rows up to the limit, oldest first."""
-        if self.selection.limit is None:
-            return self._read(session, Condition(), None)
-        return self._read(session, Condition(), self.selection.limit, "DESC")[::-1]
-
-    def page(self, session: Session, after: Position | None) -> list[_Read]:
-        """The first rows behind a position."""
-        if after is None:
-            return self._read(session, Condition(), PAGE)
-        # The bucket alone as well: that is what there is an index for.
-        behind = Condition(
-            f"t.bucket >= ? AND ({', '.join(_ORDER)}) > (?, ?, ?)",
-            (after.bucket, after.bucket, after.entity_id, after.key),
+def _states(
+    session: Session, metric: StoredMetric, selection: Selection, rows: Sequence[Row]
+) -> list[StateRow]:
+    layers = read_layers(session, (row[2] for row in rows))
+    return [
+        StateRow(
+            *(metric.name, selection.grain, bucket, id_, name, layers.get(key, frozenset())),
+            metric.plan.states(cells),
         )
-        return self._read(session, behind, PAGE)
-
-    def _read(
-        self, session: Session, condition: Condition, limit: int | None, direction: str = ""
-    ) -> list[_Read]:
-        metric, grain = self.metric, self.selection.grain
-        where = Condition(self.present) & self.selection.condition() & condition
-        rows = session.rows(
-            f"SELECT {', '.join(_ORDER)}, e.name"
-            f"{''.join(f', t.{column}' for column in metric.columns)} "
-            f"FROM {quote(table_name(grain, metric.source))} AS t "
-            f"JOIN entity AS e ON e.key = t.entity WHERE {where.sql} "
-            f"ORDER BY {', '.join(f'{column} {direction}' for column in _ORDER)}"
-            f"{'' if limit is None else ' LIMIT ?'}",
-            [*where.params, *([] if limit is None else [min(limit, MAX_ROWS)])],
-        )
-        layers = read_layers(session, (row[2] for row in rows))
-        return [
-            _Read(
-                Position(bucket, id_, key),
-                StateRow(
-                    *(metric.name, grain, bucket, id_, name, layers.get(key, frozenset())),
-                    metric.plan.states(cells),
-                ),
-            )
-            for bucket, id_, key, name, *cells in rows
-        ]
+        for bucket, id_, key, name, *cells in rows
+    ]
 
 
-def _values(metric: StoredMetric, reads: Sequence[_Read]) -> list[Value]:
+def _values(
+    session: Session, metric: StoredMetric, selection: Selection, rows: Sequence[Row]
+) -> list[Value]:
     values = []
-    for row in (read.row for read in reads):
+    for row in _states(session, metric, selection, rows):
         value = metric.plan.value(row.states, row.grain.minutes)
         if value is not None:
             values.append(
@@ -342,7 +338,8 @@ def read_totals(
     table = quote(table_name(Grain.MINUTE, metrics[0].source))
     # As the store keeps them: a very long id is cut there.
     ids = {bucket: {fit_text(id_): id_ for id_ in some} for bucket, some in wanted.items()}
-    ids_by_key = _read_ids(session, {id_ for some in ids.values() for id_ in some})
+    all_ids = sorted({id_ for some in ids.values() for id_ in some})
+    ids_by_key: dict[int, str] = dict(rows_in(session, "SELECT key, id FROM entity", "id", all_ids))
     totals: dict[tuple[int, str], list[Final]] = {}
     for where in _lookups(sorted(ids), sorted(ids_by_key)):
         for bucket, key, *cells in session.rows(
@@ -359,15 +356,6 @@ def read_totals(
                     for metric, own in zip(metrics, places, strict=True)
                 ]
     return totals
-
-
-def _read_ids(session: Session, ids: set[str]) -> dict[int, str]:
-    """The ids of entities by key, of all kinds."""
-    found: dict[int, str] = {}
-    for chunk in chunks(sorted(ids)):
-        some = Condition.one_of("id", chunk)
-        found |= dict(session.rows(f"SELECT key, id FROM entity WHERE {some.sql}", some.params))
-    return found
 
 
 def _lookups(buckets: Sequence[int], keys: Sequence[int]) -> Iterator[Condition]:
