@@ -1,29 +1,7 @@
 """Spans as protobuf messages, and back: one message for the spans of a trace that came together.
 
-The schema, derived from :data:`batchmill.spool.SPAN_SCHEMA`::
-
-    syntax = "proto2";
-    package batchmill;
-
-    message Spans {
-      repeated Span spans = 1;
-    }
-
-    message Span {
-      optional int64 time = 1;       // microseconds since 1970, UTC
-      optional int64 end_time = 2;
-      optional bytes trace_id = 3;
-      optional bytes span_id = 4;
-      optional bytes parent_span_id = 5;
-      optional string name = 6;
-      optional string kind = 7;
-      optional string status = 8;
-      optional string service = 9;
-      map<string, string> resource = 10;
-      map<string, string> attributes = 11;
-    }
-
-It is proto2, since proto3 cannot tell an empty name from no name, or 1970 from no time.
+The schema of a message is derived from :data:`batchmill.spool.SPAN_SCHEMA`; docs/kafka.md shows it
+as a .proto file. It is proto2, since proto3 cannot tell an empty name from no name.
 """
 
 from __future__ import annotations

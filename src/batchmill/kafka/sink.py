@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -36,10 +36,9 @@ from batchmill.kafka.settings import KafkaSettings
 from batchmill.spool import (
     SPAN_SOURCE,
     Gauge,
+    GaugedSink,
     Level,
-    Measure,
     Overloaded,
-    Pressure,
     SinkStats,
     SpanBatch,
     SpoolClosedError,
@@ -72,7 +71,7 @@ class KafkaStats(SinkStats):
     """Their size, before compression."""
 
 
-class KafkaSink:
+class KafkaSink(GaugedSink):
     """Puts spans into a topic; a receiver uses it in place of a spool.
 
     Any thread may submit. ``options`` of the settings are librdkafka's own.
@@ -150,21 +149,9 @@ class KafkaSink:
         self._produce(link, messages, _Sending(self, link, answer, len(messages), len(batch), size))
         return answer
 
-    def level(self) -> Level:
-        """The level of this moment: from CRITICAL on, batches are refused."""
-        return self._gauge.level()
-
-    def pressure(self) -> Pressure:
-        """The level of this moment; from CRITICAL on also why, and when to try again."""
-        return self._gauge.pressure()
-
     def hurry(self) -> bool:
         """Does nothing: a message lingers for milliseconds only."""
         return False
-
-    def measures(self) -> tuple[Measure, ...]:
-        """The numbers that make the level of this moment, and where their levels begin."""
-        return self._gauge.measures()
 
     def stats(self) -> KafkaStats:
         """A snapshot of what waits, and of the counters since the start.
@@ -192,17 +179,6 @@ class KafkaSink:
         self._thread.join()
         return not self._cut_short
 
-    @property
-    def closed(self) -> bool:
-        """Whether it accepts no more batches."""
-        return self._gauge.closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<KafkaSink {self._name!r} {'closed' if self.closed else 'open'}>"
 
@@ -222,6 +198,7 @@ class KafkaSink:
         self._lock = threading.Lock()
         self._messages = self._written_bytes = 0
         self._failures = {}
+        self._gauge.reset()
         self._gauge.close()
         self._thread = threading.Thread()
         self._thread.start()

@@ -190,8 +190,8 @@ class _Parser(Cursor):
         parts = self._parts("a field")
         return PathNode(to, parts, start, parts[-1].end)
 
-    def _parts(self, expected: str) -> tuple[Word | Key, ...]:
-        parts: list[Word | Key] = [self.name(expected)]
+    def _parts(self, expected: str) -> tuple[Word, ...]:
+        parts: list[Word] = [self.name(expected)]
         while True:
             if bracket := self.take_mark("["):
                 key = self.string("the key of a map, in double quotes")

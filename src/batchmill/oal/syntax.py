@@ -19,12 +19,8 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class Key(Word):
     """A step into a map: ``["key"]``."""
-
-    text: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class PathNode:
 
     cast: Word | None
     """``long`` or ``int``; with ``str->`` in its text where the script has that."""
-    parts: tuple[Word | Key, ...]
+    parts: tuple[Word, ...]
     start: int
     end: int
 

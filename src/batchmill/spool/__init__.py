@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.spool.gauge import Gauge
+from batchmill.spool.gauge import Gauge, GaugedSink
 from batchmill.spool.segment import SpoolWriteError, Unread, unread
-from batchmill.spool.settings import SpoolSettings
+from batchmill.spool.settings import SinkSettings, SpoolSettings
 from batchmill.spool.sink import (
     BadRowsError,
     Level,
@@ -42,6 +42,7 @@ __all__ = [
     "EventBatch",
     "FOREIGN",
     "Gauge",
+    "GaugedSink",
     "Level",
     "Measure",
     "Overloaded",
@@ -49,6 +50,7 @@ __all__ = [
     "SPAN_COLUMNS",
     "SPAN_SCHEMA",
     "SPAN_SOURCE",
+    "SinkSettings",
     "SinkStats",
     "SpanBatch",
     "SpanColumn",

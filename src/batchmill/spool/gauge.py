@@ -16,9 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
-from batchmill import lifecycle
 from batchmill.pressure import (
     EventKind,
     QueueThresholdEvent,
@@ -26,7 +25,7 @@ from batchmill.pressure import (
     QueueThresholdSettings,
 )
 from batchmill.spool.segment import Unread, UnreadScan, free_bytes
-from batchmill.spool.settings import SpoolSettings
+from batchmill.spool.settings import SinkSettings, SpoolSettings
 from batchmill.spool.sink import Level, Measure, Overloaded, Pressure, SinkStats, SpoolClosedError
 from batchmill.wording import count_of
 
@@ -34,22 +33,6 @@ _SCAN_EVERY_S = 0.1
 _SCAN_SHARE = 20
 """A scan of the folder that took 10 ms is not repeated before 200 ms have passed."""
 _CALM = {level: Pressure(level) for level in (Level.NORMAL, Level.WARNING)}
-
-
-class Capacity(Protocol):
-    """The settings of a sink that its gauge needs."""
-
-    @property
-    def capacity_rows(self) -> int:
-        """Rows that may wait: half of it is WARNING, all of it CRITICAL."""
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes that may wait, in the same way."""
-
-    @property
-    def retry_after_s(self) -> float:
-        """What a refused sender is told to wait; twice as long at CRITICAL_PLUS."""
 
 
 class Depth:
@@ -132,13 +115,11 @@ class Gauge:
     in it and for what.
     """
 
-    fork_order = 1
-
     def __init__(
         self,
         kind: str,
         name: str,
-        settings: Capacity,
+        settings: SinkSettings,
         backlog: Backlog | None = None,
         *,
         unit: str,
@@ -159,10 +140,11 @@ class Gauge:
         self._bytes = Depth.of_capacity("queue bytes", log_level, settings.capacity_bytes)
         self._depths = (self._rows, self._bytes, *self._backlog.depths)
         self._closed = False
-        self._reset()
-        lifecycle.track(self)
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Begin anew, in a forked child: what waits, and the counters, are the parent's."""
+        self._backlog.reset()
         self._lock = threading.Lock()
         self._submitted = self._written = self._failed = self._refused_rows = 0
         self._refused: dict[Level, int] = {}
@@ -276,17 +258,6 @@ class Gauge:
         for depth in self._depths:
             depth.close()
 
-    def begin_close(self) -> None:
-        """At exit there is nothing to do: the sink closes itself."""
-
-    def await_close(self) -> None:
-        """At exit there is nothing to wait for."""
-
-    def after_fork_in_child(self) -> None:
-        """What waits belongs to the parent, and so do its counters."""
-        self._backlog.reset()
-        self._reset()
-
     def _level(self) -> Level:
         worst = max([depth.level for depth in self._depths])
         if worst < Level.CRITICAL and (self._fault_holds() or self._backlog.reasons()):
@@ -333,6 +304,39 @@ class Gauge:
         for depth in self._depths:
             depth.report()
         self._calm = all(depth.is_calm for depth in self._depths)
+
+
+class GaugedSink:
+    """What the spool and Kafka's sink have in common: a gauge, and being a context manager."""
+
+    _gauge: Gauge
+
+    def level(self) -> Level:
+        """The level of this moment: from CRITICAL on, batches are refused. Cheap."""
+        return self._gauge.level()
+
+    def pressure(self) -> Pressure:
+        """The level of this moment; from CRITICAL on also why, and when to try again."""
+        return self._gauge.pressure()
+
+    def measures(self) -> tuple[Measure, ...]:
+        """The numbers that make the level of this moment, and where their levels begin."""
+        return self._gauge.measures()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it accepts no more batches."""
+        return self._gauge.closed
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Accept no more and answer everything; True when that was in time."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class SegmentBacklog(Backlog):

@@ -22,21 +22,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from batchmill import lifecycle
 from batchmill.batcher import BatcherClosedError, BatcherSettings, ItemResult, MicroBatcher
 from batchmill.sources import SourceType, catalog
 from batchmill.spool import rows as arrow_rows
-from batchmill.spool.gauge import Gauge, SegmentBacklog
+from batchmill.spool.gauge import Gauge, GaugedSink, SegmentBacklog
 from batchmill.spool.rows import SpanTable
 from batchmill.spool.segment import Disk, remove_leftovers, write_error, write_segment
 from batchmill.spool.settings import SpoolSettings
 from batchmill.spool.sink import (
     BadRowsError,
-    Level,
-    Measure,
-    Pressure,
     SinkStats,
     SpoolClosedError,
 )
@@ -71,7 +68,7 @@ class SpoolStats(SinkStats):
     """What is left on the disk."""
 
 
-class Spool:
+class Spool(GaugedSink):
     """Makes batches durable, as Parquet segments in ``folder``: a folder for each event type.
 
     Any thread may submit. Several processes may write to one folder.
@@ -81,7 +78,7 @@ class Spool:
     PosixPath('spool/Span/1763222400000000-9f86d081.parquet')
     """
 
-    fork_order = 3  # after its batchers and its gauge
+    fork_order = 3  # after its batchers
 
     def __init__(
         self,
@@ -150,18 +147,6 @@ class Spool:
         written.add_done_callback(finish)
         return answer
 
-    def level(self) -> Level:
-        """The level of this moment; cheap: the folder is scanned every 100 ms at most."""
-        return self._gauge.level()
-
-    def pressure(self) -> Pressure:
-        """The level of this moment; from CRITICAL on also why, and when to try again."""
-        return self._gauge.pressure()
-
-    def measures(self) -> tuple[Measure, ...]:
-        """The numbers that make the level of this moment, and where their levels begin."""
-        return self._gauge.measures()
-
     def stats(self) -> SpoolStats:
         """A snapshot of what waits, and of the counters since the start."""
         stats, backlog = self._gauge.stats(), self._backlog
@@ -205,17 +190,6 @@ class Spool:
         self._gauge.end()
         return all(closed)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it accepts no more batches."""
-        return self._gauge.closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Spool {str(self.folder)!r} {'closed' if self.closed else 'open'}>"
 
@@ -228,6 +202,7 @@ class Spool:
     def after_fork_in_child(self) -> None:
         """A thread that does not exist here may hold the lock; what waits is the parent's."""
         self._lock = threading.Lock()
+        self._gauge.reset()
 
     def _open_folder(self) -> None:
         try:
