@@ -221,7 +221,7 @@ def _partitions(consumer: Any, address: KafkaAddress, errors: ConnectionErrors) 
     try:
         listing = consumer.list_topics(address.topic, timeout=_LOGIN_S)
     except KafkaException:
-        # A refused login is told at once; else the broker may only be slow.
+        # A refused login is reported at once; else the broker may only be slow.
         consumer.poll(0)
         if errors.refused:
             raise

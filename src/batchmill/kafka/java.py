@@ -50,25 +50,25 @@ def java_options(options: Mapping[str, str]) -> JavaOptions:
     """
     check_options(options)
     left = dict(options)
-    made: dict[str, str] = {}
+    java: dict[str, str] = {}
     protocol = left.pop("security.protocol", "plaintext").upper()
     if protocol not in _PROTOCOLS:
         raise _wrong("security.protocol", protocol, f"one of {', '.join(_PROTOCOLS).lower()}")
     if protocol != "PLAINTEXT":
-        made["security.protocol"] = protocol
-    _login(left, made, needed=protocol.startswith("SASL"))
-    _trust(left, made)
-    _identity(left, made)
+        java["security.protocol"] = protocol
+    _login(left, java, needed=protocol.startswith("SASL"))
+    _trust(left, java)
+    _identity(left, java)
     for name in _SAME:
         if name in left:
-            made[name] = left.pop(name)
+            java[name] = left.pop(name)
     for name in left:
         if name.startswith(_SECURITY):
             raise _wrong(name, "…", _NO_SUCH_SETTING)
-    return JavaOptions({f"kafka.{name}": value for name, value in made.items()}, tuple(left))
+    return JavaOptions({f"kafka.{name}": value for name, value in java.items()}, tuple(left))
 
 
-def _login(left: dict[str, str], made: dict[str, str], *, needed: bool) -> None:
+def _login(left: dict[str, str], java: dict[str, str], *, needed: bool) -> None:
     name = "sasl.mechanism" if "sasl.mechanism" in left else "sasl.mechanisms"
     mechanism = left.pop(name, "GSSAPI").upper()
     left.pop("sasl.mechanisms", None)
@@ -81,16 +81,16 @@ def _login(left: dict[str, str], made: dict[str, str], *, needed: bool) -> None:
     if user is None or password is None:
         missing = "sasl.username" if user is None else "sasl.password"
         raise _wrong(missing, None, f"given, since the mechanism is {mechanism}")
-    made["sasl.mechanism"] = mechanism
+    java["sasl.mechanism"] = mechanism
     login = f"username={_quoted(user)} password={_quoted(password)}"
-    made["sasl.jaas.config"] = f"{module} required {login};"
+    java["sasl.jaas.config"] = f"{module} required {login};"
 
 
-def _trust(left: dict[str, str], made: dict[str, str]) -> None:
+def _trust(left: dict[str, str], java: dict[str, str]) -> None:
     """Which certificates of brokers are trusted; by default those that the JVM trusts."""
     trusted = _pem(left, "ssl.ca")
     if trusted is not None:
-        made |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
     verify = left.pop("enable.ssl.certificate.verification", "true").lower()
     if verify not in ("true", "1", "t"):
         raise _wrong(
@@ -101,26 +101,26 @@ def _trust(left: dict[str, str], made: dict[str, str]) -> None:
         )
     algorithm = left.pop("ssl.endpoint.identification.algorithm", None)
     if algorithm is not None:
-        made["ssl.endpoint.identification.algorithm"] = algorithm.replace("none", "")
+        java["ssl.endpoint.identification.algorithm"] = algorithm.replace("none", "")
 
 
-def _identity(left: dict[str, str], made: dict[str, str]) -> None:
+def _identity(left: dict[str, str], java: dict[str, str]) -> None:
     """The client's own certificate and key."""
     chain, key = _pem(left, "ssl.certificate"), _pem(left, "ssl.key")
     if chain is not None and key is not None:
-        made["ssl.keystore.type"] = "PEM"
-        made["ssl.keystore.certificate.chain"] = chain
-        made["ssl.keystore.key"] = _pkcs8(key)
+        java["ssl.keystore.type"] = "PEM"
+        java["ssl.keystore.certificate.chain"] = chain
+        java["ssl.keystore.key"] = _pkcs8(key)
     elif chain is not None or key is not None:
         missing = "ssl.key.location" if key is None else "ssl.certificate.location"
         raise _wrong(missing, None, "given: a certificate is of no use without its key")
     if "ssl.keystore.location" in left:
-        made["ssl.keystore.type"] = "PKCS12"
+        java["ssl.keystore.type"] = "PKCS12"
         for name in ("ssl.keystore.location", "ssl.keystore.password"):
             if name in left:
-                made[name] = left.pop(name)
+                java[name] = left.pop(name)
     if "ssl.key.password" in left:
-        made["ssl.key.password"] = left.pop("ssl.key.password")
+        java["ssl.key.password"] = left.pop("ssl.key.password")
 
 
 def _pem(left: dict[str, str], what: str) -> str | None:

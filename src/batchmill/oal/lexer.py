@@ -88,16 +88,16 @@ class Lexer:
 
     def _next(self, at: int) -> int:
         text = self._text
-        if found := _SPACE.match(text, at):
-            return found.end()
-        if found := _NAME.match(text, at):
-            return self._add("name", found.group(), at, found.end())
-        if found := _MARK.match(text, at):
-            if found.group() == ";":
+        if match := _SPACE.match(text, at):
+            return match.end()
+        if match := _NAME.match(text, at):
+            return self._add("name", match.group(), at, match.end())
+        if match := _MARK.match(text, at):
+            if match.group() == ";":
                 self._junk_in_statement = False
-            return self._add("mark", found.group(), at, found.end())
-        if found := _NUMBER.match(text, at):
-            return self._number(at, found.end())
+            return self._add("mark", match.group(), at, match.end())
+        if match := _NUMBER.match(text, at):
+            return self._number(at, match.end())
         if text[at] == '"':
             return self._string(at)
         if text.startswith("//", at):
@@ -257,9 +257,9 @@ class Cursor:
 
     def fail(self, token: Token, expected: str) -> StatementError:
         """Note that something else was expected; returns the error to raise."""
-        if token.kind != "bad":  # the lexer has said what is wrong there
-            found = f"found {token.text[:40]!r}" if token.kind != "end" else "the script ends here"
-            message = f"expected {expected}, but {found}"
+        if token.kind != "bad":  # the lexer has reported it
+            what = f"found {token.text[:40]!r}" if token.kind != "end" else "the script ends here"
+            message = f"expected {expected}, but {what}"
             self.errors.append(self.script.error(token.start, token.end, message))
         return StatementError()
 

@@ -71,7 +71,7 @@ class Depth:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the log was last told that no level holds."""
+        """Whether no level holds, as far as it was logged."""
         return self._log.stats().level is None
 
     def measure(self) -> Measure:
