@@ -255,7 +255,7 @@ STORE = {
     "Layout",
     "LayoutChangedError",
     "MetricConflictError",
-    "Named",
+    "EntityName",
     "NamesClashError",
     "NotAStoreError",
     "OutboxDepth",

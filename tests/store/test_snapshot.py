@@ -39,7 +39,7 @@ def test_merged_cells_give_what_merged_states_give(
             mine = [row for row in read.rows if row[1] == key]
             for each in metrics:
                 columns = list(zip(*(row[read.places[each.name]] for row in mine), strict=True))
-                found[each.name, id_] = each.plan.states(each.plan.merged(columns))
+                found[each.name, id_] = each.plan.states(each.plan.merge(columns))
         return found
 
     expected = {

@@ -112,7 +112,7 @@ class EntityPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class EntityName:
     """The entity that a key of :class:`CellRows` stands for."""
 
     key: int

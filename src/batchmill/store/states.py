@@ -330,14 +330,14 @@ class Plan:
         """The merged states, from the values of all cells."""
         return tuple([shape.decode(values[part]) for shape, part in self._slices])
 
-    def merged(self, columns: Iterable[Iterable[Any]]) -> list[Any]:
+    def merge(self, columns: Iterable[Iterable[Any]]) -> list[Any]:
         """The value of each cell over several rows, merged as the database would merge it.
 
         ``columns`` has the values of the first cell in all rows, then those of the second.
         """
         return [cell.merge(column) for cell, column in zip(self.cells, columns, strict=True)]
 
-    def finished(self, values: Sequence[Any], minutes: int) -> Value:
+    def final_value(self, values: Sequence[Any], minutes: int) -> Value:
         """The final value, from the values of all cells; None: no row matched."""
         return self.value(self.states(values), minutes)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchmill.store.batch import EntityRow
-from batchmill.store.results import EntityPage, Named, StoredEntity
+from batchmill.store.results import EntityName, EntityPage, StoredEntity
 from batchmill.store.sql.session import (
     MAX_ROWS,
     Condition,
@@ -235,25 +235,25 @@ def read_layers(session: Session, keys: Iterable[int]) -> dict[int, frozenset[st
     return {key: frozenset(names) for key, names in layers.items()}
 
 
-def read_named(session: Session, keys: Iterable[int]) -> dict[int, Named]:
+def read_names(session: Session, keys: Iterable[int]) -> dict[int, EntityName]:
     """Kind, id and name of entities, by key; keys without an entity are left out."""
-    return {row[0]: Named(*row[:4]) for row in _rows_of(session, keys)}
+    return {row[0]: EntityName(*row[:4]) for row in _rows_of(session, keys)}
 
 
-def find_named(
+def find_names(
     session: Session, condition: Condition, ids: Collection[str] | None, limit: int
-) -> list[Named]:
+) -> list[EntityName]:
     """Entities under a condition, those with some ids or all, by kind and id."""
     conditions = [condition]
     if ids is not None:
         conditions = [condition & Condition.one_of("id", chunk) for chunk in chunks(ids)]
-    entities: list[Named] = []
+    entities: list[EntityName] = []
     for where in conditions:
         rows = session.rows(
             f"SELECT key, kind, id, name FROM entity WHERE {where.sql} ORDER BY kind, id LIMIT ?",
             [*where.params, limit],
         )
-        entities += [Named(*row) for row in rows]
+        entities += [EntityName(*row) for row in rows]
     return entities[:limit]
 
 

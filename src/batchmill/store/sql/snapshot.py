@@ -13,8 +13,8 @@ from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.results import (
     CellRow,
     CellRows,
+    EntityName,
     EntityPage,
-    Named,
     StoredMetric,
     StreamInfo,
     TopRecord,
@@ -107,9 +107,9 @@ class Snapshot:
         )
         return [key for (key,) in rows]
 
-    def named(self, keys: Iterable[int]) -> dict[int, Named]:
+    def entity_names(self, keys: Iterable[int]) -> dict[int, EntityName]:
         """The entities of keys; keys without an entity are left out."""
-        return entities_sql.read_named(self._session, keys)
+        return entities_sql.read_names(self._session, keys)
 
     def layers(self, keys: Iterable[int]) -> dict[int, frozenset[str]]:
         """The layers of entities, by key; those without any are left out."""
@@ -125,7 +125,7 @@ class Snapshot:
         id_ends: str | None = None,
         layer: str | None = None,
         most: int = MAX_ROWS,
-    ) -> list[Named]:
+    ) -> list[EntityName]:
         """Entities to which all of these apply, by kind and id; ``most`` of them."""
         condition = entities_sql.of_kind(kind, layer)
         if id_or_name is not None:
@@ -137,7 +137,7 @@ class Snapshot:
         if id_ends is not None:
             # Not by LIKE, which ignores case in SQLite.
             condition &= Condition("substr(id, length(id) - ? + 1) = ?", (len(id_ends), id_ends))
-        return entities_sql.find_named(self._session, condition, ids, most)
+        return entities_sql.find_names(self._session, condition, ids, most)
 
     def keys_like(self, kind: str | None, name: str, layer: str | None = None) -> list[int]:
         """The keys of entities by part of their name, ignoring case."""

@@ -277,7 +277,7 @@ def _read_busiest(
         start = 0
         for metric in metrics:
             end = start + len(metric.columns)
-            value = metric.plan.finished(cells[start:end], grain.minutes)
+            value = metric.plan.final_value(cells[start:end], grain.minutes)
             if value is not None:
                 values[metric.name] = value
             start = end
@@ -350,9 +350,7 @@ def read_totals(
             id_ = ids[bucket].get(ids_by_key[key])
             if id_ is not None:
                 totals[bucket, id_] = [
-                    None
-                    if own is None
-                    else metric.plan.finished([cells[place] for place in own], Grain.MINUTE.minutes)
+                    None if own is None else metric.plan.final_value([cells[n] for n in own], 1)
                     for metric, own in zip(metrics, places, strict=True)
                 ]
     return totals

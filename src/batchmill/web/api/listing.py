@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from batchmill.sources import Grain, UnknownNameError, bucket_start
-from batchmill.store import Buckets, Named, Snapshot, StoredMetric, TopRecord
+from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
 from batchmill.web.api.parameters import TimeRange, bucket, whole
 from batchmill.web.api.rows import RowReader, by_entity
 from batchmill.web.errors import BadRequest, NotFound
@@ -80,12 +80,12 @@ def values(
     reader = RowReader(snapshot, {"value": metric}, layer)
     rows = by_entity(reader.rows(buckets, keys))
     places = [bucket(time_range.grain, time) for time in times]
-    named = sorted(snapshot.named(rows).values(), key=lambda entity: (entity.id, entity.key))
+    named = sorted(snapshot.entity_names(rows).values(), key=lambda entity: (entity.id, entity.key))
     layers = snapshot.layers(rows)
     series, points = [], 0
     for entity in named:
         finished = {
-            row[0]: metric.plan.finished(row[2:], time_range.grain.minutes)
+            row[0]: metric.plan.final_value(row[2:], time_range.grain.minutes)
             for row in rows[entity.key]
         }
         if all(value is None for value in finished.values()):
@@ -145,7 +145,7 @@ def last_day(time_range: TimeRange) -> int:
     return bucket(Grain.DAY, time_range.end_s - 1)
 
 
-def _entity(entity: Named, layers: Sequence[str]) -> dict[str, Any]:
+def _entity(entity: EntityName, layers: Sequence[str]) -> dict[str, Any]:
     return {"id": entity.id, "name": entity.name, "layers": layers}
 
 
@@ -194,7 +194,7 @@ _MOST = 5
 _MOST_COMPARED = 5_000
 
 
-def find_entity(snapshot: Snapshot, kind: str, given: str) -> Named:
+def find_entity(snapshot: Snapshot, kind: str, given: str) -> EntityName:
     """The entity with that id, else with that name; :class:`NotFound` suggests similar names."""
     matching = snapshot.find(kind, id_or_name=given)
     if not matching:
@@ -203,7 +203,7 @@ def find_entity(snapshot: Snapshot, kind: str, given: str) -> Named:
     return next((entity for entity in matching if entity.id == given), matching[0])
 
 
-def _suggestion(what: str, given: str, known: Iterable[Named]) -> str:
+def _suggestion(what: str, given: str, known: Iterable[EntityName]) -> str:
     names = list(dict.fromkeys(name.name for name in known))
     if not names:
         return f"{what}: the store has none yet"

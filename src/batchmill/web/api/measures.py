@@ -210,13 +210,13 @@ class Measures:
             if less:
                 tally = _without(tally, self._tally(metric, less[0], less[place.start]))
             return _display_value(measure, metric.plan.value((tally,), minutes))
-        cells = metric.plan.merged(columns[place])
+        cells = metric.plan.merge(columns[place])
         if less:
-            away = metric.plan.merged(less[place])
+            away = metric.plan.merge(less[place])
             cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
         if metric.function == "cpm":
             return round(cells[0] / minutes, 3) if cells[0] else None
-        return _display_value(measure, metric.plan.finished(cells, minutes))
+        return _display_value(measure, metric.plan.final_value(cells, minutes))
 
     def _tally(
         self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
@@ -239,7 +239,7 @@ class Measures:
         )
 
     def _value(self, measure: str, row: Row, minutes: int) -> Value:
-        return self._metrics[measure].plan.finished(row[self._places[measure]], minutes)
+        return self._metrics[measure].plan.final_value(row[self._places[measure]], minutes)
 
 
 def _is_tally(metric: StoredMetric) -> bool:

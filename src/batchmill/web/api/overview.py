@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchmill.sources import Grain
-from batchmill.store import Named, Snapshot
+from batchmill.store import EntityName, Snapshot
 from batchmill.web.api.measures import SERVICE, MeasureCache, Measures, Number, Row
 from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
 from batchmill.web.api.rows import RowReader, by_entity
@@ -84,7 +84,7 @@ def services(
                 rows += reader.rows(piece, keys)
         sides.append(by_entity(rows))
     more, less = sides
-    names = snapshot.named(more)
+    names = snapshot.entity_names(more)
     total = {key: measures.over(more[key], minutes, less.get(key, ())) for key in names}
     # Subtracting may leave a service without calls.
     names = {
@@ -119,7 +119,7 @@ def _has_value(value: Number) -> bool:
 
 
 def _sorted(
-    names: Mapping[int, Named], total: Mapping[int, Mapping[str, Number]], query: ServicesQuery
+    names: Mapping[int, EntityName], total: Mapping[int, Mapping[str, Number]], query: ServicesQuery
 ) -> list[int]:
     """The keys in the requested order; equal ones by name, those without a value last."""
     keys = sorted(names, key=lambda key: (names[key].name, names[key].id))

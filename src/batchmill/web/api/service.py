@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchmill.sources import EntityIdError, split_entity_id
-from batchmill.store import Named, Snapshot
+from batchmill.store import EntityName, Snapshot
 from batchmill.web.api.listing import find_entity
 from batchmill.web.api.measures import (
     CALLEE_SIDE,
@@ -88,7 +88,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
 
 def _busiest(
     snapshot: Snapshot,
-    entities: Sequence[Named],
+    entities: Sequence[EntityName],
     kinds: Sequence[MeasureSet],
     time_range: TimeRange,
     newest: int | None,
@@ -120,7 +120,7 @@ def _busiest(
     return [line for _, line in ranked]
 
 
-def _other_end(relation: Named, caller: bool) -> tuple[str, str]:
+def _other_end(relation: EntityName, caller: bool) -> tuple[str, str]:
     """Id and name of the service at the other end of a relation."""
     ids = relation.id.split("-")
     if len(ids) != 2:
@@ -137,7 +137,9 @@ def name_of(service_id: str) -> str:
         return service_id
 
 
-def _statements(snapshot: Snapshot, entity: Named, time_range: TimeRange) -> list[dict[str, Any]]:
+def _statements(
+    snapshot: Snapshot, entity: EntityName, time_range: TimeRange
+) -> list[dict[str, Any]]:
     """The slow statements, each normalised text once: its slowest run, and how often it ran."""
     lines: list[dict[str, Any]] = []
     for stream in (BY_SERVICE, BY_DATABASE):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchmill.store import Named, Snapshot
+from batchmill.store import EntityName, Snapshot
 from batchmill.web.api.measures import CALLEE_SIDE, CALLER_SIDE, SERVICE, Measures
 from batchmill.web.api.parameters import TimeRange
 from batchmill.web.api.rows import RangeRows, RowReader
@@ -41,7 +41,7 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
             continue
         rows = reader.ranged(time_range, newest)
         measures = reader.measures
-        for key, named in snapshot.named(rows).items():
+        for key, named in snapshot.entity_names(rows).items():
             ends = named.id.split("-")
             if len(ends) != 2:
                 continue
@@ -101,7 +101,7 @@ def _nodes(
     reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics()))
     rows = reader.ranged(time_range, newest)
     measures, minutes = reader.measures, time_range.minutes(newest)
-    served = snapshot.named(rows)
+    served = snapshot.entity_names(rows)
     nodes = {
         entity.id: _Node(
             entity.id,
@@ -123,7 +123,7 @@ def _nodes(
             more, less = incoming[id_]
             node.calls = caller_side.calls(more, less)
             node.measures = caller_side.over(more, minutes, less)
-    known: dict[str, Named] = {
+    known: dict[str, EntityName] = {
         entity.id: entity for entity in served.values() if entity.id in nodes
     }
     known |= {

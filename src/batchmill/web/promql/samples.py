@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from batchmill.export import by_label, complete_minute, entity_labels, series_names
 from batchmill.oal import Value
 from batchmill.sources import Grain
-from batchmill.store import BucketList, Buckets, Named, Snapshot, StoredMetric
+from batchmill.store import BucketList, Buckets, EntityName, Snapshot, StoredMetric
 from batchmill.web.api.parameters import MINUTE_S, bucket, minute_end_s
 from batchmill.web.api.rows import RowReader, by_entity
 from batchmill.web.errors import BadRequest
@@ -76,7 +76,7 @@ def sampled_series(
         reader = RowReader(snapshot, {"value": metric})
         rows = by_entity(reader.rows(BucketList(Grain.MINUTE, time_range), list(entities)))
         for key, mine in sorted(rows.items(), key=lambda item: entities[item[0]].id):
-            finished = {row[0]: metric.plan.finished(row[2:], 1) for row in mine}
+            finished = {row[0]: metric.plan.final_value(row[2:], 1) for row in mine}
             labels = {NAME: name, **dict(entity_labels(entities[key]))}
             result += _by_label(metric, labels, finished, minutes, selector)
             if len(result) * len(moments_s) > MOST_SAMPLES:
@@ -100,7 +100,7 @@ def series(
             labels = {NAME: name, **dict(entity_labels(entities[key]))}
             known: set[str | None] = set()
             for row in mine:
-                value = metric.plan.finished(row[2:], Grain.DAY.minutes)
+                value = metric.plan.final_value(row[2:], Grain.DAY.minutes)
                 if value is not None:
                     known |= (
                         {label for label, _ in by_label(metric, value)}
@@ -134,14 +134,14 @@ def _entities(
     days: Buckets | None = None,
 ) -> dict[int, LabelledEntity]:
     """The entities that a selector may match, of those with data on the same days."""
-    known: dict[int, Named]
+    known: dict[int, EntityName]
     given = selector.required_value("entity") or selector.required_value("name")
     if given is not None:
         known = {item.key: item for item in snapshot.find(id_or_name=given, most=MOST_ENTITIES)}
     else:
         if days is None:
             days = Buckets(Grain.DAY, minutes[0] // 10_000, minutes[-1] // 10_000)
-        known = snapshot.named(snapshot.entities_in(metric.source, days))
+        known = snapshot.entity_names(snapshot.entities_in(metric.source, days))
     layers = snapshot.layers(known)
     labelled = {
         key: LabelledEntity(item.kind, item.id, item.name, layers.get(key, frozenset()))
