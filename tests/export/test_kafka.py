@@ -105,3 +105,22 @@ def test_a_topic_that_is_not_there_is_told(one: Mill, kafka: Broker) -> None:
         kafka.create_topic("missing-topic")
         until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
     assert last_totals(points(kafka, "missing-topic")) == stored(one.store)
+
+
+def test_a_wrong_password_keeps_everything_waiting(one: Mill, kafka: Broker) -> None:
+    """And the reason is told; with the right one all of it arrives."""
+    topic = kafka.new_topic()
+    address = f"kafka://{kafka.login}/{topic}"
+    wrong = dataclasses.replace(
+        SETTINGS, kafka_options=kafka.login_options("wr0ng-password"), timeout_s=1.0, drain_s=1.0
+    )
+    exporter = one.exporter(address, wrong)
+    one.commit(*measurements(0))
+    with running(exporter):
+        until(lambda: exporter.stats().failing.startswith("AUTHENTICATION"))
+    assert exporter.stats().waiting.files == 1
+    right = dataclasses.replace(SETTINGS, kafka_options=kafka.login_options())
+    exporter = one.exporter(address, right)
+    with running(exporter):
+        until(lambda: exporter.stats().waiting.files == 0)
+    assert last_totals(points(kafka, topic)) == stored(one.store)

@@ -103,7 +103,7 @@ def test_a_broker_that_comes_later_is_waited_for(kafka: Broker, tmp_path: Path) 
         kafka.start()
         until(lambda: running.post(request(2)).status == 200)
         until(lambda: running.status()["level"] == "NORMAL")
-        assert "writing works again" in running.stderr()
+        until(lambda: "writing works again" in running.stderr())
     assert 2 in found(kafka, topic)
 
 

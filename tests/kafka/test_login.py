@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ pytest.importorskip("uvicorn")
 
 from batchmill.export import KafkaForwarder, Target
 from batchmill.kafka import KafkaAddress, KafkaLoginError, check_readable
-from tests.export.test_kafka import SETTINGS, points
 from tests.kafka.kit import rows_in
-from tests.kit.exporters import last_totals, measurements, mill, running, stored
 from tests.kit.kafka import Broker
 from tests.kit.receivers import PROTOBUF, ingest, request
 from tests.kit.threads import until
@@ -66,27 +63,6 @@ def test_a_wrong_password_does_not_read(kafka: Broker) -> None:
     with pytest.raises(KafkaLoginError) as caught:
         check_readable(address, kafka.login_options(WRONG))
     assert WRONG not in str(caught.value)
-
-
-def test_an_exporter_logs_in(kafka: Broker, tmp_path: Path) -> None:
-    """With a wrong password everything waits, and the reason is told."""
-    topic = kafka.new_topic()
-    target = f"kafka://{kafka.login}/{topic}"
-    one = mill(tmp_path)
-    with one.store:
-        wrong = dataclasses.replace(
-            SETTINGS, kafka_options=kafka.login_options(WRONG), timeout_s=1.0, drain_s=1.0
-        )
-        exporter = one.exporter(target, wrong)
-        one.commit(*measurements(0))
-        with running(exporter):
-            until(lambda: exporter.stats().failing.startswith("AUTHENTICATION"))
-        assert exporter.stats().waiting.files == 1
-        right = dataclasses.replace(SETTINGS, kafka_options=kafka.login_options())
-        exporter = one.exporter(target, right)
-        with running(exporter):
-            until(lambda: exporter.stats().waiting.files == 0)
-        assert last_totals(points(kafka, topic)) == stored(one.store)
 
 
 def test_what_a_wrong_password_keeps_from_being_handed_on_is_counted(kafka: Broker) -> None:
