@@ -24,10 +24,10 @@ def _commands() -> Iterator[str]:
         "",
         "## All commands",
         "",
-        "`batchmill COMMAND --help` has the options of each.",
+        "`batchmill COMMAND --help` prints the options of a command.",
         "",
     )
-    yield from ("| command | what it does |", "|---|---|")
+    yield from ("| command | description |", "|---|---|")
     for name, text in sorted(_actions(cli._parser()).items()):
         yield f"| `batchmill {name}` | {text} |"
 
@@ -46,9 +46,10 @@ def _actions(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 def _settings() -> Iterator[str]:
     yield from ("", "## All settings", "")
-    yield "Of `batchmill run`: a name in `batchmill.toml`, a variable `BATCHMILL_HTTP_PORT`, a flag"
-    yield "`--http-port`. `export_to` may also stand as `to` in a table `[export]`."
-    yield from ("", "| setting | default | what it is |", "|---|---|---|")
+    yield "The settings of `batchmill run`: `http_port` in `batchmill.toml` is the variable"
+    yield "`BATCHMILL_HTTP_PORT` and the flag `--http-port`. `export_to` may also be"
+    yield "written as `to` in a table `[export]`."
+    yield from ("", "| setting | default | description |", "|---|---|---|")
     for each in SETTINGS:
         default = "" if each.default in (None, ()) else f"`{json.dumps(each.default)}`"
         secret = "; never shown" if each.secret else ""

@@ -97,10 +97,10 @@ def status(tmp_path: Path) -> dict[str, Any]:
 
 def test_every_figure_of_the_receiver_is_explained(status: dict[str, Any]) -> None:
     """Each field of its status, and each series on its page."""
-    assert status.keys() <= named(COUNTERS, "Receiving", "field")
+    assert status.keys() <= named(COUNTERS, "Ingest", "field")
     page = ingest_stats.prometheus(status).decode()
     series = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
-    shown = named(COUNTERS, "Receiving", "on `/metrics`")
+    shown = named(COUNTERS, "Ingest", "on `/metrics`")
     assert series == {f"batchmill_ingest_{each}" for each in shown}
 
 
@@ -111,15 +111,15 @@ def test_every_reason_of_the_receiver_is_explained() -> None:
         for name, make in inspect.getmembers(responses, inspect.isfunction)
         if inspect.signature(make).return_annotation == "Refusal" and not name.startswith("_")
     }
-    assert named(COUNTERS, "Why a request was refused") == refusals | {"CRITICAL_PLUS"}
+    assert named(COUNTERS, "Refused requests") == refusals | {"CRITICAL_PLUS"}
     rejected = texts_in(decode_rows, r'reject\("([^"]+)"') | {
         "end before start",
         "no end time",
     }
     rejected |= texts_in(protobuf, r'reject\("([^"]+)"')
-    assert named(COUNTERS, "Why a span was rejected") == rejected | {"other"}
+    assert named(COUNTERS, "Rejected spans") == rejected | {"other"}
     cut = texts_in(decode_rows, r'cut\("([^"]+)"') | texts_in(protobuf, r'cut\("([^"]+)"')
-    assert named(COUNTERS, "What was cut") == cut
+    assert named(COUNTERS, "Truncated texts") == cut
 
 
 def _refusal(make: Any) -> responses.Refusal:
@@ -135,8 +135,8 @@ def test_what_is_handed_on_to_kafka_is_explained() -> None:
     """Each figure, and each reason of a drop."""
     text = inspect.getsource(forwarder.KafkaForwarder.stats)
     figures = set(re.findall(r'^ +"(\w+)":', text, re.MULTILINE))
-    assert figures == named(COUNTERS, "Traces and logs handed on")
-    why = named(COUNTERS, "Traces and logs handed on", "what it is")
+    assert figures == named(COUNTERS, "Forwarded traces and logs")
+    why = named(COUNTERS, "Forwarded traces and logs", "what it is")
     constants = {each for name, each in vars(forwarder).items() if name.isupper()}
     said = {each for each in constants if isinstance(each, str) and " " in each}
     assert said >= {forwarder.FULL, forwarder.NO_ROOM}
@@ -171,7 +171,7 @@ def test_every_reason_of_the_pipeline_is_explained() -> None:
     reasons |= {values.EXPIRED, values.UNKNOWN}
     assert "parent never came" in reasons
     assert "time too far ahead" in reasons
-    assert reasons <= named(COUNTERS, "Why something was left out", "reason")
+    assert reasons <= named(COUNTERS, "Reasons", "reason")
 
 
 def test_every_field_of_a_status_is_explained(tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_every_figure_of_an_exporter_is_explained() -> None:
     assert fields - waiting <= named(COUNTERS, "Exporters", "field")
     assert waiting <= named(COUNTERS, "Exporters", "what it is")
     outcomes = {outcome.value for outcome in server.Outcome}
-    assert outcomes <= named(COUNTERS, "The page for Prometheus", "what it is")
+    assert outcomes <= named(COUNTERS, "The Prometheus endpoint", "what it is")
     own = texts_in(prometheus_page_module, r'f"\{_EXPORT\}(\w+)"') | {"scrapes_total"}
     assert {f"batchmill_export_{each}" for each in own} == named(
-        COUNTERS, "The page for Prometheus", "series"
+        COUNTERS, "The Prometheus endpoint", "series"
     )
 
 

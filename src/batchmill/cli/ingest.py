@@ -62,8 +62,8 @@ def add_parser(commands: Any) -> None:
     add("--grpc-port", type=int, default=4317, metavar="P", help="default: %(default)s")
     add_access_options(ingest, "senders")
     add("--max-body-mb", type=whole(), metavar="MB", help="the largest request body accepted")
-    add("--max-connections", type=whole(), metavar="N", help="for each of HTTP and gRPC")
-    add("--request-timeout", type=number(), metavar="S", help="for a whole request to arrive")
+    add("--max-connections", type=whole(), metavar="N", help="for HTTP and gRPC each")
+    add("--request-timeout", type=number(), metavar="S", help="within which a request must arrive")
     add("--linger", type=number(), metavar="S", help="how long a segment or message waits for more")
     add("--segment-rows", type=whole(), metavar="N", help="the most spans in a segment")
     for level in ("warning", "critical", "critical-plus"):
@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
             f"--unread-{level}-mb",
             type=whole(),
             metavar="MB",
-            help=f"{level.upper().replace('-', '_')} at so much that the pipeline has not read",
+            help=f"unread data at which {level.upper().replace('-', '_')} begins",
         )
     add("--verbose", action="store_true", help="log more")
 

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.run import StatusReader
 from batchmill.store import Snapshot
-from batchmill.web.answers import as_json
+from batchmill.web.responses import as_json
 from batchmill.web.api import listing, openapi, overview, service, topology
 from batchmill.web.api.listing import epoch
 from batchmill.web.api.measures import MeasureCache
