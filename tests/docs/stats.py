@@ -46,14 +46,14 @@ STATS: dict[type, str] = {
 }
 UNSAID = {
     "ExporterStats.name": "The exporter's name.",
-    "RemoteWriteStats.sent": "Samples that the receiver has taken.",
-    "RemoteWriteStats.retries": "Requests that were tried again.",
-    "RemoteWriteStats.bytes_sent": "Bytes of request bodies that the receiver took, packed.",
-    "OutboxDepth.files": "Files that wait.",
+    "RemoteWriteStats.sent": "Samples that the receiver has accepted.",
+    "RemoteWriteStats.retries": "Requests that were retried.",
+    "RemoteWriteStats.bytes_sent": "Compressed bytes of accepted requests.",
+    "OutboxDepth.files": "Waiting files.",
     "OutboxDepth.rows": "Rows in them: a row is a minute of an entity with all its values.",
     "OutboxDepth.bytes": "Their size.",
 }
-"""What a name says by itself in the code, and not in a table."""
+"""Descriptions of fields whose names explain themselves in the code."""
 
 
 def made() -> str:

@@ -41,7 +41,7 @@ class BatcherStats:
     submitted: int
     """Items given to submit, submit_many and asubmit."""
     succeeded: int
-    """Items the backend took."""
+    """Items the backend processed."""
     failed: int
     """Items the backend failed on."""
     rejected: int
@@ -61,17 +61,17 @@ class BatcherStats:
     deciding: int
     """Items that thresholds are deciding about, or whose submit waits for room."""
     joined: int
-    """Items waiting for an equal item's answer (``key``)."""
+    """Items waiting for the result of an equal item (``key``)."""
     batches: int
     """Batches sent."""
     backend_calls: int
-    """Calls of the backend, retries and halves included."""
+    """Calls of the backend, including retries and split batches."""
     flushes: Mapping[FlushReason, int]
-    """Why batches were sent when they were."""
+    """Why batches were sent, by reason."""
     retries: int
     """Batches sent again after a failure."""
     in_flight_limit: int
-    """Batches that may be with the backend at once now."""
+    """Batches that may be with the backend at the same time, now."""
     breaker_opened: int
     """How often the circuit breaker opened."""
     thresholds: ThresholdStats | None
@@ -79,13 +79,13 @@ class BatcherStats:
     name: str = "batcher"
     """The name in logs and on threads."""
     capacity: int | None = None
-    """Items that may wait at most; None: no bound."""
+    """Items that may wait at most; None for no limit."""
     workers: tuple[WorkerLoad, ...] = ()
     """Every thread that has sent a batch, in order."""
 
     @property
     def pending(self) -> int:
-        """Items submitted and not answered yet."""
+        """Items submitted that have no result yet."""
         return self.queue_depth + self.in_flight + self.parked + self.deciding + self.joined
 
 

@@ -25,23 +25,23 @@ class ExporterStats:
 
     name: str
     position: int
-    """The last file of the outbox that it is through with."""
+    """The last finished file of the outbox."""
     waiting: OutboxDepth
-    """What lies behind that, what is being sent included."""
+    """Pending data after it, including what is being sent."""
     queued: int
     """Values in its queue now."""
     sent: int
-    """Values that the peer has acknowledged, each time counted."""
+    """Values that the peer has acknowledged, repeated ones included."""
     requests: int
     """Requests that were acknowledged."""
     retries: Mapping[str, int]
-    """Requests that failed and were tried again, by reason."""
+    """Failed requests that were retried, by reason."""
     dropped: Mapping[str, int]
-    """Values that are not sent, by reason; in files that cannot be read: rows."""
+    """Values that were not sent, by reason; for unreadable files: rows."""
     refused_points: int
-    """Data points that the peer refused of requests that it took (partial success)."""
+    """Points refused in requests that the peer accepted (partial success)."""
     failing: str
-    """Why the newest request failed; empty: it did not."""
+    """Why the newest request failed; empty if it did not."""
     failing_s: float
     """For how long every request has failed."""
 

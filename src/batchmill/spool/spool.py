@@ -59,13 +59,13 @@ class SpoolStats(SinkStats):
     written_bytes: int
     """Their size."""
     unread_segments: int
-    """Segments in the folder: the pipeline removes what it has committed."""
+    """Segments in the folder; the pipeline removes those that it has committed."""
     unread_bytes: int
     """Their size."""
     oldest_unread_s: float
     """The age of the oldest of them."""
     free_bytes: int | None
-    """What is left on the disk."""
+    """Free disk space."""
 
 
 class Spool(GaugedSink):

@@ -190,7 +190,7 @@ class OutboxDepth:
     rows: int
     bytes: int
     oldest_ms: int | None
-    """When the oldest file was committed, in milliseconds since 1970; None: there is none."""
+    """When the oldest file was committed, in milliseconds since 1970; None if empty."""
 
 
 @dataclass(frozen=True, slots=True)

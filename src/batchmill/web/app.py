@@ -12,12 +12,12 @@ from starlette.middleware import Middleware
 from batchmill.http import Access
 from batchmill.run import StatusReader
 from batchmill.web import pages
-from batchmill.web.responses import Guard, not_served, refused
 from batchmill.web.api.handlers import Api
 from batchmill.web.errors import RequestError
 from batchmill.web.live import Live
 from batchmill.web.promql.api import PrometheusApi
 from batchmill.web.query_pool import QueryPool
+from batchmill.web.responses import Guard, not_served, refused
 
 
 def make_app(

@@ -23,9 +23,9 @@ from batchmill.errors import ConfigError
 from batchmill.run import StatusReader
 from batchmill.sources import bucket_start
 from batchmill.store import Store
-from batchmill.web.responses import as_error
 from batchmill.web.errors import Unavailable
 from batchmill.web.query_pool import QueryPool
+from batchmill.web.responses import as_error
 
 log = logging.getLogger("batchmill.web")
 

@@ -65,44 +65,44 @@ class RemoteWriteStats:
     """What became of the samples so far: ``taken == sent + refused + unsent + waiting``."""
 
     minute: int | None
-    """The last one that is done; a restart goes on behind it."""
+    """The last minute that was sent completely; a restart continues after it."""
     minutes: int
-    """Done by this process."""
+    """Minutes that this process sent completely."""
     minutes_skipped: int
-    """Too far back after a pause."""
+    """Minutes skipped after a pause, too far back."""
     taken: int
-    """Samples read from the store, or made for a series that ended, to be sent."""
+    """Samples to send: read from the store, or stale markers of series that ended."""
     sent: int
     refused: int
-    """The receiver does not want them; they are not sent again."""
+    """Samples that the receiver refused; they are not sent again."""
     refused_for: Mapping[str, int]
-    """The same by reason: ``out of order``, ``too old``, ``another value is there``; or by answer,
-    ``HTTP 400`` and the like, where it did not say."""
+    """Refused samples by reason: ``out of order``, ``too old``, ``another value is there``; or by
+    response, such as ``HTTP 400``, if it has no reason."""
     unsent: int
-    """Given up at the end of this process. The next one sends their minute again, as it is then;
-    of a minute that was whole already, changes by late rows that were given up stay unsent."""
+    """Samples not sent before this process ended. The next process sends their minute again, with
+    its values then; changes by late rows to a minute that was already sent stay unsent."""
     late: int
-    """Of those taken: sent again because late rows have changed them."""
+    """Of ``taken``: sent again because late rows changed them."""
     ended: int
-    """Of those taken: they say that a series has no value any more."""
+    """Of ``taken``: stale markers of series that ended."""
     late_refused: bool
-    """Whether the receiver takes nothing late: then nothing is looked for any more."""
+    """Whether the receiver refuses late samples: then no more are sent."""
     dropped: int
-    """Series of minutes left out, over the limit."""
+    """Series omitted over the limit, counted once per minute."""
     requests: Mapping[str, int]
-    """By answer: ``HTTP 204``, ``unreachable`` and the like; each try counts."""
+    """Requests by response: ``HTTP 204``, ``unreachable`` and the like; retries included."""
     retries: int
     bytes_sent: int
     faults: Mapping[str, int]
-    """What went wrong on this side, by kind: a store not read, a position not written."""
+    """Local faults by kind: the store was not read, the position was not written."""
     failing: str
-    """Why the receiver has taken nothing since its last answer; empty: it takes samples."""
+    """Why the newest request failed; empty if it did not."""
     failing_s: float
-    """For how long that is so."""
+    """For how long every request has failed."""
 
     @property
     def waiting(self) -> int:
-        """Samples that are neither sent nor given up."""
+        """Samples that are still to be sent."""
         return self.taken - self.sent - self.refused - self.unsent
 
 

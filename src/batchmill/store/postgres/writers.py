@@ -107,11 +107,11 @@ class WriterStats:
     """What became of pieces."""
 
     queue: BatchQueueStats | None
-    """The queue's own counters; None while no batch was large enough."""
+    """The counters of the writers' queue; None until a batch was large enough."""
     retried: int
-    """Pieces that were written once more, over a new connection."""
+    """Pieces that were written again, over a new connection."""
     fallbacks: Mapping[str, int]
-    """Tries that failed because of a piece, by reason."""
+    """Attempts that failed because of a piece, by reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.export import help_text, series_names
 from batchmill.store import Snapshot
-from batchmill.web.responses import as_json
 from batchmill.web.errors import BadRequest, RequestError
 from batchmill.web.promql.parser import NAME, Selector, parse, parse_selector
 from batchmill.web.promql.samples import SampledSeries, sampled_series, series
 from batchmill.web.query_pool import QueryPool
+from batchmill.web.responses import as_json
 
 MOST_STEPS = 11_000
 MOST_BODY = 2**20
