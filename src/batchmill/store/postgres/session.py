@@ -33,7 +33,6 @@ from batchmill.store.sql.session import (
 )
 
 POSTGRES = Dialect(
-    name="postgresql",
     whole="BIGINT",
     floating="DOUBLE PRECISION",
     text=TEXT,

@@ -38,7 +38,6 @@ COMPACT = {
 class Dialect:
     """What SQLite and PostgreSQL write differently."""
 
-    name: str
     whole: str
     """The type of 64-bit whole numbers."""
     floating: str

@@ -56,7 +56,6 @@ NO_ROOM_BYTES = 1024 * 1024
 """With less than this free, a failed write is a full disk, whatever SQLite calls it."""
 
 SQLITE = Dialect(
-    name="sqlite",
     whole="INTEGER",
     floating="REAL",
     text="TEXT",
