@@ -1,13 +1,13 @@
 #!/bin/bash
-# How Spark on Kubernetes starts a container: `driver ARGUMENT…` or `executor`, the rest in variables.
+# The entry point that Spark on Kubernetes calls: `driver ARGUMENT…` or `executor`, with variables.
 #
-# Anything else is run as it is.
+# Any other command is run unchanged.
 set -euo pipefail
 
 SPARK_HOME=$(/opt/batchmill/bin/python -c 'import pyspark; print(pyspark.__path__[0])')
 export SPARK_HOME
 
-# SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1 and so on, in the order of their numbers.
+# SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1 and so on, in numeric order.
 java_options() {
 	local name
 	while IFS= read -r name; do
