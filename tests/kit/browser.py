@@ -1,7 +1,10 @@
-"""A real Chromium for the tests, driven by Playwright, and what it must not do.
+"""A real Chromium for tests, driven by Playwright, and reads that wait for what the page will show.
 
-It is Debian's: the browsers that Playwright would download are not needed. A test's page fails if
-it says anything on the console, or asks any host but the server for anything.
+It is Debian's: the browsers that Playwright would download are not needed. A test fails if its page
+writes anything to the console, or sends a request to any host but the server.
+
+A page changes after the call that caused it has returned. So no test reads it at once: it uses
+Playwright's ``expect()`` or, for what that does not cover, :func:`expect_value`.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,8 +25,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 MISSING = "Chromium is not here: install it with `apt-get install --no-install-recommends chromium`"
-WAIT_MS = 30_000
-"""How long anything may take before its test fails."""
+WAIT_MS = 60_000
+"""How long a page may take for anything before its test fails."""
+T = TypeVar("T")
 SHOTS = ROOT / "build" / "screenshots"
 DESKTOP, PHONE = (1280, 800), (390, 844)
 _FLAGS = (
@@ -33,7 +38,7 @@ _FLAGS = (
 
 @contextlib.contextmanager
 def running_chromium() -> Iterator[Browser]:
-    """A browser; skipped, or in CI failed, where there is none."""
+    """A browser; without Chromium the test is skipped, or fails in CI."""
     program = shutil.which("chromium")
     if program is None:
         if os.environ.get("CI"):
@@ -51,20 +56,22 @@ def running_chromium() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page, and all that it did that it must not."""
+    """A page, the requests it sent, and what it did that it must not do."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
         self.address = address
-        self.said: list[str] = []
-        self.strangers: list[str] = []
+        self.console: list[str] = []
+        """Lines that it wrote to the console, and errors that it did not catch."""
+        self.foreign: list[str] = []
+        """Requests to other hosts."""
         self.expected: tuple[str, ...] = ()
-        """Parts of lines on the console that belong to the test: of a server that was stopped."""
+        """Parts of console lines that are no failure: the test stops the server, say."""
         self.requested: list[str] = []
         """The paths, with their parameters, that were requested so far."""
         page.set_default_timeout(WAIT_MS)
         page.on("console", self._console)
-        page.on("pageerror", lambda error: self.said.append(f"an error: {error}"))
+        page.on("pageerror", lambda error: self.console.append(f"uncaught: {error}"))
         page.on("request", self._request)
 
     def open(self, where: str = "#/services") -> Page:
@@ -79,19 +86,19 @@ class Watched:
             self.page.wait_for_event("request", lambda request: part in request.url)
 
     def check(self) -> None:
-        """Nothing on the console, nobody else asked."""
-        assert not self.strangers, self.strangers
-        wrong = [line for line in self.said if not any(each in line for each in self.expected)]
+        """Fail if it wrote to the console or sent a request to another host."""
+        assert not self.foreign, self.foreign
+        wrong = [line for line in self.console if not any(part in line for part in self.expected)]
         assert not wrong, wrong
 
     def _console(self, message: ConsoleMessage) -> None:
-        self.said.append(f"{message.type}: {message.text} ({message.location.get('url')})")
+        self.console.append(f"{message.type}: {message.text} ({message.location.get('url')})")
 
     def _request(self, request: Request) -> None:
-        found, own = urlsplit(request.url), urlsplit(self.address)
-        if (found.scheme, found.netloc) != (own.scheme, own.netloc):
-            self.strangers.append(request.url)
-        self.requested.append(f"{found.path}?{found.query}" if found.query else found.path)
+        url, own = urlsplit(request.url), urlsplit(self.address)
+        if (url.scheme, url.netloc) != (own.scheme, own.netloc):
+            self.foreign.append(request.url)
+        self.requested.append(f"{url.path}?{url.query}" if url.query else url.path)
 
 
 @contextlib.contextmanager
@@ -107,6 +114,45 @@ def watched_page(
         watched.check()
     finally:
         context.close()
+
+
+def expect_value(page: Page, read: Callable[[], T], expected: T) -> None:
+    """Wait until ``read()`` returns ``expected``; fail with what it returned last."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while (value := read()) != expected and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert value == expected
+
+
+def table_rows(page: Page, caption: str) -> list[list[str]]:
+    """The cells of a table's rows as they are shown, read in one go once there is a row."""
+    rows = page.get_by_role("table", name=caption, exact=True).locator("tbody tr")
+    rows.first.wait_for()
+    texts: list[list[str]] = rows.evaluate_all(
+        "rows => rows.map(row => Array.from(row.querySelectorAll('th, td'),"
+        " cell => cell.innerText.trim().replace(/\\s+/g, ' ')))"
+    )
+    return texts
+
+
+def record_live_states(page: Page) -> None:
+    """Note every state of the live connection from now on, for :func:`wait_for_live_state`.
+
+    A state may be over before somebody looks.
+    """
+    page.evaluate(
+        """() => {
+            const live = document.querySelector('#live');
+            window.liveStates = [];
+            new MutationObserver(() => window.liveStates.push(live.dataset.state))
+                .observe(live, {attributes: true, attributeFilter: ['data-state']});
+        }"""
+    )
+
+
+def wait_for_live_state(page: Page, state: str) -> None:
+    """Return once the connection has had that state, and maybe has another one by now."""
+    page.wait_for_function("state => window.liveStates.includes(state)", arg=state)
 
 
 def keep_shot(page: Page, name: str) -> None:

@@ -14,7 +14,17 @@ import pytest
 
 from batchmill.files import write_json
 from batchmill.run import Home
-from tests.kit.browser import PHONE, Watched, keep_shot, running_chromium, watched_page
+from tests.kit.browser import (
+    PHONE,
+    Watched,
+    expect_value,
+    keep_shot,
+    record_live_states,
+    running_chromium,
+    table_rows,
+    wait_for_live_state,
+    watched_page,
+)
 from tests.web.pages_kit import BEGIN, OWN, SLOWEST, Served, filled_store, serving
 from tests.web.traffic import Call
 
@@ -58,69 +68,67 @@ def seen(browser: Browser, served: Served) -> Iterator[Watched]:
         yield found
 
 
-def cells(row: Locator) -> list[str]:
-    """What stands in a row, cell by cell."""
-    return [" ".join(text.split()) for text in row.locator("th, td").all_inner_texts()]
+def expect_table(page: Page, caption: str, expected: dict[str, list[str]]) -> None:
+    """Wait until the table has these rows: the cells by the text of the first one."""
+    expect_value(
+        page, lambda: {first: rest for first, *rest in table_rows(page, caption)}, expected
+    )
 
 
-def table(page: Page, caption: str) -> dict[str, list[str]]:
-    """The rows of a table, once there are any, by what stands first in them."""
-    rows = page.get_by_role("table", name=caption, exact=True).locator("tbody tr")
-    rows.first.wait_for()
-    return {found[0]: found[1:] for found in map(cells, rows.all())}
+def services(page: Page) -> Locator:
+    """The names of the services, in the order they are shown in."""
+    return page.locator("table.services tbody th a")
 
 
-def names(page: Page) -> list[str]:
-    """The services in the order they are shown in."""
-    return page.locator("table.services tbody th a").all_inner_texts()
+def expect_services(page: Page, *names: str) -> None:
+    """Wait until these services are shown, in this order."""
+    expect(services(page)).to_have_text(names, use_inner_text=True)
 
 
 def test_the_overview_shows_the_numbers_of_the_store(seen: Watched) -> None:
     """Calls a minute, average, p99, success and apdex of an hour, each with a line."""
     page = seen.open(PAGES["services"])
-    found = table(page, "Services")
-    assert found == {
+    expected = {
         "shop": ["10", "30 ms", "40 ms", "99.00 %", "0.99"],
         "cart": ["5.0", "700 ms", "700 ms", "100.00 %", "0.50"],
     }
+    expect_table(page, "Services", expected)
     lines = page.locator("table.services .spark .line")
     expect(lines).to_have_count(10)
-    assert all((each.get_attribute("d") or "").count("L") == 59 for each in lines.all()[:2])
+    for number in range(2):
+        expect(lines.nth(number)).to_have_attribute("d", re.compile("^[^L]*(L[^L]*){59}$"))
     keep_shot(page, "overview")
 
 
 def test_services_are_sorted_by_a_button_in_each_header(seen: Watched) -> None:
     """With the keyboard; the header says how, the address too, and the button keeps the focus."""
     page = seen.open(PAGES["services"])
-    table(page, "Services")
-    assert names(page) == ["shop", "cart"]
+    expect_services(page, "shop", "cart")
     page.get_by_role("button", name="Average").focus()
     page.keyboard.press("Enter")
-    page.locator("table.services tbody tr:first-child", has_text="cart").wait_for()
-    assert names(page) == ["cart", "shop"]
+    expect_services(page, "cart", "shop")
     head = page.get_by_role("columnheader", name="Average")
     expect(head).to_have_attribute("aria-sort", "descending")
     page.keyboard.press("Enter")
-    page.locator("table.services tbody tr:first-child", has_text="shop").wait_for()
+    expect_services(page, "shop", "cart")
     expect(head).to_have_attribute("aria-sort", "ascending")
-    assert "sort=avg&order=asc" in page.url
+    expect(page).to_have_url(re.compile("sort=avg&order=asc"))
     page.reload()
-    table(page, "Services")
-    assert names(page) == ["shop", "cart"]
+    expect_services(page, "shop", "cart")
     expect(head).to_have_attribute("aria-sort", "ascending")
 
 
 def test_services_are_searched_by_name(seen: Watched) -> None:
     """As one types; what is not there is said."""
     page = seen.open(PAGES["services"])
-    table(page, "Services")
+    expect_services(page, "shop", "cart")
     search = page.get_by_role("searchbox", name="Search services")
     search.press_sequentially("CAR")
     page.get_by_text("1 service", exact=True).wait_for()
-    assert names(page) == ["cart"]
+    expect_services(page, "cart")
     search.fill("nobody")
     page.get_by_text("No service has “nobody” in its name").wait_for()
-    assert search.evaluate("each => each === document.activeElement")
+    expect(search).to_be_focused()
 
 
 def test_the_range_and_the_grain_are_requested(seen: Watched) -> None:
@@ -128,18 +136,16 @@ def test_the_range_and_the_grain_are_requested(seen: Watched) -> None:
     page = seen.open("#/services")
     page.get_by_text("No service was called in this time.").wait_for()
     page.get_by_role("radio", name="6h").check()
-    table(page, "Services")
+    seen.wait_for_request("from=now-6h&to=now&grain=auto")
+    expect_services(page, "shop", "cart")
     page.get_by_label("Grain").select_option("hour")
-    page.wait_for_function("location.hash.includes('grain=hour')")
-    table(page, "Services")
+    expect(page).to_have_url(re.compile("grain=hour"))
+    seen.wait_for_request("from=now-6h&to=now&grain=hour")
     page.get_by_role("radio", name="30d").check()
-    minute = page.get_by_label("Grain").locator("option[value=minute]")
-    assert minute.is_disabled()
-    page.wait_for_function("location.hash.includes('range=30d')")
-    table(page, "Services")
-    wanted = ("from=now-6h&to=now&grain=auto", "from=now-6h&to=now&grain=hour", "from=now-30d")
-    for query in wanted:
-        seen.wait_for_request(query)
+    expect(page.get_by_label("Grain").locator("option[value=minute]")).to_be_disabled()
+    expect(page).to_have_url(re.compile("range=30d"))
+    seen.wait_for_request("from=now-30d")
+    expect_services(page, "shop", "cart")
 
 
 def test_a_range_of_ones_own(seen: Watched) -> None:
@@ -154,8 +160,9 @@ def test_a_range_of_ones_own(seen: Watched) -> None:
     page.get_by_label("From, UTC").fill(begin)
     page.get_by_label("To, UTC").fill(end)
     page.get_by_role("button", name="Show", exact=True).click()
-    assert table(page, "Services")["shop"][0] == "10"
-    assert f"from={BEGIN}&to={BEGIN + 3600}" in page.url
+    shop = page.locator("table.services tbody tr", has_text="shop")
+    expect(shop.locator("td").first).to_have_text("10", use_inner_text=True)
+    expect(page).to_have_url(re.compile(f"from={BEGIN}&to={BEGIN + 3600}"))
 
 
 def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
@@ -163,39 +170,40 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     page = seen.open(PAGES["services"])
     page.get_by_role("link", name="cart", exact=True).click()
     page.get_by_role("heading", name="cart", level=1).wait_for()
-    assert table(page, "Endpoints") == {"POST /cart": ["5.0", "700 ms", "700 ms", "100.00 %"]}
-    assert table(page, "Instances") == {"cart-1": ["5.0", "700 ms", "700 ms", "100.00 %"]}
-    assert table(page, "Called by") == {"shop": ["5.0", "700 ms", "100.00 %"]}
-    assert table(page, "Calls") == {"orders-db": ["2.0", "5 ms", "100.00 %"]}
-    [statement] = table(page, "Slow statements").items()
-    assert statement[0] == SLOWEST
-    assert statement[1][:4] == ["orders-db", "900 ms", "7", "6.30 s"]
+    figures = ["5.0", "700 ms", "700 ms", "100.00 %"]
+    expect_table(page, "Endpoints", {"POST /cart": figures})
+    expect_table(page, "Instances", {"cart-1": figures})
+    expect_table(page, "Called by", {"shop": ["5.0", "700 ms", "100.00 %"]})
+    expect_table(page, "Calls", {"orders-db": ["2.0", "5 ms", "100.00 %"]})
+    expect_value(
+        page,
+        lambda: [row[:5] for row in table_rows(page, "Slow statements")],
+        [[SLOWEST, "orders-db", "900 ms", "7", "6.30 s"]],
+    )
     page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
     page.get_by_text("The values as a table").click()
     values = page.get_by_role("table", name="Values over time").locator("tbody tr")
     expect(values).to_have_count(60)
-    assert cells(values.first)[1:] == ["5.0", *["700 ms"] * 6, "100.00 %", "0.50"]
+    expected = ["5.0", *["700 ms"] * 6, "100.00 %", "0.50"]
+    expect(values.first.locator("td")).to_have_text(expected, use_inner_text=True)
     keep_shot(page, "service")
 
 
 def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
     """Each service a box that leads to its page, each relation a line; the same as a table."""
     page = seen.open(PAGES["topology"])
-    calls = page.get_by_role("table", name="Who calls whom").locator("tbody tr")
-    calls.first.wait_for()
-    assert [cells(each) for each in calls.all()] == [
+    expected = [
         ["shop", "cart", "5.0", "700 ms", "700 ms", "100.00 %"],
         ["cart", "orders-db", "2.0", "5 ms", "0 ms", "100.00 %"],
     ]
+    expect_value(page, lambda: table_rows(page, "Who calls whom"), expected)
+    left_to_right = """nodes => nodes
+        .sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x)
+        .map(node => node.querySelector('text').textContent)"""
     boxes = page.locator(".map a.node")
-    assert sorted(boxes.locator("text:first-of-type").all_text_contents()) == [
-        *("cart", "orders-db", "shop"),
-    ]
+    # A caller stands left of what it calls.
+    expect_value(page, lambda: boxes.evaluate_all(left_to_right), ["shop", "cart", "orders-db"])
     expect(page.locator(".map .edge")).to_have_count(2)
-    left = [page.locator(".map a.node", has_text=each).bounding_box() for each in ("shop", "cart")]
-    assert left[0] is not None
-    assert left[1] is not None
-    assert left[0]["x"] < left[1]["x"], "a caller stands before whom it calls"
     keep_shot(page, "topology")
     page.locator(".map a.node", has_text="cart").focus()
     page.keyboard.press("Enter")
@@ -216,13 +224,14 @@ def test_a_commit_shows_by_itself(seen: Watched, served: Served) -> None:
     page.evaluate("document.querySelector('table.services').dataset.same = 'yes'")
     served.shop.commit([*many, *(Call("a-new-one", 50, now, ok=False) for _ in range(30))])
     page.get_by_text("41 services", exact=True).wait_for()
-    assert names(page)[:2] == ["a-new-one", "s00"]
-    assert page.evaluate("document.activeElement.textContent") == "s30"
-    assert page.evaluate("document.querySelector('table.services').dataset.same") == "yes"
-    assert abs(page.evaluate("window.scrollY") - 500) < 80, "but for the row that came in above"
-    assert (
-        page.get_by_role("columnheader", name="Service").get_attribute("aria-sort") == "ascending"
-    )
+    expect(services(page).nth(0)).to_have_text("a-new-one")
+    expect(services(page).nth(1)).to_have_text("s00")
+    expect(page.get_by_role("link", name="s30")).to_be_focused()
+    expect(page.locator("table.services")).to_have_attribute("data-same", "yes")
+    # But for the row that came in above.
+    page.wait_for_function("Math.abs(window.scrollY - 500) < 80")
+    head = page.get_by_role("columnheader", name="Service")
+    expect(head).to_have_attribute("aria-sort", "ascending")
 
 
 def test_all_pages_fit_a_phone_in_light_and_dark(browser: Browser, served: Served) -> None:
@@ -233,21 +242,21 @@ def test_all_pages_fit_a_phone_in_light_and_dark(browser: Browser, served: Serve
             page.reload()  # so that each begins anew
             page.locator("main[aria-busy]").wait_for(state="detached")
             page.locator("#live[data-state=live]").wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
+            page.wait_for_function(f"document.documentElement.scrollWidth <= {PHONE[0]}")
             keep_shot(page, f"{name}-phone-dark")
-        colour = "getComputedStyle(document.body).backgroundColor"
-        dark = page.evaluate(colour)
-        page.get_by_label("Theme").select_option("light")
-        assert page.evaluate(colour) != dark
+        body, theme = page.locator("body"), page.get_by_label("Theme")
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        theme.select_option("light")
+        expect(body).not_to_have_css("background-color", dark)
         page.reload()
-        assert page.evaluate(colour) != dark
-        assert page.get_by_label("Theme").input_value() == "light"
+        expect(body).not_to_have_css("background-color", dark)
+        expect(theme).to_have_value("light")
 
 
 def test_everything_is_reached_with_the_tab_key(seen: Watched) -> None:
     """First the link over the head, then the pages, the range, the table; and out again."""
     page = seen.open(PAGES["services"])
-    table(page, "Services")
+    expect_services(page, "shop", "cart")
     passed = []
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -266,7 +275,7 @@ def test_everything_is_reached_with_the_tab_key(seen: Watched) -> None:
     assert "" in passed, "the focus leaves the page at its end"
     page.get_by_text("Skip to the content").focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
+    expect(page.locator("#main")).to_be_focused()
 
 
 def test_what_is_not_there_is_said(seen: Watched) -> None:
@@ -307,14 +316,16 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         page = seen.open(PAGES["pipeline"])
         queue = page.locator("article.queue", has_text="EVENTS")
         queue.wait_for()
-        heat = queue.locator(".cell").evaluate_all("all => all.map(each => each.dataset.heat)")
-        assert heat == ["0", "1", "2", "3", "4", *"0" * 35]
+        heat = "cells => cells.map(cell => cell.dataset.heat)"
+        expect_value(
+            page,
+            lambda: queue.locator(".cell").evaluate_all(heat),
+            ["0", "1", "2", "3", "4", *"0" * 35],
+        )
         summary = "40 partitions, 4 in use, the fullest 95 %"
         expect(queue.locator(".heat")).to_have_attribute("aria-label", summary)
-        assert queue.locator(".threads li").all_inner_texts() == [
-            "thread 0\n25 %",
-            "thread 1\n75 %",
-        ]
+        threads = ["thread 0 25 %", "thread 1 75 %"]
+        expect(queue.locator(".threads li")).to_have_text(threads, use_inner_text=True)
         expect(queue).to_contain_text("14 moves by the balancer; last: 05:04:10 partition 3")
         expect(queue).to_contain_text("90 accepted, turned away: 3 full")
         gauge = page.locator(".gauge", has_text="Unread bytes")
@@ -322,12 +333,14 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         expect(gauge.locator(".fill.warn")).to_have_count(1)
         expect(page.locator(".back strong")).to_have_text("WARNING")
         expect(page.locator(".bars g")).to_have_count(2)
-        assert page.locator(".legend").inner_text().split("\n") == ["read 1.0 s", "commit 500 ms"]
-        assert table(page, "Dropped, refused, left out") == {
+        legend = "read 1.0 s commit 500 ms"
+        expect(page.locator(".legend")).to_have_text(legend, use_inner_text=True)
+        expected = {
             "rejected spans": ["no trace id", "12"],
             "duplicates": ["delivered again", "7"],
         }
-        assert table(page, "Requests") == {"http": ["ok", "40"]}
+        expect_table(page, "Dropped, refused, left out", expected)
+        expect_table(page, "Requests", {"http": ["ok", "40"]})
         number = page.locator(".station", has_text="OTLP").locator("dd").nth(1)
         expect(number).to_have_text("1,000")
         write_json(home.ingest, ingest_told(received=2500))
@@ -422,7 +435,7 @@ def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) ->
         page.get_by_text("No data yet").wait_for()
         page.get_by_text("batchmill run --demo").wait_for()
         Shop(store).commit([Call("first", 30, int(time.time()))])
-        assert list(table(page, "Services")) == ["first"]
+        expect_services(page, "first")
 
 
 def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
@@ -434,12 +447,13 @@ def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> 
     ):
         seen.expected = ("net::ERR_",)
         page = seen.open(PAGES["services"])
-        table(page, "Services")
+        expect_services(page, "shop", "cart")
         page.locator("#live[data-state=live]").wait_for()
+        record_live_states(page)
         os.kill(life.pid, signal.SIGTERM)
         life.end(0)
-        page.locator("#live[data-state=reconnecting]").wait_for()
-        assert names(page) == ["shop", "cart"]
+        wait_for_live_state(page, "reconnecting")
+        expect_services(page, "shop", "cart")
         page.locator("#live[data-state=down]").wait_for()
         page.get_by_text(re.compile("Not live since .*: the server does not")).wait_for()
         shop.commit([Call("third", 30, BEGIN)])
