@@ -14,10 +14,9 @@ from batchmill.files import read_json
 from tests.kit.exporters import Mill, last_totals, measurements, mill, one, stored
 from tests.kit.otlp_receivers import GrpcReceiver, Verdict
 from tests.kit.processes import Life, wait_for_json
+from tests.kit.threads import PATIENCE_S
 
 __all__ = ["one"]
-
-PATIENCE_S = 60.0
 
 
 def export(one: Mill, target: str, *more: str) -> Life:

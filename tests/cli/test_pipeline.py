@@ -26,7 +26,7 @@ from batchmill.spark import BatchReport
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipeline_results import differences, expected_of, stored
 from tests.kit.pipelines import SMALL, endpoint_events, pipeline, sqlite, write_segment
-from tests.kit.processes import PATIENCE_S, Life
+from tests.kit.processes import Life
 from tests.kit.threads import until
 
 pytestmark = [
@@ -252,7 +252,7 @@ ENDING = "ending after the running batch"
 
 def wait_for_log(log: Path, text: str, times: int = 1) -> None:
     """Wait until a log has that text so often."""
-    until(lambda: log.read_text("utf-8", "replace").count(text) >= times, text, PATIENCE_S)
+    until(lambda: log.read_text("utf-8", "replace").count(text) >= times, text)
 
 
 def test_a_pipeline_process_ends_with_sigterm(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from batchmill.files import read_json, write_json
 from batchmill.run import Home
 from batchmill.store import open_store
 from tests.kit.processes import Life, wait_for_json
+from tests.kit.threads import PATIENCE_S
 
 for needed in ("starlette", "uvicorn"):
     pytest.importorskip(needed)
 
-PATIENCE_S = 60.0
 TOKEN = "let-me-in"
 
 

@@ -25,10 +25,10 @@ from batchmill.oal import parse
 from batchmill.run import resolve
 from tests.docs.kit import DRAWING, NOTES, OUTPUT, Block, blocks, matches, metric_examples
 from tests.kit.paths import ROOT
+from tests.kit.threads import PATIENCE_S
 
 Step = Callable[[], None]
 
-PATIENCE_S = 120.0
 COMMAND = re.compile(r"batchmill\b|#|$")
 """What the lines of a shell block may begin with: nothing else is there to be run."""
 

@@ -13,7 +13,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from tests.kit.exporters import (
-    PATIENCE_S,
     QUICK,
     Mill,
     check_all_arrived,
@@ -54,7 +53,7 @@ def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:
     with running(exporter):
         for number in range(6):
             one.commit(*measurements(number, 12, [f"e{each}" for each in range(6)]))
-            until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
+            until(lambda: exporter.stats().waiting.files == 0)
     check_all_arrived(one, points(kafka, topic))
     assert len({record.partition for record in kafka.read(topic)}) > 1
 
@@ -65,14 +64,14 @@ def test_a_broker_that_was_stopped_gets_everything(one: Mill, kafka: Broker) -> 
     exporter = one.exporter(target(kafka, topic), SETTINGS)
     with running(exporter):
         one.commit(*measurements(0))
-        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
+        until(lambda: exporter.stats().waiting.files == 0)
         kafka.stop()
         for number in range(1, 4):
             one.commit(*measurements(number))
-        until(lambda: sum(exporter.stats().retries.values()) > 0, timeout_s=PATIENCE_S)
+        until(lambda: sum(exporter.stats().retries.values()) > 0)
         assert len(one.files()) == 3
         kafka.start()
-        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
+        until(lambda: exporter.stats().waiting.files == 0)
     check_all_arrived(one, points(kafka, topic))
     assert sum(one.counted("export retries").values()) > 0
 
@@ -83,15 +82,15 @@ def test_a_broker_that_stands_still_holds_up_nobody(one: Mill, kafka: Broker) ->
     exporter = one.exporter(target(kafka, topic), SETTINGS)
     with running(exporter):
         one.commit(*measurements(0))
-        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
+        until(lambda: exporter.stats().waiting.files == 0)
         kafka.pause()
         try:
             for number in range(1, 4):
                 one.commit(*measurements(number))
-            until(lambda: sum(exporter.stats().retries.values()) > 0, timeout_s=PATIENCE_S)
+            until(lambda: sum(exporter.stats().retries.values()) > 0)
         finally:
             kafka.resume()
-        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
+        until(lambda: exporter.stats().waiting.files == 0)
     check_all_arrived(one, points(kafka, topic))
 
 
@@ -100,10 +99,10 @@ def test_a_topic_that_is_not_there_is_told(one: Mill, kafka: Broker) -> None:
     exporter = one.exporter(target(kafka, "missing-topic"), SETTINGS)
     one.commit(*measurements(0))
     with running(exporter):
-        until(lambda: exporter.stats().retries, timeout_s=PATIENCE_S)
+        until(lambda: exporter.stats().retries)
         assert "UNKNOWN" in exporter.stats().failing
         kafka.create_topic("missing-topic")
-        until(lambda: exporter.stats().waiting.files == 0, timeout_s=PATIENCE_S)
+        until(lambda: exporter.stats().waiting.files == 0)
     assert last_totals(points(kafka, "missing-topic")) == stored(one.store)
 
 

@@ -9,7 +9,6 @@ import pytest
 from batchmill.outbox import Outbox
 from batchmill.store import RetryPolicy, Store, open_store
 from tests.kit.exporters import (
-    PATIENCE_S,
     Mill,
     added_up,
     check_all_arrived,
@@ -41,13 +40,10 @@ def test_a_database_that_was_restarted_loses_no_export(
             one.commit(*measurements(0))
             receiver.wait_for(lambda: receiver.seen > 0)
             postgres.stop()
-            until(
-                lambda: any(each.name == "batchmill.export" for each in caplog.records),
-                timeout_s=PATIENCE_S,
-            )
+            until(lambda: any(each.name == "batchmill.export" for each in caplog.records))
             postgres.start()
             one.commit(*measurements(1))
-            until(lambda: not one.store.outbox(one.outbox.place), timeout_s=PATIENCE_S)
+            until(lambda: not one.store.outbox(one.outbox.place))
         check_all_arrived(one, receiver.points())
         assert one.counted("export retries")["store unavailable"] > 0
 

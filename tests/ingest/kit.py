@@ -1,20 +1,27 @@
-"""OTLP requests for the tests of the decoder: the same spans in protobuf and in JSON."""
+"""For the tests of the receivers: requests in protobuf and in JSON, a spool that can be held up."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from batchmill.ingest.decode import Decoded, Limits, decode_traces
+from batchmill.spool import Spool
+from tests.kit.threads import Gate
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 LIMITS = Limits()
+
+LARGE = 20_000
+"""Spans of a request that is decoded on the thread for large ones: more than a megabyte."""
 
 Attributes = Sequence[tuple[str, Any]]
 """Values: None, text, bool, int, float, bytes, a list of values, a dict of values."""
@@ -41,6 +48,19 @@ class Group:
 
     spans: Sequence[S] = ()
     resource: Attributes = field(default=(("service.name", "cart"),))
+
+
+class HeldSpool(Spool):
+    """Holds whoever submits a large batch at ``gate``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, linger_s=0)
+        self.gate = Gate()
+
+    def submit(self, source: str, batch: Any) -> Future[Path]:
+        if len(batch) >= LARGE:
+            self.gate.wait()
+        return super().submit(source, batch)
 
 
 def protobuf(*groups: Group) -> bytes:

@@ -30,7 +30,7 @@ from tests.kit.receivers import (
     sdk_spans,
     span_id,
 )
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -46,7 +46,7 @@ def call(running: Ingest, body: bytes, method: str = TRACES, **options: Any) -> 
     """One call of ``Export``, with bytes of our own."""
     unlimited = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(running.grpc, options=unlimited) as channel:
-        answer: bytes = channel.unary_unary(method)(body, timeout=60, **options)
+        answer: bytes = channel.unary_unary(method)(body, timeout=PATIENCE_S, **options)
         return answer
 
 
@@ -66,7 +66,9 @@ def status_of(error: Any) -> Status:
 def test_the_sdk_exports(shared: Ingest, compression: grpc.Compression) -> None:
     """What the SDK's exporter sends is in the spool when it is told so."""
     spans = sdk_spans(200)
-    sender = OTLPSpanExporter(shared.grpc, insecure=True, compression=compression)
+    sender = OTLPSpanExporter(
+        shared.grpc, insecure=True, timeout=PATIENCE_S, compression=compression
+    )
     assert sender.export(spans) is SpanExportResult.SUCCESS
     sender.shutdown()
     assert ids_of(spans) <= {each["span_id"] for each in shared.spans()}
@@ -124,7 +126,7 @@ def test_any_message_is_answered(shared: Ingest, body: bytes) -> None:
 def test_a_call_without_a_message(shared: Ingest) -> None:
     """INVALID_ARGUMENT: nothing to wait for."""
     with grpc.insecure_channel(shared.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.stream_unary(TRACES)(iter([]), timeout=60)
+        channel.stream_unary(TRACES)(iter([]), timeout=PATIENCE_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -174,7 +176,7 @@ def test_critical_and_critical_plus(tmp_path: Path) -> None:
 
         with grpc.insecure_channel(running.grpc) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                channel.stream_unary(TRACES)(never(), timeout=60)
+                channel.stream_unary(TRACES)(never(), timeout=PATIENCE_S)
             end.set()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert status_of(caught.value).details
@@ -187,7 +189,7 @@ def test_a_refused_sdk_tries_again_and_succeeds(tmp_path: Path) -> None:
     with ingest(tmp_path / "home", *QUICK, *SMALL) as running, ThreadPoolExecutor(1) as pool:
         running.fill(1)
         running.await_level("CRITICAL")
-        sender = OTLPSpanExporter(running.grpc, insecure=True, timeout=60)
+        sender = OTLPSpanExporter(running.grpc, insecure=True, timeout=PATIENCE_S)
         result = pool.submit(sender.export, spans)
         until(lambda: running.metric('requests_total{outcome="CRITICAL",protocol="grpc"}') > 0)
         running.unfill()
@@ -209,7 +211,7 @@ def test_a_slow_sender_is_cut_off(tmp_path: Path) -> None:
         ingest(tmp_path / "home", *QUICK, *timeout) as running,
         grpc.insecure_channel(running.grpc) as channel,
     ):
-        slow = channel.stream_unary(TRACES).future(never(), timeout=60)
+        slow = channel.stream_unary(TRACES).future(never(), timeout=PATIENCE_S)
         assert call(running, request(1)) == b""
         assert slow.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "within 1 s" in slow.details()
@@ -223,7 +225,7 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
         until(lambda: running.metric("received_spans_total") == 1)
         running.process.terminate()
         assert waiting.result() == b""
-        assert running.process.wait(30) == 0
+        assert running.process.wait(PATIENCE_S) == 0
         assert {each["span_id"] for each in running.spans()} == {span_id(1)}
 
 

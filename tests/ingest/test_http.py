@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.spool import Spool
+from tests.ingest.kit import LARGE, HeldSpool
 from tests.kit.paths import ROOT
 from tests.kit.receivers import (
     JSON,
@@ -40,7 +42,7 @@ from tests.kit.receivers import (
     span_id,
     stored,
 )
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, WAIT_S, spawn, until
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
 def exporter(running: Ingest, **options: Any) -> OTLPSpanExporter:
     """The SDK's own."""
     host, port = running.http
-    return OTLPSpanExporter(f"http://{host}:{port}/v1/traces", **options)
+    return OTLPSpanExporter(f"http://{host}:{port}/v1/traces", timeout=PATIENCE_S, **options)
 
 
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
@@ -95,7 +97,8 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
     assert told["rejectedSpans"] == "1"
     assert "span_id" in told["errorMessage"]
     assert {span_id(21), span_id(22)} <= {each["span_id"] for each in shared.spans()}
-    until(lambda: sum(shared.status()["rejected"].values()) == sum(before.values()) + 3)
+    # The file may be a second old, now and then.
+    until(lambda: sum(shared.status()["rejected"].values()) >= sum(before.values()) + 3)
 
 
 def test_a_request_without_spans_is_a_success(shared: Ingest) -> None:
@@ -228,7 +231,7 @@ def test_a_refused_sdk_tries_again_and_succeeds(tmp_path: Path) -> None:
     with ingest(tmp_path / "home", *QUICK, *SMALL) as running, ThreadPoolExecutor(1) as pool:
         running.fill(1)
         running.await_level("CRITICAL")
-        sender = exporter(running, timeout=60)
+        sender = exporter(running)
         result = pool.submit(sender.export, spans)
         until(lambda: running.metric('requests_total{outcome="CRITICAL",protocol="http"}') > 0)
         running.unfill()
@@ -260,7 +263,7 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
         until(lambda: running.metric("received_spans_total") == 1)
         running.process.send_signal(signal.SIGTERM)
         assert waiting.result().status == 200
-        assert running.process.wait(30) == 0
+        assert running.process.wait(PATIENCE_S) == 0
         assert {each["span_id"] for each in running.spans()} == {span_id(1)}
         with pytest.raises(ConnectionRefusedError), socket.create_connection(running.http):
             pass
@@ -277,7 +280,7 @@ def test_sigterm_does_not_wait_for_a_slow_sender(tmp_path: Path) -> None:
         until(lambda: running.metric("requests_under_way") == 1)
         running.process.send_signal(signal.SIGTERM)
         assert read_all(link).startswith(b"HTTP/1.1 503 ")
-        assert running.process.wait(30) == 0
+        assert running.process.wait(PATIENCE_S) == 0
 
 
 def test_inside_another_program(tmp_path: Path) -> None:
@@ -287,12 +290,13 @@ def test_inside_another_program(tmp_path: Path) -> None:
         ready = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(lambda: asyncio.run(receiver.serve(ready.set)))
-            assert ready.wait(30)
-            sender = OTLPSpanExporter(f"http://{receiver.http_address}/v1/traces")
+            assert ready.wait(WAIT_S)
+            address = f"http://{receiver.http_address}/v1/traces"
+            sender = OTLPSpanExporter(address, timeout=PATIENCE_S)
             assert sender.export(sdk_spans(3)) is SpanExportResult.SUCCESS
             sender.shutdown()  # type: ignore[no-untyped-call]
             receiver.stop()
-            running.result(30)
+            running.result(WAIT_S)
     assert receiver.status()["acknowledged_spans"] == 3
 
 
@@ -322,17 +326,29 @@ def test_sigkill_loses_nothing_that_was_acknowledged(tmp_path: Path, requests: i
 
 
 def test_a_large_body_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    """While one body is decoded, others are answered."""
-    large = request_json(*range(1, 30_000))
-    with ingest(tmp_path / "home", *QUICK) as running, ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(running.post, large, JSON)
-        until(lambda: running.metric("requests_under_way") == 1)
-        answered = 0
-        while not slow.done():
-            assert running.ask("GET", "/healthz").status == 200
-            answered += 1
-        assert slow.result().status == 200
-        assert answered > 3
+    """While the thread for large bodies is busy, others are answered."""
+    large = request_json(*range(1, LARGE + 1))
+    ready = threading.Event()
+    with HeldSpool(tmp_path) as spool:
+        receiver = Receiver(spool, ReceiverSettings(http_port=0, grpc_port=0))
+        with spawn(lambda: asyncio.run(receiver.serve(ready.set))) as serving:
+            assert ready.wait(WAIT_S)
+            with spool.gate, spawn(lambda: post(receiver, large)) as slow:
+                spool.gate.wait_entered()
+                assert post(receiver, request_json(1)) == 200
+                assert not slow.done()
+                spool.gate.open()
+                assert slow.result() == 200
+            receiver.stop()
+            serving.result()
+
+
+def post(receiver: Receiver, body: bytes) -> int:
+    """The status that a request in JSON is answered with."""
+    address = f"http://{receiver.http_address}/v1/traces"
+    request = urllib.request.Request(address, body, {"content-type": JSON})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return int(answer.status)
 
 
 def test_the_missing_extra_is_named() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import threading
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,26 +16,9 @@ from batchmill.ingest.intake import Intake
 from batchmill.ingest.responses import Rejected
 from batchmill.ingest.settings import ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats
-from batchmill.spool import Spool
+from tests.ingest.kit import LARGE, HeldSpool
 from tests.kit.receivers import PROTOBUF, request
 from tests.kit.threads import WAIT_S
-
-LARGE = 20_000
-"""Spans: more than a megabyte."""
-
-
-class HeldSpool(Spool):
-    """Keeps whoever hands over a large batch inside until it is opened."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, linger_s=0)
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def submit(self, source: str, batch: Any) -> Future[Path]:
-        if len(batch) >= LARGE:
-            self.reached.set()
-            assert self.opened.wait(WAIT_S), "the test never opened it"
-        return super().submit(source, batch)
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
@@ -49,12 +29,10 @@ def test_a_small_body_does_not_wait_for_a_large_one(tmp_path: Path, encoding: st
 
     async def send(intake: Intake, spool: HeldSpool) -> list[Rejected]:
         slow = asyncio.create_task(_take(intake, body, encoding))
-        assert await asyncio.to_thread(spool.reached.wait, WAIT_S)
-        try:
-            quick = await asyncio.wait_for(_take(intake, request(1), ""), WAIT_S / 4)
+        await asyncio.to_thread(spool.gate.wait_entered)
+        with spool.gate:
+            quick = await asyncio.wait_for(_take(intake, request(1), ""), WAIT_S / 2)
             assert not slow.done()
-        finally:
-            spool.opened.set()
         return [quick, await slow]
 
     with HeldSpool(tmp_path) as spool:

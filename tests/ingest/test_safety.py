@@ -24,7 +24,6 @@ from tests.kit.paths import ROOT
 from tests.kit.receivers import (
     JSON,
     MIB,
-    PATIENCE_S,
     PROTOBUF,
     QUICK,
     Ingest,
@@ -34,7 +33,7 @@ from tests.kit.receivers import (
     request,
     request_json,
 )
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 HEAD = b"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\n"
@@ -399,5 +398,5 @@ def tls_call(running: Ingest, certificates: Path, sender: str | None) -> bytes:
         own = [(certificates / f"{sender}.{each}").read_bytes() for each in ("key", "pem")]  # type: ignore[misc]
     credentials = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes(), *own)
     with grpc.secure_channel(running.grpc, credentials) as channel:
-        answer: bytes = channel.unary_unary(TRACES)(request(1), timeout=10)
+        answer: bytes = channel.unary_unary(TRACES)(request(1), timeout=PATIENCE_S)
         return answer

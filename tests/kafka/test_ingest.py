@@ -30,11 +30,10 @@ from tests.kafka.kit import noise, rows_in
 from tests.kit.kafka import Broker, free_ports
 from tests.kit.otlp_senders import Traffic
 from tests.kit.receivers import Answer, Ingest, ingest, request
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 
 IN_A_REQUEST = 5
 REQUESTS = 120
-PATIENCE_S = 60.0
 BODIES = [
     request(*range(at, at + IN_A_REQUEST), trace=1 + at % 17)
     for at in range(1, REQUESTS * IN_A_REQUEST, IN_A_REQUEST)

@@ -16,10 +16,9 @@ from batchmill.kafka import KafkaAddress, KafkaLoginError, check_readable
 from tests.kafka.kit import rows_in
 from tests.kit.kafka import Broker
 from tests.kit.receivers import PROTOBUF, ingest, request
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 
 WRONG = "wr0ng-password"
-BOUND_S = 60.0
 
 
 def test_ingest_and_who_it_hands_on_to_log_in(kafka: Broker, tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_a_wrong_password_ends_ingest(kafka: Broker, tmp_path: Path) -> None:
         [*command, "--to", f"kafka://{kafka.login}/{kafka.new_topic()}", f"--kafka-config={file}"],
         capture_output=True,
         text=True,
-        timeout=BOUND_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1

@@ -26,9 +26,8 @@ from batchmill.kafka import (
 from batchmill.spool import SPAN_SOURCE, Level, Overloaded, SpoolClosedError
 from tests.kafka.kit import batch_of, noise, row, rows_in
 from tests.kit.kafka import Broker
-from tests.kit.threads import until
+from tests.kit.threads import WAIT_S, until
 
-BOUND_S = 30.0
 QUICK = KafkaSettings(delivery_timeout_s=1.0, retry_after_s=0.1, linger_s=0.001)
 """For a broker that is not there: it is given up soon."""
 NOBODY = "kafka://127.0.0.1:9/spans"
@@ -67,7 +66,7 @@ def test_spans_come_back_as_they_were(kafka: Broker) -> None:
     topic = kafka.new_topic()
     rows = [row(number, trace=7, attributes={"ü": noise(50, number)}) for number in range(1, 50)]
     with KafkaSink(address(kafka, topic)) as sink:
-        sink.submit(SPAN_SOURCE, batch_of(rows)).result(BOUND_S)
+        sink.submit(SPAN_SOURCE, batch_of(rows)).result(WAIT_S)
     assert rows_in(kafka.read(topic)) == rows
 
 
@@ -75,7 +74,7 @@ def test_what_is_acknowledged_is_in_the_topic(kafka: Broker) -> None:
     """At the moment the future is done, before the sink is closed."""
     topic = kafka.new_topic()
     with KafkaSink(address(kafka, topic)) as sink:
-        put(sink, 1).result(BOUND_S)
+        put(sink, 1).result(WAIT_S)
         assert numbers(kafka, topic) == [1]
 
 
@@ -87,7 +86,7 @@ def test_a_trace_is_in_one_partition_in_order(kafka: Broker) -> None:
     with KafkaSink(address(kafka, topic)) as sink:
         sent = [sink.submit(SPAN_SOURCE, batch_of(rows[at : at + 7])) for at in range(0, 1000, 7)]
         for each in sent:
-            each.result(BOUND_S)
+            each.result(WAIT_S)
     records = kafka.read(topic)
     homes = {(each.key, each.partition) for each in records}
     assert len(homes) == 60
@@ -103,7 +102,7 @@ def test_a_key_is_placed_as_java_places_it(kafka: Broker) -> None:
     """Producers of either kind put a trace into the same partition (murmur2 of its id)."""
     topic = kafka.new_topic(partitions=8)
     with KafkaSink(address(kafka, topic)) as sink:
-        put(sink, 1, trace=0x0AF7651916CD43DD8448EB211C80319C).result(BOUND_S)
+        put(sink, 1, trace=0x0AF7651916CD43DD8448EB211C80319C).result(WAIT_S)
     (record,) = kafka.read(topic)
     assert record.partition == murmur2(record.key) % 8
 
@@ -112,13 +111,13 @@ def test_nothing_is_acknowledged_while_the_broker_stands_still(kafka: Broker) ->
     """The future waits for the broker, and is done when that goes on."""
     topic = kafka.new_topic()
     with KafkaSink(address(kafka, topic)) as sink:
-        put(sink, 1).result(BOUND_S)
+        put(sink, 1).result(WAIT_S)
         kafka.pause()
         waiting = put(sink, 2)
         with pytest.raises(TimeoutError):
             waiting.result(0.3)
         kafka.resume()
-        waiting.result(BOUND_S)
+        waiting.result(WAIT_S)
     assert numbers(kafka, topic) == [1, 2]
 
 
@@ -126,7 +125,7 @@ def test_what_waits_is_bounded(kafka: Broker) -> None:
     """WARNING at half, CRITICAL at full: then nothing is taken until the broker goes on."""
     topic = kafka.new_topic()
     with KafkaSink(address(kafka, topic), capacity_rows=10) as sink:
-        put(sink, 1).result(BOUND_S)
+        put(sink, 1).result(WAIT_S)
         kafka.pause()
         taken = [put(sink, *range(2, 7))]
         assert sink.level() is Level.WARNING
@@ -138,7 +137,7 @@ def test_what_waits_is_bounded(kafka: Broker) -> None:
         assert refused.value.retry_after_s > 0
         kafka.resume()
         for each in taken:
-            each.result(BOUND_S)
+            each.result(WAIT_S)
         assert sink.level() is Level.NORMAL
         stats = sink.stats()
     assert (stats.written_rows, stats.refused_rows, stats.queue_rows) == (11, 1, 0)
@@ -150,12 +149,12 @@ def test_bytes_are_bounded_as_well(kafka: Broker) -> None:
     """A few large spans are as much as many small ones."""
     topic = kafka.new_topic()
     with KafkaSink(address(kafka, topic), capacity_bytes=10_000) as sink:
-        put(sink, 1).result(BOUND_S)
+        put(sink, 1).result(WAIT_S)
         kafka.pause()
         taken = put(sink, 2, attributes={"text": noise(11_000)})
         assert sink.level() is Level.CRITICAL
         kafka.resume()
-        taken.result(BOUND_S)
+        taken.result(WAIT_S)
 
 
 def test_a_broker_that_is_gone_and_back_is_noticed(kafka: Broker) -> None:
@@ -164,7 +163,7 @@ def test_a_broker_that_is_gone_and_back_is_noticed(kafka: Broker) -> None:
     with ready_sink(kafka, topic) as sink:
         kafka.stop()
         with pytest.raises(KafkaWriteError) as failed:
-            put(sink, 2).result(BOUND_S)
+            put(sink, 2).result(WAIT_S)
         assert failed.value.code == "_MSG_TIMED_OUT"
         assert sink.level() is Level.CRITICAL
         assert topic in sink.pressure().why
@@ -181,7 +180,7 @@ def test_a_dead_broker_keeps_few_waiting() -> None:
     """After the first failure a sender is refused at once, but for one now and then."""
     with KafkaSink(NOBODY, QUICK, retry_after_s=60.0) as sink:
         with pytest.raises(KafkaWriteError):
-            put(sink, 1).result(BOUND_S)
+            put(sink, 1).result(WAIT_S)
         with pytest.raises(Overloaded, match="does not take messages"):
             put(sink, 2)
 
@@ -194,7 +193,7 @@ def test_a_span_that_the_topic_cannot_hold_is_told(kafka: Broker) -> None:
         with pytest.raises(MessageTooLargeError, match=topic):
             put(sink, 1, attributes={"text": noise(40_000)})
         rows = [row(each, attributes={"text": noise(1_000, each)}) for each in range(2, 102)]
-        sink.submit(SPAN_SOURCE, batch_of(rows)).result(BOUND_S)
+        sink.submit(SPAN_SOURCE, batch_of(rows)).result(WAIT_S)
     assert rows_in(kafka.read(topic)) == rows
 
 
@@ -203,7 +202,7 @@ def test_a_limit_that_was_not_known_is_found_out(kafka: Broker) -> None:
     topic = kafka.new_topic(max_message_bytes="20000")
     with ready_sink(kafka, topic) as sink:
         with pytest.raises(KafkaWriteError) as failed:
-            put(sink, 1, attributes={"text": noise(40_000)}).result(BOUND_S)
+            put(sink, 1, attributes={"text": noise(40_000)}).result(WAIT_S)
         assert failed.value.code == "MSG_SIZE_TOO_LARGE"
         until(lambda: is_too_large(sink, 1, attributes={"text": noise(40_000)}))
         until(lambda: was_taken(sink, 2))
@@ -217,7 +216,7 @@ def test_a_full_queue_in_the_client_is_pressure(kafka: Broker) -> None:
         make_faulty(sink, after=1, error=BufferError("full"))
         rows = [row(1, trace=1), row(2, trace=2)]
         with pytest.raises(Overloaded):
-            sink.submit(SPAN_SOURCE, batch_of(rows)).result(BOUND_S)
+            sink.submit(SPAN_SOURCE, batch_of(rows)).result(WAIT_S)
         until(lambda: was_taken(sink, 3))
         stats = sink.stats()
     assert numbers(kafka, topic) == [FIRST, 1, 3]
@@ -232,7 +231,7 @@ def test_a_producer_that_cannot_go_on_is_replaced(kafka: Broker) -> None:
     with ready_sink(kafka, topic) as sink:
         make_faulty(sink, after=0, error=fatal, times=10**9)
         with pytest.raises(KafkaWriteError):
-            put(sink, 1).result(BOUND_S)
+            put(sink, 1).result(WAIT_S)
         until(lambda: was_taken(sink, 2))
     assert numbers(kafka, topic) == [FIRST, 2]
 
@@ -284,7 +283,7 @@ def test_a_forked_child_has_a_closed_sink(kafka: Broker) -> None:
     """librdkafka does not survive a fork: the child is told, ends, and the parent goes on."""
     topic = kafka.new_topic()
     with KafkaSink(address(kafka, topic)) as sink:
-        put(sink, 1).result(BOUND_S)
+        put(sink, 1).result(WAIT_S)
         child = os.fork()
         if not child:
             try:
@@ -293,7 +292,7 @@ def test_a_forked_child_has_a_closed_sink(kafka: Broker) -> None:
                 os._exit(7)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        put(sink, 3).result(BOUND_S)
+        put(sink, 3).result(WAIT_S)
     assert numbers(kafka, topic) == [1, 3]
 
 
@@ -327,7 +326,7 @@ def make_faulty(sink: KafkaSink, **faults: Any) -> None:
 def was_taken(sink: KafkaSink, number: int) -> bool:
     """Whether a span got through now."""
     try:
-        put(sink, number).result(BOUND_S)
+        put(sink, number).result(WAIT_S)
     except (Overloaded, KafkaWriteError):
         return False
     return True
@@ -336,7 +335,7 @@ def was_taken(sink: KafkaSink, number: int) -> bool:
 def is_too_large(sink: KafkaSink, number: int, **changes: Any) -> bool:
     """Whether a span is refused for its size now."""
     try:
-        put(sink, number, **changes).result(BOUND_S)
+        put(sink, number, **changes).result(WAIT_S)
     except MessageTooLargeError:
         return True
     except (Overloaded, KafkaWriteError):

@@ -18,9 +18,8 @@ from batchmill.sources import bucket_end
 from batchmill.store import Batch, CommitResult, Store
 from tests.kit.otlp_receivers import Point
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
-from tests.kit.threads import spawn
+from tests.kit.threads import PATIENCE_S, spawn
 
-PATIENCE_S = 60.0
 QUICK = ExporterSettings(initial_ms=5, max_ms=20, poll_s=0.02, timeout_s=5, drain_s=3)
 NAME = "test"
 Key = tuple[str, int, str, str | None]

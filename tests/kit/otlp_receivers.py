@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-PATIENCE_S = 60.0
+from tests.kit.threads import PATIENCE_S
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.kit.receivers import PROTOBUF
+from tests.kit.threads import PATIENCE_S
 from tests.oracle.catalog import Row
 
-ANSWER_S = 30.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RETRY_S = 0.05
 
@@ -149,7 +149,7 @@ class Traffic:
             answered = False
             try:
                 if link is None:
-                    link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
+                    link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
                 answered = self._exchange(link, number, lost=lost)
             except (OSError, http.client.HTTPException):
                 pass

@@ -22,10 +22,7 @@ from typing import Any, Self
 import batchmill
 from batchmill.files import read_json
 from tests.kit.paths import ROOT
-from tests.kit.threads import WAIT_S, until
-
-PATIENCE_S = 150.0
-"""How long a process may take for anything, on a machine that is busy with other work."""
+from tests.kit.threads import PATIENCE_S, WAIT_S, until
 
 
 def wait_for_json(path: Path, *keys: str, timeout_s: float = PATIENCE_S) -> Any:

@@ -23,11 +23,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.kit.paths import ROOT
-from tests.kit.threads import until
+from tests.kit.processes import wait_for_json
+from tests.kit.threads import PATIENCE_S, until
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-PATIENCE_S = 60.0
 MIB = 2**20
 SMALL = ("--unread-warning-mb", "1", "--unread-critical-mb", "1", "--unread-critical-plus-mb", "2")
 """Thresholds that a test can reach."""
@@ -93,9 +93,7 @@ class Ingest:
 
     def status(self) -> dict[str, Any]:
         """The status file, which is written soon after the start and then each second."""
-        path = self.home / "run" / "ingest.json"
-        until(path.exists, "the status file")
-        status: dict[str, Any] = json.loads(path.read_text())
+        status: dict[str, Any] = wait_for_json(self.home / "run" / "ingest.json")
         return status
 
     def spans(self) -> list[dict[str, Any]]:

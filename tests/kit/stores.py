@@ -34,9 +34,8 @@ from batchmill.store import (
     open_store,
 )
 from tests.kit.paths import ROOT
+from tests.kit.threads import WAIT_S
 
-WAIT_S = 30.0
-"""How long anything may take before its test fails."""
 MINUTE = 202403011200
 SCRIPT = """
 calls = from(Endpoint.*).count();

@@ -17,12 +17,10 @@ import pytest
 from batchmill.files import read_json
 from batchmill.run import Home, read_counted, spool_backlog
 from tests.kit.processes import Life, running_pid, wait_for_json
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 
 for needed in ("grpc", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk", "uvicorn"):
     pytest.importorskip(needed)
-
-PATIENCE_S = 60.0
 
 
 def run(home: Home, *given: str) -> Life:
@@ -59,7 +57,7 @@ def test_the_demo_ends_with_a_balance(home: Home) -> None:
 def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     """Nobody counts; Ctrl-C ends it, the spool keeps what came, and the next run counts it."""
     with run(home, "slow", "--demo=forever", "--drain=0.1", "--no-web") as life:
-        until(lambda: spool_backlog(home.spool).count, "a segment", PATIENCE_S)
+        until(lambda: spool_backlog(home.spool).count, "a segment")
         os.killpg(life.pid, signal.SIGINT)
         life.end(1)
     assert any("OUT OF BALANCE" in line and "≠ 0 counted" in line for line in life.lines)
@@ -67,7 +65,7 @@ def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     assert acknowledged > 0
     assert any("left in the spool for the next run" in line for line in life.lines)
     with run(home, "--no-web") as life:
-        until(lambda: not spool_backlog(home.spool).count, "an empty spool", PATIENCE_S)
+        until(lambda: not spool_backlog(home.spool).count, "an empty spool")
         os.kill(life.pid, signal.SIGTERM)
         life.end(0)
     assert read_counted(home.store_url).spans == acknowledged

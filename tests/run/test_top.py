@@ -27,9 +27,9 @@ from batchmill.run import Health, Home
 from batchmill.run.top.history import History
 from batchmill.run.top.marks import Sheet, columns, heat_row, scale, sparkline, stacked
 from batchmill.run.top.view import draw
+from tests.kit.threads import PATIENCE_S
 
 NOW = 1_700_000_000.0
-PATIENCE_S = 60.0
 
 
 def queue(depths: list[int], **changes: Any) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from batchmill.store import (
 from batchmill.store.sql.session import Session
 from tests.kit.stores import (
     MINUTE,
-    WAIT_S,
     Backend,
     Measurement,
     Writer,
@@ -38,6 +37,7 @@ from tests.kit.stores import (
     line_of,
     metrics,
 )
+from tests.kit.threads import WAIT_S
 
 HOLD = """
 from batchmill.store import open_store

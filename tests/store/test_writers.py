@@ -20,14 +20,8 @@ from batchmill.store.postgres import writers as writers_module
 from batchmill.store.postgres.writers import write_piece
 from tests.kit.postgres import Postgres
 from tests.kit.store_writers import TINY, before, before_merges, open_writers, some_rows, staged
-from tests.kit.stores import (
-    WAIT_S,
-    Measurement,
-    Writer,
-    all_states,
-    expected_states,
-)
-from tests.kit.threads import until
+from tests.kit.stores import Measurement, Writer, all_states, expected_states
+from tests.kit.threads import WAIT_S, until
 from tests.store.test_merging import ROWS
 
 

@@ -21,7 +21,6 @@ from batchmill.store.sql.session import StreamEpoch, Upsert
 from tests.kit.postgres import Postgres
 from tests.kit.store_writers import before, before_merges, open_writers, some_rows, staged
 from tests.kit.stores import (
-    WAIT_S,
     Writer,
     all_states,
     end,
@@ -30,6 +29,7 @@ from tests.kit.stores import (
     line_of,
     metrics,
 )
+from tests.kit.threads import WAIT_S
 
 LIVES = """
 import batchmill.store.postgres.store as postgres

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.kit.jvm import QUICK
-from tests.kit.processes import PATIENCE_S, Life, free_port
+from tests.kit.processes import Life, free_port
+from tests.kit.threads import PATIENCE_S
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WORKERS = 2

@@ -14,16 +14,7 @@ pytest.importorskip("pyspark")
 
 from batchmill.outbox import Outbox
 from batchmill.store import open_store
-from tests.kit.exporters import (
-    NAME,
-    PATIENCE_S,
-    QUICK,
-    added_up,
-    exporter_of,
-    last_totals,
-    running,
-    stored,
-)
+from tests.kit.exporters import NAME, QUICK, added_up, exporter_of, last_totals, running, stored
 from tests.kit.otlp_receivers import GrpcReceiver, Verdict
 from tests.kit.pipeline_results import differences, expected_whole, whole
 from tests.kit.pipelines import MIXED_OAL, mixed_spool
@@ -68,7 +59,7 @@ def test_a_driver_killed_with_an_outbox_exports_every_commit(tmp_path: Path) -> 
     with open_store(url, ttl_days=365) as store, GrpcReceiver(judge) as receiver:
         with running(exporter_of(store, outbox, receiver.target, QUICK)):
             deaths = run.kill_at(shots(rng, at_any_time=0, making=0, inside=1, after=1, settling=1))
-            until(lambda: not store.outbox(outbox.place), timeout_s=PATIENCE_S)
+            until(lambda: not store.outbox(outbox.place))
         points = receiver.points()
         wanted = stored(store)
         counters = {key[0]: n for key, n in store.counters().items() if key[1] == NAME}

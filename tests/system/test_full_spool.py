@@ -25,18 +25,9 @@ from google.rpc.status_pb2 import Status
 
 from batchmill.spool import unread
 from tests.kit.otlp_senders import otlp
-from tests.kit.receivers import (
-    MIB,
-    PATIENCE_S,
-    QUICK,
-    SMALL,
-    Ingest,
-    ingest,
-    request,
-    stored,
-)
+from tests.kit.receivers import MIB, QUICK, SMALL, Ingest, ingest, request, stored
 from tests.kit.spark import EPOCH
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 from tests.oracle.catalog import Row
 from tests.oracle.spans import spans_to_events
 

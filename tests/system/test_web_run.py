@@ -8,14 +8,23 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kit.browser import Watched, keep_shot, running_chromium, watched_page
+from tests.kit.browser import (
+    Watched,
+    expect_value,
+    keep_shot,
+    record_live_states,
+    running_chromium,
+    table_rows,
+    wait_for_live_state,
+    watched_page,
+)
 from tests.kit.jvm import java_missing, jvm_options
 
 pytest.importorskip("playwright.sync_api")
@@ -31,9 +40,9 @@ from batchmill.oal import core_script
 from batchmill.run import Home, read_counted
 from batchmill.sources import Grain, bucket_end, bucket_start, split_entity_id
 from batchmill.store import Store, open_store
-from tests.kit import threads
 from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life, running_pid, wait_for_json
+from tests.kit.threads import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -43,7 +52,6 @@ pytestmark = [
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
-PATIENCE_S = 150.0
 SHOWN = re.compile(
     r"(service|endpoint)_(instance_|relation_(server|client)_)?(cpm|resp_time|.*sla|"
     r"percentile|apdex)\b.*;"
@@ -55,11 +63,6 @@ SHOWN = re.compile(
 def no_stacks_on_the_way() -> None:
     """It takes minutes; pytest would print every thread's stack before its time is up."""
     faulthandler.cancel_dump_traceback_later()
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something in other processes."""
-    return threads.until(condition, timeout_s=PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -137,16 +140,6 @@ def shown_ms(n: Any) -> str:
     return f"{n:.0f} ms" if n < 1000 else f"{n / 1000:.2f} s"
 
 
-def shown_rows(page: Page, caption: str) -> list[list[str]]:
-    """A table as it is shown, once it has rows."""
-    rows = page.get_by_role("table", name=caption, exact=True).locator("tbody tr")
-    rows.first.wait_for()
-    return [
-        [" ".join(text.split()) for text in row.locator("th, td").all_inner_texts()]
-        for row in rows.all()
-    ]
-
-
 def fact(page: Page, station: str, name: str) -> str:
     """A number on the road."""
     box = page.locator(".station", has=page.get_by_role("heading", name=station, exact=True))
@@ -188,7 +181,7 @@ def _goes_live(seen: Watched, traffic: Traffic) -> None:
     page.locator("table.services tbody tr").first.wait_for(timeout=PATIENCE_S * 1000)
     page.get_by_role("link", name="Pipeline").click()
     page.locator(".bars rect").first.wait_for()
-    assert page.locator(".station[data-state=good]").count() >= 3
+    page.wait_for_function("document.querySelectorAll('.station[data-state=good]').length >= 3")
     with changing(page, *ON_THE_ROAD):
         traffic.some()
     keep_shot(page, "whole-pipeline")
@@ -205,8 +198,11 @@ def _shows_what_the_store_has(seen: Watched, home: Home) -> None:
 def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
     page = seen.open(f"#/services?{range_}")
     page.reload()
-    overview = {name: rest[1:] for name, *rest in shown_rows(page, "Services")}
-    assert overview == expected_overview(store, day)
+    expect_value(
+        page,
+        lambda: {name: rest[1:] for name, *rest in table_rows(page, "Services")},
+        expected_overview(store, day),
+    )
     keep_shot(page, "whole-overview")
     calls = of_day(store, "service_cpm", day)
     busiest = max(of_day(store, "service_resp_time", day), key=lambda id_: calls[id_].value)
@@ -218,14 +214,16 @@ def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
         for id_, each in of_day(store, "endpoint_resp_time", day).items()
         if id_.startswith(f"{busiest}_")
     }
-    assert {row[0]: row[2] for row in shown_rows(page, "Endpoints")} == expected
+    expect_value(page, lambda: {row[0]: row[2] for row in table_rows(page, "Endpoints")}, expected)
     page = seen.open(f"#/topology?{range_}")
     relations = {
         split_entity_id("service_relation", id_)
         for side in ("server", "client")
         for id_ in of_day(store, f"service_relation_{side}_cpm", day)
     }
-    assert {tuple(row[:2]) for row in shown_rows(page, "Who calls whom")} == relations
+    expect_value(
+        page, lambda: {tuple(row[:2]) for row in table_rows(page, "Who calls whom")}, relations
+    )
     expect(page.locator(".map .edge")).to_have_count(len(relations))
     keep_shot(page, "whole-topology")
 
@@ -241,8 +239,9 @@ def _survives(seen: Watched, home: Home, traffic: Traffic) -> None:
         traffic.some()
     process = page.get_by_role("table", name="Processes").locator("tr", has_text="pipeline")
     expect(process).to_contain_text("SIGKILL")
+    record_live_states(page)
     os.kill(running_pid(home.supervisor, "web"), signal.SIGKILL)
-    page.locator("#live:not([data-state=live])").wait_for()
+    wait_for_live_state(page, "reconnecting")
     page.locator("#live[data-state=live]").wait_for(timeout=PATIENCE_S * 1000)
     with changing(page, ("Ingest", "Acknowledged")):
         traffic.some()

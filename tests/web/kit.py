@@ -31,8 +31,8 @@ from batchmill.store import (
     encode_numbers,
 )
 from batchmill.web import WebServer, WebSettings
+from tests.kit.threads import WAIT_S
 
-WAIT_S = 30.0
 START_S = 1_709_208_000
 """2024-02-29T12:00:00Z."""
 APDEX_MS = 500

@@ -19,10 +19,10 @@ from batchmill.store import open_store
 from batchmill.web import WebServer, WebSettings
 from batchmill.web.live import Live, LiveSettings
 from batchmill.web.query_pool import QueryPool
+from tests.kit.threads import WAIT_S
 from tests.web.kit import FakeRun
 from tests.web.traffic import Call, Shop
 
-WAIT_S = 30.0
 QUICK = LiveSettings(every_s=0.02, heartbeat_s=60.0)
 
 
@@ -115,14 +115,17 @@ def test_the_run_is_told_of_each_time_and_commits_when_there_is_one(url: str) ->
     async def listen() -> None:
         with open_store(url) as store:
             shop = Shop(store)
+            began = time.time()
             shop.commit([Call("shop", 30, 1_772_366_430)])
             async with living(url, Counting()) as live:
                 listener = Listener(live)
-                await listener.until(lambda: len(listener.events("pipeline")) > 5)
+                await listener.until(
+                    lambda: listener.events("commit") and len(listener.events("pipeline")) > 5
+                )
                 [told] = listener.events("commit")
                 assert told["newest_minute"] == 1_772_366_400
                 assert told["last_batch"] == 0
-                assert time.time() - told["committed_at"] < WAIT_S
+                assert began - 1 <= told["committed_at"] <= time.time()
                 await asyncio.to_thread(shop.commit, [Call("shop", 30, 1_772_366_490)])
                 await listener.until(lambda: len(listener.events("commit")) > 1)
                 assert listener.events("commit")[1]["newest_minute"] == 1_772_366_460
@@ -257,10 +260,10 @@ def test_a_run_that_cannot_be_read_is_tried_again(
 
 
 def test_a_server_ends_though_people_listen(url: str) -> None:
-    """Their answers end properly, and at once, not after the time that requests are given."""
+    """Their answers end properly, and at once, not after the hour that requests are given."""
 
-    async def serve() -> tuple[bytes, float]:
-        server = WebServer(url, WebSettings(port=0, drain_s=WAIT_S), run=FakeRun(Counting()))
+    async def serve() -> bytes:
+        server = WebServer(url, WebSettings(port=0, drain_s=3600), run=FakeRun(Counting()))
         ready = asyncio.Event()
         serving = asyncio.create_task(server.serve(ready.set))
         async with asyncio.timeout(WAIT_S):
@@ -269,15 +272,12 @@ def test_a_server_ends_though_people_listen(url: str) -> None:
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET /api/v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             heard = await reader.readuntil(b"event: pipeline")
-            began = time.monotonic()
             threading.Thread(target=server.stop).start()
             heard += await reader.read()
             await serving
-            took = time.monotonic() - began
             writer.close()
-        return heard, took
+        return heard
 
-    heard, took = asyncio.run(serve())
+    heard = asyncio.run(serve())
     assert heard.startswith(b"HTTP/1.1 200 OK")
     assert heard.endswith(b"\r\n0\r\n\r\n"), "the last chunk"
-    assert took < WAIT_S / 2

@@ -14,6 +14,7 @@ from schemathesis import GenerationMode, checks
 from batchmill.store import open_store
 from batchmill.web import make_app
 from batchmill.web.api.openapi import document
+from tests.kit.threads import WAIT_S
 from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
 LIVE = "/api/v1/live"
@@ -71,7 +72,7 @@ def test_answers_are_as_the_document_says(
     )
     @given(operation.as_strategy(generation_mode=mode))
     def ask(case: schemathesis.Case[Any]) -> None:
-        case.call_and_validate(base_url=client.address, checks=CHECKS, timeout=30)
+        case.call_and_validate(base_url=client.address, checks=CHECKS, timeout=WAIT_S)
 
     ask()
 

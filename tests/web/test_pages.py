@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.paths import ROOT
+from tests.kit.threads import WAIT_S
 from tests.web.pages_kit import serving
 
 pytest.importorskip("uvicorn")
@@ -30,7 +31,7 @@ def ask(
     port: int, path: str, method: str = "GET", **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
     """An answer and its body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, headers=named)

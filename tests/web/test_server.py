@@ -20,7 +20,8 @@ from batchmill import ConfigError
 from batchmill.http import Access
 from batchmill.store import open_store
 from batchmill.web import WebServer, WebSettings, make_app, query_pool
-from tests.web.kit import START_S, WAIT_S, Call, CallWriter, Client, FakeRun, serving
+from tests.kit.threads import WAIT_S
+from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
 ASKED = {"from_": START_S, "to": START_S + 600}
 

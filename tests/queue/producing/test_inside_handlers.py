@@ -32,9 +32,6 @@ from tests.kit.queues import (
 from tests.kit.threads import WAIT_S, Gate, until
 from tests.queue.kit import A, B, lane_of, partition_of
 
-SOON_S = 10.0
-"""A failure bound for what a bug would make hang: shorter, as nothing else is waited for."""
-
 IF_POSSIBLE = BufferStrategy.IF_POSSIBLE
 
 
@@ -59,7 +56,7 @@ class Inside(Recorder):
 
     def over(self) -> bool:
         """Whether the call returned or raised, and did not hang."""
-        return self._over.wait(SOON_S)
+        return self._over.wait(WAIT_S)
 
 
 def test_handler_may_produce() -> None:

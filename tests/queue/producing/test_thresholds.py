@@ -29,8 +29,7 @@ from batchmill.pressure import (
     strategies,
 )
 from batchmill.pressure.manager import ThresholdGuard
-
-WAIT_S = 30.0
+from tests.kit.threads import WAIT_S
 
 
 class Red:
