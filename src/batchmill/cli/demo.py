@@ -14,7 +14,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from batchmill.cli.options import number
+from batchmill.cli.options import Options, number
 from batchmill.demo import Stop, plan, play
 from batchmill.errors import MissingExtraError
 from batchmill.wording import count_of
@@ -36,37 +36,18 @@ def add_parser(commands: Any) -> None:
         "any span was not acknowledged. A token goes into OTEL_EXPORTER_OTLP_HEADERS, as in any "
         "program with OpenTelemetry.",
     )
-    add = parser.add_argument
-    add(
-        "--endpoint",
-        type=_endpoint,
-        metavar="URL",
-        help=f"of the receiver (default: {HTTP_ENDPOINT}, with --grpc {GRPC_ENDPOINT})",
-    )
-    add("--grpc", action="store_true", help="send by gRPC (default: HTTP)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--seconds",
-        type=number(MOST_S),
-        default=60.0,
-        metavar="S",
-        help="how long visitors come (default: %(default)g)",
-    )
-    length.add_argument("--forever", action="store_true", help="until Ctrl-C")
-    add(
-        "--rate",
-        type=number(MOST_PER_S),
-        default=20.0,
-        metavar="N",
-        help="requests per second on average, of about eight spans each (default: %(default)g)",
-    )
-    add(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="for the same spans again, ids included; a receiver that drops duplicates will drop "
-        "them (default: a new one each time)",
-    )
+    add = Options(parser)
+    text = f"of the receiver (default: {HTTP_ENDPOINT}, with --grpc {GRPC_ENDPOINT})"
+    add.value("--endpoint", "URL", text, type=_endpoint)
+    add.switch("--grpc", "send by gRPC (default: HTTP)")
+    length = Options(parser.add_mutually_exclusive_group())
+    text = "how long visitors come (default: %(default)g)"
+    length.value("--seconds", "S", text, type=number(MOST_S), default=60.0)
+    length.switch("--forever", "until Ctrl-C")
+    text = "requests per second on average, of about eight spans each (default: %(default)g)"
+    add.value("--rate", "N", text, type=number(MOST_PER_S), default=20.0)
+    text = "for the same spans again, ids included; a receiver that drops duplicates drops them"
+    add.value("--seed", "N", f"{text} (default: a new one each time)", type=int)
 
 
 def run(given: argparse.Namespace) -> int:

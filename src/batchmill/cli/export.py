@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchmill.cli.options import (
+    Options,
     add_kafka_option,
     kafka_options,
     number,
@@ -71,68 +72,40 @@ def add_parser(commands: Any) -> None:
         "store has, without an outbox: the newest complete minute as a page to scrape, or every "
         "minute by remote write.",
     )
-    add = parser.add_argument
-    add(
-        "--to",
-        required=True,
-        metavar="TARGET",
-        help="otlp+grpc://host:port, otlp+grpcs://…, otlp+http://…, otlp+https://…, "
-        f"kafka://host:port/topic, {PROMETHEUS_ADDRESSES}",
-    )
-    add("--store", default="sqlite:///metrics.db", metavar="URL", help="default: %(default)s")
-    add("--checkpoint", default="checkpoint", metavar="DIR", help="the pipeline's")
-    add("--name", help="its name in the store (default: the target)")
-    add(
-        "--header",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"sent with each request; better in {EXPORT_HEADERS_VARIABLE}, with commas between "
-        "them: all users of this machine can see command lines",
-    )
+    add = Options(parser)
+    outbox_targets = "otlp+grpc://host:port, otlp+grpcs://…, otlp+http://…, otlp+https://…, "
+    targets = f"{outbox_targets}kafka://host:port/topic, {PROMETHEUS_ADDRESSES}"
+    add.value("--to", "TARGET", targets, required=True)
+    add.value("--store", "URL", "default: %(default)s", default="sqlite:///metrics.db")
+    add.value("--checkpoint", "DIR", "the pipeline's", default="checkpoint")
+    add.value("--name", "NAME", "its name in the store (default: the target)")
+    better = f"better in {EXPORT_HEADERS_VARIABLE}, with commas between them: all users of this "
+    text = f"sent with each request; {better}machine see command lines"
+    add.values("--header", "NAME=VALUE", text)
     add_kafka_option(parser)
-    add("--timeout", type=float, metavar="S", help="for an answer (default: 10)")
-    add("--once", action="store_true", help="send what is there, then end")
-    add("--forget", action="store_true", help="remove the exporter: nothing waits for it any more")
-    add("--status", type=Path, metavar="FILE", help="report there each second how it is doing")
-    add("--verbose", action="store_true", help="log more")
-    _add_prometheus_options(parser)
+    add.value("--timeout", "S", "for an answer (default: 10)", type=float)
+    add.switch("--once", "send what is there, then end")
+    add.switch("--forget", "remove the exporter: nothing waits for it any more")
+    add.value("--status", "FILE", "report there each second how it is doing", type=Path)
+    add.switch("--verbose", "log more")
+    _add_prometheus_options(Options(parser.add_argument_group("Prometheus")))
 
 
-def _add_prometheus_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("Prometheus").add_argument
-    add("--max-series", type=whole(), metavar="N", help="the most in a minute (default: 10000)")
-    add("--max-series-per-metric", type=whole(), metavar="N", help="default: 2000")
-    add(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"a file with the bearer token, else {EXPORT_TOKEN_VARIABLE}: scrapers must send it; "
-        "remote write sends it to the receiver",
-    )
-    add("--tls-cert", type=Path, metavar="FILE", help="prometheus://: the page's certificate, PEM")
-    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
-    add("--insecure", action="store_true", help="let anybody scrape who can reach the address")
-    add(
-        "--max-age",
-        type=number(),
-        metavar="S",
-        help="prometheus://: leave values out once their minute is over for longer (default: 300)",
-    )
-    add(
-        "--position",
-        type=Path,
-        metavar="FILE",
-        help="remote+http://: notes the last minute sent (default: a file beside the checkpoint)",
-    )
-    add("--catch-up", type=whole(), metavar="MINUTES", help="sent after a pause (default: 60)")
-    add(
-        "--late",
-        type=int,
-        metavar="MINUTES",
-        help="read again for late rows (default: 3); Prometheus accepts those only with an "
-        "out_of_order_time_window",
-    )
+def _add_prometheus_options(add: Options) -> None:
+    add.value("--max-series", "N", "the most in a minute (default: 10000)", type=whole())
+    add.value("--max-series-per-metric", "N", "default: 2000", type=whole())
+    text = f"a file with the bearer token, else {EXPORT_TOKEN_VARIABLE}: scrapers must send it; "
+    add.value("--token-file", "FILE", f"{text}remote write sends it to the receiver", type=Path)
+    add.value("--tls-cert", "FILE", "prometheus://: the page's certificate, PEM", type=Path)
+    add.value("--tls-key", "FILE", "its key, PEM", type=Path)
+    add.switch("--insecure", "let anybody scrape who can reach the address")
+    text = "prometheus://: leave values out once their minute is over for longer (default: 300)"
+    add.value("--max-age", "S", text, type=number())
+    text = "remote+http://: notes the last minute sent (default: a file beside the checkpoint)"
+    add.value("--position", "FILE", text, type=Path)
+    add.value("--catch-up", "MINUTES", "sent after a pause (default: 60)", type=whole())
+    text = "read again for late rows (default: 3); Prometheus accepts those only with an "
+    add.value("--late", "MINUTES", f"{text}out_of_order_time_window", type=int)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchmill.cli.options import (
+    Options,
     access_of,
     add_access_options,
     add_kafka_option,
@@ -42,38 +43,27 @@ def add_parser(commands: Any) -> None:
         "answered once its spans are durable in the spool, or acknowledged by Kafka. Ctrl-C or "
         "SIGTERM ends it after the requests under way, a second Ctrl-C at once.",
     )
-    add = ingest.add_argument
-    add("--home", default="batchmill-data", metavar="DIR", help="the folder of spool and status")
-    add(
-        "--to",
-        metavar="ADDRESS",
-        help="kafka://host:port[,host:port]/topic, instead of the spool in --home",
-    )
+    add = Options(ingest)
+    add.value("--home", "DIR", "the folder of spool and status", default="batchmill-data")
+    text = "kafka://host:port[,host:port]/topic, instead of the spool in --home"
+    add.value("--to", "ADDRESS", text)
     add_kafka_option(ingest)
-    for signal_name in ("traces", "logs"):
-        stored = "once they are stored" if signal_name == "traces" else "and nowhere else"
-        add(
-            f"--export-{signal_name}",
-            metavar="TARGET",
-            help=f"kafka://host:port/topic: forward {signal_name} there, {stored}; never blocks",
-        )
-    add("--bind", default="127.0.0.1", metavar="HOST", help="listen here (default: %(default)s)")
-    add("--http-port", type=int, default=4318, metavar="P", help="default: %(default)s")
-    add("--grpc-port", type=int, default=4317, metavar="P", help="default: %(default)s")
+    text = "kafka://host:port/topic: forward {} there, {}; never blocks"
+    add.value("--export-traces", "TARGET", text.format("traces", "once they are stored"))
+    add.value("--export-logs", "TARGET", text.format("logs", "and nowhere else"))
+    add.value("--bind", "HOST", "listen here (default: %(default)s)", default="127.0.0.1")
+    add.value("--http-port", "P", "default: %(default)s", type=int, default=4318)
+    add.value("--grpc-port", "P", "default: %(default)s", type=int, default=4317)
     add_access_options(ingest, "senders")
-    add("--max-body-mb", type=whole(), metavar="MB", help="the largest request body accepted")
-    add("--max-connections", type=whole(), metavar="N", help="for HTTP and gRPC each")
-    add("--request-timeout", type=number(), metavar="S", help="within which a request must arrive")
-    add("--linger", type=number(), metavar="S", help="how long a segment or message waits for more")
-    add("--segment-rows", type=whole(), metavar="N", help="the most spans in a segment")
+    add.value("--max-body-mb", "MB", "the largest request body accepted", type=whole())
+    add.value("--max-connections", "N", "for HTTP and gRPC each", type=whole())
+    add.value("--request-timeout", "S", "within which a request must arrive", type=number())
+    add.value("--linger", "S", "how long a segment or message waits for more", type=number())
+    add.value("--segment-rows", "N", "the most spans in a segment", type=whole())
     for level in ("warning", "critical", "critical-plus"):
-        add(
-            f"--unread-{level}-mb",
-            type=whole(),
-            metavar="MB",
-            help=f"unread data at which {level.upper().replace('-', '_')} begins",
-        )
-    add("--verbose", action="store_true", help="log more")
+        text = f"unread data at which {level.upper().replace('-', '_')} begins"
+        add.value(f"--unread-{level}-mb", "MB", text, type=whole())
+    add.switch("--verbose", "log more")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -79,6 +79,25 @@ def only_given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+class Options:
+    """Adds options to a parser; shorter to write than its ``add_argument``."""
+
+    def __init__(self, parser: argparse._ActionsContainer) -> None:
+        self._add = parser.add_argument
+
+    def value(self, flag: str, metavar: str, text: str, **more: Any) -> None:
+        """Add an option with a value; ``text`` is its help."""
+        self._add(flag, metavar=metavar, help=text, **more)
+
+    def values(self, flag: str, metavar: str, text: str, **more: Any) -> None:
+        """Add an option that may be repeated; its value is a list."""
+        self._add(flag, metavar=metavar, help=text, action="append", default=[], **more)
+
+    def switch(self, flag: str, text: str) -> None:
+        """Add an option without a value."""
+        self._add(flag, help=text, action="store_true")
+
+
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of a run, and ``--config``."""
     parser.add_argument("--config", metavar="FILE", help=f"settings (default: ./{FILE}, if there)")
@@ -103,8 +122,9 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
 
 def add_home_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a run: ``--home``, or the settings file that has it."""
-    parser.add_argument("--home", metavar="PATH", help="the run's home (default: as for `run`)")
-    parser.add_argument("--config", metavar="FILE", help=f"settings (default: ./{FILE})")
+    add = Options(parser)
+    add.value("--home", "PATH", "the run's home (default: as for `run`)")
+    add.value("--config", "FILE", f"settings (default: ./{FILE})")
 
 
 def home_of(given: argparse.Namespace) -> Home:
@@ -115,22 +135,14 @@ def home_of(given: argparse.Namespace) -> Home:
 
 def add_access_options(parser: argparse.ArgumentParser, clients: str) -> None:
     """Add the options for who may connect to a server; ``clients`` are called that."""
-    add = parser.add_argument
-    add(
-        "--token",
-        metavar="T",
-        help=f"{clients} must send this bearer token; better use a file or {TOKEN_VARIABLE}: all "
-        "users of this machine can see command lines",
-    )
-    add("--token-file", type=Path, metavar="FILE", help="a file with the token")
-    add("--tls-cert", type=Path, metavar="FILE", help="the server's certificate, PEM")
-    add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
-    add("--tls-client-ca", type=Path, metavar="FILE", help=f"{clients} need a certificate of it")
-    add(
-        "--insecure",
-        action="store_true",
-        help="listen beyond this machine though anybody may connect",
-    )
+    add = Options(parser)
+    better = f"better use a file or {TOKEN_VARIABLE}: all users of this machine see command lines"
+    add.value("--token", "T", f"{clients} must send this bearer token; {better}")
+    add.value("--token-file", "FILE", "a file with the token", type=Path)
+    add.value("--tls-cert", "FILE", "the server's certificate, PEM", type=Path)
+    add.value("--tls-key", "FILE", "its key, PEM", type=Path)
+    add.value("--tls-client-ca", "FILE", f"{clients} need a certificate of it", type=Path)
+    add.switch("--insecure", "listen beyond this machine though anybody may connect")
 
 
 def access_of(given: argparse.Namespace) -> Access:
@@ -157,12 +169,8 @@ def token_of(given: argparse.Namespace, variable: str) -> str | None:
 
 def add_kafka_option(parser: argparse._ActionsContainer) -> None:
     """Add ``--kafka-config``."""
-    parser.add_argument(
-        "--kafka-config",
-        type=Path,
-        metavar="FILE",
-        help="settings of librdkafka for kafka://…, NAME=VALUE a line: TLS, user and password",
-    )
+    text = "settings of librdkafka for kafka://…, NAME=VALUE a line: TLS, user and password"
+    Options(parser).value("--kafka-config", "FILE", text, type=Path)
 
 
 def kafka_options(given: argparse.Namespace) -> dict[str, str]:
@@ -176,14 +184,8 @@ def kafka_options(given: argparse.Namespace) -> dict[str, str]:
 
 def add_sources_option(parser: argparse._ActionsContainer) -> None:
     """Add ``--sources``."""
-    parser.add_argument(
-        "--sources",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module, or a .py file, with @source classes: event types of your own; "
-        "may be repeated",
-    )
+    text = "a module, or a .py file, with @source classes: event types of your own; may be repeated"
+    Options(parser).values("--sources", "MODULE", text)
 
 
 def import_sources(modules: Iterable[str]) -> None:

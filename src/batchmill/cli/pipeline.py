@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchmill.cli.options import (
+    Options,
     add_kafka_option,
     add_sources_option,
     import_sources,
@@ -49,22 +50,12 @@ def add_parser(commands: Any) -> None:
         "batch, a second Ctrl-C at once; the next run continues from there.",
     )
     add_pipeline_options(pipeline)
-    pipeline.add_argument(
-        "--trigger",
-        type=number(_LONGEST_TRIGGER_S, zero=True),
-        default=5.0,
-        metavar="S",
-        help="look for segments every S seconds (default: %(default)g)",
-    )
-    pipeline.add_argument(
-        "--once", action="store_true", help="process what is there, then end; for cron jobs"
-    )
-    pipeline.add_argument(
-        "--remove-read",
-        action="store_true",
-        help="remove segments from the spool once they are in the store; not for a spool that "
-        "another pipeline reads, too",
-    )
+    add = Options(pipeline)
+    text = "look for segments every S seconds (default: %(default)g)"
+    add.value("--trigger", "S", text, type=number(_LONGEST_TRIGGER_S, zero=True), default=5.0)
+    add.switch("--once", "process what is there, then end; for cron jobs")
+    text = "remove segments once they are in the store; not if others read the spool, too"
+    add.switch("--remove-read", text)
     backfill = commands.add_parser(
         "backfill",
         help="add past events to a store",
@@ -75,98 +66,46 @@ def add_parser(commands: Any) -> None:
     backfill.add_argument("folder", help="with one sub-folder for each event type")
     add_pipeline_options(backfill)
     for parser in (pipeline, backfill):
-        parser.add_argument("--verbose", action="store_true", help="log more; print stack traces")
+        Options(parser).switch("--verbose", "log more; print stack traces")
 
 
 def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of both commands."""
-    parts = parser.add_argument_group("input and output")
-    add = parts.add_argument
-    add(
-        "--oal",
-        action="append",
-        metavar="PATH",
-        help="a script, or a folder of *.oal; may be repeated (default: the core metrics)",
-    )
-    add_sources_option(parts)
-    add("--spool", default="spool", metavar="DIR", help="default: %(default)s")
-    add(
-        "--source",
-        metavar="URL",
-        help="read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC instead of a spool",
-    )
-    add_kafka_option(parts)
-    add(
-        "--skip-lost",
-        action="store_true",
-        help="continue when the topic no longer has messages that were not read",
-    )
-    add(
-        "--store",
-        default="sqlite:///metrics.db",
-        metavar="URL",
-        help="sqlite:///FILE or postgresql://… (default: %(default)s)",
-    )
-    add("--checkpoint", default="checkpoint", metavar="DIR", help="default: %(default)s")
-    add(
-        "--quarantine",
-        metavar="DIR",
-        help="for rows and segments that cannot be used (default: beside the spool)",
-    )
-    add("--name", default="main", help="of the stream (default: %(default)s)")
-    add(
-        "--outbox",
-        action="store_true",
-        help="write what each commit changes to an outbox, for batchmill export",
-    )
-    add(
-        "--outbox-mb",
-        type=whole(),
-        metavar="N",
-        help="drop the oldest of it beyond so many MiB (default: 1024)",
-    )
-    add = parser.add_argument_group("Spark").add_argument
-    add("--master", default="local[*]", help="such as spark://host:7077 (default: %(default)s)")
-    add(
-        "--conf",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="KEY=VALUE",
-        help="a Spark setting; may be repeated",
-    )
-    add(
-        "--batch-mb",
-        type=whole(),
-        metavar="N",
-        help="read at most that many MiB in one micro-batch (default: 128)",
-    )
-    add("--batch-files", type=whole(), metavar="N", help="read at most that many segments in one")
-    add = parser.add_argument_group("metrics").add_argument
-    add(
-        "--apdex",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="SERVICE=MS",
-        help="the apdex threshold of a service (default: 500); may be repeated",
-    )
-    add("--ttl-days", type=whole(), metavar="N", help="keep metrics for so long (default: 7)")
-    add("--top-n", type=whole(), metavar="N", help="keep so many slow statements (default: 50)")
-    add(
-        "--span-wait",
-        type=whole(0),
-        metavar="S",
-        help="how long a span waits for its parent or child (default: 300)",
-    )
-    add(
-        "--dedup",
-        type=_duration,
-        metavar="TIME",
-        help="count a span once that is delivered again within that time, such as 10m",
-    )
-    add("--slow-database", metavar="MS", help="default:200,mongodb:100")
-    add("--slow-cache", metavar="MS", help="default:20,redis:10")
+    group = parser.add_argument_group("input and output")
+    add = Options(group)
+    text = "a script, or a folder of *.oal; may be repeated (default: the core metrics)"
+    add.values("--oal", "PATH", text)
+    add_sources_option(group)
+    add.value("--spool", "DIR", "default: %(default)s", default="spool")
+    add.value("--source", "URL", "read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC, not a spool")
+    add_kafka_option(group)
+    add.switch("--skip-lost", "continue when the topic no longer has messages that were not read")
+    text = "sqlite:///FILE or postgresql://… (default: %(default)s)"
+    add.value("--store", "URL", text, default="sqlite:///metrics.db")
+    add.value("--checkpoint", "DIR", "default: %(default)s", default="checkpoint")
+    text = "for unusable rows and segments (default: beside the spool)"
+    add.value("--quarantine", "DIR", text)
+    add.value("--name", "NAME", "of the stream (default: %(default)s)", default="main")
+    add.switch("--outbox", "write what each commit changes to an outbox, for batchmill export")
+    text = "drop the oldest of it beyond so many MiB (default: 1024)"
+    add.value("--outbox-mb", "N", text, type=whole())
+    add = Options(parser.add_argument_group("Spark"))
+    text = "such as spark://host:7077 (default: %(default)s)"
+    add.value("--master", "MASTER", text, default="local[*]")
+    add.values("--conf", "KEY=VALUE", "a Spark setting; may be repeated", type=pair)
+    add.value("--batch-mb", "N", "the most MiB in one micro-batch (default: 128)", type=whole())
+    add.value("--batch-files", "N", "the most segments in one micro-batch", type=whole())
+    add = Options(parser.add_argument_group("metrics"))
+    text = "the apdex threshold of a service (default: 500); may be repeated"
+    add.values("--apdex", "SERVICE=MS", text, type=pair)
+    add.value("--ttl-days", "N", "keep metrics for so long (default: 7)", type=whole())
+    add.value("--top-n", "N", "keep so many slow statements (default: 50)", type=whole())
+    text = "how long a span waits for its parent or child (default: 300)"
+    add.value("--span-wait", "S", text, type=whole(0))
+    text = "count a span once that is delivered again within that time, such as 10m"
+    add.value("--dedup", "TIME", text, type=_duration)
+    add.value("--slow-database", "MS", "default:200,mongodb:100")
+    add.value("--slow-cache", "MS", "default:20,redis:10")
 
 
 def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:

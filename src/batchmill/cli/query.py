@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.options import whole
+from batchmill.cli.options import Options, whole
 from batchmill.errors import BatchmillError, ConfigError
 from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Store, open_store
@@ -40,36 +40,28 @@ def add_parser(subparsers: Subparsers) -> None:
     # argparse takes -1h for an option; with this it is a value, like a negative number.
     parser._negative_number_matcher = re.compile(r"^-\d+[mhd]?$")
     parser.add_argument("metric", nargs="?", help="the metric's name")
-    parser.add_argument(
-        "--store",
-        required=True,
-        metavar="URL",
-        help="sqlite:///path.db, sqlite:////absolute/path.db or postgresql://user@host/database",
-    )
-    parser.add_argument("--list", action="store_true", help="list the metrics")
-    parser.add_argument("--top", metavar="STREAM", help="show the slowest calls of a TopN stream")
-    parser.add_argument("--entity", help="only this entity: its id or its name")
-    parser.add_argument("--layer", help="only entities of this layer")
-    moment = "a time (2024-03-01T12:00), a bucket (202403011200), or -1h: before the newest bucket"
-    parser.add_argument("--from", dest="start", metavar="TIME", help=f"the first: {moment}")
-    parser.add_argument("--to", dest="end", metavar="TIME", help="the last, likewise")
+    add = Options(parser)
+    text = "sqlite:///path.db, sqlite:////absolute/path.db or postgresql://user@host/database"
+    add.value("--store", "URL", text, required=True)
+    add.switch("--list", "list the metrics")
+    add.value("--top", "STREAM", "show the slowest calls of a TopN stream")
+    add.value("--entity", "ENTITY", "only this entity: its id or its name")
+    add.value("--layer", "LAYER", "only entities of this layer")
+    text = "a time (2024-03-01T12:00), a bucket (202403011200), or -1h: before the newest bucket"
+    add.value("--from", "TIME", f"the first: {text}", dest="start")
+    add.value("--to", "TIME", "the last, likewise", dest="end")
     parser.add_argument(
         "--grain",
         choices=[grain.value for grain in Grain],
         default=Grain.MINUTE.value,
         help="how long a bucket is (default: %(default)s)",
     )
-    parser.add_argument(
-        "--limit",
-        type=whole(),
-        metavar="N",
-        help=f"the most values, the newest (default: all as JSON, {TABLE_ROWS} in a table, "
-        f"{CHART_VALUES} in a chart); "
-        "with --top: records for each entity and bucket",
-    )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="one JSON object a line")
-    shown.add_argument("--chart", action="store_true", help="a line of blocks for each entity")
+    defaults = f"all as JSON, {TABLE_ROWS} in a table, {CHART_VALUES} in a chart"
+    text = f"the most values, the newest (default: {defaults}); with --top: records for each entity"
+    add.value("--limit", "N", f"{text} and bucket", type=whole())
+    shown = Options(parser.add_mutually_exclusive_group())
+    shown.switch("--json", "one JSON object a line")
+    shown.switch("--chart", "a line of blocks for each entity")
 
 
 def run(arguments: argparse.Namespace) -> int:

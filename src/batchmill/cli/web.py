@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.options import access_of, add_access_options, add_home_options, home_of
+from batchmill.cli.options import Options, access_of, add_access_options, add_home_options, home_of
 from batchmill.errors import BatchmillError, ConfigError
 from batchmill.run import StatusFile, StatusReader, serve_until_signal
 
@@ -30,14 +30,14 @@ def add_parser(commands: Any) -> None:
         description="Serve the web UI and the JSON API of a store. With --home also the pipeline "
         "page of that run; `batchmill run` does this by itself. Ctrl-C or SIGTERM ends it.",
     )
-    add = parser.add_argument
-    add("--store", metavar="URL", help="the store (default: that of --home)")
+    add = Options(parser)
+    add.value("--store", "URL", "the store (default: that of --home)")
     add_home_options(parser)
-    add("--bind", default="127.0.0.1", metavar="HOST", help="listen here (default: %(default)s)")
-    add("--port", type=int, default=PORT, metavar="P", help="0: any free (default: %(default)s)")
+    add.value("--bind", "HOST", "listen here (default: %(default)s)", default="127.0.0.1")
+    add.value("--port", "P", "0: any free (default: %(default)s)", type=int, default=PORT)
     add_access_options(parser, "browsers")
-    add("--status", type=Path, metavar="FILE", help="report there each second how it is doing")
-    add("--verbose", action="store_true", help="log more")
+    add.value("--status", "FILE", "report there each second how it is doing", type=Path)
+    add.switch("--verbose", "log more")
 
 
 def run(given: argparse.Namespace) -> int:

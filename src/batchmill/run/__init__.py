@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.run.balance import Counted, read_counted
+from batchmill.run.balance import read_counted
 from batchmill.run.home import Home, HomeError, HomeInUseError, HomeSourceError
 from batchmill.run.settings import (
     FILE,
@@ -20,7 +20,6 @@ from batchmill.run.settings import (
     SETTINGS,
     ConfigFileError,
     RunSettings,
-    Setting,
     SettingValue,
     UnknownSettingError,
     load_settings,
@@ -58,7 +57,6 @@ __all__ = [
     "TOKEN_VARIABLE",
     "Backlog",
     "ConfigFileError",
-    "Counted",
     "Demo",
     "GaveUpError",
     "Health",
@@ -69,7 +67,6 @@ __all__ = [
     "RunSettings",
     "RunState",
     "RunStatus",
-    "Setting",
     "SettingValue",
     "Signals",
     "StatusFile",

@@ -32,7 +32,7 @@ from batchmill.run.specs import (
     web_spec,
     with_ports,
 )
-from batchmill.run.status import Backlog, read_backlog, read_state, spool_backlog
+from batchmill.run.status import read_backlog, read_state, spool_backlog
 from batchmill.run.supervisor import GaveUpError, Process, State, Supervisor
 from batchmill.run.tables import TableReader, read_tables
 from batchmill.store import RetryPolicy, StoreMissingError, open_store
@@ -161,28 +161,21 @@ class _StopNow(Exception):
     """A second signal: do not wait for anything."""
 
 
+@dataclass
 class _Run:
     """One run, from its first process's start to its last one's end."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        home: Home,
-        supervisor: Supervisor,
-        signals: Signals,
-        reader: TableReader,
-        screen: Screen,
-        say: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
-        self._home = home
-        self._supervisor = supervisor
-        self._processes = supervisor.processes
-        self._signals = signals
-        self._reader = reader
-        self._screen = screen
-        self._say = say
-        self._topic: str = settings["kafka"] or ""
+    _settings: RunSettings
+    _home: Home
+    _supervisor: Supervisor
+    _signals: Signals
+    _reader: TableReader
+    _screen: Screen
+    _say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._processes = self._supervisor.processes
+        self._topic: str = self._settings["kafka"] or ""
         self._source = "topic" if self._topic else "spool"
         self._started = time.time()
         self._known_after = self._started
@@ -252,8 +245,8 @@ class _Run:
         if not self._until(lambda: self._is_running("pipeline") and self._is_read()):
             self._close(self._settings["drain"])
             return 0
-        before, life = read_counted(self._home.store_url), self._received()
-        http = str((read_json(self._home.ingest) or {}).get("http", ""))
+        before, ingest = read_counted(self._home.store_url), read_json(self._home.ingest) or {}
+        http = str(ingest.get("http", ""))
         spec = demo_spec(self._settings, http, demo.seconds, demo.seed)
         traffic = self._supervisor.start(spec)
         if self._until(lambda: traffic.state is State.ENDED):
@@ -262,9 +255,9 @@ class _Run:
             traffic.terminate()
             self._until_closed(lambda: traffic.state is State.ENDED, DEMO_END_S)
         self._close(self._settings["drain"] if self._signals.count else DEMO_READ_S)
-        received, now = None, self._received()
-        if now is not None and life is not None and now.pid == life.pid:  # else it counts from 0
-            received = now.spans - life.spans
+        received, now = None, read_json(self._home.ingest) or {}
+        if ingest and now.get("pid") == ingest.get("pid"):  # else it was restarted at 0
+            received = now.get("acknowledged_spans", 0) - ingest.get("acknowledged_spans", 0)
         counted = read_counted(self._home.store_url).since(before)
         result = balance(read_sent(traffic.lines), counted, received)
         self._screen.end_live()
@@ -295,7 +288,8 @@ class _Run:
         # The web UI last, so that the end can be watched.
         if WEB in self._processes and self._processes[WEB].state is not State.FAILED:
             self._end(WEB, WEB_END_S)
-        backlog = self._backlog()
+        progress = read_json(self._home.progress) or {}
+        backlog = read_backlog(self._home, progress, time.time(), self._topic)
         if backlog.count:
             self._say(f"{backlog.text} left in the {self._source} for the next run")
         elif self._topic and not self._is_read():
@@ -396,16 +390,6 @@ class _Run:
         new = float(report.get("written_at", 0.0)) > self._known_after
         return new and not report.get("unread_segments")
 
-    def _backlog(self) -> Backlog:
-        progress = read_json(self._home.progress) or {}
-        return read_backlog(self._home, progress, time.time(), self._topic)
-
-    def _received(self) -> _Received | None:
-        report = read_json(self._home.ingest)
-        if report is None:
-            return None
-        return _Received(int(report.get("pid", 0)), int(report.get("acknowledged_spans", 0)))
-
     def _introduce(self) -> None:
         report = read_json(self._home.ingest) or {}
         ingest = self._processes["ingest"]
@@ -434,11 +418,3 @@ class _Run:
             open_store(self._home.store_url, create=False) as store,
         ):
             self._screen.print(draw_tables(read_tables(store)))
-
-
-@dataclass(frozen=True)
-class _Received:
-    """The spans that one process of ingest has acknowledged."""
-
-    pid: int
-    spans: int

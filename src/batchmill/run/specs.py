@@ -50,10 +50,7 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
     if settings["kafka"] or settings["export_traces"] or settings["export_logs"]:
         arguments += _options(settings, "kafka_config")
     return Spec(
-        name="ingest",
-        arguments=arguments,
-        environment=_token(settings),
-        ready_file=home.ingest,
+        name="ingest", arguments=arguments, environment=_token(settings), ready_file=home.ingest
     )
 
 
@@ -80,8 +77,7 @@ def pipeline_spec(settings: RunSettings, home: Home) -> Spec:
         arguments += ["--remove-read", "--spool", str(home.spool)]
     arguments += ["--checkpoint", str(home.checkpoint), "--quarantine", str(home.quarantine)]
     arguments += _options(
-        settings,
-        *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex"),
+        settings, *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex")
     )
     if settings["dedup"] != "off":
         arguments += _options(settings, "dedup")

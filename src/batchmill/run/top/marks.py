@@ -103,8 +103,7 @@ def sparkline(
     most = max(shown, default=0.0)
     levels = _ASCII_LEVELS if ascii_only else _LEVELS
     return Text(
-        "".join(levels[min(7, int(v / most * 7.999))] if most else levels[0] for v in shown),
-        style,
+        "".join(levels[min(7, int(v / most * 7.999))] if most else levels[0] for v in shown), style
     )
 
 

@@ -61,8 +61,7 @@ def draw(status: StatusJson, history: History, sheet: Sheet) -> RenderableType:
     right = [
         _panel("micro-batches", draw_batches(status, side, titled=False)),
         _panel(
-            "not counted, by reason",
-            _drops(status, side, titled=False) or [Text("nothing", DIM)],
+            "not counted, by reason", _drops(status, side, titled=False) or [Text("nothing", DIM)]
         ),
     ]
     if exports := _exports(status, side):
