@@ -30,7 +30,7 @@ from tests.kit.exporters import (
 from tests.kit.otlp_receivers import GrpcReceiver, HttpReceiver, Verdict
 from tests.kit.processes import free_port
 from tests.kit.stores import MINUTE, Measurement
-from tests.kit.threads import until
+from tests.kit.threads import WAIT_S, until
 
 UNAVAILABLE = Verdict(grpc.StatusCode.UNAVAILABLE, 503)
 __all__ = ["one"]
@@ -78,20 +78,21 @@ def test_a_collector_that_hangs_is_asked_again(one: Mill) -> None:
     release = threading.Event()
     hanging = Verdict(hold=release, taken=False)
     with GrpcReceiver(lambda number: hanging if number == 1 else Verdict()) as receiver:
-        exporter = one.exporter(receiver.target, dataclasses.replace(QUICK, timeout_s=0.3))
+        exporter = one.exporter(receiver.target, dataclasses.replace(QUICK, timeout_s=1))
         with running(exporter):
             one.commit(*measurements(0))
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
         check_all_arrived(one, receiver.points())
         release.set()
-    assert one.counted("export retries") == {"DEADLINE_EXCEEDED": 1}
+    # On a busy machine, the next ones may be too late as well.
+    assert one.counted("export retries").keys() == {"DEADLINE_EXCEEDED"}
 
 
 def test_a_full_queue_that_blocks_loses_nothing(one: Mill) -> None:
     """It never holds more than it may, and the rest stays in the outbox meanwhile."""
     release = threading.Event()
     with GrpcReceiver(lambda number: Verdict(hold=release)) as receiver:
-        small = dataclasses.replace(QUICK, buffer_size=10, max_batch=5, timeout_s=30)
+        small = dataclasses.replace(QUICK, buffer_size=10, max_batch=5, timeout_s=WAIT_S)
         exporter = one.exporter(receiver.target, small)
         with running(exporter):
             for number in range(4):
@@ -112,7 +113,7 @@ def test_a_full_queue_that_drops_counts_what_it_drops(one: Mill) -> None:
             QUICK,
             buffer_size=10,
             max_batch=5,
-            timeout_s=30,
+            timeout_s=WAIT_S,
             strategy=BufferStrategy.IF_POSSIBLE,
         )
         exporter = one.exporter(receiver.target, dropping)
@@ -277,12 +278,12 @@ def test_what_is_in_hand_is_sent_before_it_ends(one: Mill) -> None:
     release = threading.Event()
     with GrpcReceiver(lambda number: Verdict(hold=release)) as receiver:
         one.commit(*measurements(0, 50))
-        exporter = one.exporter(receiver.target, dataclasses.replace(QUICK, drain_s=30))
+        exporter = one.exporter(receiver.target, dataclasses.replace(QUICK, drain_s=WAIT_S))
         with running(exporter) as thread:
             receiver.wait_for(lambda: receiver.seen == 1)
             exporter.stop()
             release.set()
-            thread.join(30)
+            thread.join(WAIT_S)
         check_all_arrived(one, receiver.points())
 
 
@@ -314,7 +315,7 @@ def test_what_has_expired_meanwhile_is_counted_and_left(one: Mill) -> None:
 
 def test_a_connection_that_the_collector_closed_is_no_failure(one: Mill) -> None:
     """It had nothing to do for a while: the next request goes over a new one, at once."""
-    with HttpReceiver(idle_s=0.05) as receiver:
+    with HttpReceiver(hang_up=True) as receiver:
         with running(one.exporter(receiver.target)):
             for number in range(3):
                 one.commit(*measurements(number))

@@ -23,7 +23,7 @@ from batchmill.export import KafkaForwarder, Target
 from batchmill.export.trace_split import split_by_trace
 from tests.kit.kafka import Broker
 from tests.kit.receivers import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, WAIT_S, until
 
 FOUR = {"stringValue": "four"}
 NOBODY = Target.parse("kafka://127.0.0.1:1/topic")
@@ -40,11 +40,11 @@ def records(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes]]:
     found: list[tuple[bytes | None, bytes]] = []
     with contextlib.closing(Consumer({**settings, "enable.auto.commit": False})) as consumer:
         place = TopicPartition(topic, 0, 0)
-        offsets = consumer.get_watermark_offsets(place, timeout=60)
+        offsets = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
         assert offsets is not None
         consumer.assign([place])
         for _ in range(offsets[1]):
-            message = consumer.poll(60)
+            message = consumer.poll(PATIENCE_S)
             assert message is not None
             assert message.error() is None
             found.append((message.key(), message.value() or b""))
@@ -84,7 +84,7 @@ def test_logs_are_handed_on(kafka: Broker, tmp_path: Path) -> None:
         assert running.post(body, path="/v1/logs", content_encoding="gzip").status == 200
         with grpc.insecure_channel(running.grpc) as channel:
             LogsServiceStub(channel).Export(  # type: ignore[no-untyped-call]
-                ExportLogsServiceRequest.FromString(logs("three")), timeout=60
+                ExportLogsServiceRequest.FromString(logs("three")), timeout=PATIENCE_S
             )
         text = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": FOUR}]}]}]})
         answer = running.post(text.encode(), JSON, path="/v1/logs")
@@ -204,14 +204,14 @@ def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch) ->
 
     def hold(self: KafkaForwarder, each: object) -> bool:
         started.set()
-        assert release.wait(30)
+        assert release.wait(WAIT_S)
         self._settle(1, 1, "held by the test")
         return True
 
     monkeypatch.setattr(KafkaForwarder, "_put", hold)
     forwarder = KafkaForwarder(NOBODY, buffer_size=3)
     forwarder.offer(b"x", PROTOBUF, 1)
-    assert started.wait(30)
+    assert started.wait(WAIT_S)
     for _ in range(10):
         forwarder.offer(b"x", PROTOBUF, 1)
     assert forwarder.stats()["dropped"]["queue full"] >= 7

@@ -26,6 +26,7 @@ from tests.kit.prometheus_pages import (
     texts_of,
 )
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
+from tests.kit.threads import WAIT_S
 
 NEXT = MINUTE + 1
 ODD = ["plain", 'say "hi"', "back\\slash", "two\nlines", "naïve 名前 \U0001f41f", "a,b={c}", " "]
@@ -47,7 +48,7 @@ def page_of(store: Store, minute: int = MINUTE, **settings: Any) -> MetricsPage:
 
 def text(page: MetricsPage, form: TextFormat = TextFormat.PROMETHEUS) -> str:
     """The page, unpacked."""
-    return page.body(form, gzipped=False, timeout_s=10).decode()
+    return page.body(form, gzipped=False, timeout_s=WAIT_S).decode()
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ def test_the_packed_page_is_the_same(store: Store) -> None:
     """With gzip, the same page comes packed."""
     Writer(store).write(*ROWS)
     page = page_of(store)
-    packed = page.body(TextFormat.PROMETHEUS, gzipped=True, timeout_s=10)
+    packed = page.body(TextFormat.PROMETHEUS, gzipped=True, timeout_s=WAIT_S)
     assert gzip.decompress(packed).decode() == text(page)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tests.kit.prometheus_pages import (
     receiving,
 )
 from tests.kit.stores import Measurement, Writer
-from tests.kit.threads import until
+from tests.kit.threads import spawn, until
 
 __all__ = ["position", "store"]
 
@@ -208,12 +207,9 @@ def test_a_dead_receiver_holds_nobody_up(store: Store, position: Path) -> None:
         failing = writer.stats().failing
         waiting = writer.stats().waiting
     finally:
-        began = time.monotonic()
-        assert not writer.close()
-    took_s = time.monotonic() - began
+        assert not spawn(writer.close).result()
     stats = writer.stats()
     assert waiting <= 100 + 50 + 50  # in the queue, in the request, about to be put
-    assert took_s < 10
     assert failing == "unreachable"
     assert stats.requests == {"unreachable": stats.retries}
     assert stats.minute is None or stats.minute < minutes[0]  # the one before is empty: done with
@@ -227,13 +223,11 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_end(store: Store, position: 
     Writer(store).write(Measurement(10, minute=first), Measurement(10, minute=second))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"remote+http://127.0.0.1:{silent.getsockname()[1]}/write"
-        writer = writing(store, url, position)
+        writer = writing(store, url, position, timeout_s=3600)
         connection, _ = silent.accept()
         with connection:
             connection.recv(1)
-            began = time.monotonic()
-            assert not writer.close()
-    assert time.monotonic() - began < 10
+            assert not spawn(writer.close).result()
     assert writer.stats().unsent == writer.stats().taken > 0
 
 

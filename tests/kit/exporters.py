@@ -20,7 +20,7 @@ from tests.kit.otlp_receivers import Point
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
 from tests.kit.threads import PATIENCE_S, spawn
 
-QUICK = ExporterSettings(initial_ms=5, max_ms=20, poll_s=0.02, timeout_s=5, drain_s=3)
+QUICK = ExporterSettings(initial_ms=5, max_ms=20, poll_s=0.02, timeout_s=60, drain_s=3)
 NAME = "test"
 Key = tuple[str, int, str, str | None]
 """A metric, the end of a minute in nanoseconds, an entity's id and a label."""

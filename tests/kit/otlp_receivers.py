@@ -47,15 +47,14 @@ class Verdict:
 class _HttpServer(ABC):
     """Listens while entered, and answers in protobuf what :meth:`answer` says."""
 
-    def __init__(self, idle_s: float | None = None) -> None:
-        """``idle_s``: after how long a connection on which nothing comes is closed."""
+    def __init__(self, *, hang_up: bool = False) -> None:
+        """``hang_up``: close each connection after its first answer, without announcing that."""
         self.closed = 0
         """How many connections are over."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            timeout = idle_s
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -69,6 +68,7 @@ class _HttpServer(ABC):
                 self.send_header("Retry-After", "0")
                 self.end_headers()
                 self.wfile.write(written)
+                self.close_connection |= hang_up
 
             def finish(self) -> None:
                 super().finish()
@@ -207,10 +207,11 @@ class HttpReceiver(Keeper, _HttpServer):
     def __init__(
         self,
         judge: Callable[[int], Verdict] = lambda number: Verdict(),
-        idle_s: float | None = None,
+        *,
+        hang_up: bool = False,
     ) -> None:
         Keeper.__init__(self, judge)
-        _HttpServer.__init__(self, idle_s)
+        _HttpServer.__init__(self, hang_up=hang_up)
 
     def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         request = ExportMetricsServiceRequest.FromString(body)

@@ -72,7 +72,7 @@ def running_prometheus(
         if os.environ.get("CI"):
             pytest.fail(MISSING)
         pytest.skip(MISSING)
-    config: dict[str, Any] = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"}}
+    config: dict[str, Any] = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
     if scrape:
         config["scrape_configs"] = [
             {"job_name": "batchmill", "static_configs": [{"targets": [scrape]}]}
