@@ -16,7 +16,7 @@ from batchmill.cli import main
 from batchmill.files import write_json
 from batchmill.run import Backlog, Health, Home, RunState, assess
 from batchmill.run.balance import Counted, Sent, balance, counted_of, read_sent
-from batchmill.run.screen import Rates, draw, plain_line
+from batchmill.run.screen import draw, plain_line
 from batchmill.run.status import FRESH_S, StatusReader
 from batchmill.run.tables import STATEMENTS, ServiceRow, Tables, read_tables, service_rows
 from batchmill.sources import Grain
@@ -305,11 +305,8 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
         backlog=Backlog(2, 2048, 1.5),
     )
     tables = Tables(202402291345, (ServiceRow("[red]cart", 5, 120, 990, 0.995, 0.8),))
-    rates = Rates()
-    rates.add(RunState(now=NOW - 1, ingest={"pid": 1, "received_spans": 500}))
-    rates.add(state)
     with console.capture() as shown:
-        console.print(draw(state, tables, rates))
+        console.print(draw(state, tables, 1000.0))
     text = shown.get()
     for each in (
         "1,500 spans in, 1,000/s; 1,400 acknowledged",
@@ -323,20 +320,10 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
         "0.800",
     ):
         assert each in text
-    assert "1,200 spans counted" in plain_line(state, rates)
+    assert "1,200 spans counted" in plain_line(state, 1000.0)
     with console.capture() as shown:
-        console.print(draw(RunState(now=NOW), Tables(), Rates()))
+        console.print(draw(RunState(now=NOW), Tables(), 0.0))
     assert "no metrics yet" in shown.get()
-
-
-def test_a_new_life_of_ingest_counts_from_zero() -> None:
-    """Its rate is not negative."""
-    rates = Rates()
-    rates.add(RunState(now=NOW, ingest={"pid": 1, "received_spans": 500}))
-    rates.add(RunState(now=NOW + 1, ingest={"pid": 2, "received_spans": 5}))
-    assert rates.spans_per_s() == 0
-    rates.add(RunState(now=NOW + 2, ingest={"pid": 2, "received_spans": 25}))
-    assert rates.spans_per_s() == 20
 
 
 def test_tables_are_read_from_a_store(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from batchmill.run import (
     resolve,
 )
 from batchmill.run.runner import check
-from batchmill.run.screen import Rates, draw, plain_line
+from batchmill.run.screen import draw, plain_line
 from batchmill.run.specs import export_spec, ingest_spec, pipeline_spec
 from batchmill.run.status import read_backlog, topic_backlog
 from batchmill.run.tables import Tables
@@ -158,9 +158,9 @@ def state_with(**changes: Any) -> RunState:
 def test_the_view_and_the_status_tell_of_a_topic(tmp_path: Path) -> None:
     """And of no spool."""
     state = state_with()
-    assert "| topic 3 messages |" in plain_line(state, Rates())
+    assert "| topic 3 messages |" in plain_line(state, 0.0)
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(draw(state, Tables(), Rates()))
+    console.print(draw(state, Tables(), 0.0))
     shown = console.export_text()
     assert "3 messages, the oldest 3.0 s old" in shown
     assert "spool" not in shown

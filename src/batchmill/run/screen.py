@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from batchmill.run.status import Backlog, Report, RunState, export_text
 from batchmill.run.tables import Tables
+from batchmill.run.top.history import History
 from batchmill.wording import count_of
 
 DRAW_S = 0.5
@@ -31,7 +31,7 @@ class Screen:
         self._console = console or make_console()
         self._live: Live | None = None
         self._due_s = 0.0
-        self._rates = Rates()
+        self._history = History(rate_s=5.0)
 
     def say(self, text: str) -> None:
         """Print a line, above the live part."""
@@ -47,13 +47,14 @@ class Screen:
 
     def show(self, state: RunState, tables: Tables) -> None:
         """Show the state of the run."""
-        self._rates.add(state)
+        self._history.add({"at": state.now, "ingest": state.ingest})
+        spans_per_s = self._history.received_per_s() or 0.0
         if self._live is None:
             self._due_s = time.monotonic() + PLAIN_S
-            self.print(Text(plain_line(state, self._rates)))
+            self.print(Text(plain_line(state, spans_per_s)))
             return
         self._due_s = time.monotonic() + DRAW_S
-        frame = draw(state, tables, self._rates)
+        frame = draw(state, tables, spans_per_s)
         live = self._live
         self._safely(lambda: live.update(frame, refresh=True))
 
@@ -86,38 +87,14 @@ def make_console() -> Console:
     )
 
 
-class Rates:
-    """How many spans ingest receives per second, over the last few seconds."""
-
-    def __init__(self, seconds: float = 5.0) -> None:
-        self._seconds = seconds
-        self._samples: deque[tuple[float, int, int]] = deque()
-
-    def add(self, state: RunState) -> None:
-        """Add a sample."""
-        pid = state.ingest.get("pid", 0)
-        if self._samples and self._samples[-1][1] != pid:  # restarted: it counts from 0
-            self._samples.clear()
-        self._samples.append((state.now, pid, state.ingest.get("received_spans", 0)))
-        while len(self._samples) > 2 and self._samples[1][0] <= state.now - self._seconds:
-            self._samples.popleft()
-
-    def spans_per_s(self) -> float:
-        """The rate; 0 as long as there are no two samples."""
-        if len(self._samples) < 2:
-            return 0.0
-        (first_s, _, first), (last_s, _, last) = self._samples[0], self._samples[-1]
-        return max(0.0, (last - first) / (last_s - first_s)) if last_s > first_s else 0.0
-
-
-def plain_line(state: RunState, rates: Rates) -> str:
+def plain_line(state: RunState, spans_per_s: float) -> str:
     """A run in one line."""
     ingest, progress, backlog = state.ingest, state.progress, state.backlog
     states = ", ".join(f"{name} {process['state']}" for name, process in state.processes.items())
     batch = progress.get("last_batch")
     return (
         f"{states} | in {count_of(ingest.get('received_spans', 0), 'span')} "
-        f"({rates.spans_per_s():,.0f}/s), {ingest.get('acknowledged_spans', 0):,} acknowledged | "
+        f"({spans_per_s:,.0f}/s), {ingest.get('acknowledged_spans', 0):,} acknowledged | "
         f"queue {ingest.get('queue_rows', 0):,} | "
         f"{'topic' if backlog.topic else 'spool'} {backlog.text}{_bytes(backlog)} | "
         f"{'no batch yet' if batch is None else f'batch {batch}'}, "
@@ -125,12 +102,12 @@ def plain_line(state: RunState, rates: Rates) -> str:
     )
 
 
-def draw(state: RunState, tables: Tables, rates: Rates) -> RenderableType:
+def draw(state: RunState, tables: Tables, spans_per_s: float) -> RenderableType:
     """A run as a frame."""
-    return Group(Text(), draw_stages(state, rates), Text(), draw_tables(tables))
+    return Group(Text(), draw_stages(state, spans_per_s), Text(), draw_tables(tables))
 
 
-def draw_stages(state: RunState, rates: Rates) -> Table:
+def draw_stages(state: RunState, spans_per_s: float) -> Table:
     """A row for each stage that spans pass, and for each process beside them."""
     ingest, backlog = state.ingest, state.backlog
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -141,7 +118,7 @@ def draw_stages(state: RunState, rates: Rates) -> Table:
     def add(name: str, is_in: str, text: str) -> None:
         table.add_row(Text(name), Text(is_in, style=STATE_STYLES.get(is_in, "")), Text(text))
 
-    add("ingest", state.state_of("ingest"), _ingest_text(ingest, rates))
+    add("ingest", state.state_of("ingest"), _ingest_text(ingest, spans_per_s))
     level = str(ingest.get("level", "NORMAL"))
     pressure = "" if level == "NORMAL" else f"; pressure {level}"
     add("queue", "", f"{count_of(ingest.get('queue_rows', 0), 'span')}{pressure}")
@@ -215,13 +192,13 @@ def _time_of_day(minute: int) -> str:
     return f"{minute // 100 % 100:02}:{minute % 100:02} UTC so far"
 
 
-def _ingest_text(ingest: Report, rates: Rates) -> str:
+def _ingest_text(ingest: Report, spans_per_s: float) -> str:
     if not ingest:
         return "no report yet"
     refused = sum(ingest.get("refused_requests", {}).values())
     rejected = sum(ingest.get("rejected", {}).values())
     text = (
-        f"{count_of(ingest.get('received_spans', 0), 'span')} in, {rates.spans_per_s():,.0f}/s; "
+        f"{count_of(ingest.get('received_spans', 0), 'span')} in, {spans_per_s:,.0f}/s; "
         f"{ingest.get('acknowledged_spans', 0):,} acknowledged"
     )
     text += f"; {count_of(refused, 'request')} refused" if refused else ""
