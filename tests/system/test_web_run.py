@@ -140,22 +140,22 @@ def shown_ms(n: Any) -> str:
     return f"{n:.0f} ms" if n < 1000 else f"{n / 1000:.2f} s"
 
 
-def fact(page: Page, station: str, name: str) -> str:
-    """A number on the road."""
-    box = page.locator(".station", has=page.get_by_role("heading", name=station, exact=True))
+def fact(page: Page, stage: str, name: str) -> str:
+    """A number of a stage."""
+    box = page.locator(".stage", has=page.get_by_role("heading", name=stage, exact=True))
     return box.locator("dl > div", has_text=name).locator("dd").inner_text()
 
 
 @contextlib.contextmanager
 def changing(page: Page, *facts: tuple[str, str]) -> Iterator[None]:
-    """Numbers on the road that become others by what is done meanwhile, by themselves."""
+    """Numbers of stages that must change, without a reload, after what is done meanwhile."""
     before = {each: fact(page, *each) for each in facts}
     yield
     for each, was in before.items():
         until(lambda each=each, was=was: fact(page, *each) != was)  # type: ignore[misc]
 
 
-ON_THE_ROAD = (("Ingest", "Acknowledged"), ("Store", "Spans"), ("Spark", "Batch"))
+STAGE_NUMBERS = (("Ingest", "Acknowledged"), ("Store", "Spans"), ("Spark", "Batch"))
 
 
 def test_the_pages_of_a_whole_run(tmp_path: Path) -> None:
@@ -174,15 +174,15 @@ def test_the_pages_of_a_whole_run(tmp_path: Path) -> None:
 
 
 def _goes_live(seen: Watched, traffic: Traffic) -> None:
-    """What the first commit brings shows without a reload; so do the numbers on the road."""
+    """What the first commit brings shows without a reload; so do the numbers of the stages."""
     page = seen.open("#/services")
     page.locator("#live[data-state=live]").wait_for()
     traffic.some()
     page.locator("table.services tbody tr").first.wait_for(timeout=PATIENCE_S * 1000)
     page.get_by_role("link", name="Pipeline").click()
     page.locator(".bars rect").first.wait_for()
-    page.wait_for_function("document.querySelectorAll('.station[data-state=good]').length >= 3")
-    with changing(page, *ON_THE_ROAD):
+    page.wait_for_function("document.querySelectorAll('.stage[data-state=good]').length >= 3")
+    with changing(page, *STAGE_NUMBERS):
         traffic.some()
     keep_shot(page, "whole-pipeline")
 
@@ -222,7 +222,9 @@ def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
         for id_ in of_day(store, f"service_relation_{side}_cpm", day)
     }
     expect_value(
-        page, lambda: {tuple(row[:2]) for row in table_rows(page, "Who calls whom")}, relations
+        page,
+        lambda: {tuple(row[:2]) for row in table_rows(page, "Calls between services")},
+        relations,
     )
     expect(page.locator(".map .edge")).to_have_count(len(relations))
     keep_shot(page, "whole-topology")
@@ -235,7 +237,7 @@ def _survives(seen: Watched, home: Home, traffic: Traffic) -> None:
     killed = running_pid(home.supervisor, "pipeline")
     os.kill(killed, signal.SIGKILL)
     page.locator(".reasons", has_text="pipeline is").wait_for()
-    with changing(page, *ON_THE_ROAD):
+    with changing(page, *STAGE_NUMBERS):
         traffic.some()
     process = page.get_by_role("table", name="Processes").locator("tr", has_text="pipeline")
     expect(process).to_contain_text("SIGKILL")

@@ -359,7 +359,7 @@ def test_the_slowest_calls(client: Client) -> None:
         ("/api/v1/metrics/service_cpm/values", {"entity": "x"}, 404, "no entity 'x'"),
         ("/api/v1/topn", {"stream": "x"}, 404, "there are top_n_database_statement"),
         ("/api/v1/nothing", {}, 404, "openapi.json"),
-        ("/api/v1/pipeline", {}, 503, "knows no run"),
+        ("/api/v1/pipeline", {}, 503, "has no run"),
     ],
 )
 def test_a_bad_question_gets_a_reason(

@@ -127,14 +127,14 @@ def test_services_are_searched_by_name(seen: Watched) -> None:
     page.get_by_text("1 service", exact=True).wait_for()
     expect_services(page, "cart")
     search.fill("nobody")
-    page.get_by_text("No service has “nobody” in its name").wait_for()
+    page.get_by_text("No service with “nobody” in its name").wait_for()
     expect(search).to_be_focused()
 
 
 def test_the_range_and_the_grain_are_requested(seen: Watched) -> None:
     """By radio buttons and a list; a grain that would give too many buckets cannot be chosen."""
     page = seen.open("#/services")
-    page.get_by_text("No service was called in this time.").wait_for()
+    page.get_by_text("No service was called in this time range.").wait_for()
     page.get_by_role("radio", name="6h").check()
     seen.wait_for_request("from=now-6h&to=now&grain=auto")
     expect_services(page, "shop", "cart")
@@ -181,7 +181,7 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
         [[SLOWEST, "orders-db", "900 ms", "7", "6.30 s"]],
     )
     page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
-    page.get_by_text("The values as a table").click()
+    page.get_by_text("Values as a table").click()
     values = page.get_by_role("table", name="Values over time").locator("tbody tr")
     expect(values).to_have_count(60)
     expected = ["5.0", *["700 ms"] * 6, "100.00 %", "0.50"]
@@ -196,7 +196,7 @@ def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
         ["shop", "cart", "5.0", "700 ms", "700 ms", "100.00 %"],
         ["cart", "orders-db", "2.0", "5 ms", "0 ms", "100.00 %"],
     ]
-    expect_value(page, lambda: table_rows(page, "Who calls whom"), expected)
+    expect_value(page, lambda: table_rows(page, "Calls between services"), expected)
     left_to_right = """nodes => nodes
         .sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x)
         .map(node => node.querySelector('text').textContent)"""
@@ -214,7 +214,7 @@ def test_a_commit_shows_by_itself(seen: Watched, served: Served) -> None:
     """Without a reload; the sort, the focus and where one has scrolled to stay."""
     page = seen.open("#/services?sort=name&order=asc")
     page.locator("#live[data-state=live]").wait_for()
-    page.get_by_text("No service was called in this time.").wait_for()
+    page.get_by_text("No service was called in this time range.").wait_for()
     now = int(time.time())
     many = [Call(f"s{n:02}", 30, now) for n in range(40)]
     served.shop.commit(many)
@@ -269,11 +269,11 @@ def test_everything_is_reached_with_the_tab_key(seen: Watched) -> None:
         assert page.evaluate(
             "document.activeElement.matches(':focus-visible, [type=datetime-local], body')"
         ), passed[-1]
-    wanted = ["Skip to the content", "Topology", "Search services", "Average", "shop", "API"]
+    wanted = ["Skip to content", "Topology", "Search services", "Average", "shop", "API"]
     places = [passed.index(each) for each in wanted]
     assert places == sorted(places)
     assert "" in passed, "the focus leaves the page at its end"
-    page.get_by_text("Skip to the content").focus()
+    page.get_by_text("Skip to content").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#main")).to_be_focused()
 
@@ -283,7 +283,7 @@ def test_what_is_not_there_is_said(seen: Watched) -> None:
     seen.expected = ("404",)
     page = seen.open("#/service/crat")
     page.get_by_role("alert").get_by_text("cart").wait_for()
-    page.get_by_role("link", name="To the services").click()
+    page.get_by_role("link", name="All services").click()
     page.get_by_role("heading", name="Services", level=1).wait_for()
     page = seen.open("#/nothing")
     page.get_by_text("There is no page “nothing”").wait_for()
@@ -295,7 +295,7 @@ def test_the_pipeline_page_says_that_nothing_runs(seen: Watched) -> None:
     page.locator(".reasons", has_text="nothing runs: start batchmill run").wait_for()
     expect(page.locator(".verdict")).to_have_text("Down", use_inner_text=True)
     page.get_by_text("No micro-batch yet").wait_for()
-    expect(page.locator(".station")).to_have_count(6)
+    expect(page.locator(".stage")).to_have_count(6)
 
 
 def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Path) -> None:
@@ -305,9 +305,9 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
     """
     home = Home(tmp_path / "home")
     home.prepare()
-    write_json(home.ingest, ingest_told(received=1000))
+    write_json(home.ingest, ingest_status(received=1000))
     home.checkpoint.mkdir(exist_ok=True)
-    write_json(home.progress, progress_told())
+    write_json(home.progress, progress_status())
     with (
         serving(tmp_path, f"--home={home.folder}") as (address, _),
         watched_page(browser, address) as seen,
@@ -327,7 +327,7 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         threads = ["thread 0 25 %", "thread 1 75 %"]
         expect(queue.locator(".threads li")).to_have_text(threads, use_inner_text=True)
         expect(queue).to_contain_text("14 moves by the balancer; last: 05:04:10 partition 3")
-        expect(queue).to_contain_text("90 accepted, turned away: 3 full")
+        expect(queue).to_contain_text("90 accepted, refused: 3 full")
         gauge = page.locator(".gauge", has_text="Unread bytes")
         expect(gauge).to_contain_text("300 MiB")
         expect(gauge.locator(".fill.warn")).to_have_count(1)
@@ -339,17 +339,17 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
             "rejected spans": ["no trace id", "12"],
             "duplicates": ["delivered again", "7"],
         }
-        expect_table(page, "Dropped, refused, left out", expected)
+        expect_table(page, "Dropped and refused", expected)
         expect_table(page, "Requests", {"http": ["ok", "40"]})
-        number = page.locator(".station", has_text="OTLP").locator("dd").nth(1)
+        number = page.locator(".stage", has_text="OTLP").locator("dd").nth(1)
         expect(number).to_have_text("1,000")
-        write_json(home.ingest, ingest_told(received=2500))
-        page.locator(".station dd", has_text="2,500").first.wait_for()
-        keep_shot(page, "pipeline-told")
+        write_json(home.ingest, ingest_status(received=2500))
+        page.locator(".stage dd", has_text="2,500").first.wait_for()
+        keep_shot(page, "pipeline-status")
 
 
-def ingest_told(received: int) -> dict[str, Any]:
-    """What ingest tells of itself in its file."""
+def ingest_status(received: int) -> dict[str, Any]:
+    """The contents of the status file of ingest."""
     partitions = [(0, 20), (1, 20), (6, 20), (12, 20), (19, 20), *[(0, 20)] * 35]
     queue = {
         "name": "EVENTS",
@@ -378,8 +378,8 @@ def ingest_told(received: int) -> dict[str, Any]:
     }
 
 
-def progress_told() -> dict[str, Any]:
-    """What the pipeline tells of itself in its file."""
+def progress_status() -> dict[str, Any]:
+    """The contents of the progress file of the pipeline."""
     phases = {"read": 1.0, "commit": 0.5}
     batch = {"rows": 10, "segments": 1, "seconds": 1.5, "phases": phases}
     return {
@@ -393,7 +393,7 @@ def progress_told() -> dict[str, Any]:
 def test_a_token_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
     """A wrong one is told; the right one is kept for the tab's session, and can be forgotten.
 
-    The store is not there yet, and the server knows no run: both are said.
+    The store does not exist yet, and the server has no run: the page shows both.
     """
     given = (f"--store=sqlite:///{tmp_path}/none.db", "--token=sesame")
     with (
@@ -402,11 +402,11 @@ def test_a_token_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
     ):
         seen.expected = ("401", "503")
         page = seen.open("#/services")
-        page.get_by_text("This server asks for a token").wait_for()
+        page.get_by_text("This server requires a token").wait_for()
         field = page.get_by_label("Token")
         field.fill("wrong")
         field.press("Enter")
-        page.get_by_text("That token was refused.").wait_for()
+        page.get_by_text("The token was refused.").wait_for()
         field.fill("sesame")
         field.press("Enter")
         page.locator("#live[data-state=live]").wait_for()
@@ -414,9 +414,9 @@ def test_a_token_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
         page.reload()
         page.locator("#live[data-state=live]").wait_for()
         seen.open(PAGES["pipeline"])
-        page.get_by_text("this server knows no run").wait_for()
+        page.get_by_text("this server has no run").wait_for()
         page.get_by_role("button", name="Forget token").click()
-        page.get_by_text("This server asks for a token").wait_for()
+        page.get_by_text("This server requires a token").wait_for()
         assert not any("sesame" in path for path in seen.requested)
 
 
@@ -455,11 +455,11 @@ def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> 
         wait_for_live_state(page, "reconnecting")
         expect_services(page, "shop", "cart")
         page.locator("#live[data-state=down]").wait_for()
-        page.get_by_text(re.compile("Not live since .*: the server does not")).wait_for()
+        page.get_by_text(re.compile("No live updates since .*: the server does not")).wait_for()
         shop.commit([Call("third", 30, BEGIN)])
         port = address.rpartition(":")[2]
         with serving(tmp_path, f"--store={url}", f"--port={port}"):
-            page.get_by_role("button", name="Try now").click()
+            page.get_by_role("button", name="Retry now").click()
             page.locator("#live[data-state=live]").wait_for()
             page.get_by_text("3 services", exact=True).wait_for()
-            page.get_by_text("Not live since").wait_for(state="detached")
+            page.get_by_text("No live updates since").wait_for(state="detached")

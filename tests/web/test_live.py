@@ -1,4 +1,4 @@
-"""Server-sent events: what is told, to how many, and how it ends."""
+"""Server-sent events: which are sent, to how many listeners, and how streams end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Listener:
         self.task = asyncio.create_task(self._ask(live))
 
     async def _ask(self, live: Live) -> None:
-        answer = await live.answer(None)  # type: ignore[arg-type]
+        answer = await live.stream(None)  # type: ignore[arg-type]
         scope = {"type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "headers": []}
         await answer(scope, self._receive, self._send)
 
@@ -149,7 +149,7 @@ def test_however_many_listen_one_looks(url: str) -> None:
             assert live.listeners == 10
             await asyncio.gather(*(each.leave() for each in many))
             assert live.listeners == 0
-            assert live._looking is None
+            assert live._polling is None
 
     asyncio.run(listen())
 
@@ -166,7 +166,7 @@ def test_one_more_than_may_listen_is_sent_away(url: str) -> None:
             third = Listener(live)
             await third.task
             assert third.status == 503
-            assert "2 listen already" in json.loads(third.text)["error"]
+            assert "the limit of 2 listeners" in json.loads(third.text)["error"]
             assert (live.listeners, live.refused) == (2, 1)
             await first.leave()
             fourth = Listener(live)
@@ -199,7 +199,7 @@ def test_who_does_not_read_at_all_is_let_go(url: str) -> None:
             stalled = Listener(live, stalled=True)
             async with asyncio.timeout(WAIT_S):
                 await stalled.task
-            assert (live.listeners, live.let_go) == (0, 1)
+            assert (live.listeners, live.disconnected) == (0, 1)
 
     asyncio.run(listen())
 
@@ -255,7 +255,7 @@ def test_a_run_that_cannot_be_read_is_tried_again(
 
     asyncio.run(listen())
     assert [each.getMessage() for each in caplog.records if each.name == "batchmill.web"] == [
-        "the state of the run cannot be read; trying on"
+        "the status of the run cannot be read; retrying"
     ]
 
 

@@ -100,8 +100,8 @@ def test_pages_are_read_and_nothing_else(port: int, path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../_pages.py",
-        "/static/%2e%2e/_pages.py",
+        "/static/../pages.py",
+        "/static/%2e%2e/pages.py",
         "/static//etc/passwd",
         "/static/js",
         "/static/",

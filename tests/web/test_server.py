@@ -203,7 +203,7 @@ def test_other_methods_are_refused(tmp_path: Path) -> None:
     """405, with a reason, and HEAD is as good as GET."""
     with serving(_url(tmp_path)) as client:
         status, found = client.ask("/api/v1/services", "DELETE")
-        assert (status, found["error"]) == (405, "DELETE is not what /api/v1/services is asked by")
+        assert (status, found["error"]) == (405, "/api/v1/services does not support DELETE")
         assert client.raw("/api/v1/status", "HEAD")[0] == 200
 
 

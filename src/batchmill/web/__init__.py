@@ -1,6 +1,6 @@
-"""To look at: a JSON API over a store, the endpoints that Grafana reads, and the pages.
+"""The web server: a JSON API over a store, Prometheus endpoints for Grafana, and the web UI.
 
-Loads without its extra, so that it can say which one is missing.
+Can be imported without its extra, to say that the extra is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The application: all routes behind one guard."""
+"""The ASGI application: all routes behind one guard."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def make_app(
     run: StatusReader | None = None,
     hosts: Collection[str] = (),
 ) -> Starlette:
-    """The ASGI application over the store at ``store_url``, which need not be there yet.
+    """The ASGI application for the store at ``store_url``, which need not exist yet.
 
-    With a token in ``access``, everything under ``/api`` asks for it; the pages hold no data.
-    ``run`` reads the status of a run for the pipeline page; None: there is no run.
-    ``hosts`` are the names by which it may be asked; without any, by all.
+    With a token in ``access``, everything under ``/api`` requires it; the static files contain no
+    data. ``run`` reads the status of a run for the pipeline page; None without a run. ``hosts`` are
+    the host names that requests may use; empty for any.
     """
     pool = QueryPool(store_url)
     live = Live(pool, run)
@@ -56,5 +56,5 @@ def make_app(
         lifespan=lifespan,
     )
     app.state.pool = pool
-    app.state.live = live  # a server closes it before it waits for answers under way
+    app.state.live = live  # the server closes it before it waits for open requests
     return app

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class RequestError(Exception):
-    """A request that is answered with an error; carries ``status`` and ``reason``."""
+    """A request that gets an error response; has ``status`` and ``reason``."""
 
     status = 400
 
@@ -31,7 +31,7 @@ class NotFound(RequestError):
 
 
 class Unavailable(RequestError):
-    """The server cannot answer now; carries ``retry_after_s``."""
+    """The server cannot handle the request now; has ``retry_after_s``."""
 
     status = 503
 

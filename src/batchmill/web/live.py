@@ -1,8 +1,8 @@
-"""What happens now, as server-sent events: how the run is doing each second, and every commit.
+"""Server-sent events: the status of the run each second, and every commit.
 
-One task looks, however many listen, and only while somebody does. It makes texts that are ready to
-be sent; a listener always gets the newest one of each kind, and one that reads slowly misses those
-in between. So a listener takes up no memory that grows, and holds up nobody.
+One task polls for all listeners, and only while there are any. A listener always gets the newest
+event of each kind; one that reads slowly misses those in between. So a listener needs no growing
+memory, and delays no other.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ log = logging.getLogger("batchmill.web")
 
 _HELLO = "retry: 1000\n\n"
 _HEARTBEAT = ": still here\n\n"
-_FAULTS = 3
-"""So many looks in a row must fail before the store is said to be unreadable: it may be busy."""
+_MOST_FAILURES = 3
+"""Consecutive polls that fail before the store is reported unreadable: it may be busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveSettings:
-    """How often there is something new, and for how many."""
+    """How often events are sent, and to how many listeners."""
 
     most_listeners: int = 50
-    """One more is answered 503."""
+    """Further ones get 503."""
     every_s: float = 1.0
     heartbeat_s: float = 15.0
-    """Of nothing happening, before a line is sent that says no more than that we are there."""
+    """Time without an event after which a comment line is sent, to keep the connection open."""
     send_s: float = 30.0
-    """Whoever has not read anything for so long is let go, to make room for another."""
+    """A listener that has read nothing for so long is disconnected."""
 
     def __post_init__(self) -> None:
         if self.most_listeners < 1:
@@ -65,7 +65,7 @@ def event(kind: str, content: Mapping[str, Any]) -> str:
 
 
 def newest_commit(store: Store) -> dict[str, Any]:
-    """The commit that was last, of whatever stream, and the newest minute there is."""
+    """The last commit of any stream, and the newest minute in the store."""
     minute = store.newest_minute()
     last = max(store.streams(), key=lambda stream: stream.committed_at or 0, default=None)
     at_ms = None if last is None else last.committed_at
@@ -77,86 +77,86 @@ def newest_commit(store: Store) -> dict[str, Any]:
 
 
 class Live:
-    """The newest events, and those who listen; all of it on the event loop of a server.
+    """Sends events to listeners; used on the event loop of a server only.
 
-    ``close()`` ends every listener's answer, so that a server can stop without waiting for people
-    to close their browsers; whoever comes later is answered 503.
+    ``close()`` ends all event streams, so that a server can stop while browsers are open; later
+    requests get 503.
     """
 
     def __init__(
         self, pool: QueryPool, run: StatusReader | None, settings: LiveSettings | None = None
     ) -> None:
-        """``run`` reads the status of the run; None: there is no run."""
+        """``run`` reads the status of the run; None without a run."""
         self.settings = settings or LiveSettings()
         self.listeners = 0
         self.refused = 0
-        """How many were sent away because too many listen."""
-        self.let_go = 0
-        """How many did not read what they were sent."""
-        self._look = _Look(pool, run)
+        """Requests refused at ``most_listeners``."""
+        self.disconnected = 0
+        """Listeners disconnected because they did not read."""
+        self._poller = _Poller(pool, run)
         self._newest: dict[str, tuple[int, str]] = {}
         self._number = 0
         self._changed = asyncio.Event()
         self._closed = False
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
 
     def routes(self) -> list[BaseRoute]:
-        """Where the stream is."""
-        return [Route("/api/v1/live", self.answer)]
+        """The route of the event stream."""
+        return [Route("/api/v1/live", self.stream)]
 
-    async def answer(self, request: Request) -> Response:
-        """A stream of events for one more listener, or why there is none."""
-        return _Answer(self)
+    async def stream(self, request: Request) -> Response:
+        """An event stream for one more listener, or 503."""
+        return _EventStream(self)
 
     def close(self) -> None:
-        """End all answers; on the event loop. May be called twice."""
+        """End all event streams. Called on the event loop; may be called twice."""
         self._closed = True
         self._wake()
 
-    def enter(self) -> Response | None:
-        """Count one more listener; the answer for whoever may not listen."""
+    def add_listener(self) -> Response | None:
+        """Count one more listener; returns a response if it is refused."""
         if self._closed:
             return _refusal("the server is stopping: try again in a moment")
         most = self.settings.most_listeners
         if self.listeners >= most:
             self.refused += 1
             return _refusal(
-                f"{most} listen already, and no more may: close a page, or ask for "
-                "/api/v1/pipeline now and then instead"
+                f"the limit of {most} listeners is reached: close a page, or poll /api/v1/pipeline "
+                "instead"
             )
         self.listeners += 1
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look_on())
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll())
         return None
 
-    def leave(self) -> None:
-        """A listener is gone; after the last one, nobody looks any more."""
+    def remove_listener(self) -> None:
+        """Count one listener less; without listeners, polling stops."""
         self.listeners -= 1
-        if not self.listeners and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-            # By the time somebody listens again, it is old.
+        if not self.listeners and self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
+            # It would be old when the next listener comes.
             self._newest.clear()
-            self._look.forget()
+            self._poller.reset()
 
     async def events(self) -> AsyncIterator[str]:
-        """The newest of each kind, and then whatever is new."""
-        seen: dict[str, int] = {}
+        """The newest event of each kind, and then new ones."""
+        sent: dict[str, int] = {}
         yield _HELLO
         while not self._closed:
             changed = self._changed
-            news = sorted(
+            new = sorted(
                 (number, kind, text)
                 for kind, (number, text) in self._newest.items()
-                if number > seen.get(kind, 0)
+                if number > sent.get(kind, 0)
             )
-            for number, kind, text in news:
-                seen[kind] = number
+            for number, kind, text in new:
+                sent[kind] = number
                 yield text
-            if not news and not await self._came(changed):
+            if not new and not await self._wait(changed):
                 yield _HEARTBEAT
 
-    async def _came(self, changed: asyncio.Event) -> bool:
+    async def _wait(self, changed: asyncio.Event) -> bool:
         try:
             async with asyncio.timeout(self.settings.heartbeat_s):
                 await changed.wait()
@@ -164,89 +164,90 @@ class Live:
             return False
         return True
 
-    async def _look_on(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            for kind, text in (await self._look.news()).items():
+            for kind, text in (await self._poller.poll()).items():
                 self._number += 1
                 self._newest[kind] = (self._number, text)
             self._wake()
             await asyncio.sleep(self.settings.every_s)
 
     def _wake(self) -> None:
-        """Wake all who wait; the next wait is for the next time."""
+        """Wake all waiting listeners, and make a new event for the next time."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
 
-class _Look:
-    """Looks at the run and the store, on the pool's threads."""
+class _Poller:
+    """Polls the run and the store, on the pool's threads."""
 
     def __init__(self, pool: QueryPool, run: StatusReader | None) -> None:
         self._pool = pool
         self._run = run
         self._last: dict[str, str] = {}
-        self._failed = 0
-        self._untold = 0
+        self._store_failures = 0
+        self._run_failures = 0
 
-    def forget(self) -> None:
-        """Tell everything anew at the next look."""
+    def reset(self) -> None:
+        """Return all events at the next poll, changed or not."""
         self._last.clear()
 
-    async def news(self) -> dict[str, str]:
+    async def poll(self) -> dict[str, str]:
         """Events by kind: ``pipeline`` each time, ``commit`` and ``store`` when they change."""
         new: dict[str, str] = {}
-        for kind, text in (*(await self._of_store()).items(), *(await self._of_run()).items()):
+        current = {**await self._store_events(), **await self._run_events()}
+        for kind, text in current.items():
             if kind == "pipeline" or self._last.get(kind) != text:
                 new[kind] = self._last[kind] = text
         return new
 
-    async def _of_store(self) -> dict[str, str]:
+    async def _store_events(self) -> dict[str, str]:
         try:
             commit = await self._pool.query(newest_commit)
         except Unavailable as error:
-            self._failed += 1
-            if self._failed < _FAULTS:
+            self._store_failures += 1
+            if self._store_failures < _MOST_FAILURES:
                 return {}
             return {"store": event("store", {"ok": False, "fault": error.reason})}
-        self._failed = 0
+        self._store_failures = 0
         return {
             "store": event("store", {"ok": True, "fault": None}),
             "commit": event("commit", commit),
         }
 
-    async def _of_run(self) -> dict[str, str]:
+    async def _run_events(self) -> dict[str, str]:
         run = self._run
         if run is None:
             return {}
         try:
-            found = event("pipeline", await self._pool.run(lambda: run.read().as_json()))
-        except Unavailable:  # the server is busy, or ends
+            pipeline = event("pipeline", await self._pool.run(lambda: run.read().as_json()))
+        except Unavailable:  # the server is busy, or stopping
             return {}
-        except Exception:  # whatever it is: the next look may succeed, and people listen on
-            if not self._untold:
-                log.exception("the state of the run cannot be read; trying on")
-            self._untold += 1
+        except Exception:  # whatever it is: the next poll may succeed
+            if not self._run_failures:
+                log.exception("the status of the run cannot be read; retrying")
+            self._run_failures += 1
             return {}
-        self._untold = 0
-        return {"pipeline": found}
+        self._run_failures = 0
+        return {"pipeline": pipeline}
 
 
-class _Answer(StreamingResponse):
-    """The stream of one listener.
+class _EventStream(StreamingResponse):
+    """The event stream of one listener.
 
-    Counted while it is under way, and not from when it was made: who asks and leaves at once never
-    counts, and nobody gets in between the count and the stream.
+    The listener is counted when the response starts, not when it is created: a client that
+    disconnects at once is never counted, and none can start between the check and the count.
     """
 
     def __init__(self, live: Live) -> None:
-        # A proxy must not collect what is to be seen at once.
+        # Proxies must not buffer the events.
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(live.events(), media_type="text/event-stream", headers=headers)
         self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         live = self._live
-        refusal = live.enter()
+        refusal = live.add_listener()
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -261,13 +262,13 @@ class _Answer(StreamingResponse):
         try:
             await super().__call__(scope, receive, send_in_time)
         except* _TooSlow:
-            live.let_go += 1
+            live.disconnected += 1
         finally:
-            live.leave()
+            live.remove_listener()
 
 
 class _TooSlow(Exception):
-    """A listener does not read."""
+    """A listener does not read its events."""
 
 
 def _refusal(why: str) -> Response:

@@ -88,7 +88,7 @@ def _takes_gzip(header: str) -> bool:
     return False
 
 
-def _answer(request: Request, name: str) -> Response:
+def _response(request: Request, name: str) -> Response:
     file = _files().get(name)
     if file is None:
         raise HTTPException(404, "there is no such page: start at /")
@@ -102,11 +102,11 @@ def _answer(request: Request, name: str) -> Response:
 
 
 async def _index(request: Request) -> Response:
-    return _answer(request, "index.html")
+    return _response(request, "index.html")
 
 
 async def _static(request: Request) -> Response:
-    return _answer(request, request.path_params["path"])
+    return _response(request, request.path_params["path"])
 
 
 def routes() -> list[BaseRoute]:

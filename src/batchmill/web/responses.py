@@ -1,4 +1,4 @@
-"""Answers: JSON, errors with a reason, and the headers that every one has."""
+"""Responses: JSON, errors with a reason, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""On every answer, unless it brings its own."""
+"""On every response, unless it sets its own."""
 _OTHER_HOST = (
-    "this server answers only requests for a name of this machine, such as localhost: give it a "
+    "this server only accepts requests for a name of this machine, such as localhost: give it a "
     "token (--token-file), or --insecure if a proxy in front of it authenticates clients"
 )
 _TOKEN = "a bearer token is required: send the header 'Authorization: Bearer <token>'"
 
 
 def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON."""
+    """A JSON response."""
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return Response(
         body.encode("utf-8", "replace"),
@@ -49,28 +49,28 @@ def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def as_error(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer that says what is wrong."""
+    """An error response with its reason."""
     return as_json({"error": reason}, status, headers)
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """The answer to a question that was refused."""
+    """The response to a request that was refused."""
     assert isinstance(error, RequestError)
     return as_error(error.status, error.reason, error.headers)
 
 
 async def not_served(request: Request, error: Exception) -> Response:
-    """The answer to a path or a method that there is not."""
+    """The response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     reason = {
-        404: f"there is nothing at {request.url.path}: see /api/v1/openapi.json for what there is",
-        405: f"{request.method} is not what {request.url.path} is asked by",
+        404: f"unknown path {request.url.path}: see /api/v1/openapi.json for all paths",
+        405: f"{request.url.path} does not support {request.method}",
     }.get(error.status_code, error.detail)
     return as_error(error.status_code, reason, error.headers)
 
 
 class Guard:
-    """Middleware for all requests: checks host name and token, adds headers, answers failures."""
+    """Middleware for all requests: checks host name and token, adds headers, handles failures."""
 
     def __init__(self, app: ASGIApp, access: Access, hosts: Collection[str] = ()) -> None:
         """``hosts``: the host names that requests may use; empty for any."""
@@ -79,7 +79,7 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 421 or 401; a request that fails is answered 500."""
+        """Pass a request on, or respond with 421 or 401; with 500 if it fails."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -107,7 +107,7 @@ class Guard:
             log.exception("a request failed")
             if started:
                 raise
-            failed = as_error(500, "the server failed: its log says why, and trying again may help")
+            failed = as_error(500, "the server failed: see its log; a retry may help")
             await failed(scope, receive, with_headers)
 
     def _has_own_host(self, scope: Scope) -> bool:

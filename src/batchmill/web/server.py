@@ -1,4 +1,4 @@
-"""Serves the pages and the API over HTTP until stopped."""
+"""Serves the web UI and the API over HTTP until stopped."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_HEADER_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class WebSettings(ServerSettings):
-    """Where the dashboard is served, and to whom."""
+    """Address, access control and limits of the web server."""
 
     port: int = PORT
-    """0: any free one."""
+    """0 for any free port."""
     idle_s: float = 60.0
     """A connection without a request is closed after this."""
     drain_s: float = 5.0
@@ -45,10 +45,10 @@ class WebSettings(ServerSettings):
 
 
 class WebServer:
-    """Serves the pages and the API of a store.
+    """Serves the web UI and the API of a store.
 
     ``serve()`` runs on the caller's event loop, and returns after ``stop()`` once the requests in
-    progress are answered. ``stop()`` may be called by any thread.
+    progress are finished. ``stop()`` may be called by any thread.
     """
 
     def __init__(

@@ -77,54 +77,52 @@ class Api:
         """The state of the run's processes."""
         run = self._run
         if run is None:
-            raise Unavailable(
-                "this server knows no run: start it with the run's folder, as batchmill run does"
-            )
+            raise Unavailable("this server has no run: start it with --home, as batchmill run does")
         return as_json(await self._pool.run(lambda: run.read().as_json()))
 
     async def services(self, request: Request) -> Response:
         """All services over a range."""
         query = overview.ServicesQuery.read(self._params(request, overview.PARAMS), self._clock())
         cache = self._cache
-        return await self._answer(lambda snapshot: overview.services(snapshot, query, cache))
+        return await self._respond(lambda snapshot: overview.services(snapshot, query, cache))
 
     async def service(self, request: Request) -> Response:
         """One service over a range."""
         given = checked("id", request.path_params["id"])
         time_range = read_range(self._params(request, service.PARAMS), self._clock())
-        return await self._answer(lambda snapshot: service.service(snapshot, given, time_range))
+        return await self._respond(lambda snapshot: service.service(snapshot, given, time_range))
 
     async def topology(self, request: Request) -> Response:
         """The calls between services."""
         params = self._params(request, topology.PARAMS)
         time_range = read_range(params, self._clock())
         layer = params.get("layer")
-        return await self._answer(lambda snapshot: topology.topology(snapshot, time_range, layer))
+        return await self._respond(lambda snapshot: topology.topology(snapshot, time_range, layer))
 
     async def metrics(self, request: Request) -> Response:
         """All metrics."""
         self._params(request, ())
-        return await self._answer(listing.metrics)
+        return await self._respond(listing.metrics)
 
     async def values(self, request: Request) -> Response:
         """The values of a metric."""
         name = checked("metric", request.path_params["metric"])
         params = self._params(request, listing.VALUE_PARAMS)
         time_range = read_range(params, self._clock())
-        return await self._answer(
+        return await self._respond(
             lambda snapshot: listing.values(snapshot, name, time_range, params)
         )
 
     async def entities(self, request: Request) -> Response:
         """All entities."""
         params = self._params(request, listing.ENTITY_PARAMS)
-        return await self._answer(lambda snapshot: listing.entities(snapshot, params))
+        return await self._respond(lambda snapshot: listing.entities(snapshot, params))
 
     async def topn(self, request: Request) -> Response:
         """The slowest calls."""
         params = self._params(request, listing.TOPN_PARAMS)
         time_range = read_range(params, self._clock())
-        return await self._answer(lambda snapshot: listing.topn(snapshot, time_range, params))
+        return await self._respond(lambda snapshot: listing.topn(snapshot, time_range, params))
 
     async def openapi(self, request: Request) -> Response:
         """The OpenAPI document."""
@@ -133,5 +131,5 @@ class Api:
     def _params(self, request: Request, known: Collection[str]) -> dict[str, str]:
         return read_params(request.query_params, known)
 
-    async def _answer(self, work: Callable[[Snapshot], Any]) -> Response:
+    async def _respond(self, work: Callable[[Snapshot], Any]) -> Response:
         return await self._pool.query(lambda store: as_json(store.read(work)))

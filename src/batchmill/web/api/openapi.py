@@ -268,37 +268,37 @@ _TIME = [
 ]
 
 
-def _answer(schema: str, about: str) -> dict[str, Any]:
+def _response(schema: str, about: str) -> dict[str, Any]:
     return {"description": about, "content": {"application/json": {"schema": _ref(schema)}}}
 
 
 def _get(
     about: str, schema: str, params: Sequence[Mapping[str, Any]] = (), missing: str = ""
 ) -> dict[str, Any]:
-    answers = {
-        "200": _answer(schema, "The answer."),
-        "400": _answer("Error", "What is wrong with the request."),
-        "401": _answer("Error", "The token is missing."),
-        "421": _answer("Error", "The Host header is not a name of this server."),
-        "503": _answer("Error", "The store cannot be read now, or too many queries are running."),
+    responses = {
+        "200": _response(schema, "The result."),
+        "400": _response("Error", "What is wrong with the request."),
+        "401": _response("Error", "The token is missing."),
+        "421": _response("Error", "The Host header is not a name of this server."),
+        "503": _response("Error", "The store cannot be read now, or too many queries are running."),
     }
     if missing:
-        answers["404"] = _answer("Error", missing)
-    return {"get": {"summary": about, "parameters": list(params), "responses": answers}}
+        responses["404"] = _response("Error", missing)
+    return {"get": {"summary": about, "parameters": list(params), "responses": responses}}
 
 
 def _prometheus(
     about: str, schema: str, params: Sequence[Mapping[str, Any]] = (), post: bool = True
 ) -> dict[str, Any]:
-    answers = {
-        "200": _answer(schema, "The answer, as Prometheus has it."),
-        "400": _answer("PrometheusError", "What is wrong with the request."),
-        "401": _answer("Error", "The token is missing."),
-        "421": _answer("Error", "The Host header is not a name of this server."),
-        "503": _answer("PrometheusError", "The store cannot be read now."),
+    responses = {
+        "200": _response(schema, "The result, in the format of Prometheus."),
+        "400": _response("PrometheusError", "What is wrong with the request."),
+        "401": _response("Error", "The token is missing."),
+        "421": _response("Error", "The Host header is not a name of this server."),
+        "503": _response("PrometheusError", "The store cannot be read now."),
     }
     operations: dict[str, Any] = {
-        "get": {"summary": about, "parameters": list(params), "responses": answers}
+        "get": {"summary": about, "parameters": list(params), "responses": responses}
     }
     if post:
         form = {
@@ -312,7 +312,7 @@ def _prometheus(
                 "required": True,
                 "content": {"application/x-www-form-urlencoded": {"schema": form}},
             },
-            "responses": answers,
+            "responses": responses,
         }
     return operations
 
@@ -455,9 +455,9 @@ def document() -> Mapping[str, Any]:
                 "description": "Events without end.",
                 "content": {"text/event-stream": {"schema": TEXT}},
             },
-            "401": _answer("Error", "The token is missing."),
-            "421": _answer("Error", "The Host header is not a name of this server."),
-            "503": _answer("Error", "There are too many listeners already."),
+            "401": _response("Error", "The token is missing."),
+            "421": _response("Error", "The Host header is not a name of this server."),
+            "503": _response("Error", "There are too many listeners already."),
         },
     }
     whole = {
@@ -467,8 +467,8 @@ def document() -> Mapping[str, Any]:
                 "description": "OpenAPI 3.1.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
             },
-            "401": _answer("Error", "The token is missing."),
-            "421": _answer("Error", "The Host header is not a name of this server."),
+            "401": _response("Error", "The token is missing."),
+            "421": _response("Error", "The Host header is not a name of this server."),
         },
     }
     return {

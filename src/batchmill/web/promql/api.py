@@ -170,7 +170,7 @@ class PrometheusApi:
     def _safe(self, handler: Callable[[Request, Params], Any]) -> Callable[[Request], Any]:
         """Give a handler its parameters; its errors are formatted as Prometheus does."""
 
-        async def answered(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 data = await handler(request, await read_params(request))
             except RequestError as error:
@@ -179,7 +179,7 @@ class PrometheusApi:
                 return as_json(body, error.status, error.headers)
             return data if isinstance(data, Response) else _success(data)
 
-        return answered
+        return respond
 
     async def _query(self, request: Request, params: Params) -> Any:
         parsed = await self._parsed(parse, one(params, "query"))

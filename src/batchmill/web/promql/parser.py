@@ -2,7 +2,7 @@
 
     batchmill_service_cpm{name="shop", layer=~"GENERAL|MESH", kind!="endpoint"}
 
-Grafana sends ``1+1`` to check that the server answers. Regular expressions are RE2's, as in
+Grafana sends ``1+1`` to check that the server responds. Regular expressions are RE2's, as in
 Prometheus itself.
 """
 

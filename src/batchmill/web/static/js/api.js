@@ -1,4 +1,4 @@
-// Questions to the server. The token, where one is needed, stays in this tab's session.
+// Requests to the API. The token, if one is required, is kept in the session storage of this tab.
 
 const BASE = new URL("api/v1/", document.baseURI);
 const KEY = "batchmill.token";
@@ -9,8 +9,8 @@ export class ApiError extends Error {
     this.status = status;
   }
 
-  // No answer at all, as opposed to one that says what is wrong.
-  get gone() {
+  // Whether there was no response at all, as opposed to an error response.
+  get unreachable() {
     return this.status === 0;
   }
 }
@@ -31,25 +31,25 @@ export const token = {
       if (value === null) sessionStorage.removeItem(KEY);
       else sessionStorage.setItem(KEY, value);
     } catch {
-      // Storage is not allowed: it is kept until the page is left.
+      // Storage is not allowed: the token is kept until the page is closed.
     }
   },
 };
 
-export async function ask(path, parameters = {}, options = {}) {
+export async function request(path, parameters = {}, options = {}) {
   const url = new URL(path, BASE);
   for (const [name, value] of Object.entries(parameters)) {
     if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
   }
   const headers = { ...options.headers };
-  const shown = token.get();
-  if (shown !== null) headers.authorization = `Bearer ${shown}`;
+  const bearer = token.get();
+  if (bearer !== null) headers.authorization = `Bearer ${bearer}`;
   let response;
   try {
     response = await fetch(url, { cache: "no-store", ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server does not answer.");
+    throw new ApiError(0, "The server does not respond.");
   }
   if (!response.ok) throw new ApiError(response.status, await reason(response));
   return response;
@@ -60,17 +60,17 @@ async function reason(response) {
     const { error } = await response.json();
     if (typeof error === "string") return error;
   } catch {
-    // Not an answer of ours; a proxy's, say.
+    // Not a response of batchmill, but of a proxy for example.
   }
-  return `The server answered ${response.status} ${response.statusText}`.trim();
+  return `The server responded with ${response.status} ${response.statusText}`.trim();
 }
 
 export async function get(path, parameters, options) {
-  const response = await ask(path, parameters, options);
+  const response = await request(path, parameters, options);
   try {
     return await response.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server's answer broke off.");
+    throw new ApiError(0, "The response was incomplete.");
   }
 }

@@ -1,4 +1,4 @@
-// Charts over time, drawn by uPlot in the page's own colours.
+// Time charts, drawn by uPlot in the colours of the style sheet.
 
 import { h } from "./dom.js";
 import { clock, day, plain, utc } from "./format.js";
@@ -6,12 +6,12 @@ import { clock, day, plain, utc } from "./format.js";
 const DAY_S = 86_400;
 const charts = new Set();
 
-// A canvas knows no custom properties: what the page makes of one is asked of an element.
+// The value of a custom property: a canvas does not support them, so an element computes it.
 function colour(name) {
   document.body.style.setProperty("outline-color", `var(${name})`);
-  const found = getComputedStyle(document.body).outlineColor;
+  const value = getComputedStyle(document.body).outlineColor;
   document.body.style.removeProperty("outline-color");
-  return found;
+  return value;
 }
 
 const missing = (value) => value === null || value === undefined;
@@ -28,23 +28,23 @@ function ticks(_chart, splits, _axis, _space, step) {
   });
 }
 
-// A line shows what has neighbours; a value on its own needs a point to be seen.
-function alone(chart, index) {
+// The indexes of values without neighbours: no line shows them, so they need a point.
+function isolated(chart, index) {
   const values = chart.data[index];
-  const found = [];
+  const indexes = [];
   values.forEach((value, at) => {
-    if (!missing(value) && missing(values[at - 1]) && missing(values[at + 1])) found.push(at);
+    if (!missing(value) && missing(values[at - 1]) && missing(values[at + 1])) indexes.push(at);
   });
-  return found;
+  return indexes;
 }
 
-// series: [{label, colour: "--name", fill}]; format: number -> [text, unit]; range: as uPlot has it;
-// sync: charts of one name point at the same moment; span: so many seconds are shown at least.
+// series: [{label, colour: "--name", fill}]; format: number -> [text, unit]; range: as in uPlot;
+// sync: charts with the same name share their cursor; span: the least number of seconds shown.
 export class TimeChart {
   #settings;
   #chart = null;
   #data = null;
-  #filling = null;
+  #incomplete = null;
   #observer;
   #width = 0;
 
@@ -56,13 +56,13 @@ export class TimeChart {
     charts.add(this);
   }
 
-  // filling: the beginning of a bucket that is not over yet, and so shows too little.
-  update(times, series, filling = null) {
+  // incomplete: the start of a bucket that is not over yet, and so shows too little.
+  update(times, series, incomplete = null) {
     this.#data = [times, ...series];
-    this.#filling = filling;
+    this.#incomplete = incomplete;
     if (this.#chart) {
       this.#chart.setData(this.#data);
-      this.#rest();
+      this.#showNewest();
     } else this.#draw();
   }
 
@@ -89,10 +89,10 @@ export class TimeChart {
 
   #draw() {
     const width = Math.floor(this.element.clientWidth);
-    if (!width) return; // not shown yet: the observer will tell
+    if (!width) return; // not visible yet: the observer calls again
     this.#width = width;
     this.#chart = new window.uPlot(this.#options(width), this.#data, this.element);
-    this.#rest();
+    this.#showNewest();
   }
 
   #options(width) {
@@ -113,12 +113,12 @@ export class TimeChart {
       scales: { x: { time: true, ...(span ? { range: newest } : {}) }, y: { range: range ?? fromZero } },
       axes: [
         { ...axis, values: ticks, space: 70, size: 30, gap: 6 },
-        { ...axis, values: (_u, splits) => splits.map((each) => plain(format(each))), size: 68 },
+        { ...axis, values: (_u, splits) => splits.map((split) => plain(format(split))), size: 68 },
       ],
-      series: [{ label: "At", value: (_u, at) => this.#moment(at) }, ...series.map((each) => this.#line(each))],
+      series: [{ label: "Time", value: (_u, at) => this.#moment(at) }, ...series.map((line) => this.#line(line))],
       hooks: {
         drawClear: [(chart) => this.#shade(chart)],
-        setCursor: [(chart) => chart.cursor.left < 0 && this.#rest()],
+        setCursor: [(chart) => chart.cursor.left < 0 && this.#showNewest()],
       },
     };
   }
@@ -130,7 +130,7 @@ export class TimeChart {
       stroke,
       width: 1.6,
       fill: fill ? `color-mix(in srgb, ${stroke} 12%, transparent)` : undefined,
-      points: { show: true, size: 5, width: 0, fill: stroke, filter: alone },
+      points: { show: true, size: 5, width: 0, fill: stroke, filter: isolated },
       value: (_u, value) => plain(this.#settings.format(value)),
     };
   }
@@ -138,32 +138,32 @@ export class TimeChart {
   #moment(at) {
     if (missing(at)) return "–";
     const date = at % 60 ? utc(at).slice(11, 19) : utc(at).slice(0, 16);
-    return `${clock(at, at % 60 > 0)} (${date} UTC)${at === this.#filling ? ", still filling" : ""}`;
+    return `${clock(at, at % 60 > 0)} (${date} UTC)${at === this.#incomplete ? ", incomplete" : ""}`;
   }
 
-  // What is not over yet has another ground.
+  // An incomplete bucket has another background.
   #shade(chart) {
-    if (this.#filling === null) return;
+    if (this.#incomplete === null) return;
     const { ctx, bbox } = chart;
-    const left = Math.max(bbox.left, chart.valToPos(this.#filling, "x", true) - 8 * devicePixelRatio);
+    const left = Math.max(bbox.left, chart.valToPos(this.#incomplete, "x", true) - 8 * devicePixelRatio);
     ctx.save();
     ctx.fillStyle = colour("--raised");
     ctx.fillRect(left, bbox.top, bbox.left + bbox.width - left, bbox.height);
     ctx.restore();
   }
 
-  // While nobody points at anything, the legend tells of the newest values.
-  #rest() {
+  // Without a cursor the legend shows the newest values.
+  #showNewest() {
     const chart = this.#chart;
     if (!chart || !this.#data || chart.cursor.left >= 0) return;
     const [times, ...series] = this.#data;
     let last = times.length - 1;
-    while (last > 0 && series.every((each) => missing(each[last]))) last -= 1;
+    while (last > 0 && series.every((values) => missing(values[last]))) last -= 1;
     if (last >= 0) chart.setLegend({ idx: last }, false);
   }
 }
 
-// Colours come from the style sheet, and are drawn into a canvas: they have to be drawn again.
+// After a change of the theme: the colours of a canvas do not change by themselves.
 export function redrawCharts() {
   for (const chart of charts) chart.redraw();
 }

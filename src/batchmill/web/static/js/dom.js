@@ -1,4 +1,4 @@
-// Elements made and changed: nothing here takes markup, so no data can become any.
+// Creates and changes elements, never from markup, so that data cannot become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -9,7 +9,7 @@ function fill(element, properties, children) {
     else if (name === "data") Object.assign(element.dataset, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((each) => each !== null && each !== undefined));
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return element;
 }
 
@@ -21,7 +21,7 @@ export function svg(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
-// Sets what differs only: an element that stays the same is not touched, nor read out again.
+// Changes only what differs, so that screen readers do not read an unchanged element again.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -31,31 +31,32 @@ export function setAttribute(element, name, value) {
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
-// Children in this order, moving as few as possible; whoever has the focus keeps it.
+// Sets the children in this order, moving as few as possible; the focus stays.
 export function setChildren(parent, wanted) {
   const focused = document.activeElement;
   let next = parent.firstChild;
-  for (const each of wanted) {
-    if (each === next) next = next.nextSibling;
-    else parent.insertBefore(each, next);
+  for (const child of wanted) {
+    if (child === next) next = next.nextSibling;
+    else parent.insertBefore(child, next);
   }
   while (next) {
-    const gone = next;
+    const removed = next;
     next = next.nextSibling;
-    gone.remove();
+    removed.remove();
   }
   if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
 }
 
-// A text in which `backticks` mean code.
+// The parts of a text in which `backticks` mean code.
 export function withCode(text) {
   return text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
 }
 
-// A number and its unit, as [text, unit] from format.js; null: nothing is known.
-export function quantity(found) {
-  if (found === null) return h("span", { class: "none" }, "–");
-  return h("span", {}, found[0], h("span", { class: "unit" }, found[1]));
+// A number and its unit, as [text, unit] from format.js; null for no value.
+export function quantity(formatted) {
+  if (formatted === null) return h("span", { class: "none" }, "–");
+  const [text, unit] = formatted;
+  return h("span", {}, text, h("span", { class: "unit" }, unit));
 }
 
 export function panel(title, { sub = "", id } = {}, ...children) {

@@ -1,4 +1,4 @@
-// Numbers with their units, times with their zone. [text, unit]; null where nothing is known.
+// Formats numbers as [text, unit], or null for no value; and times with their zone.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
@@ -8,7 +8,10 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 export const count = (n) => (known(n) ? whole.format(n) : "–");
 
-// For where there is little room.
+// "1 span", "2 spans"
+export const countOf = (n, noun, plural = `${noun}s`) => `${count(n)} ${n === 1 ? noun : plural}`;
+
+// For narrow places.
 export const short = (n) => (known(n) && n >= 999_500 ? `${two.format(n / 1e6)} M` : count(n));
 
 export function rate(n) {
@@ -25,7 +28,7 @@ export function ms(n) {
   return [one.format(n / 60_000), " min"];
 }
 
-// Never rounded up: 99.999 % is not all of them.
+// Rounded down: 99.999 % must not become 100 %.
 export function percent(share) {
   if (!known(share)) return null;
   return [two.format(Math.floor(share * 10_000 + 1e-6) / 100), " %"];
@@ -53,17 +56,17 @@ export function seconds(s) {
   return [whole.format(s / 86_400), " d"];
 }
 
-// How long ago something was; a second more or less does not matter.
+// A duration up to now, to the second.
 export function ago(s) {
   if (!known(s)) return "–";
   if (s < 1.5) return "just now";
   return s < 100 ? `${whole.format(s)} s ago` : `${seconds(s).join("")} ago`;
 }
 
-export const plain = (found) => (found === null ? "–" : found.join(""));
+export const plain = (formatted) => (formatted === null ? "–" : formatted.join(""));
 
-// What a server says, as a sentence.
-export const sentence = (text) => text.replace(/^./, (each) => each.toUpperCase()).replace(/([^.!?…])$/, "$1.");
+// A message of the server as a sentence.
+export const sentence = (text) => text.replace(/^./, (first) => first.toUpperCase()).replace(/([^.!?…])$/, "$1.");
 
 const pad = (n) => String(n).padStart(2, "0");
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -80,7 +83,7 @@ export function day(epoch) {
 
 const sameDay = (epoch) => new Date(epoch * 1000).toDateString() === new Date().toDateString();
 
-// Local, without the day if it is today.
+// Local time, without the date if it is today.
 export function moment(epoch, withSeconds = false) {
   return sameDay(epoch) ? clock(epoch, withSeconds) : `${day(epoch)} ${clock(epoch, withSeconds)}`;
 }
@@ -93,7 +96,7 @@ export function zone() {
   return `UTC${minutes < 0 ? "−" : "+"}${pad(Math.floor(size / 60))}:${pad(size % 60)}`;
 }
 
-// How good a share of successes, or an apdex, is.
+// The grade of a success rate or an apdex.
 export function grade(share, fine = 0.99, poor = 0.95) {
   if (!known(share)) return "";
   return share >= fine ? "good" : share >= poor ? "warn" : "bad";

@@ -1,4 +1,4 @@
-// Where the services of a map stand: in layers, callers before those they call. Pure: no document.
+// The layout of the map of services: in layers, callers before callees. Does not use the document.
 
 export const BOX = { width: 172, height: 52 };
 const MOST_BENDS = 2000;
@@ -6,12 +6,12 @@ const GAP = { layer: 92, row: 26 };
 
 // nodes: [{id}], edges: [{from, to}] -> {width, height, places: Map(id -> {x, y}), bends: Map(edge -> points)}
 export function layered(nodes, edges, vertical = false) {
-  const ids = nodes.map((each) => each.id);
+  const ids = nodes.map((node) => node.id);
   const known = new Set(ids);
-  const links = edges.filter((each) => known.has(each.from) && known.has(each.to) && each.from !== each.to);
+  const links = edges.filter(({ from, to }) => known.has(from) && known.has(to) && from !== to);
   const forward = withoutCycles(ids, links);
   const rank = ranks(ids, forward);
-  // An edge over several layers gets a place in each of them, so that it passes between the boxes.
+  // An edge over several layers gets a dummy node in each of them, so that it passes between boxes.
   const layers = [];
   const put = (layer, item) => (layers[layer] ??= []).push(item);
   for (const id of ids) put(rank.get(id), id);
@@ -35,14 +35,14 @@ export function layered(nodes, edges, vertical = false) {
   return place(layers, known, chains, vertical);
 }
 
-// Edges that would close a circle are turned round, for the layout only.
+// Reverses edges that would close a cycle, for the layout only.
 function withoutCycles(ids, links) {
   const out = new Map(ids.map((id) => [id, []]));
   for (const edge of links) out.get(edge.from).push(edge);
   const incoming = new Map(ids.map((id) => [id, 0]));
   for (const edge of links) incoming.set(edge.to, incoming.get(edge.to) + 1);
   const state = new Map();
-  const found = [];
+  const forward = [];
   const visit = (root) => {
     const stack = [[root, 0]];
     state.set(root, 1);
@@ -55,18 +55,18 @@ function withoutCycles(ids, links) {
         continue;
       }
       top[1] += 1;
-      const seen = state.get(edge.to);
-      found.push(seen === 1 ? { from: edge.to, to: edge.from, edge } : { from: edge.from, to: edge.to, edge });
-      if (seen === undefined) {
+      const visited = state.get(edge.to);
+      forward.push(visited === 1 ? { from: edge.to, to: edge.from, edge } : { from: edge.from, to: edge.to, edge });
+      if (visited === undefined) {
         state.set(edge.to, 1);
         stack.push([edge.to, 0]);
       }
     }
   };
-  // From those whom nobody calls; what is left is in circles.
+  // Starting with services without callers; the remaining ones are in cycles.
   const roots = [...ids].sort((a, b) => incoming.get(a) - incoming.get(b));
   for (const id of roots) if (!state.has(id)) visit(id);
-  return found;
+  return forward;
 }
 
 function ranks(ids, links) {
@@ -89,7 +89,7 @@ function ranks(ids, links) {
   return rank;
 }
 
-// Fewer crossings: each stands at the middle of its neighbours, to and fro.
+// Reduces crossings: moves each node to the mean position of its neighbours, in several sweeps.
 function order(layers, parts) {
   const before = new Map();
   const after = new Map();
@@ -101,8 +101,8 @@ function order(layers, parts) {
     const at = new Map(beside.map((id, index) => [id, index]));
     const key = new Map(
       layer.map((id, index) => {
-        const found = (neighbours.get(id) ?? []).map((each) => at.get(each)).filter((each) => each !== undefined);
-        return [id, found.length ? found.reduce((a, b) => a + b, 0) / found.length : index];
+        const positions = (neighbours.get(id) ?? []).map((other) => at.get(other)).filter((position) => position !== undefined);
+        return [id, positions.length ? positions.reduce((a, b) => a + b, 0) / positions.length : index];
       }),
     );
     layer.sort((a, b) => key.get(a) - key.get(b));

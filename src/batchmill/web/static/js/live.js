@@ -1,14 +1,14 @@
 // Server-sent events, read with fetch: EventSource cannot send a token.
 
-import { ask } from "./api.js";
+import { request } from "./api.js";
 
-const SILENCE_MS = 35_000; // the server says something each 15 s, if only that it is there
+const SILENCE_MS = 35_000; // the server sends at least a heartbeat every 15 s
 const FIRST_MS = 500;
 const LONGEST_MS = 15_000;
 const DOWN_AFTER_MS = 5000;
 
-// Calls on({kind, data}) for each event, and state({name, since, why}) for each change of
-//   connecting, live, reconnecting, down, paused, denied (a token is needed).
+// Calls on({kind, data}) for each event, and state({name, since, why}) for each change of state:
+//   connecting, live, reconnecting, down, paused, denied (a token is required).
 export class LiveStream {
   #on;
   #state;
@@ -28,7 +28,7 @@ export class LiveStream {
     this.#stopped = false;
     this.#tries = 0;
     this.#lostAt = null;
-    this.#tell("connecting");
+    this.#setState("connecting");
     this.#connect();
   }
 
@@ -41,7 +41,7 @@ export class LiveStream {
   pause() {
     if (this.#stopped) return;
     this.stop();
-    this.#tell("paused");
+    this.#setState("paused");
   }
 
   retryNow() {
@@ -56,10 +56,10 @@ export class LiveStream {
     let silence = setTimeout(() => abort.abort(), SILENCE_MS);
     let why = "the connection was lost";
     try {
-      const response = await ask("live", {}, { signal: abort.signal, headers: { accept: "text/event-stream" } });
+      const response = await request("live", {}, { signal: abort.signal, headers: { accept: "text/event-stream" } });
       this.#tries = 0;
       this.#lostAt = null;
-      this.#tell("live");
+      this.#setState("live");
       const parse = parser((event) => this.#on(event));
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
@@ -72,43 +72,43 @@ export class LiveStream {
     } catch (error) {
       if (error.status === 401) {
         this.#stopped = true;
-        this.#tell("denied");
+        this.#setState("denied");
       }
       if (error.status) why = error.message;
-      else if (error.status === 0) why = "the server does not answer";
+      else if (error.status === 0) why = "the server does not respond";
     } finally {
       clearTimeout(silence);
     }
-    if (!this.#stopped) this.#later(why);
+    if (!this.#stopped) this.#retryLater(why);
   }
 
-  #later(why) {
+  #retryLater(why) {
     const now = Date.now();
     this.#lostAt ??= now;
     const longest = Math.min(LONGEST_MS, FIRST_MS * 2 ** this.#tries);
     this.#tries += 1;
-    // Not all pages at the same moment, when a server is back.
+    // Jitter, so that not all pages reconnect at the same moment.
     const delay = longest * (0.7 + 0.3 * Math.random());
     const name = now - this.#lostAt >= DOWN_AFTER_MS ? "down" : "reconnecting";
-    this.#tell(name, { since: this.#lostAt / 1000, why });
+    this.#setState(name, { since: this.#lostAt / 1000, why });
     this.#wait = setTimeout(() => {
       this.#wait = null;
       this.#connect();
     }, delay);
   }
 
-  #tell(name, more = {}) {
+  #setState(name, more = {}) {
     this.#state({ name, ...more });
   }
 }
 
-// Text in pieces to events, as the standard has it: fields in lines, an empty line ends an event.
+// Parses chunks of text into events, by the standard: a field per line, an empty line ends an event.
 export function parser(on) {
   let rest = "";
   let kind = "message";
   let data = [];
-  return (piece) => {
-    const lines = (rest + piece).split(/\r\n|\n|\r(?!$)/);
+  return (chunk) => {
+    const lines = (rest + chunk).split(/\r\n|\n|\r(?!$)/);
     rest = lines.pop();
     for (const line of lines) {
       if (line === "") {

@@ -1,4 +1,4 @@
-// The frame: which page is shown, when its data is asked for again, and what is wrong meanwhile.
+// The frame: which page is shown, when its data is requested, and notices about faults.
 
 import { get, token } from "./api.js";
 import { redrawCharts } from "./charts.js";
@@ -9,28 +9,28 @@ import { Notices } from "./notices.js";
 import { overview } from "./pages/overview.js";
 import { pipeline } from "./pages/pipeline.js";
 import { service } from "./pages/service.js";
-import { askToken, failure, unknownPage } from "./pages/states.js";
+import { tokenForm, failure, unknownPage } from "./pages/states.js";
 import { topology } from "./pages/topology.js";
 import { Rates } from "./pipeline/rates.js";
 import { format, kept, parse } from "./route.js";
 import { startTheme } from "./theme.js";
 
 const PAGES = { services: overview, service, topology, pipeline };
-const GAP_MS = 2000; // between two times of asking, however quickly commits come
+const GAP_MS = 2000; // between two requests, however fast commits come
 const HIDDEN_MS = 30_000;
-const IDLE_MS = 30_000; // without any news, time goes on and so does the range
+const IDLE_MS = 30_000; // without events, because the range moves with the time
 
 const main = document.getElementById("main");
 const notices = new Notices(document.getElementById("notices"));
 const run = { status: null, pipeline: null, commit: null, rates: new Rates() };
 
-let page = null; // what is shown: {element, title, load(signal), show(data), pipeline?(run), destroy?()}
-let where = parse(location.hash);
-let shownAt = null; // when the page's data came
-let said = ""; // which failure stands in the page's place
-let asking = null;
-let again = false;
-let askedAt = 0;
+let page = null; // the current page: {element, title, load(signal), show(data), pipeline?(run), destroy?()}
+let route = parse(location.hash);
+let shownAt = null; // when the page's data arrived
+let shownFailure = ""; // the failure that is shown instead of the page
+let pending = null; // the AbortController of the request in progress
+let again = false; // whether to request once more after it
+let requestedAt = 0;
 let timer = null;
 
 // ---- the page and its data
@@ -41,38 +41,38 @@ function go(next) {
   else location.hash = hash;
 }
 
-// The same page with other parameters: the address follows, nothing is built anew.
+// The same page with other parameters: changes the address without building the page again.
 function amend(change) {
-  change(where.query);
-  history.replaceState(null, "", format(where));
+  change(route.query);
+  history.replaceState(null, "", format(route));
   links();
   refresh(true);
 }
 
 function follow() {
-  if (!location.hash.startsWith("#/") && location.hash !== "") return; // the skip link's
-  const before = where;
-  where = parse(location.hash);
+  if (!location.hash.startsWith("#/") && location.hash !== "") return; // the skip link
+  const before = route;
+  route = parse(location.hash);
   links();
-  if (page && before.page === where.page && before.argument === where.argument && page.reads) {
-    page.reads(where.query);
+  if (page && before.page === route.page && before.argument === route.argument && page.reads) {
+    page.reads(route.query);
     refresh(true);
     return;
   }
-  open(before.page !== where.page || before.argument !== where.argument);
+  open(before.page !== route.page || before.argument !== route.argument);
 }
 
 function open(moved) {
-  asking?.abort();
-  asking = null;
+  pending?.abort();
+  pending = null;
   clearTimeout(timer);
   timer = null;
   page?.destroy?.();
   notices.clear("data");
   shownAt = null;
-  said = "";
-  const make = PAGES[where.page];
-  page = make ? make({ query: where.query, argument: where.argument, amend, run, go }) : unknownPage(where.page);
+  shownFailure = "";
+  const make = PAGES[route.page];
+  page = make ? make({ query: route.query, argument: route.argument, amend, run, go }) : unknownPage(route.page);
   main.replaceChildren(page.element);
   document.title = `${page.title} · batchmill`;
   if (run.pipeline) page.pipeline?.(run);
@@ -86,38 +86,38 @@ function open(moved) {
 function links() {
   for (const anchor of document.querySelectorAll(".nav a")) {
     const name = anchor.dataset.page;
-    setAttribute(anchor, "href", format({ page: name, query: kept(where.query) }));
-    const current = name === where.page || (name === "services" && where.page === "service");
+    setAttribute(anchor, "href", format({ page: name, query: kept(route.query) }));
+    const current = name === route.page || (name === "services" && route.page === "service");
     setAttribute(anchor, "aria-current", current ? "page" : null);
   }
 }
 
-// Ask for the page's data: at once, or as soon as the last time is long enough ago.
+// Requests the page's data: at once, or when GAP_MS have passed since the last request.
 function refresh(now = false) {
   if (!page?.load) return;
   if (document.hidden && !now) return;
   if (now) {
-    asking?.abort();
-    asking = null; // so that its end does not concern us any more
-  } else if (asking) {
+    pending?.abort();
+    pending = null; // so that its end is ignored
+  } else if (pending) {
     again = true;
     return;
   }
   clearTimeout(timer);
-  const wait = now ? 0 : Math.max(0, askedAt + GAP_MS - Date.now());
+  const wait = now ? 0 : Math.max(0, requestedAt + GAP_MS - Date.now());
   timer = setTimeout(load, wait);
 }
 
 async function load() {
   const mine = page;
-  const abort = (asking = new AbortController());
-  askedAt = Date.now();
+  const abort = (pending = new AbortController());
+  requestedAt = Date.now();
   again = false;
   setAttribute(main, "aria-busy", shownAt === null ? "true" : null);
   try {
     const data = await mine.load(abort.signal);
     if (abort.signal.aborted || mine !== page) return;
-    said = "";
+    shownFailure = "";
     shownAt = Date.now();
     if (mine.element !== main.firstChild) main.replaceChildren(mine.element);
     mine.show(data);
@@ -126,11 +126,11 @@ async function load() {
   } catch (error) {
     if (error.name === "AbortError" || mine !== page) return;
     if (error.status === 401) return denied();
-    if (error.status === undefined) throw error; // a fault of ours: the console tells
+    if (error.status === undefined) throw error; // a bug: the console shows it
     failed(error);
   } finally {
-    if (asking === abort) {
-      asking = null;
+    if (pending === abort) {
+      pending = null;
       setAttribute(main, "aria-busy", null);
       clearTimeout(timer);
       timer = null;
@@ -142,32 +142,32 @@ async function load() {
 
 function failed(error) {
   if (shownAt !== null && error.status !== 404) {
-    if (error.gone) return; // the notice about the server says so
-    notices.set("data", `${sentence(error.message)} ${asOf()}`, { bad: true, action: ["Try again", () => refresh(true)] });
+    if (error.unreachable) return; // the notice about the server is enough
+    notices.set("data", `${sentence(error.message)} ${asOf()}`, { bad: true, action: ["Retry", () => refresh(true)] });
     return;
   }
   shownAt = null;
-  const text = `${where.page} ${error.status} ${error.message}`;
-  if (text === said) return; // nobody wants to hear it again each time
-  said = text;
-  main.replaceChildren(failure(error, where, () => refresh(true)));
+  const text = `${route.page} ${error.status} ${error.message}`;
+  if (text === shownFailure) return; // screen readers would read it again
+  shownFailure = text;
+  main.replaceChildren(failure(error, route, () => refresh(true)));
 }
 
-const asOf = () => (shownAt === null ? "" : `What you see is of ${moment(shownAt / 1000, true)}.`);
+const asOf = () => (shownAt === null ? "" : `Data as of ${moment(shownAt / 1000, true)}.`);
 
 function denied() {
   const wrong = token.get() !== null;
   token.set(null);
   stream.stop();
-  asking?.abort();
+  pending?.abort();
   page?.destroy?.();
   page = null;
   document.getElementById("forget").hidden = true;
   showLive({ name: "denied" });
   document.title = "Token · batchmill";
   main.replaceChildren(
-    askToken(wrong, (given) => {
-      token.set(given);
+    tokenForm(wrong, (value) => {
+      token.set(value);
       begin();
     }),
   );
@@ -180,7 +180,7 @@ const stream = new LiveStream({
   on({ kind, data }) {
     if (kind === "pipeline") {
       run.pipeline = data;
-      run.rates.look(data);
+      run.rates.record(data);
       page?.pipeline?.(run);
       health(data);
     } else if (kind === "commit") {
@@ -188,7 +188,7 @@ const stream = new LiveStream({
       run.commit = data;
       if (known !== JSON.stringify(data)) refresh();
     } else if (kind === "store") {
-      // A page that has nothing to show says why itself.
+      // A page without data shows the reason itself.
       if (data.ok || shownAt === null) notices.clear("store");
       else notices.set("store", sentence(data.fault), { bad: true });
     }
@@ -206,37 +206,37 @@ function showLive(state) {
     setText(text, "Live");
     notices.clear("server");
     if (["reconnecting", "down", "paused"].includes(before)) {
-      run.commit = null; // something may have been missed
+      run.commit = null; // commits may have been missed
       refresh();
-      tellVersion();
+      showVersion();
     }
   } else if (state.name === "reconnecting") {
     setText(text, "Reconnecting");
   } else if (state.name === "down") {
     setText(text, `Down since ${moment(state.since, true)}`);
-    notices.set("server", `Not live since ${moment(state.since, true)}: ${state.why}. ${asOf()} It is tried again by itself.`, {
+    notices.set("server", `No live updates since ${moment(state.since, true)}: ${state.why}. ${asOf()} Reconnecting automatically.`, {
       bad: true,
-      action: ["Try now", () => stream.retryNow()],
+      action: ["Retry now", () => stream.retryNow()],
     });
     refresh();
-  } else setText(text, { denied: "Token needed", paused: "Paused" }[state.name] ?? "Connecting");
+  } else setText(text, { denied: "Token required", paused: "Paused" }[state.name] ?? "Connecting");
 }
 
 function health(state) {
-  if (state.health && state.health !== "healthy" && where.page !== "pipeline") {
+  if (state.health && state.health !== "healthy" && route.page !== "pipeline") {
     notices.set("health", `The run is ${state.health}: ${(state.reasons ?? []).join("; ")}.`, {
       bad: state.health === "down",
-      action: ["Look", () => go({ page: "pipeline", query: kept(where.query) })],
+      action: ["Show pipeline", () => go({ page: "pipeline", query: kept(route.query) })],
     });
   } else notices.clear("health");
 }
 
-async function tellVersion() {
+async function showVersion() {
   try {
     run.status = await get("status");
     setText(document.getElementById("foot-version"), `batchmill ${run.status.version}`);
   } catch {
-    // The page's own question says what is wrong.
+    // The page's own request shows the error.
   }
 }
 
@@ -248,11 +248,11 @@ function begin() {
   stream.start();
   links();
   open(false);
-  tellVersion();
+  showVersion();
 }
 
 startTheme(document.getElementById("theme"), redrawCharts);
-setText(document.getElementById("foot-zone"), `Times are local, ${zone()}; UTC is shown when you point at one.`);
+setText(document.getElementById("foot-zone"), `Times are local (${zone()}); hover over a time for UTC.`);
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
@@ -264,7 +264,7 @@ document.getElementById("forget").addEventListener("click", () => {
 window.addEventListener("hashchange", () => {
   if (page) follow();
 });
-// A browser has few connections to a server: a page that nobody looks at gives its own back.
+// A browser has few connections per server: a hidden page closes its own.
 let hiding = null;
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);

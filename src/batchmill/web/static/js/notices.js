@@ -1,4 +1,4 @@
-// What is wrong and will pass: one line each, above the page, while it lasts.
+// Temporary faults, one line each above the page, while they last.
 
 import { h, setText, withCode } from "./dom.js";
 
@@ -23,8 +23,8 @@ export class Notices {
     known.button.hidden = action === null;
     if (action) setText(known.button, action[0]);
     known.element.classList.toggle("bad", bad);
-    if (known.said !== message) known.text.replaceChildren(...withCode(message));
-    known.said = message;
+    if (known.message !== message) known.text.replaceChildren(...withCode(message));
+    known.message = message;
   }
 
   clear(name) {

@@ -1,4 +1,4 @@
-// The time range and the grain: what the address says, what the API is asked, and the controls.
+// The time range and the grain: in the address, in API requests, and their controls.
 
 import { h, setAttribute } from "./dom.js";
 import { zone } from "./format.js";
@@ -38,13 +38,13 @@ const fits = (range, grain) => grain === "auto" || length(range) / BUCKET_S[grai
 
 const localInput = (epoch) => new Date((epoch - new Date().getTimezoneOffset() * 60) * 1000).toISOString().slice(0, 16);
 
-// The controls; on(range) is called with each choice.
+// The controls; calls on(range) for each choice.
 export function controls(on, { withGrain = true } = {}) {
   let now = { preset: "1h", from: null, to: null, grain: "auto" };
   const radios = new Map();
   const segments = h("fieldset", { class: "segments" }, h("legend", { class: "hidden" }, "Time range"));
   for (const name of [...Object.keys(PRESETS), "own"]) {
-    const input = h("input", { type: "radio", name: "range", value: name, onchange: () => choose(name) });
+    const input = h("input", { type: "radio", name: "range", value: name, onchange: () => choosePreset(name) });
     radios.set(name, input);
     segments.append(h("label", {}, input, h("span", {}, name === "own" ? "Custom" : name)));
   }
@@ -52,17 +52,17 @@ export function controls(on, { withGrain = true } = {}) {
   const to = h("input", { type: "datetime-local", required: true, "aria-label": `To, ${zone()}` });
   const own = h("form", { class: "custom", onsubmit: apply, hidden: true }, from, h("span", {}, "to"), to, h("button", { type: "submit" }, "Show"));
   const options = new Map(Object.entries(GRAINS).map(([value, text]) => [value, h("option", { value }, text)]));
-  const grain = h("select", { onchange: () => tell({ ...now, grain: grain.value }) }, ...options.values());
+  const grain = h("select", { onchange: () => choose({ ...now, grain: grain.value }) }, ...options.values());
   const element = h("div", { class: "controls" }, segments, withGrain ? h("label", { class: "field" }, "Grain", grain) : null, own);
 
-  function tell(range) {
+  function choose(range) {
     if (!fits(range, range.grain)) range.grain = "auto";
     show(range);
     on(range);
   }
 
-  function choose(name) {
-    if (name !== "own") return tell({ ...now, preset: name, from: null, to: null });
+  function choosePreset(name) {
+    if (name !== "own") return choose({ ...now, preset: name, from: null, to: null });
     const end = Math.ceil(Date.now() / 60_000) * 60;
     from.value = localInput(end - length(now));
     to.value = localInput(end);
@@ -74,8 +74,8 @@ export function controls(on, { withGrain = true } = {}) {
     event.preventDefault();
     const begin = Math.floor(new Date(from.value).getTime() / 1000);
     const end = Math.floor(new Date(to.value).getTime() / 1000);
-    to.setCustomValidity(end > begin ? "" : "The end must be after the beginning.");
-    if (to.reportValidity()) tell({ ...now, preset: "own", from: begin, to: end });
+    to.setCustomValidity(end > begin ? "" : "The end must be after the start.");
+    if (to.reportValidity()) choose({ ...now, preset: "own", from: begin, to: end });
   }
   to.addEventListener("input", () => to.setCustomValidity(""));
   from.addEventListener("input", () => to.setCustomValidity(""));

@@ -1,4 +1,4 @@
-// Where we are: #/page/argument?range=1h&grain=auto…, so that an address can be handed on.
+// The address of a view: #/page/argument?range=1h&grain=auto…, so that it can be shared.
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
@@ -7,7 +7,7 @@ export function parse(hash) {
   try {
     name = decodeURIComponent(argument);
   } catch {
-    name = argument; // somebody wrote it by hand
+    name = argument; // not encoded
   }
   return { page: page || "services", argument: name, query: new URLSearchParams(query) };
 }
@@ -18,13 +18,13 @@ export function format({ page, argument = "", query = new URLSearchParams() }) {
   return `#/${path}${text ? `?${text}` : ""}`;
 }
 
-// The parameters that go along from page to page.
+// The parameters that all pages share.
 export function kept(query) {
-  const found = new URLSearchParams();
+  const shared = new URLSearchParams();
   for (const name of ["range", "from", "to", "grain"]) {
-    if (query.has(name)) found.set(name, query.get(name));
+    if (query.has(name)) shared.set(name, query.get(name));
   }
-  return found;
+  return shared;
 }
 
 export const serviceAddress = (id, query) => format({ page: "service", argument: id, query: kept(query) });

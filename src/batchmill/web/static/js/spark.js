@@ -1,4 +1,4 @@
-// Small lines beside numbers: the shape of a series, no more.
+// Sparklines: the shape of a series beside a number.
 
 import { setAttribute, svg } from "./dom.js";
 
@@ -16,7 +16,7 @@ export function sparkline() {
   );
   return {
     element,
-    // low, high: bounds that are shown at least; so that 99.9 % beside 100 % is no cliff.
+    // low, high: bounds that are always shown, so that 99.9 % beside 100 % is not a cliff.
     update(values, low = null, high = null) {
       const [lines, areas] = paths(values, low, high);
       setAttribute(line, "d", lines);
@@ -26,7 +26,7 @@ export function sparkline() {
 }
 
 function paths(values, low, high) {
-  const known = values.filter((each) => each !== null);
+  const known = values.filter((value) => value !== null);
   if (!known.length) return ["", ""];
   const least = Math.min(low ?? Infinity, ...known);
   const most = Math.max(high ?? -Infinity, ...known);
@@ -42,7 +42,7 @@ function paths(values, low, high) {
       return;
     }
     const ends = values[index + 1] === undefined || values[index + 1] === null;
-    // A value on its own would be a point that nobody sees.
+    // A single value would be an invisible point.
     if (begin === null) lines += ends ? `M${(x(index) - 0.8).toFixed(1)} ${y(value)}h1.6` : `M${x(index)} ${y(value)}`;
     else lines += `L${x(index)} ${y(value)}`;
     if (begin === null) areas += `M${x(index)} ${HEIGHT}`;

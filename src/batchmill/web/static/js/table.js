@@ -1,11 +1,11 @@
-// Tables that stay: rows are known by a key, and only what differs is changed.
+// Tables that are updated in place: rows have a key, and only differences are changed.
 
 import { h, setAttribute, setChildren } from "./dom.js";
 
 // columns: [{key, label, title, numeric, header, make(cell) -> update(row, cell), value(row)}]
-// make builds a cell once, update fills it; value is what a local sort goes by.
-// With `sort` ({key, order}) headers of columns that have `value` or `sortable` become buttons;
-// with `onSort` the owner sorts, else the table does.
+// make builds a cell once, update fills it; value is the key of a local sort.
+// With `sort` ({key, order}), headers of columns that have `value` or `sortable` are buttons;
+// with `onSort` the caller sorts, else the table does.
 export class DataTable {
   #columns;
   #key;
@@ -14,7 +14,7 @@ export class DataTable {
   #body = h("tbody");
   #sort;
   #onSort;
-  #given = [];
+  #unsorted = [];
 
   constructor({ caption, columns, key, className = "", sort = null, onSort = null }) {
     this.#columns = columns;
@@ -24,7 +24,7 @@ export class DataTable {
     const head = h("tr", { role: "row" }, ...columns.map((column) => this.#head(column)));
     this.element = h(
       "table",
-      // The roles stay when a narrow page lays the rows out as blocks.
+      // Explicit roles, because narrow pages lay the rows out as blocks.
       { class: `data ${className}`, role: "table" },
       h("caption", { class: "hidden" }, caption),
       h("thead", { role: "rowgroup" }, head),
@@ -51,7 +51,7 @@ export class DataTable {
     const next = key !== column.key ? first : order === "asc" ? "desc" : "asc";
     this.setSort({ key: column.key, order: next });
     if (this.#onSort) this.#onSort(this.#sort);
-    else this.update(this.#given);
+    else this.update(this.#unsorted);
   }
 
   setSort(sort) {
@@ -67,27 +67,27 @@ export class DataTable {
   }
 
   update(rows) {
-    this.#given = rows;
-    const seen = new Map();
+    this.#unsorted = rows;
+    const current = new Map();
     for (const row of this.#onSort ? rows : this.#sorted(rows)) {
       const key = this.#key(row);
-      if (seen.has(key)) continue;
+      if (current.has(key)) continue;
       const known = this.#rows.get(key) ?? this.#make();
       known.update(row);
-      seen.set(key, known);
+      current.set(key, known);
     }
-    this.#rows = seen;
-    setChildren(this.#body, [...seen.values()].map((each) => each.element));
+    this.#rows = current;
+    setChildren(this.#body, [...current.values()].map((row) => row.element));
   }
 
   #sorted(rows) {
-    const column = this.#sort && this.#columns.find((each) => each.key === this.#sort.key);
+    const column = this.#sort && this.#columns.find(({ key }) => key === this.#sort.key);
     if (!column?.value) return rows;
     const sign = this.#sort.order === "asc" ? 1 : -1;
     return [...rows].sort((a, b) => {
       const [x, y] = [column.value(a), column.value(b)];
       if (x === y) return 0;
-      if (x === null || x === undefined) return 1; // what is not known comes last
+      if (x === null || x === undefined) return 1; // unknown values come last
       if (y === null || y === undefined) return -1;
       return (typeof x === "string" ? x.localeCompare(y) : x - y) * sign;
     });
@@ -102,7 +102,7 @@ export class DataTable {
       updates.push(column.make(cell));
       return cell;
     });
-    return { element: h("tr", { role: "row" }, ...cells), update: (row) => updates.forEach((each) => each(row)) };
+    return { element: h("tr", { role: "row" }, ...cells), update: (row) => updates.forEach((update) => update(row)) };
   }
 }
 
@@ -112,23 +112,23 @@ export const text = (of) => (cell) => (row) => {
   if (cell.textContent !== wanted) cell.textContent = wanted;
 };
 
-// A cell with a number and its unit, coloured by a grade where there is one.
+// A cell with a number and its unit, coloured by its grade if there is one.
 export const figure = (of, grade = null) => (cell) => {
   const unit = h("span", { class: "unit" });
   const value = document.createTextNode("");
   const shown = h("span", {}, value, unit);
   cell.append(shown);
   return (row) => {
-    const found = of(row);
-    const [number, name] = found ?? ["–", ""];
+    const formatted = of(row);
+    const [number, name] = formatted ?? ["–", ""];
     if (value.data !== number) value.data = number;
     if (unit.textContent !== name) unit.textContent = name;
-    const level = found === null ? "none" : grade?.(row) ? `is-${grade(row)}` : "";
+    const level = formatted === null ? "none" : grade?.(row) ? `is-${grade(row)}` : "";
     if (shown.className !== level) shown.className = level;
   };
 };
 
-// A column of numbers that can be sorted by; the worst success comes first. Fine ones need no colour.
+// A sortable column of numbers; the lowest success rate comes first. Good values have no colour.
 export const number = (key, label, format, grade = null) => ({
   key,
   label,

@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it.
+// The theme: light, dark, or that of the system.
 
 const KEY = "batchmill.theme";
 
@@ -11,7 +11,7 @@ export function startTheme(select, changed) {
     try {
       localStorage.setItem(KEY, select.value);
     } catch {
-      // Not allowed to remember: it is for this visit.
+      // Storage is not allowed: the choice is for this visit.
     }
     changed();
   });

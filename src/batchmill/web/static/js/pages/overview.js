@@ -1,8 +1,8 @@
-// All services: five numbers each, with their lines over the range.
+// All services: five measures each, with sparklines over the range.
 
 import { get } from "../api.js";
 import { h, quantity, setChildren, setText } from "../dom.js";
-import { ago, apdex, count, grade, moment, ms, percent, plain, rate, seconds, utc } from "../format.js";
+import { ago, apdex, count, countOf, grade, moment, ms, percent, plain, rate, seconds, utc } from "../format.js";
 import { controls, parameters, read, write } from "../range.js";
 import { serviceAddress } from "../route.js";
 import { sparkline } from "../spark.js";
@@ -13,11 +13,11 @@ const STEP = 50;
 const MEASURES = [
   { key: "cpm", label: "Calls/min", title: "Calls per minute", format: rate, low: 0 },
   { key: "avg", label: "Average", title: "Average response time", format: ms, low: 0 },
-  { key: "p99", label: "p99", title: "99 of 100 calls were at least this quick", format: ms, low: 0 },
+  { key: "p99", label: "p99", title: "99 % of calls were at least this fast", format: ms, low: 0 },
   { key: "success", label: "Success", title: "Share of calls without an error", format: percent, low: 0.9, high: 1, first: "asc", grade: (n) => grade(n) },
-  { key: "apdex", label: "Apdex", title: "How satisfied callers are, from 0 to 1", format: apdex, low: 0.5, high: 1, first: "asc", grade: (n) => grade(n, 0.85, 0.7) },
+  { key: "apdex", label: "Apdex", title: "Apdex score, from 0 to 1", format: apdex, low: 0.5, high: 1, first: "asc", grade: (n) => grade(n, 0.85, 0.7) },
 ];
-const SORTS = ["name", ...MEASURES.map((each) => each.key)];
+const SORTS = ["name", ...MEASURES.map((measure) => measure.key)];
 
 export function overview({ query, amend, run }) {
   let limit = STEP;
@@ -55,15 +55,15 @@ export function overview({ query, amend, run }) {
         return (row) => {
           setText(anchor, row.name);
           anchor.setAttribute("href", serviceAddress(row.id, query));
-          const layers = (row.layers ?? []).filter((each) => each !== "GENERAL");
+          const layers = (row.layers ?? []).filter((layer) => layer !== "GENERAL");
           if (tags.dataset.of !== layers.join()) {
             tags.dataset.of = layers.join();
-            tags.replaceChildren(...layers.map((each) => h("span", { class: "tag" }, each)));
+            tags.replaceChildren(...layers.map((layer) => h("span", { class: "tag" }, layer)));
           }
         };
       },
     };
-    return [name, ...MEASURES.map((each) => ({ ...each, numeric: true, sortable: true, make: measureCell(each) }))];
+    return [name, ...MEASURES.map((measure) => ({ ...measure, numeric: true, sortable: true, make: measureCell(measure) }))];
   }
 
   function sortOf(from) {
@@ -127,14 +127,14 @@ export function overview({ query, amend, run }) {
       setText(
         empty.firstChild,
         query.get("search")
-          ? `No service has “${query.get("search")}” in its name and was called in this time.`
-          : `No service was called in this time.${newest ? ` The newest data is of ${moment(newest)}: choose a range that reaches back to it.` : ""}`,
+          ? `No service with “${query.get("search")}” in its name was called in this time range.`
+          : `No service was called in this time range.${newest ? ` The newest data is from ${moment(newest)}: choose a longer range.` : ""}`,
       );
       const hidden = data.total - rows.length;
       moreRow.hidden = hidden <= 0;
       more.hidden = limit >= 500;
-      setText(left, limit >= 500 ? `${count(hidden)} more are not shown: search for them by name.` : `${count(hidden)} more`);
-      setText(shown, data.total === 1 ? "1 service" : `${count(data.total)} services`);
+      setText(left, limit >= 500 ? `${count(hidden)} more not shown: search by name.` : `${count(hidden)} more`);
+      setText(shown, countOf(data.total, "service"));
       tiles.data(data);
       tiles.run(run);
     },
@@ -161,15 +161,15 @@ function measureCell({ key, label, format, low, high, grade: of }) {
   };
 }
 
-// What can be said of all services together, and of the run they are measured by.
+// A summary of all services, and of the run.
 function tilesOf() {
   const make = (label) => {
     const value = h("dd", {}, "–");
     return { value, element: h("div", { class: "tile" }, h("dt", {}, label), value) };
   };
-  const load = make("All services together");
+  const load = make("All services");
   const worst = make("Lowest success rate");
-  const health = make("The run");
+  const health = make("Run");
   const newest = make("Newest data");
   const element = h("dl", { class: "tiles" }, load.element, worst.element, newest.element);
   const set = (tile, ...content) => tile.value.replaceChildren(...content);
@@ -179,11 +179,11 @@ function tilesOf() {
       const all = services.length === total;
       load.element.hidden = !all;
       if (all) {
-        const sum = services.reduce((had, each) => had + (each.range.cpm ?? 0), 0);
+        const sum = services.reduce((total, service) => total + (service.range.cpm ?? 0), 0);
         set(load, plain(rate(sum)), h("small", {}, " calls/min"));
       }
-      const known = services.filter((each) => each.range.success !== null);
-      const low = known.reduce((had, each) => (had === null || each.range.success < had.range.success ? each : had), null);
+      const known = services.filter((service) => service.range.success !== null);
+      const low = known.reduce((lowest, service) => (lowest === null || service.range.success < lowest.range.success ? service : lowest), null);
       worst.element.hidden = !all || low === null;
       if (low) {
         set(worst, h("span", { class: `is-${grade(low.range.success)}` }, plain(percent(low.range.success))), h("span", { class: "why" }, low.range.success < 1 ? low.name : "no call failed"));
@@ -193,7 +193,7 @@ function tilesOf() {
       if (state) {
         if (health.element.parentNode !== element) element.append(health.element);
         const level = { healthy: "good", degraded: "warn", down: "bad" }[state.health] ?? "";
-        const name = (state.health ?? "unknown").replace(/^./, (each) => each.toUpperCase());
+        const name = (state.health ?? "unknown").replace(/^./, (first) => first.toUpperCase());
         set(health, h("span", { class: `is-${level}` }, name), h("span", { class: "why" }, `lag ${plain(seconds(state.lag_s))}`));
       }
       const minute = commit?.newest_minute;

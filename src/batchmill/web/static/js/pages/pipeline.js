@@ -1,4 +1,4 @@
-// The run: the road an event takes with live numbers on it, and what lies behind each number.
+// The status of a run: the stages that an event passes, with live numbers, and their details.
 
 import { get } from "../api.js";
 import { TimeChart } from "../charts.js";
@@ -6,7 +6,7 @@ import { h, panel, setAttribute, setChildren, setText, withCode } from "../dom.j
 import { bytes, count, moment, plain, rate, seconds, utc } from "../format.js";
 import { batches } from "../pipeline/batches.js";
 import { queues } from "../pipeline/queues.js";
-import { road } from "../pipeline/road.js";
+import { stages } from "../pipeline/stages.js";
 import { thresholds } from "../pipeline/thresholds.js";
 import { DataTable, figure, number, text } from "../table.js";
 
@@ -17,7 +17,7 @@ export function pipeline({ run }) {
   const asOf = h("span", { class: "sub" });
   const reasons = h("ul", { class: "reasons" });
   const { rates } = run;
-  const way = road();
+  const flow = stages();
   const chart = new TimeChart({
     title: "Spans per second, received and counted",
     series: [{ label: "received", colour: "--series-1", fill: true }, { label: "counted (over 30 s)", colour: "--good" }],
@@ -25,35 +25,35 @@ export function pipeline({ run }) {
     height: 170,
     span: 60,
   });
-  const flow = panel("Spans per second", { id: "flow", sub: "of the last three minutes, as far as this page has seen them" }, h("div", { class: "body" }, chart.element));
-  const parts = [way, queues(), thresholds(), batches(), drops(), requests(), processes(), exporters()];
-  const [, ofQueues, ofThresholds, ofBatches, ofDrops, ofRequests, ofProcesses, ofExporters] = parts.map((each) => each.element);
+  const throughput = panel("Spans per second", { id: "flow", sub: "last three minutes, since this page was opened" }, h("div", { class: "body" }, chart.element));
+  const parts = [flow, queues(), thresholds(), batches(), drops(), requests(), processes(), exporters()];
+  const [, ofQueues, ofThresholds, ofBatches, ofDrops, ofRequests, ofProcesses, ofExporters] = parts.map((part) => part.element);
   const element = h(
     "div",
     { class: "page pipeline" },
     h("div", { class: "head" }, h("h1", {}, "Pipeline"), verdict, asOf),
     reasons,
-    way.element,
-    h("div", { class: "pair" }, ofBatches, flow.element),
+    flow.element,
+    h("div", { class: "pair" }, ofBatches, throughput.element),
     h("div", { class: "pair" }, h("div", { class: "page" }, ofQueues, ofRequests), h("div", { class: "page" }, ofThresholds, ofDrops)),
     ofProcesses,
     ofExporters,
   );
 
   function show(state) {
-    rates.look(state);
+    rates.record(state);
     setText(verdict, state.health);
     setAttribute(verdict, "data-grade", GRADES[state.health] ?? "bad");
     setText(asOf, `as of ${moment(state.at, true)}`);
     setAttribute(asOf, "title", `${utc(state.at)}; ${state.home ?? ""}`);
-    setChildren(reasons, (state.reasons ?? []).map((each, index) => {
+    setChildren(reasons, (state.reasons ?? []).map((reason, index) => {
       const line = reasons.children[index] ?? h("li");
-      if (line.dataset.of !== each) line.replaceChildren(...withCode(each));
-      line.dataset.of = each;
+      if (line.dataset.of !== reason) line.replaceChildren(...withCode(reason));
+      line.dataset.of = reason;
       return line;
     }));
     reasons.hidden = !(state.reasons ?? []).length;
-    for (const each of parts) each.show(state, rates);
+    for (const part of parts) part.show(state, rates);
     const [times, series] = rates.lines({ received: 5, counted: 30 });
     if (times.length > 1) chart.update(times, series);
   }
@@ -68,7 +68,7 @@ export function pipeline({ run }) {
   };
 }
 
-// A panel with a table, or a sentence where it would be empty.
+// A panel with a table, or a sentence if it is empty.
 function listed(title, id, columns, key, none) {
   const table = new DataTable({ caption: title, columns, key });
   const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table.element);
@@ -88,12 +88,12 @@ const whole = (key, label) => number(key, label, (n) => (n === null || n === und
 
 function drops() {
   const list = listed(
-    "Dropped, refused, left out",
+    "Dropped and refused",
     "drops",
     [
-      { key: "what", label: "What", header: true, make: text((row) => row.what) },
+      { key: "what", label: "Kind", header: true, make: text((row) => row.what) },
       { key: "reason", label: "Reason", make: text((row) => row.reason) },
-      whole("n", "How many"),
+      whole("n", "Count"),
     ],
     (row) => `${row.what} ${row.reason}`,
     "Nothing was dropped or refused.",
@@ -113,7 +113,7 @@ function requests() {
     [
       { key: "way", label: "Protocol", header: true, make: text((row) => row.way) },
       { key: "outcome", label: "Outcome", make: text((row) => row.outcome) },
-      whole("n", "How many"),
+      whole("n", "Count"),
     ],
     (row) => `${row.way} ${row.outcome}`,
     "No request yet.",
@@ -140,18 +140,18 @@ function processes() {
     [
       { key: "name", label: "Process", header: true, make: text((row) => row.name) },
       { key: "state", label: "State", make: figure((row) => [row.state, ""], (row) => level[row.state] ?? (row.name === "demo" && row.state !== "failed" ? "" : "bad")) },
-      { key: "pid", label: "Number", numeric: true, make: text((row) => (row.pid ? String(row.pid) : "–")) },
-      { key: "up", label: "Up for", numeric: true, make: figure((row) => seconds(row.up)) },
-      whole("restarts", "Started again"),
-      { key: "exit", label: "Last end", make: text((row) => row.exit ?? "–") },
+      { key: "pid", label: "PID", numeric: true, make: text((row) => (row.pid ? String(row.pid) : "–")) },
+      { key: "up", label: "Uptime", numeric: true, make: figure((row) => seconds(row.up)) },
+      whole("restarts", "Restarts"),
+      { key: "exit", label: "Last exit", make: text((row) => row.exit ?? "–") },
     ],
     (row) => row.name,
-    "No supervisor tells of processes: start `batchmill run`.",
+    "No supervisor is running: start `batchmill run`.",
   );
   return {
     element: list.element,
     show(state) {
-      list.fill(Object.entries(state.processes ?? {}).map(([name, each]) => ({ name, ...each, up: each.pid && each.started ? Math.max(0, state.at - each.started) : null })));
+      list.fill(Object.entries(state.processes ?? {}).map(([name, process]) => ({ name, ...process, up: process.pid && process.started ? Math.max(0, state.at - process.started) : null })));
     },
   };
 }
@@ -164,26 +164,26 @@ function exporters() {
       { key: "name", label: "Exporter", header: true, make: text((row) => row.name) },
       { key: "target", label: "To", make: text((row) => row.target ?? "–") },
       whole("sent", "Sent"),
-      whole("files", "Files wait"),
-      { key: "bytes", label: "Bytes wait", numeric: true, make: figure((row) => bytes(row.bytes)) },
+      whole("files", "Waiting files"),
+      { key: "bytes", label: "Waiting bytes", numeric: true, make: figure((row) => bytes(row.bytes)) },
       whole("dropped", "Dropped"),
       { key: "failing", label: "Failing", make: text((row) => row.failing || "no") },
     ],
     (row) => row.name,
-    "None is set up: `batchmill run --export-to …` sends what each commit changes to others.",
+    "No exporter is configured: `batchmill run --export-to …` exports the changes of each commit.",
   );
   return {
     element: list.element,
     show(state) {
       list.fill(
-        Object.entries(state.exports ?? {}).map(([name, each]) => ({
+        Object.entries(state.exports ?? {}).map(([name, exporter]) => ({
           name,
-          target: each.target,
-          sent: each.sent_values ?? each.scrapes,
-          files: each.waiting?.files,
-          bytes: each.waiting?.bytes,
-          dropped: Object.values(each.dropped ?? {}).reduce((a, b) => a + b, 0),
-          failing: each.failing ? `${each.failing}${each.failing_s ? `, for ${plain(seconds(each.failing_s))}` : ""}` : "",
+          target: exporter.target,
+          sent: exporter.sent_values ?? exporter.scrapes,
+          files: exporter.waiting?.files,
+          bytes: exporter.waiting?.bytes,
+          dropped: Object.values(exporter.dropped ?? {}).reduce((a, b) => a + b, 0),
+          failing: exporter.failing ? `${exporter.failing}${exporter.failing_s ? `, for ${plain(seconds(exporter.failing_s))}` : ""}` : "",
         })),
       );
     },

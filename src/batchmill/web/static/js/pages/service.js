@@ -1,4 +1,4 @@
-// One service: its charts, and tables of what it consists of and whom it deals with.
+// One service: charts, endpoints, instances, callers, callees and slow statements.
 
 import { get } from "../api.js";
 import { TimeChart } from "../charts.js";
@@ -14,9 +14,9 @@ const score = (_u, low) => [Math.max(0, Math.min(0.5, (low ?? 1) - 0.05)), 1.005
 const CHARTS = [
   { key: "cpm", title: "Load", unit: "calls per minute", format: rate, fill: true },
   { key: "avg", title: "Average response time", unit: "", format: ms, fill: true },
-  { key: "percentiles", title: "Response time percentiles", unit: "so many of 100 calls were at least this quick", format: ms },
+  { key: "percentiles", title: "Response time percentiles", unit: "pN: N % of calls were at least this fast", format: ms },
   { key: "success", title: "Success rate", unit: "share of calls without an error", format: percent, range: share },
-  { key: "apdex", title: "Apdex", unit: "satisfaction, from 0 to 1", format: apdex, range: score },
+  { key: "apdex", title: "Apdex", unit: "score from 0 to 1", format: apdex, range: score },
 ];
 
 export function service({ query, argument, amend }) {
@@ -29,15 +29,15 @@ export function service({ query, argument, amend }) {
   const values = valuesTable();
   const endpoints = measured("Endpoints", "endpoints", "Endpoint");
   const instances = measured("Instances", "instances", "Instance");
-  const callers = related("Called by", "callers", "No calls from other services in this time.");
-  const callees = related("Calls", "callees", "No calls to other services in this time.");
+  const callers = related("Called by", "callers", "No calls from other services in this time range.");
+  const callees = related("Calls", "callees", "No calls to other services in this time range.");
   const statements = statementTable();
   const element = h(
     "div",
     { class: "page" },
     h("div", { class: "head" }, h("div", {}, h("div", { class: "sub" }, back), heading), tags, h("span", { class: "push" }), range.element),
     tiles.element,
-    h("div", { class: "charts" }, ...charts.map((each) => each.element)),
+    h("div", { class: "charts" }, ...charts.map((chart) => chart.element)),
     values.element,
     endpoints.element,
     h("div", { class: "pair" }, callers.element, callees.element),
@@ -56,7 +56,7 @@ export function service({ query, argument, amend }) {
     title: argument,
     element,
     reads,
-    destroy: () => charts.forEach((each) => each.chart.destroy()),
+    destroy: () => charts.forEach(({ chart }) => chart.destroy()),
     load: (signal) => get(`services/${encodeURIComponent(argument)}`, parameters(read(query)), { signal }),
     show(data) {
       page.title = data.service.name;
@@ -64,12 +64,12 @@ export function service({ query, argument, amend }) {
       const layers = data.service.layers ?? [];
       if (tags.dataset.of !== layers.join()) {
         tags.dataset.of = layers.join();
-        tags.replaceChildren(...layers.map((each) => h("span", { class: "tag" }, each)));
+        tags.replaceChildren(...layers.map((layer) => h("span", { class: "tag" }, layer)));
       }
       tiles.show(data.range);
-      for (const each of charts) each.show(data);
+      for (const chart of charts) chart.show(data);
       values.show(data);
-      for (const each of [endpoints, instances, callers, callees, statements]) each.show(data, query);
+      for (const list of [endpoints, instances, callers, callees, statements]) list.show(data, query);
     },
   };
   return page;
@@ -83,37 +83,37 @@ function summary() {
     ["success", "Success", percent, (n) => grade(n)],
     ["apdex", "Apdex", apdex, (n) => grade(n, 0.85, 0.7)],
   ].map(([key, label, form, of]) => ({ key, form, of, label, value: h("dd", {}, "–") }));
-  const element = h("dl", { class: "tiles" }, ...shown.map((each) => h("div", { class: "tile" }, h("dt", {}, each.label), each.value)));
+  const element = h("dl", { class: "tiles" }, ...shown.map(({ label, value }) => h("div", { class: "tile" }, h("dt", {}, label), value)));
   return {
     element,
     show(range) {
       for (const { key, form, of, value } of shown) {
-        const found = form(range[key]);
+        const [number, unit] = form(range[key]) ?? ["–", ""];
         const level = of?.(range[key]);
         value.className = level && level !== "good" ? `is-${level}` : "";
-        value.replaceChildren(found ? found[0] : "–", h("small", {}, found ? found[1] : ""));
+        value.replaceChildren(number, h("small", {}, unit));
       }
     },
   };
 }
 
 function chartOf({ key, title, unit, format: form, fill, range }) {
-  const series = key === "percentiles" ? PERCENTILES.map((each) => ({ label: each, colour: `--${each}` })) : [{ label: title, colour: "--series-1", fill }];
+  const series = key === "percentiles" ? PERCENTILES.map((name) => ({ label: name, colour: `--${name}` })) : [{ label: title, colour: "--series-1", fill }];
   const chart = new TimeChart({ title: `${title} over time; the table below has the values`, series, format: form, range, sync: "service" });
   const { element } = panel(title, { sub: unit, id: `chart-${key}` }, h("div", { class: "body" }, chart.element));
   if (key === "percentiles") element.classList.add("wide");
   return {
     element,
     chart,
-    show({ times, grain, series: found }) {
+    show({ times, grain, series: values }) {
       const newest = times.at(-1) ?? null;
-      const filling = newest !== null && newest + BUCKET_S[grain] > Date.now() / 1000 ? newest : null;
-      chart.update(times, key === "percentiles" ? PERCENTILES.map((each) => found.percentiles?.[each] ?? times.map(() => null)) : [found[key] ?? times.map(() => null)], filling);
+      const incomplete = newest !== null && newest + BUCKET_S[grain] > Date.now() / 1000 ? newest : null;
+      chart.update(times, key === "percentiles" ? PERCENTILES.map((name) => values.percentiles?.[name] ?? times.map(() => null)) : [values[key] ?? times.map(() => null)], incomplete);
     },
   };
 }
 
-// All that the charts show, for whoever cannot see them, or wants the numbers.
+// The values of the charts as a table, also for screen readers.
 function valuesTable() {
   const columns = [
     { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, moment(row.at)); cell.title = utc(row.at); } },
@@ -128,7 +128,7 @@ function valuesTable() {
   const element = h(
     "details",
     { class: "panel values", ontoggle: () => draw() },
-    h("summary", {}, "The values as a table"),
+    h("summary", {}, "Values as a table"),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values over time" }, table.element),
   );
 
@@ -165,7 +165,7 @@ function listed(title, key, columns, none, options = {}) {
     show(data) {
       const rows = data[key] ?? [];
       const left = data.left_out?.[key] ?? 0;
-      setText(note, rows.length ? `${count(rows.length)}${left ? ` busiest; ${count(left)} more are left out` : ""}` : "");
+      setText(note, rows.length ? `${count(rows.length)}${left ? ` busiest; ${count(left)} more not shown` : ""}` : "");
       setChildren(element, [element.firstChild, rows.length ? scroll : empty]);
       table.update(rows);
     },
@@ -183,7 +183,7 @@ function measured(title, key, label) {
       number("p99", "p99", ms),
       number("success", "Success", percent, grade),
     ],
-    `No calls to ${key} in this time.`,
+    `No calls to ${key} in this time range.`,
   );
 }
 
@@ -217,11 +217,11 @@ function statementTable() {
       { key: "statement", label: "Statement", header: true, className: "statement", make: text((row) => row.statement) },
       { key: "database", label: "Database", value: (row) => row.database, make: text((row) => row.database ?? "–") },
       number("latency", "Slowest", ms),
-      { ...number("runs", "Runs", (n) => (n ? [count(n), ""] : null)), title: "How often statements of this form ran, slow or not" },
-      { ...number("total_ms", "Altogether", (n) => (n ? ms(n) : null)), title: "How long all those runs took" },
+      { ...number("runs", "Runs", (n) => (n ? [count(n), ""] : null)), title: "Executions of statements of this form, slow or not" },
+      { ...number("total_ms", "Total time", (n) => (n ? ms(n) : null)), title: "Total time of these executions" },
       {
         key: "time",
-        label: "At",
+        label: "Time",
         numeric: true,
         className: "nowrap",
         value: (row) => row.time,
@@ -231,7 +231,7 @@ function statementTable() {
         },
       },
     ],
-    "No statements of a database in this time.",
+    "No database statements in this time range.",
     { key: (row) => `${row.trace_id} ${row.time} ${row.statement}`, sort: { key: "latency", order: "desc" } },
   );
 }

@@ -1,16 +1,16 @@
-// Pages for when there is nothing to show: no token, no server, no data, no such thing.
+// Pages without data: token required, server unreachable, errors, empty store, unknown page.
 
 import { h } from "../dom.js";
 import { sentence } from "../format.js";
 
-export function askToken(wrong, on) {
+export function tokenForm(wrong, on) {
   const input = h("input", { type: "password", autocomplete: "current-password", required: true, spellcheck: "false" });
   return h(
     "section",
     { class: "state" },
-    h("h2", {}, "This server asks for a token"),
-    h("p", {}, "It is the one that batchmill was started with (--token). It is kept in this tab until you close it."),
-    wrong ? h("p", { class: "wrong", role: "alert" }, "That token was refused.") : null,
+    h("h2", {}, "This server requires a token"),
+    h("p", {}, "Enter the token that batchmill was started with (--token). It is kept in this tab until you close it."),
+    wrong ? h("p", { class: "wrong", role: "alert" }, "The token was refused.") : null,
     h(
       "form",
       {
@@ -19,27 +19,27 @@ export function askToken(wrong, on) {
           if (input.value.trim()) on(input.value.trim());
         },
       },
-      // For password managers, which keep secrets by name.
+      // For password managers, which need a user name.
       h("input", { type: "text", autocomplete: "username", value: "batchmill", hidden: true, readonly: true }),
       h("label", {}, "Token", input),
-      h("button", { class: "primary", type: "submit" }, "Show me"),
+      h("button", { class: "primary", type: "submit" }, "Continue"),
     ),
   );
 }
 
-export function failure(error, where, retry) {
-  const titles = { 0: "The server does not answer", 404: "There is no such thing here", 503: "Nothing to read from yet" };
-  const title = titles[error.status] ?? (error.status === 400 ? "This cannot be shown" : "Something went wrong");
+export function failure(error, route, retry) {
+  const titles = { 0: "The server does not respond", 400: "Invalid request", 404: "Not found", 503: "Temporarily unavailable" };
+  const title = titles[error.status] ?? "Error";
   const hints = {
-    0: "It may be starting, or it was stopped: this page tries again by itself.",
-    503: "This page tries again by itself.",
+    0: "It may be starting, or it was stopped. This page retries automatically.",
+    503: "This page retries automatically.",
   };
   return h(
     "section",
     { class: "state", role: "alert" },
     h("h2", {}, title),
-    h("p", {}, error.gone ? hints[0] : sentence(error.message)),
-    !error.gone && hints[error.status] ? h("p", {}, hints[error.status]) : null,
+    h("p", {}, error.unreachable ? hints[0] : sentence(error.message)),
+    !error.unreachable && hints[error.status] ? h("p", {}, hints[error.status]) : null,
     h(
       "form",
       {
@@ -48,8 +48,8 @@ export function failure(error, where, retry) {
           retry();
         },
       },
-      h("button", { type: "submit" }, "Try again"),
-      where.page === "services" ? null : h("a", { href: "#/services" }, "To the services"),
+      h("button", { type: "submit" }, "Retry"),
+      route.page === "services" ? null : h("a", { href: "#/services" }, "All services"),
     ),
   );
 }
@@ -63,15 +63,15 @@ export function noData(run) {
     "section",
     { class: "state" },
     h("h2", {}, "No data yet"),
-    h("p", {}, "The store has no metrics of services. They appear here, by themselves, with the first commit after spans came in."),
-    h("p", {}, http ? "Spans are taken at:" : "To see the pages with simulated traffic:"),
+    h("p", {}, "The store has no service metrics. They appear here automatically after the first commit."),
+    h("p", {}, http ? "To send spans:" : "To see the web UI with simulated traffic:"),
     h("pre", { tabindex: "0" }, lines),
   );
 }
 
 export function unknownPage(name) {
   return {
-    title: "No such page",
-    element: h("section", { class: "state" }, h("h2", {}, `There is no page “${name}”`), h("p", {}, h("a", { href: "#/services" }, "To the services"))),
+    title: "Page not found",
+    element: h("section", { class: "state" }, h("h2", {}, `There is no page “${name}”`), h("p", {}, h("a", { href: "#/services" }, "All services"))),
   };
 }

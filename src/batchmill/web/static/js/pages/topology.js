@@ -1,8 +1,8 @@
-// Who calls whom, as a picture and as a table.
+// The calls between services, as a map and as a table.
 
 import { get } from "../api.js";
 import { h, panel, setAttribute, setChildren, setText, svg } from "../dom.js";
-import { count, grade, ms, percent, plain, rate } from "../format.js";
+import { count, countOf, grade, ms, percent, plain, rate } from "../format.js";
 import { BOX, layered } from "../layout.js";
 import { controls, parameters, read, write } from "../range.js";
 import { serviceAddress } from "../route.js";
@@ -10,7 +10,7 @@ import { DataTable, link, number } from "../table.js";
 import { noData } from "./states.js";
 
 const MARGIN = 16;
-const MOST_BOXES = 80; // more than that nobody can follow; the table has all
+const MOST_BOXES = 80; // more are not readable; the table has all
 const ZOOMS = [0.4, 0.55, 0.7, 0.85, 1, 1.25, 1.6, 2];
 
 export function topology({ query, amend, run }) {
@@ -20,7 +20,7 @@ export function topology({ query, amend, run }) {
   const shown = h("span", { class: "shown", role: "status" });
   const body = h("div", { class: "page" });
   const element = h("div", { class: "page" }, h("div", { class: "head" }, h("h1", {}, "Topology"), shown, h("span", { class: "push" }), range.element), body);
-  const nothing = h("div", { class: "panel" }, h("p", { class: "empty" }, "No calls between services in this time. Choose a longer range, or wait for the next commit."));
+  const nothing = h("div", { class: "panel" }, h("p", { class: "empty" }, "No calls between services in this time range. Choose a longer range, or wait for the next commit."));
 
   function reads(from) {
     query = from;
@@ -40,7 +40,7 @@ export function topology({ query, amend, run }) {
     show(data) {
       const left = data.left_out ?? {};
       const more = (left.nodes ?? 0) + (left.edges ?? 0);
-      setText(shown, data.nodes.length ? `${count(data.nodes.length)} services, ${count(data.edges.length)} relations${more ? `; ${count(left.nodes ?? 0)} services and ${count(left.edges ?? 0)} relations with fewer calls are left out` : ""}` : "");
+      setText(shown, data.nodes.length ? `${countOf(data.nodes.length, "service")}, ${countOf(data.edges.length, "relation")}${more ? `; ${countOf(left.nodes ?? 0, "service")} and ${countOf(left.edges ?? 0, "relation")} with fewer calls not shown` : ""}` : "");
       if (!data.nodes.length) setChildren(body, [run.commit?.newest_minute === null ? noData(run) : nothing]);
       else {
         setChildren(body, [map.element, table.element]);
@@ -52,14 +52,14 @@ export function topology({ query, amend, run }) {
 }
 
 function picture(query) {
-  const drawing = svg("svg", { role: "group", "aria-label": "Map of services; the table below has the same" });
+  const drawing = svg("svg", { role: "group", "aria-label": "Map of services; the table below has the same data" });
   const frame = h("div", { class: "frame" }, drawing);
   const button = (label, text, act) => h("button", { type: "button", "aria-label": label, onclick: act }, text);
-  const zoom = h("div", { class: "zoom" }, button("Zoom out", "−", () => step(-1)), button("Zoom in", "+", () => step(1)), button("Fit", "Fit", () => fit()));
+  const zoom = h("div", { class: "zoom" }, button("Zoom out", "−", () => step(-1)), button("Zoom in", "+", () => step(1)), button("Fit to width", "Fit", () => fit()));
   const { element, note } = panel("Map", { id: "map" }, frame, keys());
   element.classList.add("map");
   element.firstChild.append(zoom);
-  let scale = null; // null: as large as fits
+  let scale = null; // null: fit to width
   let laid = null;
   let shape = "";
   let vertical = false;
@@ -76,21 +76,21 @@ function picture(query) {
   const narrow = () => frame.clientWidth < 620;
 
   function draw() {
-    const { nodes: found, edges: links } = latest;
+    const { nodes: services, edges: links } = latest;
     vertical = narrow();
-    // The same services in the same places, as long as they are the same.
-    const sorted = [...found].sort((a, b) => (a.id < b.id ? -1 : 1));
+    // Services keep their places as long as services and relations are the same.
+    const sorted = [...services].sort((a, b) => (a.id < b.id ? -1 : 1));
     const ties = [...links].sort((a, b) => (`${a.from} ${a.to}` < `${b.from} ${b.to}` ? -1 : 1));
-    const now = JSON.stringify([vertical, sorted.map((each) => each.id), ties.map((each) => [each.from, each.to])]);
+    const now = JSON.stringify([vertical, sorted.map(({ id }) => id), ties.map(({ from, to }) => [from, to])]);
     if (now !== shape) {
       shape = now;
       const made = layered(sorted, ties, vertical);
       const bends = new Map([...made.bends].map(([edge, points]) => [`${edge.from} ${edge.to}`, points]));
       laid = { ...made, bends };
     }
-    const busiest = Math.max(1, ...links.map((each) => each.cpm ?? 0));
-    forget(edges, new Set(ties.map((each) => `${each.from} ${each.to}`)));
-    forget(nodes, new Set(sorted.map((each) => each.id)));
+    const busiest = Math.max(1, ...links.map(({ cpm }) => cpm ?? 0));
+    forget(edges, new Set(ties.map(({ from, to }) => `${from} ${to}`)));
+    forget(nodes, new Set(sorted.map(({ id }) => id)));
     const wanted = [];
     for (const edge of ties) {
       if (!laid.places.has(edge.from) || !laid.places.has(edge.to)) continue;
@@ -128,7 +128,7 @@ function picture(query) {
 
   function step(by) {
     const now = scale ?? drawing.clientWidth / natural().width;
-    const next = by > 0 ? ZOOMS.find((each) => each > now + 0.01) : [...ZOOMS].reverse().find((each) => each < now - 0.01);
+    const next = by > 0 ? ZOOMS.find((zoom) => zoom > now + 0.01) : [...ZOOMS].reverse().find((zoom) => zoom < now - 0.01);
     scale = next ?? now;
     size();
   }
@@ -138,7 +138,7 @@ function picture(query) {
     size();
   }
 
-  // One service and whom it deals with, while it is pointed at or has the focus.
+  // Highlights a service with its callers and callees, while it is hovered or focused.
   function pick(id) {
     drawing.classList.toggle("picked", id !== null);
     for (const part of [...nodes.values(), ...edges.values()]) part.element.classList.remove("near");
@@ -158,8 +158,8 @@ function picture(query) {
     destroy: () => observer.disconnect(),
     show(data) {
       const shown = busiest(data.nodes);
-      const there = new Set(shown.map((each) => each.id));
-      latest = { nodes: shown, edges: data.edges.filter((each) => there.has(each.from) && there.has(each.to)) };
+      const shownIds = new Set(shown.map(({ id }) => id));
+      latest = { nodes: shown, edges: data.edges.filter(({ from, to }) => shownIds.has(from) && shownIds.has(to)) };
       setText(note, shown.length < data.nodes.length ? `the busiest ${count(shown.length)} of ${count(data.nodes.length)} services; the table has all of them` : "");
       draw();
     },
@@ -184,8 +184,8 @@ function nodePart({ id }, pick) {
       setAttribute(element, "href", href);
       for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(node.success) === level);
       setText(name, node.name.length > 19 ? `${node.name.slice(0, 18)}…` : node.name);
-      setText(figures, node.cpm === null ? "not observed itself" : `${plain(rate(node.cpm))}/min · ${plain(ms(node.avg))}`);
-      setText(title, node.cpm === null ? `${node.name}: known from its calls only` : `${node.name}: ${plain(rate(node.cpm))} calls/min, ${plain(ms(node.avg))} on average, ${plain(percent(node.success))} succeed`);
+      setText(figures, node.cpm === null ? "no own metrics" : `${plain(rate(node.cpm))}/min · ${plain(ms(node.avg))}`);
+      setText(title, node.cpm === null ? `${node.name}: known only from its relations` : `${node.name}: ${plain(rate(node.cpm))} calls/min, ${plain(ms(node.avg))} on average, ${plain(percent(node.success))} succeed`);
     },
   };
 }
@@ -218,7 +218,7 @@ function corners(laid, { from, to }, vertical) {
   const side = (at, far) =>
     vertical ? { x: at.x + BOX.width / 2, y: at.y + (far ? BOX.height : 0) } : { x: at.x + (far ? BOX.width : 0), y: at.y + BOX.height / 2 };
   const end = side(b, back);
-  // The line stops where the arrow's tip begins.
+  // The line ends where the arrow head begins.
   const step = back ? 7 : -7;
   const stop = vertical ? { x: end.x, y: end.y + step } : { x: end.x + step, y: end.y };
   const points = [side(a, !back), ...middle, stop];
@@ -250,14 +250,14 @@ function keys() {
   return h(
     "div",
     { class: "keys" },
-    h("span", {}, sample("good", "none"), "99 % succeed or more"),
+    h("span", {}, sample("good", "none"), "success rate 99 % or more"),
     h("span", {}, sample("warn", "9 4"), "95 % or more"),
     h("span", {}, sample("bad", "4 3"), "less than 95 %"),
-    h("span", {}, "The thicker, the more calls."),
+    h("span", {}, "Line width: number of calls"),
   );
 }
 
-// The picture can be moved with the mouse; scrolling does the same for everybody else.
+// Moves the map with the mouse; scrolling does the same without one.
 function drag(frame) {
   let from = null;
   frame.addEventListener("pointerdown", (event) => {
@@ -287,16 +287,16 @@ function callTable(query) {
     make: link((row) => ({ text: names.get(row[key]) ?? row[key], href: serviceAddress(row[key], query()) })),
   });
   const table = new DataTable({
-    caption: "Who calls whom",
-    columns: [end("from", "Caller"), end("to", "Called"), number("cpm", "Calls/min", rate), number("avg", "Average", ms), number("p99", "p99", ms), number("success", "Success", percent, grade)],
+    caption: "Calls between services",
+    columns: [end("from", "Caller"), end("to", "Callee"), number("cpm", "Calls/min", rate), number("avg", "Average", ms), number("p99", "p99", ms), number("success", "Success", percent, grade)],
     key: (row) => `${row.from} ${row.to}`,
     sort: { key: "cpm", order: "desc" },
   });
-  const { element } = panel("Who calls whom", { id: "calls" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who calls whom" }, table.element));
+  const { element } = panel("Calls between services", { id: "calls" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Calls between services" }, table.element));
   return {
     element,
     show(data) {
-      names = new Map(data.nodes.map((each) => [each.id, each.name]));
+      names = new Map(data.nodes.map(({ id, name }) => [id, name]));
       table.update(data.edges);
     },
   };

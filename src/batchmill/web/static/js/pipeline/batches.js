@@ -1,7 +1,7 @@
-// Micro-batches: a bar each, a colour for each phase, so that one sees where time goes.
+// Micro-batches: one bar per batch, one colour per phase.
 
 import { h, panel, setAttribute, setChildren, setText, svg } from "../dom.js";
-import { count, moment, plain, seconds, utc } from "../format.js";
+import { count, countOf, moment, plain, seconds, utc } from "../format.js";
 import { DataTable, figure } from "../table.js";
 
 const MOST = 60;
@@ -20,51 +20,51 @@ export function batches() {
   const scale = h("div", { class: "bars-frame" }, drawing, h("div", { class: "bars-scale", "aria-hidden": "true" }, top, middle, h("span", {}, "0")));
   const table = timesTable();
   const body = h("div", { class: "body" }, scale, legend);
-  const empty = h("p", { class: "empty" }, "No micro-batch yet: the first one comes when Spark has started and there is something to read.");
+  const empty = h("p", { class: "empty" }, "No micro-batch yet: the first one runs when Spark has started and there is input.");
   const shown = new Map();
   let last = "";
 
-  function draw(found) {
-    const phases = [...new Set(found.flatMap((each) => Object.keys(each.phases ?? {})))];
-    const most = ceiling(found.map((each) => each.seconds));
+  function draw(recent) {
+    const phases = [...new Set(recent.flatMap((batch) => Object.keys(batch.phases ?? {})))];
+    const most = ceiling(recent.map((batch) => batch.seconds));
     setText(top, plain(seconds(most)));
     setText(middle, plain(seconds(most / 2)));
-    const first = MOST - found.length;
-    const wanted = found.map((batch, index) => {
+    const first = MOST - recent.length;
+    const wanted = recent.map((batch, index) => {
       const bar = shown.get(batch.batch) ?? shown.set(batch.batch, svg("g", {}, svg("title"))).get(batch.batch);
       fillBar(bar, batch, phases, most, (first + index) * STEP);
       return bar;
     });
-    for (const key of [...shown.keys()]) if (!found.some((each) => each.batch === key)) shown.delete(key);
+    for (const key of [...shown.keys()]) if (!recent.some(({ batch }) => batch === key)) shown.delete(key);
     setChildren(drawing, wanted);
-    const newest = found.at(-1);
-    setAttribute(drawing, "aria-label", `The newest ${found.length} micro-batches; the newest took ${plain(seconds(newest.seconds))}`);
+    const newest = recent.at(-1);
+    setAttribute(drawing, "aria-label", `Durations of the newest ${countOf(recent.length, "micro-batch", "micro-batches")}; the last one took ${plain(seconds(newest.seconds))}`);
     legend.replaceChildren(
       ...phases.map((phase, index) =>
         h("li", {}, h("span", { class: `swatch phase-${(index % 8) + 1}` }), `${named(phase)} `, h("strong", {}, plain(seconds(newest.phases[phase] ?? 0)))),
       ),
     );
-    const cut = found.filter((each) => each.seconds > most);
-    const slowest = Math.max(...found.map((each) => each.seconds));
-    const average = found.reduce((sum, each) => sum + each.seconds, 0) / found.length;
-    setText(note, `newest ${plain(seconds(newest.seconds))}, on average ${plain(seconds(average))}; ${count(newest.rows)} rows in the newest${cut.length ? `; ${count(cut.length)} cut, up to ${plain(seconds(slowest))}` : ""}`);
-    table.show(found, phases);
+    const cut = recent.filter((batch) => batch.seconds > most);
+    const slowest = Math.max(...recent.map((batch) => batch.seconds));
+    const average = recent.reduce((sum, batch) => sum + batch.seconds, 0) / recent.length;
+    setText(note, `newest ${plain(seconds(newest.seconds))} (${countOf(newest.rows, "row")}), average ${plain(seconds(average))}${cut.length ? `; ${countOf(cut.length, "bar")} truncated, up to ${plain(seconds(slowest))}` : ""}`);
+    table.show(recent, phases);
   }
 
   return {
     element,
     show({ batches: all = [] }) {
-      const found = all.slice(-MOST);
-      const now = JSON.stringify(found.map((each) => [each.batch, each.at]));
-      setChildren(element, [element.firstChild, ...(found.length ? [body, table.element] : [empty])]);
-      if (found.length && now !== last) draw(found);
+      const recent = all.slice(-MOST);
+      const now = JSON.stringify(recent.map(({ batch, at }) => [batch, at]));
+      setChildren(element, [element.firstChild, ...(recent.length ? [body, table.element] : [empty])]);
+      if (recent.length && now !== last) draw(recent);
       last = now;
     },
   };
 }
 
 function fillBar(bar, batch, phases, most, x) {
-  setText(bar.firstChild, `№ ${batch.batch}, ${moment(batch.at, true)}: ${plain(seconds(batch.seconds))}, ${count(batch.rows)} rows\n${phases.map((each) => `${named(each)} ${plain(seconds(batch.phases[each] ?? 0))}`).join("\n")}`);
+  setText(bar.firstChild, `№ ${batch.batch}, ${moment(batch.at, true)}: ${plain(seconds(batch.seconds))}, ${countOf(batch.rows, "row")}\n${phases.map((phase) => `${named(phase)} ${plain(seconds(batch.phases[phase] ?? 0))}`).join("\n")}`);
   while (bar.childNodes.length > phases.length + 2) bar.lastChild.remove();
   while (bar.childNodes.length < phases.length + 2) bar.append(svg("rect"));
   const scale = HEIGHT / Math.max(most, batch.seconds);
@@ -79,7 +79,7 @@ function fillBar(bar, batch, phases, most, x) {
     setAttribute(part, "width", BAR);
     setAttribute(part, "height", height.toFixed(2));
   });
-  // A gap near its top: it would go on.
+  // A gap near the top shows that the bar is truncated.
   const gap = bar.lastChild;
   setAttribute(gap, "class", "gap");
   setAttribute(gap, "x", x);
@@ -88,7 +88,7 @@ function fillBar(bar, batch, phases, most, x) {
   setAttribute(gap, "height", batch.seconds > most ? 3 : 0);
 }
 
-// One batch that took very long, the first one say, is not to flatten all others.
+// The end of the scale. One very slow batch, such as the first one, must not flatten the others.
 function ceiling(times) {
   const sorted = [...times].sort((a, b) => a - b);
   const most = sorted.at(-1);
@@ -98,20 +98,20 @@ function ceiling(times) {
 
 function nice(most) {
   const unit = 10 ** Math.floor(Math.log10(most));
-  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((each) => each * unit).find((each) => each >= most);
+  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((factor) => factor * unit).find((end) => end >= most);
 }
 
 function timesTable() {
   let columns = "";
   let table = null;
   const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Micro-batches" });
-  const element = h("details", { class: "values" }, h("summary", {}, "The batches as a table"), scroll);
+  const element = h("details", { class: "values" }, h("summary", {}, "Batches as a table"), scroll);
   let latest = [];
   element.addEventListener("toggle", () => element.open && table?.update(latest));
   return {
     element,
-    show(found, phases) {
-      latest = [...found].reverse();
+    show(recent, phases) {
+      latest = [...recent].reverse();
       if (phases.join() !== columns) {
         columns = phases.join();
         table = new DataTable({
@@ -119,10 +119,10 @@ function timesTable() {
           key: (row) => row.batch,
           columns: [
             { key: "batch", label: "Batch", header: true, make: (cell) => (row) => setText(cell, `№ ${count(row.batch)}`) },
-            { key: "at", label: "Through at", make: (cell) => (row) => { setText(cell, moment(row.at, true)); cell.title = utc(row.at); } },
+            { key: "at", label: "Finished", make: (cell) => (row) => { setText(cell, moment(row.at, true)); cell.title = utc(row.at); } },
             { key: "rows", label: "Rows", numeric: true, make: figure((row) => [count(row.rows), ""]) },
-            { key: "seconds", label: "Took", numeric: true, make: figure((row) => seconds(row.seconds)) },
-            ...phases.map((each) => ({ key: each, label: named(each), numeric: true, make: figure((row) => seconds(row.phases[each] ?? 0)) })),
+            { key: "seconds", label: "Duration", numeric: true, make: figure((row) => seconds(row.seconds)) },
+            ...phases.map((phase) => ({ key: phase, label: named(phase), numeric: true, make: figure((row) => seconds(row.phases[phase] ?? 0)) })),
           ],
         });
         scroll.replaceChildren(table.element);

@@ -1,7 +1,7 @@
-// Queues: how full each partition is, how busy each drain thread, what the balancer moved.
+// Queues: depth of each partition, load of each drain thread, moves of the balancer.
 
 import { h, panel, setAttribute, setChildren, setText } from "../dom.js";
-import { count } from "../format.js";
+import { count, countOf } from "../format.js";
 
 const share = (depth, capacity) => (capacity ? depth / capacity : depth ? 1 : 0);
 const heat = (fill) => (fill <= 0 ? 0 : fill < 0.25 ? 1 : fill < 0.5 ? 2 : fill < 0.8 ? 3 : 4);
@@ -10,16 +10,16 @@ const percent = (fill) => `${fill > 0 && fill < 0.01 ? "<1" : Math.round(fill * 
 export function queues() {
   const { element, note } = panel("Queues and drain threads", { id: "queues" });
   const list = h("div", { class: "queues body" });
-  const empty = h("p", { class: "empty" }, "No process tells of a queue: ingest does not run, or has just started.");
+  const empty = h("p", { class: "empty" }, "No process reports a queue: ingest does not run, or has just started.");
   const known = new Map();
   return {
     element,
-    show({ queues: found = [] }) {
-      setText(note, found.length ? "each cell is a partition: the stronger its colour, the fuller" : "");
-      const wanted = found.map((each) => {
-        const key = `${each.process} ${each.name}`;
+    show({ queues: reported = [] }) {
+      setText(note, reported.length ? "one cell per partition; a stronger colour means fuller" : "");
+      const wanted = reported.map((queue) => {
+        const key = `${queue.process} ${queue.name}`;
         const card = known.get(key) ?? known.set(key, queueCard()).get(key);
-        card.update(each);
+        card.update(queue);
         return card.element;
       });
       setChildren(list, wanted);
@@ -50,18 +50,18 @@ function queueCard() {
       setText(where, `${queue.kind === "batcher" ? "micro-batcher" : "queue"} of ${queue.process}`);
       setText(depth, count(queue.depth));
       setText(room, queue.capacity ? ` of ${count(queue.capacity)}${unit}` : unit);
-      const fills = (queue.partitions ?? []).map((each) => share(each.depth, each.capacity));
+      const fills = (queue.partitions ?? []).map((partition) => share(partition.depth, partition.capacity));
       grow(cells, row, fills.length, () => h("span", { class: "cell" }));
       fills.forEach((fill, index) => {
         const { depth: now, capacity } = queue.partitions[index];
         setAttribute(cells[index], "data-heat", heat(fill));
-        // One alone is a bar: there is nothing to compare it with.
+        // A single partition is a bar: there are no others to compare it with.
         cells[index].style.width = fills.length === 1 ? `${Math.max(fill > 0 ? 0.5 : 0, Math.min(1, fill) * 100)}%` : "";
-        setAttribute(cells[index], "title", `Partition ${index}: ${count(now)} of ${capacity ? count(capacity) : "any number"}`);
+        setAttribute(cells[index], "title", `Partition ${index}: ${count(now)}${capacity ? ` of ${count(capacity)}` : ", unbounded"}`);
       });
       element.classList.toggle("single", fills.length === 1);
-      const used = fills.filter((each) => each > 0).length;
-      setAttribute(row, "aria-label", `${count(fills.length)} partitions, ${count(used)} in use, the fullest ${percent(Math.max(0, ...fills))}`);
+      const used = fills.filter((fill) => fill > 0).length;
+      setAttribute(row, "aria-label", `${countOf(fills.length, "partition")}, ${count(used)} in use, the fullest ${percent(Math.max(0, ...fills))}`);
       grow(bars, threads, (queue.threads ?? []).length, () => {
         const label = h("span");
         const bar = h("span", { class: "bar", "aria-hidden": "true" }, h("span"));
@@ -74,14 +74,14 @@ function queueCard() {
           bar.firstChild.style.width = `${Math.round(Math.min(1, busy) * 100)}%`;
         } });
       });
-      (queue.threads ?? []).forEach((each, index) => bars[index].update(each));
+      (queue.threads ?? []).forEach((thread, index) => bars[index].update(thread));
       const rejected = Object.entries(queue.rejected ?? {}).filter(([, n]) => n);
-      setText(figures, `${count(queue.accepted)} accepted${rejected.length ? `, turned away: ${rejected.map(([why, n]) => `${count(n)} ${why}`).join(", ")}` : ", none turned away"}`);
+      setText(figures, `${count(queue.accepted)} accepted${rejected.length ? `, refused: ${rejected.map(([why, n]) => `${count(n)} ${why}`).join(", ")}` : ", none refused"}`);
       const last = queue.last_moves ?? [];
       details.hidden = !queue.moves;
-      setText(moved, `${count(queue.moves)} ${queue.moves === 1 ? "move" : "moves"} by the balancer${last[0] ? `; last: ${last[0]} (UTC)` : ""}`);
+      setText(moved, `${countOf(queue.moves, "move")} by the balancer${last[0] ? `; last: ${last[0]} (UTC)` : ""}`);
       setChildren(moves, []);
-      moves.append(...last.map((each) => h("li", {}, each)));
+      moves.append(...last.map((move) => h("li", {}, move)));
     },
   };
 }

@@ -1,12 +1,12 @@
-// How quickly counters grow, from one look to the next.
+// Rates of counters, from samples of the status.
 
 const KEEP_S = 180;
 
 export class Rates {
-  #looks = [];
+  #samples = [];
 
-  // What a run tells of itself.
-  look({ at, ingest = {}, pipeline = {} }) {
+  // Adds a sample from the status of a run.
+  record({ at, ingest = {}, pipeline = {} }) {
     this.add(at, {
       received: ingest.received_spans ?? 0,
       requests: Object.values(ingest.requests ?? {}).reduce((a, b) => a + b, 0),
@@ -14,32 +14,32 @@ export class Rates {
     });
   }
 
-  // A counter that went back was started again: what was seen before says nothing any more.
+  // A counter that decreased was restarted: older samples are useless.
   add(at, counters) {
-    const last = this.#looks.at(-1);
+    const last = this.#samples.at(-1);
     if (last && at <= last.at) return;
-    if (last && Object.entries(counters).some(([name, n]) => n < last.counters[name])) this.#looks = [];
-    this.#looks.push({ at, counters });
-    while (at - this.#looks[0].at > KEEP_S) this.#looks.shift();
+    if (last && Object.entries(counters).some(([name, n]) => n < last.counters[name])) this.#samples = [];
+    this.#samples.push({ at, counters });
+    while (at - this.#samples[0].at > KEEP_S) this.#samples.shift();
   }
 
-  // Per second, over about the last `window` seconds; null: too early to tell.
+  // Per second, over about the last `window` seconds; null if there are too few samples.
   of(name, window) {
-    const last = this.#looks.at(-1);
-    const first = this.#looks.find((each) => last.at - each.at <= window);
+    const last = this.#samples.at(-1);
+    const first = this.#samples.find((sample) => last.at - sample.at <= window);
     if (!first || last.at - first.at < 0.5) return null;
     return (last.counters[name] - first.counters[name]) / (last.at - first.at);
   }
 
-  // [times, rates of each name], each over a few looks: what comes in bursts is not to look like a saw.
+  // [times, rates of each name], smoothed over `window` seconds, because batches come in bursts.
   lines(windows) {
-    const times = this.#looks.map((each) => each.at);
+    const times = this.#samples.map((sample) => sample.at);
     const series = Object.entries(windows).map(([name, window]) => {
       let begin = 0;
-      return this.#looks.map((each, index) => {
-        while (each.at - this.#looks[begin].at > window) begin += 1;
-        const first = this.#looks[begin];
-        return index === begin ? null : Math.max(0, (each.counters[name] - first.counters[name]) / (each.at - first.at));
+      return this.#samples.map((sample, index) => {
+        while (sample.at - this.#samples[begin].at > window) begin += 1;
+        const first = this.#samples[begin];
+        return index === begin ? null : Math.max(0, (sample.counters[name] - first.counters[name]) / (sample.at - first.at));
       });
     });
     return [times, series];

@@ -1,4 +1,4 @@
-// The depths that make the level, each on a scale with where its levels begin.
+// The measures behind the level, each on a scale with its thresholds.
 
 import { h, panel, setChildren, setText } from "../dom.js";
 import { bytes, count, plain } from "../format.js";
@@ -8,16 +8,16 @@ const MARKS = [["warning", "warning"], ["critical", "critical"], ["critical_plus
 export function thresholds() {
   const { element, note } = panel("Thresholds", { id: "thresholds" });
   const list = h("div", { class: "body gauges" });
-  const empty = h("p", { class: "empty" }, "Ingest has not told of its thresholds.");
+  const empty = h("p", { class: "empty" }, "Ingest has not reported its thresholds.");
   const known = new Map();
   return {
     element,
     show(state) {
-      const found = state.thresholds?.measures ?? [];
-      setText(note, state.thresholds ? `level in force: ${state.thresholds.level.replace("_", " ")}` : "");
-      const wanted = found.map((each) => {
-        const gauge = known.get(each.name) ?? known.set(each.name, gaugeOf()).get(each.name);
-        gauge.update(each);
+      const measures = state.thresholds?.measures ?? [];
+      setText(note, state.thresholds ? `current level: ${state.thresholds.level.replace("_", " ")}` : "");
+      const wanted = measures.map((measure) => {
+        const gauge = known.get(measure.name) ?? known.set(measure.name, gaugeOf()).get(measure.name);
+        gauge.update(measure);
         return gauge.element;
       });
       setChildren(list, wanted);
@@ -38,7 +38,7 @@ function gaugeOf() {
     update(measure) {
       const form = measure.name.includes("bytes") ? (n) => plain(bytes(n)) : count;
       const most = Math.max(measure.critical_plus, measure.value) * 1.06 || 1;
-      setText(name, measure.name.replace(/^./, (each) => each.toUpperCase()));
+      setText(name, measure.name.replace(/^./, (first) => first.toUpperCase()));
       setText(value, form(measure.value));
       const level = measure.value >= measure.critical ? "bad" : measure.value >= measure.warning ? "warn" : "good";
       fill.className = `fill ${level}`;

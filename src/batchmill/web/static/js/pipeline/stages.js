@@ -1,26 +1,26 @@
-// The road an event takes, as stations with live numbers, and the way back: backpressure.
+// The stages that an event passes, with live numbers, and backpressure in the other direction.
 
 import { h, setAttribute, setText, svg } from "../dom.js";
 import { ago, bytes, count, plain, rate, seconds, short } from "../format.js";
 
 const LEVELS = {
   NORMAL: ["good", "Senders are not slowed down."],
-  WARNING: ["warn", "It fills up; senders are not slowed down yet."],
-  CRITICAL: ["bad", "Senders are told to wait: 503 with Retry-After."],
-  CRITICAL_PLUS: ["bad", "Nothing is taken: 503 with Retry-After."],
+  WARNING: ["warn", "Filling up; senders are not slowed down yet."],
+  CRITICAL: ["bad", "Senders must wait: 503 with Retry-After."],
+  CRITICAL_PLUS: ["bad", "Requests are refused before their body is read: 503 with Retry-After."],
 };
 const STATES = { running: "good", starting: "warn", stopping: "warn", waiting: "warn", failed: "bad" };
 
-export function road() {
-  const stations = {
-    ingest: station("Ingest", "OTLP over HTTP and gRPC"),
-    queue: station("Queue", "in memory, bounded"),
-    spool: station("Spool", "Parquet segments on disk"),
-    spark: station("Spark", "L1, L2, top-N"),
-    store: station("Store", "merged, exactly once"),
-    export: station("Export", "to others"),
+export function stages() {
+  const parts = {
+    ingest: stage("Ingest", "OTLP over HTTP and gRPC"),
+    queue: stage("Queue", "in memory, bounded"),
+    spool: stage("Spool", "Parquet segments on disk"),
+    spark: stage("Spark", "L1, L2, top-N"),
+    store: stage("Store", "merged, exactly once"),
+    export: stage("Export", "to other systems"),
   };
-  const list = h("ol", { class: "road" }, ...Object.values(stations).map((each) => each.element));
+  const list = h("ol", { class: "stages" }, ...Object.values(parts).map((stage) => stage.element));
   const level = h("strong");
   const meaning = h("span");
   const back = h(
@@ -31,30 +31,30 @@ export function road() {
   );
 
   return {
-    element: h("div", { class: "road-frame" }, list, back),
+    element: h("div", { class: "stages-frame" }, list, back),
     show(state, rates) {
       const { ingest = {}, pipeline = {}, processes = {} } = state;
-      const told = Object.keys(ingest).length > 0;
-      const topic = (state.queues ?? []).find((each) => each.name === "topic");
+      const reported = Object.keys(ingest).length > 0;
+      const topic = (state.queues ?? []).find((queue) => queue.name === "topic");
 
-      stations.ingest.show(processes.ingest?.state, perSecond(rates.of("received", 5)), "spans/s received", [
-        ["Requests", told ? `${plain(rate(rates.of("requests", 5)))}/s` : "–"],
+      parts.ingest.show(processes.ingest?.state, perSecond(rates.of("received", 5)), "spans/s received", [
+        ["Requests", reported ? `${plain(rate(rates.of("requests", 5)))}/s` : "–"],
         ["Acknowledged", short(ingest.acknowledged_spans)],
-        ["Under way", count(ingest.requests_under_way)],
+        ["In progress", count(ingest.requests_under_way)],
       ], rates.of("received", 5));
 
-      const sink = (state.queues ?? []).find((each) => each.process === "ingest" && each.unit === "spans");
-      stations.queue.show(processes.ingest?.state, short(state.queue_rows), "spans wait", [
-        ["Room for", sink?.capacity ? short(sink.capacity) : "–"],
-        ["Taken", sink ? short(sink.accepted) : "–"],
-        ["Turned away", sink ? short(total(sink.rejected)) : "–"],
+      const sink = (state.queues ?? []).find((queue) => queue.process === "ingest" && queue.unit === "spans");
+      parts.queue.show(processes.ingest?.state, short(state.queue_rows), "waiting spans", [
+        ["Capacity", sink?.capacity ? short(sink.capacity) : "–"],
+        ["Accepted", sink ? short(sink.accepted) : "–"],
+        ["Refused", sink ? short(total(sink.rejected)) : "–"],
       ], rates.of("received", 5));
 
       if (topic) {
-        stations.spool.rename("Kafka topic", "replicated by the brokers");
-        stations.spool.show(null, count(pipeline.unread_segments), "messages unread", [["Lag", plain(seconds(pipeline.lag_s))]], rates.of("counted", 30));
+        parts.spool.rename("Kafka topic", "replicated by the brokers");
+        parts.spool.show(null, count(pipeline.unread_segments), "messages unread", [["Lag", plain(seconds(pipeline.lag_s))]], rates.of("counted", 30));
       } else {
-        stations.spool.show(null, plain(bytes(state.spool?.bytes)), "wait to be read", [
+        parts.spool.show(null, plain(bytes(state.spool?.bytes)), "unread", [
           ["Segments", count(state.spool?.segments)],
           ["Oldest", plain(seconds(state.lag_s))],
           ["Disk free", plain(bytes(state.thresholds?.free_bytes))],
@@ -62,33 +62,33 @@ export function road() {
       }
 
       const newest = state.batches?.at(-1);
-      stations.spark.show(processes.pipeline?.state, newest ? plain(seconds(newest.seconds)) : "–", "newest micro-batch", [
+      parts.spark.show(processes.pipeline?.state, newest ? plain(seconds(newest.seconds)) : "–", "newest micro-batch", [
         ["Batch", state.last_batch === null || state.last_batch === undefined ? "none yet" : `№ ${count(state.last_batch)}`],
         ["Rows in it", newest ? count(newest.rows) : "–"],
         ["Lag", plain(seconds(topic ? pipeline.lag_s : state.lag_s))],
       ], rates.of("counted", 30));
 
-      stations.store.show(null, perSecond(rates.of("counted", 30)), "spans/s counted", [
+      parts.store.show(null, perSecond(rates.of("counted", 30)), "spans/s counted", [
         ["Spans", short(pipeline.spans)],
         ["Rows", short(pipeline.rows)],
         ["Commit", state.committed_at ? ago(state.at - state.committed_at) : "none yet"],
       ], Object.keys(state.exports ?? {}).length ? rates.of("counted", 30) : 0);
 
       const exports = Object.entries(state.exports ?? {});
-      const sent = exports.reduce((sum, [, each]) => sum + (each.sent_values ?? each.scrapes ?? 0), 0);
-      const failing = exports.filter(([, each]) => each.failing);
-      stations.export.show(
+      const sent = exports.reduce((sum, [, exporter]) => sum + (exporter.sent_values ?? exporter.scrapes ?? 0), 0);
+      const failing = exports.filter(([, exporter]) => exporter.failing);
+      parts.export.show(
         exports.length ? worst(exports.map(([name]) => processes[name]?.state)) : null,
         exports.length ? short(sent) : "None",
-        exports.length ? "values sent" : "is set up",
+        exports.length ? "values sent" : "configured",
         exports.length ? [["Exporters", count(exports.length)], ["Failing", failing.length ? count(failing.length) : "none"]] : [],
         0,
       );
 
       const name = state.thresholds?.level ?? ingest.level;
-      const [grade, text] = LEVELS[name] ?? ["", told ? "" : "Ingest has not told yet."];
+      const [grade, text] = LEVELS[name] ?? ["", reported ? "" : "Ingest has not reported yet."];
       setAttribute(back, "data-level", grade);
-      setText(level, name ? name.replace("_", " ") : "not known");
+      setText(level, name ? name.replace("_", " ") : "unknown");
       setText(meaning, state.thresholds?.why && grade !== "good" ? `${text} ${state.thresholds.why}` : text);
     },
   };
@@ -99,10 +99,10 @@ const perSecond = (n) => (n === null ? "–" : plain(rate(n)));
 
 function worst(states) {
   const order = ["failed", "stopped", "waiting", "starting", "stopping", "running"];
-  return order.find((each) => states.includes(each)) ?? states[0] ?? null;
+  return order.find((state) => states.includes(state)) ?? states[0] ?? null;
 }
 
-function station(name, what) {
+function stage(name, what) {
   const title = h("h3", {}, name);
   const sub = h("span", { class: "what" }, what);
   const dot = h("span", { class: "dot" });
@@ -110,7 +110,7 @@ function station(name, what) {
   const value = h("span", { class: "value" });
   const unit = h("span", { class: "of" });
   const facts = h("dl");
-  const element = h("li", { class: "station" }, h("div", { class: "station-head" }, title, h("span", { class: "is" }, dot, state)), sub, h("p", { class: "big" }, value, unit), facts);
+  const element = h("li", { class: "stage" }, h("div", { class: "stage-head" }, title, h("span", { class: "is" }, dot, state)), sub, h("p", { class: "big" }, value, unit), facts);
   let rows = [];
   return {
     element,
