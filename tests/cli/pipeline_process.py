@@ -2,7 +2,8 @@
 
 ``python -m tests.cli.pipeline_process`` prints ``ready`` and reads lines with a JSON list of
 arguments from its standard input. It runs that command, and prints ``exit CODE`` after the
-command's output. Before each commit it prints ``commit N begin``.
+command's output. If the list begins with ``hold``, the first commit prints ``commit N begin`` and
+waits for another line.
 """
 
 from __future__ import annotations
@@ -20,19 +21,26 @@ from tests.kit.pipelines import QUICK_SPARK
 
 
 def run() -> None:
-    """Run what is asked for until nothing more is."""
+    """Run the commands that standard input names, until it ends."""
     session = build_session("local[2]", conf=QUICK_SPARK)
     commit: Any = Store.commit
+    holds: list[str] = []
 
     def marked(self: Store, batch: Batch) -> CommitResult:
-        say(f"commit {batch.number} begin")
+        if holds:
+            holds.clear()
+            say(f"commit {batch.number} begin")
+            sys.stdin.readline()
         result: CommitResult = commit(self, batch)
         return result
 
     say("ready")
     with mock.patch.object(Store, "commit", marked):
-        for line in sys.stdin:
-            sys.argv = ["batchmill", *json.loads(line)]
+        while line := sys.stdin.readline():
+            arguments = json.loads(line)
+            if arguments[0] == "hold":
+                holds.append(arguments.pop(0))
+            sys.argv = ["batchmill", *arguments]
             say(f"exit {main()}")
     session.stop()
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -16,26 +14,16 @@ import pytest
 
 from batchmill.files import read_json
 from batchmill.store import open_store
-from tests.kit.processes import wait_for_json
+from tests.kit.processes import Life, wait_for_json
 from tests.kit.prometheus_pages import after, expected, last_minutes, metrics_of, parsed, receiving
 from tests.kit.stores import Measurement, Writer
-from tests.kit.threads import WAIT_S, until
+from tests.kit.threads import PATIENCE_S, until
 
 
-@contextmanager
-def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command, running; killed at the end if it still is."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "batchmill", "export", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def export(folder: Path, *arguments: str) -> Life:
+    """The command, started; its errors go to a file in ``folder``."""
+    command = [sys.executable, "-m", "batchmill", "export", *arguments]
+    return Life(command, folder / "errors", os.environ)
 
 
 @pytest.fixture
@@ -52,16 +40,16 @@ def test_it_serves_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
     """It says where the page is, asks for the token, and ends in order at SIGTERM."""
     (tmp_path / "token").write_text("s3cret\n")
     given = ("--to", "prometheus://127.0.0.1:0", "--token-file", str(tmp_path / "token"))
-    with command("--store", url, *given) as process:
-        assert process.stdout is not None
-        address = re.search(r"http://127.0.0.1:\d+/metrics", process.stdout.readline())
+    with export(tmp_path, "--store", url, *given) as process:
+        process.must_hear(r".*http://127.0.0.1:\d+/metrics.*")
+        address = re.search(r"http://127.0.0.1:\d+/metrics", process.lines[-1])
         assert address is not None
         request = Request(address[0], headers={"Authorization": "Bearer s3cret"})
-        with urlopen(request, timeout=WAIT_S) as response:
+        with urlopen(request, timeout=PATIENCE_S) as response:
             page = response.read().decode()
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=WAIT_S)
-        assert (process.returncode, errors) == (0, "")
+        os.kill(process.pid, signal.SIGTERM)
+        process.end(0)
+        assert (tmp_path / "errors").read_text() == ""
     with open_store(url) as store:
         minute = min(each.bucket for each in store.values("calls"))
         assert metrics_of(parsed(page)) == expected(store, minute)
@@ -72,17 +60,17 @@ def test_it_writes_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
     position, status = tmp_path / "position.json", tmp_path / "status.json"
     given = ["--store", url, "--position", str(position), "--status", str(status)]
     given += ["--header", "X-Scope-OrgID=shop"]
-    with receiving() as receiver, command(*given, "--to", receiver.url) as process:
+    with receiving() as receiver, export(tmp_path, *given, "--to", receiver.url) as process:
         wait_for_json(position)
         wait_for_json(status, "sent_values")
-        process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=WAIT_S)
+        os.kill(process.pid, signal.SIGINT)
+        process.end(0)
         count = len(receiver.samples())
         assert receiver.requests[0][1]["X-Scope-OrgID"] == "shop"
     told = json.loads(status.read_text())
     assert (told["state"], told["sent_values"], told["dropped"]) == ("ended", count, {})
-    assert (process.returncode, errors) == (0, "")
-    assert f"ended: {count} samples sent, of 1 minute" in said
+    assert (tmp_path / "errors").read_text() == ""
+    assert f"ended: {count} samples sent, of 1 minute" in "\n".join(process.lines)
     with open_store(url) as store:
         first = min(each.bucket for each in store.values("calls"))
         assert json.loads(position.read_text()) == {
@@ -104,12 +92,10 @@ def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
         given = ("--store", url, "--to", receiver.url, "--position", str(position), "--late", "0")
         rows = Writer(store)
         rows.write(*(Measurement(5, minute=each) for each in minutes[:3]))
-        with command(*given) as process:
+        with export(tmp_path, *given):
             until(lambda: reached(minutes[1]))
-            process.kill()
-            process.communicate(timeout=WAIT_S)
         rows.write(*(Measurement(5, minute=each) for each in minutes[3:]))
-        with command(*given):
+        with export(tmp_path, *given):
             until(lambda: reached(minutes[4]))
         times = [at_ms for _, _, at_ms in receiver.samples()]
     assert sorted(set(times)) == [after(each) * 1000 for each in minutes[1:5]]
@@ -120,9 +106,8 @@ def test_it_waits_for_a_store(tmp_path: Path) -> None:
     """Started before the pipeline, remote write waits until there is a store."""
     url, position = f"sqlite:///{tmp_path}/store.db", tmp_path / "position.json"
     given = ("--store", url, "--position", str(position))
-    with receiving() as receiver, command(*given, "--to", receiver.url) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("waiting for the pipeline: there is no store")
+    with receiving() as receiver, export(tmp_path, *given, "--to", receiver.url) as process:
+        process.must_hear("waiting for the pipeline: there is no store.*")
         with open_store(url) as store:
             first, second = last_minutes(2)
             Writer(store).write(Measurement(30, minute=first), Measurement(70, minute=second))
@@ -138,10 +123,10 @@ def test_it_waits_for_a_store(tmp_path: Path) -> None:
         (["--to", "remote+http://:1"], "remote+http://host:port/path"),
     ],
 )
-def test_what_is_wrong_is_said(url: str, given: list[str], why: str) -> None:
+def test_what_is_wrong_is_said(url: str, tmp_path: Path, given: list[str], why: str) -> None:
     """An address that will not do ends the command with a line that says what would."""
-    with command("--store", url, *given) as process:
-        _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 2
+    with export(tmp_path, "--store", url, *given) as process:
+        process.end(2)
+    errors = (tmp_path / "errors").read_text()
     assert why in errors
     assert "Traceback" not in errors

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from batchmill.demo import INSTANCES, LastWords, Sender, SentSpans, Shop, make_exporter, plan
 from tests.kit.otlp_receivers import TraceReceiver, Verdict, spans_of
+from tests.kit.threads import PATIENCE_S, until
 
 DEMO = """
 import signal, sys
@@ -149,9 +149,9 @@ def test_interrupt_ends_early_with_a_true_balance(number: signal.Signals) -> Non
             text=True,
         ) as demo,
     ):
-        assert receiver.arrived.wait(60)
+        assert receiver.arrived.wait(PATIENCE_S)
         demo.send_signal(number)
-        out, _ = demo.communicate(timeout=60)
+        out, _ = demo.communicate(timeout=PATIENCE_S)
         spans = receiver.spans()
     balance = json.loads(out)
     assert demo.returncode == 0
@@ -173,12 +173,12 @@ def test_second_interrupt_leaves_the_rest_and_says_how_much() -> None:
             text=True,
         ) as demo,
     ):
-        assert receiver.arrived.wait(60)
+        assert receiver.arrived.wait(PATIENCE_S)
         demo.send_signal(signal.SIGINT)
         assert demo.stderr is not None
         assert any("Ctrl-C again" in line for line in demo.stderr)
         demo.send_signal(signal.SIGINT)
-        out, _ = demo.communicate(timeout=60)
+        out, _ = demo.communicate(timeout=PATIENCE_S)
     balance = json.loads(out)
     assert demo.returncode == 130
     assert balance["failed"] == balance["sent"] > balance["acknowledged"] == 0
@@ -267,15 +267,16 @@ class Slow(SpanExporter):
         self.most = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        assert self.ready.wait(60)
-        assert self.sender is not None
-        while True:
-            counts = self.sender.counts()
-            if counts.failed >= min(self.bound, self.total - counts.acknowledged):
-                break
-            time.sleep(0.001)
-        self.most = max(self.most, counts.failed)
+        assert self.ready.wait(PATIENCE_S)
+        self.most = max(self.most, until(self._waiting_spans))
         return SpanExportResult.SUCCESS
+
+    def _waiting_spans(self) -> int:
+        """How many spans wait, once the bound is reached or all are there; 0 until then."""
+        assert self.sender is not None
+        counts = self.sender.counts()
+        reached = counts.failed >= min(self.bound, self.total - counts.acknowledged)
+        return counts.failed if reached else 0
 
 
 def test_memory_is_bounded_by_making_the_shop_wait() -> None:
@@ -362,7 +363,7 @@ def run_demo(
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.paths import ROOT
+from tests.kit.threads import PATIENCE_S
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -37,7 +38,7 @@ def test_an_example_prints_what_it_says(example: Path) -> None:
         [sys.executable, "-W", "error", str(example)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, promised(example), "")

@@ -18,6 +18,7 @@ from examples.queue_demo import demo
 from examples.queue_demo.view import Meter, Snapshot
 from tests.examples.kit import NAMES, queue
 from tests.kit.paths import ROOT
+from tests.kit.threads import PATIENCE_S
 
 WITHOUT_RICH = """
 import sys
@@ -112,7 +113,7 @@ def test_ctrl_c_ends_the_queues_early_with_its_account() -> None:
             if " s  L1 " in line:  # the first second is over
                 break
         queues.send_signal(signal.SIGINT)
-        out, err = queues.communicate(timeout=60)
+        out, err = queues.communicate(timeout=PATIENCE_S)
     assert (queues.returncode, err) == (0, "")
     assert "Ended by Ctrl-C" in out
     assert out.count("✓") == len(NAMES) + 1
@@ -121,7 +122,7 @@ def test_ctrl_c_ends_the_queues_early_with_its_account() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
 def test_demo_in_a_terminal_redraws_in_place() -> None:
     """In a terminal the view moves the cursor up and draws over itself; the account follows."""
-    shown = in_a_terminal("--seconds", "1")
+    shown = in_a_terminal("--seconds", "2")
     assert "\x1b[1A" in shown
     assert shown.count("✓") == len(NAMES) + 2  # end to end, and the orders of the second part
 
@@ -129,7 +130,7 @@ def test_demo_in_a_terminal_redraws_in_place() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
 def test_demo_in_a_dumb_terminal_writes_lines() -> None:
     """A terminal that cannot move its cursor gets what a pipe gets."""
-    shown = in_a_terminal("--seconds", "1", TERM="dumb")
+    shown = in_a_terminal("--seconds", "2", TERM="dumb")
     assert "\x1b" not in shown
     assert " s  L1 " in shown
 
@@ -196,7 +197,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -228,5 +229,5 @@ def in_a_terminal(*arguments: str, TERM: str = "xterm-256color") -> str:  # noqa
         pass
     finally:
         os.close(ours)
-    assert queues.wait(timeout=60) == 0, written.decode()
+    assert queues.wait(timeout=PATIENCE_S) == 0, written.decode()
     return written.decode()

@@ -53,13 +53,14 @@ def test_a_run_starts_and_ends_its_exporter(tmp_path: Path) -> None:
     target = "otlp+grpc://127.0.0.1:1"
     given = [sys.executable, "-m", "tests.run.run_process", "--no-web", f"--home={home.folder}"]
     with Life([*given, f"--export-to={target}"], tmp_path / "errors", os.environ) as process:
-        wait_for_json(home.export("export"), "pid")
-        processes = wait_for_json(home.supervisor, "processes")
-        assert list(processes) == ["ingest", "pipeline", "export"]
+        waiting = "waiting for the pipeline"
+        until(lambda: wait_for_json(home.export("export"))["state"] == waiting)
+        names = ["ingest", "pipeline", "export"]
+        until(lambda: list(wait_for_json(home.supervisor, "processes")) == names)
         asked = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
         answer = subprocess.run(asked, capture_output=True, text=True, check=False)
         told = json.loads(answer.stdout)["exports"]["export"]
-        assert (told["target"], told["state"]) == (target, "waiting for the pipeline")
+        assert (told["target"], told["state"]) == (target, waiting)
         os.kill(process.pid, signal.SIGTERM)
         process.end(0)
     assert (read_json(home.supervisor) or {})["processes"]["export"]["exit"] == "exit code 0"

@@ -102,12 +102,13 @@ def test_status_tells_of_a_run(home: Home) -> None:
     status = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
     log = home.folder.parent / "status"
     with run(home) as life:
+        pages = pages_of(life)
+        until(lambda: asked_for(f"{pages}/api/v1/pipeline")["health"] == "healthy")
         pids = [running_pid(home.supervisor, name) for name in ("ingest", "pipeline", "web")]
-        asked = Life(status, log, os.environ)
-        asked.end(0)
+        with Life(status, log, os.environ) as asked:
+            asked.end(0)
         found = json.loads(asked.lines[0])
         assert [process["pid"] for process in found["processes"].values()] == pids
-        pages = pages_of(life)
         shown = asked_for(f"{pages}/api/v1/pipeline")
         assert (shown["health"], shown["web"]) == ("healthy", pages)
         assert [each["process"] for each in shown["queues"]] == ["ingest"]

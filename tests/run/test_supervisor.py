@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from batchmill.run.supervisor import (
     exit_text,
 )
 from tests.kit.processes import Life
+from tests.kit.threads import until
 
 POLICY = RestartPolicy(initial_s=1.0, max_s=5.0, multiplier=2.0, stable_s=30.0, failed_starts=3)
 KILLED = Death(-signal.SIGKILL, 4.0)
@@ -146,19 +146,13 @@ def pids(life: Life) -> list[int]:
     return [int(each) for each in last.split()[1:]]
 
 
-def wait_gone(pid: int) -> None:
-    """Nobody tells of the end of somebody else's child: it is asked for until time is up."""
-    with contextlib.suppress(ProcessLookupError):
-        while not _is_zombie(pid):
-            os.kill(pid, 0)
-            threading.Event().wait(0.02)
-
-
-def _is_zombie(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
+    """Whether a process, which is not our own child, has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return True
+    return state == "Z"
 
 
 def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
@@ -171,7 +165,7 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
         life.must_hear(r"worker died \(SIGKILL\): starting it again in 0.01 s")
         life.must_hear("up .*")
         assert pids(life) != [first]
-        wait_gone(started)
+        until(lambda: is_gone(started), f"process {started} has ended")
         os.kill(life.pid, signal.SIGTERM)
         life.end()
     assert life.lines[-1] == "worker ended 0"
@@ -225,8 +219,7 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
         victims = [*pids(life), int(grandchild.read_text())]
         os.kill(victims[0], signal.SIGSTOP)
         os.kill(life.pid, signal.SIGKILL)
-        for each in victims:
-            wait_gone(each)
+        until(lambda: all(map(is_gone, victims)), f"the processes {victims} have ended")
     with supervisor(home, "a=hang") as life:
         life.must_hear("up .*")
 
