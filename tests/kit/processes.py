@@ -167,7 +167,7 @@ class Life:
 
 
 def run_script(
-    source: str, *, options: Sequence[str] = (), timeout_s: float = 60.0
+    source: str, *, options: Sequence[str] = (), timeout_s: float = PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
     """Run ``source`` in a new interpreter; one that does not end in time fails the test."""
     return subprocess.run(

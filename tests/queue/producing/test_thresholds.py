@@ -28,52 +28,32 @@ from batchmill.pressure import (
     ThresholdLevel,
     strategies,
 )
-from batchmill.pressure.manager import ThresholdGuard
-from tests.kit.threads import WAIT_S
-
-
-class Red:
-    """An item."""
-
-
-class Held:
-    """A consumer that waits in its first call until it is let go, so that the depth can grow."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.let_go = threading.Event()
-        self.count = 0
-
-    def consume(self, batch: list[Any]) -> None:
-        """Count the batch, once let go."""
-        self.entered.set()
-        assert self.let_go.wait(WAIT_S)
-        self.count += len(batch)
+from tests.kit.queues import Red
+from tests.kit.threads import WAIT_S, Gate
 
 
 @contextmanager
 def held_queue(
     thresholds: QueueThresholdSettings, **settings: Any
-) -> Iterator[tuple[BatchQueue[Any], Held]]:
-    """A queue of depth 0 whose only thread is held in the handler with one item."""
-    held = Held()
+) -> Iterator[tuple[BatchQueue[Any], Gate]]:
+    """A queue of depth 0 whose only thread is held at the gate with one item."""
+    gate = Gate()
     config = BatchQueueSettings(
-        **{"threads": ThreadPolicy.fixed(1), "consumer": held, **settings}, thresholds=thresholds
+        **{"threads": ThreadPolicy.fixed(1), "consumer": gate, **settings}, thresholds=thresholds
     )
     queue: BatchQueue[Any] = BatchQueue("guarded", config)
     try:
         assert queue.produce(Red())
-        assert held.entered.wait(WAIT_S)
-        yield queue, held
+        gate.wait_entered()
+        yield queue, gate
     finally:
-        held.let_go.set()
+        gate.open()
         assert queue.shutdown()
 
 
 def decisions(queue: BatchQueue[Any]) -> dict[tuple[ThresholdLevel, QueueAction], int]:
     """What the thresholds of a queue decided so far."""
-    guard = queue.guard
-    assert isinstance(guard, ThresholdGuard)
+    guard: Any = queue.guard
     return dict(guard.manager.stats().decisions)
 
 
@@ -98,12 +78,12 @@ def test_levels_are_met_at_their_depths() -> None:
 
 def test_rejected_items_are_counted_under_their_reason() -> None:
     """At CRITICAL the default action answers False, and the item counts as rejected."""
-    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, held):
+    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, gate):
         assert [queue.produce(Red()) for _ in range(6)] == [True] * 4 + [False] * 2
         assert queue.stats().dropped["rejected"] == 2
-        held.let_go.set()
+        gate.open()
         assert queue.flush(WAIT_S)
-        assert held.count == 5
+        assert len(gate.items) == 5
 
 
 def test_dropped_items_are_counted_apart() -> None:
@@ -137,13 +117,13 @@ def test_retry_waits_and_gets_in() -> None:
     def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
         attempts.append(context.attempt)
         if context.attempt == 3:
-            held.let_go.set()
+            gate.open()
             assert queue.flush(WAIT_S)
         return QueueDecision.retry(1)
 
     with held_queue(QueueThresholdSettings(max_queue_size=2, critical_handler=decide)) as (
         queue,
-        held,
+        gate,
     ):
         assert queue.produce_many([Red()] * 2) == 2
         assert queue.produce(Red())
@@ -243,9 +223,9 @@ def test_listeners_hear_levels_entered_and_left() -> None:
 
 def test_counters_still_balance() -> None:
     """accepted = consumed + pending: what thresholds turned away was never accepted."""
-    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, held):
+    with held_queue(QueueThresholdSettings(max_queue_size=4)) as (queue, gate):
         queue.produce_many([Red()] * 9)
-        held.let_go.set()
+        gate.open()
         assert queue.flush(WAIT_S)
         stats = queue.stats()
         assert (stats.accepted, stats.consumed, stats.pending) == (5, 5, 0)
