@@ -28,11 +28,11 @@ from pyspark.sql import SparkSession
 
 from batchmill.oal import core_script
 from batchmill.outbox import Outbox
-from batchmill.spark import BatchReport, Pipeline, build_session
+from batchmill.spark import BatchReport, Pipeline
 from benchmarks.goals import Goal
 from benchmarks.machine import machine, machine_line
 from benchmarks.pipeline_data import spans_table
-from benchmarks.pipeline_ours import scratch
+from benchmarks.pipeline_ours import scratch, start_spark
 from benchmarks.report import Table, say, spread, write_json
 
 DEFAULT_JSON = Path(__file__).parent / "results" / "export.json"
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     started = perf_counter()
     print(machine_line())
-    spark = build_session()
+    spark = start_spark()
     spark.sparkContext.setLogLevel("ERROR")
     cost = measure(
         spark, spans=2_000 if options.quick else 10_000, batches=4 if options.quick else 20

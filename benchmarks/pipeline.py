@@ -17,10 +17,10 @@ from time import perf_counter
 
 from pyspark.sql import SparkSession
 
-from batchmill.spark import build_session
 from benchmarks import pipeline_choices, pipeline_growth, pipeline_small, pipeline_versus
 from benchmarks.goals import Goal
 from benchmarks.machine import machine, machine_line
+from benchmarks.pipeline_ours import start_spark
 from benchmarks.report import Result, Table, say, write_json
 
 DEFAULT_JSON = Path(__file__).parent / "results" / "pipeline.json"
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = Size(**{**vars(size), "events": options.events})
     started = perf_counter()
     print(machine_line())
-    spark = build_session()
+    spark = start_spark()
     spark.sparkContext.setLogLevel("ERROR")
     say(f"Spark started in {perf_counter() - started:.1f} s")
     results: dict[str, Result] = {}

@@ -166,7 +166,7 @@ def _small(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path],
 def changed(change: Change) -> Iterator[None]:
     """The pipeline with the change."""
 
-    spread = batch.BatchMaker._spread
+    spread = batch.BatchMaker._tune
 
     def spread_so(maker: Any, *given: Any) -> None:
         spread(maker, *given)
@@ -176,7 +176,7 @@ def changed(change: Change) -> Iterator[None]:
             maker._spark.conf.set("spark.sql.adaptive.enabled", str(change.adaptive).lower())
 
     with contextlib.ExitStack() as undo:
-        undo.enter_context(mock.patch.object(batch.BatchMaker, "_spread", spread_so))
+        undo.enter_context(mock.patch.object(batch.BatchMaker, "_tune", spread_so))
         if not change.sliced:
             undo.enter_context(mock.patch.object(batch, "cut", return_value=[]))
         if change.at_once is not None:

@@ -16,8 +16,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport, Pipeline, PipelineSettings
+from batchmill.spark.runtime.session import lease
 from benchmarks.pipeline_check import Results, stored_by_ours
 from benchmarks.pipeline_data import SIX
+
+
+def start_spark() -> SparkSession:
+    """A session with the pipeline's own settings, on all cores; yours to stop."""
+    return lease("local[*]").session
 
 
 @contextlib.contextmanager

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from batchmill.spark import build_session
 from benchmarks.pipeline_check import Results, compare
 from benchmarks.pipeline_data import SEGMENTS, events_folder, part_of
-from benchmarks.pipeline_ours import Ours, alternating, cpu_seconds, scratch
+from benchmarks.pipeline_ours import Ours, alternating, cpu_seconds, scratch, start_spark
 from benchmarks.pipeline_peers import BatchQuery, DuckDb, Textbook, flavours
 from benchmarks.report import Table, say, spread
 
@@ -228,7 +227,7 @@ def _run_cold(name: str, events: int, tally: str, partitions: int, cached: bool)
     if name == DUCKDB:
         contestant = DuckDb()
     else:
-        spark = build_session()
+        spark = start_spark()
         if name == OURS:
             contestant = Ours(spark)
         elif name == TEXTBOOK:

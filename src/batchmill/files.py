@@ -42,9 +42,11 @@ def create_whole(path: Path, data: bytes | str, *, mode: int = 0o600) -> bool:
     return True
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
+def write_json(
+    path: Path, content: Mapping[str, Any], *, durable: bool = False, mode: int = 0o600
+) -> None:
     """Put a JSON object in the place of ``path``; see :func:`write_whole`."""
-    write_whole(path, json.dumps(content), durable=durable)
+    write_whole(path, json.dumps(content), durable=durable, mode=mode)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from batchmill.cli import main
-from batchmill.spark import build_session
+from batchmill.spark.runtime.session import lease
 from batchmill.store import Batch, CommitResult, Store
 from tests.kit.pipeline_driver import say
 from tests.kit.pipelines import QUICK_SPARK
@@ -22,7 +22,7 @@ from tests.kit.pipelines import QUICK_SPARK
 
 def run() -> None:
     """Run the commands that standard input names, until it ends."""
-    session = build_session("local[2]", conf=QUICK_SPARK)
+    session = lease("local[2]", conf=QUICK_SPARK)
     commit: Any = Store.commit
     holds: list[str] = []
 
@@ -42,7 +42,7 @@ def run() -> None:
                 holds.append(arguments.pop(0))
             sys.argv = ["batchmill", *arguments]
             say(f"exit {main()}")
-    session.stop()
+    session.release()
 
 
 if __name__ == "__main__":

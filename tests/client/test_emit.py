@@ -89,21 +89,6 @@ def test_an_event_of_the_catalog(tmp_path: Path) -> None:
     assert segments(tmp_path)[0].parent.name == "Endpoint"
 
 
-def test_the_pipelines_reader_takes_it(tmp_path: Path) -> None:
-    """A class of one's own has the columns that the pipeline expects of it."""
-    pytest.importorskip("pyspark")
-    from batchmill.sources import source_of
-    from batchmill.spark.input import schema
-    from batchmill.spark.input import segments as segments_module
-
-    with Client(tmp_path) as client:
-        client.emit(ClientSale("a", 1))
-    good, bad = segments_module.look_at([str(each) for each in segments(tmp_path)])
-    kind = source_of(ClientSale)
-    read = schema.reading(kind, [each.column for each in kind.fields.values()], good[0].schema)
-    assert (bad, len(read.columns)) == ([], 6)
-
-
 @pytest.mark.parametrize(
     ("moment", "read"),
     [

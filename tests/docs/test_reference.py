@@ -38,7 +38,7 @@ from tests.kit.paths import ROOT
 
 pytest.importorskip("pyspark")
 
-from batchmill.spark.input import schema, segments
+from batchmill.spark.input import reader, segments
 from batchmill.spark.l2 import batch
 from batchmill.spark.runtime import progress
 from batchmill.spark.spans import dedup, links
@@ -157,13 +157,13 @@ def test_every_counter_of_the_store_is_explained() -> None:
     }
     assert listed == counted
     assert set(prometheus_page_module._COUNTER_HELP) <= counted
-    assert set(progress._LEFT_OUT) <= counted
+    assert set(progress.LEFT_OUT) <= counted
 
 
 def test_every_reason_of_the_pipeline_is_explained() -> None:
     """Why rows, segments, spans and values were left out."""
-    reasons = {*segments._OF_THE_FILE.values(), "corrupt", "wrong type", "unknown source"}
-    reasons |= texts_in(schema, r'"((?:no|time|not) [a-z0-9 ]+)"\)')
+    reasons = {*segments.FILE_FAULTS.values(), "corrupt", "wrong type", "unknown source"}
+    reasons |= texts_in(reader, r'"((?:no|time|not) [a-z0-9 ]+)"\)')
     reasons |= texts_in(links, r"THEN '([a-z ]+)'")
     reasons |= texts_in(batch, r'"unused", source, "([^"]+)"')
     reasons |= {dedup.REASON, TOO_OLD, outbox.FULL, outbox.LEFT}

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from batchmill.spark import BatchReport, Pipeline, PipelineSettings, build_session
-from batchmill.spark.l2.batch import BatchMaker, BatchStats, Work
+from batchmill.spark import BatchReport, BatchStats, Pipeline, PipelineSettings
+from batchmill.spark.l2.batch import BatchMaker, Work
+from batchmill.spark.runtime.session import lease
 from batchmill.store import Batch, Claim, CommitResult, Store
 from batchmill.store.sql.commit import Commit
 from tests.kit.pipelines import NOW
@@ -44,7 +45,7 @@ def say(what: str) -> None:
 def main(given: dict[str, Any]) -> None:
     """Run the pipeline that was asked for."""
     folder = Path(given["folder"])
-    session = build_session("local[2]", conf=given["conf"])
+    session = lease("local[2]", conf=given["conf"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(Store, "claim", _claiming(Store.claim)))
         stack.enter_context(mock.patch.object(Store, "commit", _committing(Store.commit)))
@@ -52,7 +53,7 @@ def main(given: dict[str, Any]) -> None:
         stack.enter_context(mock.patch.object(Commit, "_record", record))
         stack.enter_context(mock.patch.object(BatchMaker, "make", _making(BatchMaker.make)))
         say("ready")
-        stack.callback(session.stop)
+        stack.callback(session.release)
         if not sys.stdin.readline():
             return
         pipeline = stack.enter_context(

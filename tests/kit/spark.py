@@ -95,7 +95,8 @@ def span(span_id: str | None, kind: str = "SERVER", **changes: Any) -> dict[str,
 
 def compact_frame(spark: SparkSession, spans: Iterable[Mapping[str, Any]]) -> DataFrame:
     """Those spans, compacted once: what is made of them does not compact them again."""
-    from batchmill.spark.spans.columns import SPAN_SCHEMA, compact
+    from batchmill.spark.input.reader import SPAN_SCHEMA
+    from batchmill.spark.spans.columns import compact
 
     rows = [tuple(each[name] for name in SPAN_SCHEMA.names) for each in spans]
     compacted = compact(spark.createDataFrame(rows, SPAN_SCHEMA))

@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 from batchmill.ingest import Limits
 from batchmill.ingest.decode.rows import Rows
 from batchmill.kafka import Spans, encode, span_rows
-from batchmill.spark.input.schema import SPAN
-from batchmill.spark.spans.columns import SPAN_SCHEMA as SPARK_SCHEMA
+from batchmill.spark.input.reader import SPAN
+from batchmill.spark.input.reader import SPAN_SCHEMA as SPARK_SCHEMA
 from batchmill.spool import FOREIGN, SPAN_COLUMNS, SPAN_SCHEMA, SpanBatch, span_table
 
 PINNED = [

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.sources import builtin_catalog
-from batchmill.spool import SPAN_COLUMNS, BadRowsError, EventBatch, Spool
+from batchmill.spool import BadRowsError, EventBatch, Spool
 from batchmill.spool.rows import encode, event_tables, span_table, table_of
 from tests.kit.spool import START, numbers_in, spans
 from tests.kit.threads import WAIT_S
@@ -44,35 +44,6 @@ def test_resources_may_be_shared_or_not() -> None:
         table = span_table(spans(range(len(few)), resource=few, attributes=few))
         for column in ("resource", "attributes"):
             assert table.column(column).to_pylist() == [list(each.items()) for each in few]
-
-
-def test_the_pipelines_reader_takes_spans(tmp_path: Path) -> None:
-    """The footer is as the pipeline expects it, and so is every column."""
-    pytest.importorskip("pyspark")
-    from batchmill.spark.input import schema, segments
-
-    with Spool(tmp_path, linger_s=0) as spool:
-        path = spool.submit("Span", spans(range(5))).result(WAIT_S)
-    good, bad = segments.look_at([segments.spark_path(path)])
-    assert bad == []
-    assert [(each.source, each.rows) for each in good] == [("Span", 5)]
-    needed = [each.column for each in schema.SPAN.fields.values()]
-    read = schema.reading(schema.SPAN, needed, good[0].schema)
-    assert {each.name for each in read.schema} == set(SPAN_COLUMNS)
-
-
-@pytest.mark.parametrize("source", sorted(builtin_catalog().sources))
-def test_the_pipelines_reader_takes_every_event_type(tmp_path: Path, source: str) -> None:
-    """With the schema of the catalog, structs and lists and maps included."""
-    pytest.importorskip("pyspark")
-    from batchmill.spark.input import schema, segments
-
-    kind = builtin_catalog().source(source)
-    path = _file(tmp_path, event_tables(kind)([EventBatch([{"time": START}])]))
-    good, bad = segments.look_at([str(path)])
-    assert bad == []
-    needed = [each.column for each in kind.fields.values()]
-    assert schema.reading(kind, needed, good[0].schema).columns
 
 
 def test_events_come_back_as_they_went() -> None:

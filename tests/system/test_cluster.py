@@ -62,8 +62,8 @@ def probe(_):
 
 master, with_batchmill, conf = sys.argv[1], sys.argv[2] == "shipped", json.loads(sys.argv[3])
 if with_batchmill:
-    from batchmill.spark import build_session
-    session = build_session(master, conf=conf)
+    from batchmill.spark.runtime.session import lease
+    session = lease(master, conf=conf).session
 else:
     from pyspark.sql import SparkSession
     builder = SparkSession.builder.master(master)

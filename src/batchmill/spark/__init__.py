@@ -1,6 +1,7 @@
 """The metrics pipeline on Apache Spark.
 
-Loads without pyspark, so that it can say which extra is missing.
+:class:`Pipeline` reads events from a spool or a Kafka topic and commits metrics to a store, exactly
+once. The package loads without pyspark, so that it can say which extra is missing.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from batchmill.extras import lazy_names
 from batchmill.spark.errors import PipelineError
 
 if TYPE_CHECKING:
-    from batchmill.spark.l2.batch import BatchStats
-    from batchmill.spark.l2.engine import BatchReport
+    from batchmill.spark.l2.report import BatchReport, BatchStats
     from batchmill.spark.runtime.java import find_java
     from batchmill.spark.runtime.pipeline import Pipeline
-    from batchmill.spark.runtime.session import build_session
     from batchmill.spark.settings import PipelineSettings
 
 __all__ = [
@@ -24,16 +23,14 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PipelineSettings",
-    "build_session",
     "find_java",
 ]
 
 _MODULES = {
-    "BatchReport": "l2.engine",
-    "BatchStats": "l2.batch",
+    "BatchReport": "l2.report",
+    "BatchStats": "l2.report",
     "Pipeline": "runtime.pipeline",
     "PipelineSettings": "settings",
-    "build_session": "runtime.session",
     "find_java": "runtime.java",
 }
 

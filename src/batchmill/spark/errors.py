@@ -1,4 +1,4 @@
-"""What can go wrong with a pipeline as a whole."""
+"""The error of a pipeline as a whole. Loads without pyspark."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from batchmill.errors import BatchmillError
 
 
 class PipelineError(BatchmillError, RuntimeError):
-    """A pipeline cannot do what was asked of it; ``why`` ends with what to do."""
+    """A pipeline cannot start or continue; ``why`` says so, and what to do."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-    def __str__(self) -> str:
-        return self.why
+    why: str
+    template = "{why}"

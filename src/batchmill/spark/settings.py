@@ -1,43 +1,45 @@
-"""What a pipeline can be told."""
+"""Settings of a pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from batchmill.errors import ConfigError
-from batchmill.spark.spans.thresholds import SlowThresholds
+from batchmill.errors import ConfigError, check_int, check_number
+from batchmill.spark.sql import literal
 
 MEBIBYTE = 2**20
 _LONGEST_TRIGGER_S = 86_400.0
 _LONGEST_DEDUP_S = 7 * 86_400.0
 TRIGGER = "seconds, from 0 up to a day, or Spark's notation for a time, such as '10 seconds'"
-"""What a trigger may be, for errors."""
+"""The allowed values of a trigger, for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """The settings of a pipeline beyond where its parts are. They check themselves."""
+    """The settings of a pipeline, apart from the places that it reads and writes."""
 
     apdex_ms: Mapping[str, int] = field(default_factory=dict)
-    """The apdex threshold T by service name; 500 ms where a service is not named."""
+    """The apdex threshold T by service name; 500 ms for services that are not listed."""
     max_batch_bytes: int = 128 * MEBIBYTE
-    """How much one micro-batch reads at most; what it takes in memory grows with it. A single
-    larger segment is a batch of its own."""
+    """The most bytes that one micro-batch reads; its memory grows with it. A single larger segment
+    is a batch of its own."""
     max_batch_files: int | None = None
-    """How many segments one micro-batch reads at most; if set, it replaces the limit in bytes."""
+    """The most segments that one micro-batch reads; if set, it replaces the limit in bytes."""
     max_batch_messages: int = 200_000
-    """How many messages of a Kafka topic one micro-batch reads at most; each holds the spans of one
+    """The most messages of a Kafka topic that one micro-batch reads; each holds the spans of one
     trace that came in one request."""
     skip_lost: bool = False
-    """Go on when a Kafka topic no longer has messages that were not read yet."""
+    """Continue when a Kafka topic no longer has messages that were not read yet."""
     small_batch_rows: int = 200_000
-    """Up to so many rows planning a batch takes longer than running it: then event types are
-    aggregated together, and plans do not adapt to what they find."""
+    """Up to this many rows, planning a batch takes longer than running it: its event types are then
+    aggregated in one query, without adaptive planning."""
     max_ahead_s: float = 3600.0
-    """How far ahead of the clock an event may start; further ahead it is set aside."""
+    """How far ahead of the clock an event may start; later ones go to the quarantine."""
     late_after_minutes: int = 5
-    """A row this many minutes behind the newest one of earlier batches is counted as late."""
+    """A row is counted as late if it is this many minutes behind the newest row of earlier
+    batches."""
     span_wait_s: float = 300.0
     """How long a span waits for its parent or child to arrive."""
     slow_database_ms: str = "default:200,mongodb:100"
@@ -45,51 +47,107 @@ class PipelineSettings:
     slow_cache_ms: str = "default:20,redis:10"
     """Above how many milliseconds a cache command is slow, by system."""
     top_n: int = 50
-    """How many of the slowest are kept for each entity and bucket."""
+    """How many of the slowest statements are kept for each entity and bucket."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept."""
 
     def __post_init__(self) -> None:
-        _whole("max_batch_bytes", self.max_batch_bytes, 1)
+        check_int("max_batch_bytes", self.max_batch_bytes, 1)
         if self.max_batch_files is not None:
-            _whole("max_batch_files", self.max_batch_files, 1)
-        _whole("max_batch_messages", self.max_batch_messages, 1)
-        _whole("small_batch_rows", self.small_batch_rows, 0)
-        _at_least("max_ahead_s", self.max_ahead_s, 0)
-        _whole("late_after_minutes", self.late_after_minutes, 0)
-        _at_least("span_wait_s", self.span_wait_s, 0)
-        _whole("top_n", self.top_n, 1)
-        _whole("ttl_days", self.ttl_days, 1)
+            check_int("max_batch_files", self.max_batch_files, 1)
+        check_int("max_batch_messages", self.max_batch_messages, 1)
+        check_int("small_batch_rows", self.small_batch_rows, 0)
+        check_number("max_ahead_s", self.max_ahead_s, 0)
+        check_int("late_after_minutes", self.late_after_minutes, 0)
+        check_number("span_wait_s", self.span_wait_s, 0)
+        check_int("top_n", self.top_n, 1)
+        check_int("ttl_days", self.ttl_days, 1)
         for name, ms in self.apdex_ms.items():
-            _whole(f"apdex_ms[{name!r}]", ms, 1)
+            check_int(f"apdex_ms[{name!r}]", ms, 1)
         SlowThresholds.parse(self.slow_database_ms)
         SlowThresholds.parse(self.slow_cache_ms)
 
 
-def dedup_window(seconds: float | None) -> float | None:
-    """For how long a span that is delivered again is recognised, if that is one; None: not."""
+@dataclass(frozen=True)
+class SlowThresholds:
+    """Above how many milliseconds a statement is slow, by database or cache system.
+
+    >>> SlowThresholds.parse("default:200,mongodb:100").limit_ms("mongodb")
+    100
+    """
+
+    default_ms: int
+    systems: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name, limit in (("default", self.default_ms), *self.systems.items()):
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+                raise ConfigError(
+                    f"slow threshold of {name}", limit, "whole milliseconds, 0 or more"
+                )
+        object.__setattr__(self, "systems", MappingProxyType(dict(self.systems)))
+
+    @classmethod
+    def parse(cls, text: str) -> SlowThresholds:
+        """Read ``system:ms`` pairs with commas between; ``default`` must be among them."""
+        limits: dict[str, int] = {}
+        for pair in text.split(","):
+            system, colon, digits = (part.strip() for part in pair.rpartition(":"))
+            if not (colon and system and digits.isascii() and digits.isdigit()):
+                raise ConfigError(
+                    "slow thresholds",
+                    text,
+                    f"pairs like default:200,mongodb:100, which {pair.strip()!r} is not",
+                )
+            if system in limits:
+                raise ConfigError(
+                    "slow thresholds", text, f"unambiguous: {system!r} is there twice"
+                )
+            limits[system] = int(digits)
+        if "default" not in limits:
+            raise ConfigError(
+                "slow thresholds", text, "complete: it has no default, as in default:200"
+            )
+        return cls(limits.pop("default"), limits)
+
+    def limit_ms(self, system: str | None) -> int:
+        """The limit for a system."""
+        return self.systems.get(system or "", self.default_ms)
+
+    def __str__(self) -> str:
+        pairs = {"default": self.default_ms, **self.systems}
+        return ",".join(f"{system}:{limit}" for system, limit in pairs.items())
+
+    def sql(self, system: str) -> str:
+        """The limit as SQL, where ``system`` is the SQL of the system's name."""
+        cases = "".join(
+            f" WHEN {literal(name)} THEN {literal(limit)}" for name, limit in self.systems.items()
+        )
+        default = literal(self.default_ms)
+        return f"CASE {system}{cases} ELSE {default} END" if cases else default
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopNThresholds:
+    """The slow thresholds of databases and of caches."""
+
+    database: SlowThresholds = field(default_factory=lambda: SlowThresholds(200, {"mongodb": 100}))
+    cache: SlowThresholds = field(default_factory=lambda: SlowThresholds(20, {"redis": 10}))
+
+
+def check_dedup_s(seconds: float | None) -> float | None:
+    """Return the dedup window if it is valid; None switches deduplication off."""
     # `not <=` also refuses nan.
     if seconds is not None and (isinstance(seconds, bool) or not 1 <= seconds <= _LONGEST_DEDUP_S):
         raise ConfigError("dedup_s", seconds, "seconds, from 1 up to a week; or None")
     return seconds
 
 
-def every(trigger: float | str) -> str:
-    """How often a stream looks for segments, in Spark's notation; seconds, or that notation."""
+def trigger_interval(trigger: float | str) -> str:
+    """Convert a trigger, in seconds or in Spark's notation, to Spark's notation."""
     if isinstance(trigger, str):
         return trigger
     # `not <=` also refuses nan.
     if isinstance(trigger, bool) or not 0 <= trigger <= _LONGEST_TRIGGER_S:
         raise ConfigError("trigger", trigger, TRIGGER)
     return f"{round(trigger * 1000)} milliseconds"
-
-
-def _whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(name, value, f"a whole number, {least} or more")
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    # `not >=` also refuses nan.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise ConfigError(name, value, f"a number, {least} or more")

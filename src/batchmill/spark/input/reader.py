@@ -1,121 +1,368 @@
-"""Reads the segments of one source as rows of the catalog, each marked with whether it fits."""
+"""Reads segments as rows of an event type, each marked with whether it is valid.
+
+A file's columns are mapped to those of the catalog. The catalog's types are kept where the file has
+them; some others are converted because common writers produce them: wider and narrower whole
+numbers, dictionaries, timestamps in other units. A file with a column that cannot be converted is
+quarantined whole, with that column as the reason.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from batchmill.sources import SourceType
-from batchmill.spark.input.schema import NotUnderstood, Reading, reading
-from batchmill.spark.input.segments import BadSegment, Segment
+from batchmill import spool
+from batchmill.files import sync
+from batchmill.sources import TIME_COLUMN, Entity, Field, FieldType, SourceType
+from batchmill.spark import sql
+from batchmill.spark.input.segments import BadSegment, Segment, spark_path
+from batchmill.spool import FOREIGN, SPAN_SOURCE
 
 FITS = "_fits"
+"""The column that marks valid rows."""
 REASON = "_reason"
+"""The column of a quarantined row that says why."""
+LARGEST_DOUBLE = 2.0**62
+"""Doubles are summed exactly up to here; a row with a larger one is invalid."""
+_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _NO_PATTERNS = "__globPaths__"
 _PATTERN = frozenset("*?[]{}\\#")
 
+END_COLUMN = "end_time"
+_SPAN_TYPES = {
+    "id": FieldType("string"),
+    "text": FieldType("string"),
+    "map": FieldType("map", item=FieldType("string")),
+}
+SPAN = SourceType(
+    SPAN_SOURCE,
+    {
+        column.name: Field(column.name, _SPAN_TYPES[column.kind], required=column.required)
+        for column in spool.SPAN_SCHEMA
+        if column.kind != "time"
+    },
+    Entity("service", {"service": "service", "layer": "=normal"}),
+)
+"""A span's columns, beside ``time`` and ``end_time``. Not an event type: rows of several are
+derived from it."""
 
-def understood(
+
+def spark_type(kind: FieldType) -> T.DataType:
+    """The Spark type of a field."""
+    if kind.kind == "struct":
+        return T.StructType(
+            [T.StructField(member.name, spark_type(member.type)) for member in kind.fields]
+        )
+    if kind.kind == "list" and kind.item is not None:
+        return T.ArrayType(spark_type(kind.item))
+    if kind.kind == "map" and kind.item is not None:
+        return T.MapType(T.StringType(), spark_type(kind.item))
+    if kind.kind == "int":
+        return T.IntegerType()
+    if kind.kind == "long":
+        return T.LongType()
+    if kind.kind == "double":
+        return T.DoubleType()
+    return T.BooleanType() if kind.kind == "bool" else T.StringType()
+
+
+SPAN_SCHEMA = T.StructType(
+    [
+        T.StructField(
+            column.name,
+            T.TimestampType()
+            if column.kind == "time"
+            else spark_type(SPAN.fields[column.name].type),
+        )
+        for column in spool.SPAN_SCHEMA
+    ]
+)
+"""A span as Spark reads it from a segment; see :data:`batchmill.spool.SPAN_SCHEMA`."""
+
+
+class Check(NamedTuple):
+    """A way in which a row can be invalid."""
+
+    condition: str
+    """SQL that is true for an invalid row; ``{latest}`` stands for the latest valid start."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Projection:
+    """How files with one schema are read as rows of an event type."""
+
+    schema: T.StructType
+    """The columns that Spark reads from the files."""
+    columns: tuple[str, ...]
+    """The catalog's columns, as SQL."""
+    checks: tuple[Check, ...]
+    """What makes a row invalid; the first check that applies gives the reason."""
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """Files that are read in the same way."""
+
+    projection: Projection
+    paths: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CheckedFrame:
+    """The rows of a frame, and those of them that are invalid."""
+
+    rows: DataFrame
+    """All rows, with ``_fits``."""
+    invalid: DataFrame
+    """The invalid rows, with ``_reason``."""
+
+
+class ColumnTypeError(Exception):
+    """A column has a type that cannot be read as the catalog's."""
+
+
+def project(
+    source: SourceType, needed: Iterable[str], physical: pa.Schema, *, whole: bool = False
+) -> Projection:
+    """How to read the ``needed`` columns of ``source`` from files with the schema ``physical``.
+
+    With ``whole``, every other column of the catalog is read as well. Spans are read like an event
+    type of the catalog; they have a second time, ``end_time``.
+    """
+    fields = {declared.column: declared for declared in source.fields.values()}
+    measured = frozenset(needed)
+    schema, columns, checks = [], [], []
+    kind, time = _timestamp(physical, TIME_COLUMN)
+    if kind is not None:
+        schema.append(T.StructField(TIME_COLUMN, kind))
+    columns.append(f"{time} AS `time`")
+    checks.append(Check(f"{time} IS NULL", "no time"))
+    if source is SPAN and physical.get_field_index(FOREIGN) >= 0:
+        schema.append(T.StructField(FOREIGN, T.BinaryType()))
+        checks.insert(0, Check(f"{FOREIGN} IS NOT NULL", "not a message of spans"))
+        if whole:
+            columns.append(FOREIGN)
+    if source is SPAN:
+        kind, end = _timestamp(physical, END_COLUMN)
+        if kind is not None:
+            schema.append(T.StructField(END_COLUMN, kind))
+        columns.append(f"{end} AS {END_COLUMN}")
+        checks.append(Check(f"{end} IS NULL", f"no {END_COLUMN}"))
+    checks.append(Check(f"{time} < TIMESTAMP'1970-01-01T00:00:00Z'", "time before 1970"))
+    checks.append(Check(f"{time} > TIMESTAMP_MICROS({{latest}})", "time too far ahead"))
+    for name in [column for column in fields if whole or column in measured]:
+        declared = fields[name]
+        try:
+            column = _column(declared, physical)
+        except ColumnTypeError:
+            if name in measured:
+                raise
+            continue
+        if column.kind is not None:
+            schema.append(T.StructField(name, column.kind))
+        columns.append(f"{column.sql} AS {sql.name(name)}")
+        if name not in measured:
+            continue  # no metric reads it, so it cannot make a row invalid
+        checks += column.checks
+        if declared.required or declared.name == source.entity.roles.get("field"):
+            checks.append(Check(f"{column.sql} IS NULL", f"no {declared.name}"))
+    return Projection(T.StructType(schema), tuple(columns), tuple(checks))
+
+
+def group_by_schema(
     source: SourceType, needed: Iterable[str], segments: Sequence[Segment]
-) -> tuple[list[tuple[Reading, list[str]]], list[BadSegment]]:
-    """The segments by how they are read, most often one way for all; and those that cannot be."""
-    ways: dict[str, tuple[Reading, list[str]]] = {}
+) -> tuple[list[FileGroup], list[BadSegment]]:
+    """The segments by how they are read, mostly all in one way; and those that cannot be read."""
+    groups: dict[str, FileGroup] = {}
     bad = []
-    columns = {"time", *(each.column for each in source.fields.values())}
+    columns = {"time", *(declared.column for declared in source.fields.values())}
     for segment in segments:
-        known = [each for each in segment.schema if each.name in columns]
-        key = ";".join(f"{each.name}:{each.type}" for each in known)
-        if key not in ways:
+        known = [column for column in segment.schema if column.name in columns]
+        key = ";".join(f"{column.name}:{column.type}" for column in known)
+        if key not in groups:
             try:
-                ways[key] = (reading(source, needed, segment.schema), [])
-            except NotUnderstood as error:
+                groups[key] = FileGroup(project(source, needed, segment.schema))
+            except ColumnTypeError as error:
                 bad.append(
                     BadSegment(segment.path, segment.source, "wrong type", str(error), segment.rows)
                 )
                 continue
-        ways[key][1].append(segment.path)
-    return list(ways.values()), bad
+        groups[key].paths.append(segment.path)
+    return list(groups.values()), bad
 
 
-def read_rows(
-    spark: SparkSession, ways: Sequence[tuple[Reading, list[str]]], latest_us: int
-) -> DataFrame:
-    """The rows, with the catalog's columns and ``_fits``."""
+def read_rows(spark: SparkSession, groups: Sequence[FileGroup], latest_us: int) -> DataFrame:
+    """The rows of files, with the catalog's columns and ``_fits``."""
     return _union(
-        _load(spark, way, paths).selectExpr(
-            *way.columns, f"NOT ({_any_misfit(way, latest_us)}) AS {FITS}"
+        read_parquet(spark, group.projection.schema, group.paths).selectExpr(
+            *group.projection.columns, _fits(group.projection, latest_us)
         )
-        for way, paths in ways
+        for group in groups
     )
 
 
-def misfits(
+def read_invalid(
     spark: SparkSession,
     source: SourceType,
     needed: Iterable[str],
     segments: Sequence[Segment],
     latest_us: int,
 ) -> DataFrame:
-    """The rows that do not fit, whole, with ``_reason``; for the quarantine."""
-    ways: dict[str, tuple[Reading, list[str]]] = {}
+    """The invalid rows, with all columns and ``_reason``, for the quarantine."""
+    groups: dict[str, FileGroup] = {}
     for segment in segments:
-        way = reading(source, needed, segment.schema, whole=True)
-        ways.setdefault(str(segment.schema), (way, []))[1].append(segment.path)
+        projection = project(source, needed, segment.schema, whole=True)
+        groups.setdefault(str(segment.schema), FileGroup(projection)).paths.append(segment.path)
     return _union(
-        _misfits(_load(spark, way, paths), way, latest_us) for way, paths in ways.values()
+        _invalid(
+            read_parquet(spark, group.projection.schema, group.paths), group.projection, latest_us
+        )
+        for group in groups.values()
     )
 
 
-def frame_rows(
+def check_frame(
     source: SourceType, needed: Iterable[str], rows: DataFrame, latest_us: int
-) -> tuple[DataFrame, DataFrame]:
-    """Rows that lie in no segment: with ``_fits``, and those that do not, with ``_reason``."""
+) -> CheckedFrame:
+    """Check rows that lie in no segment."""
     schema = to_arrow_schema(rows.schema, timezone="UTC")
-    way = reading(source, needed, schema)
-    whole = reading(source, needed, schema, whole=True)
-    fits = f"NOT ({_any_misfit(way, latest_us)}) AS {FITS}"
-    return rows.selectExpr(*way.columns, fits), _misfits(rows, whole, latest_us)
-
-
-def _misfits(rows: DataFrame, way: Reading, latest_us: int) -> DataFrame:
-    reasoned = rows.selectExpr(*way.columns, f"{_first_reason(way, latest_us)} AS {REASON}")
-    return reasoned.where(F.col(REASON).isNotNull())
-
-
-def _load(spark: SparkSession, way: Reading, paths: list[str]) -> DataFrame:
-    return read_parquet(spark, way.schema, paths)
+    projection = project(source, needed, schema)
+    whole = project(source, needed, schema, whole=True)
+    return CheckedFrame(
+        rows.selectExpr(*projection.columns, _fits(projection, latest_us)),
+        _invalid(rows, whole, latest_us),
+    )
 
 
 def read_parquet(spark: SparkSession, schema: T.StructType, paths: Sequence[str]) -> DataFrame:
-    """Parquet files by their exact names: no character of them means anything but itself.
+    """Read Parquet files by their exact names, whatever characters are in them.
 
-    A name with characters of a pattern is read by itself: among others, Spark takes a file twice.
+    A name with characters of a pattern is read by itself: among others, Spark reads a file twice.
     """
     reader = spark.read.schema(schema).option(_NO_PATTERNS, "false")
-    odd = [each for each in paths if not _PATTERN.isdisjoint(each)]
-    groups = [[each] for each in odd]
+    odd = [path for path in paths if not _PATTERN.isdisjoint(path)]
+    groups = [[path] for path in odd]
     if len(odd) < len(paths):
-        groups.append([each for each in paths if each not in odd])
-    return functools.reduce(DataFrame.unionAll, (reader.parquet(*each) for each in groups))
+        groups.append([path for path in paths if path not in odd])
+    return functools.reduce(DataFrame.unionAll, (reader.parquet(*group) for group in groups))
+
+
+def write_parquet(rows: DataFrame, folder: Path, *, overwrite: bool = False) -> None:
+    """Write rows as a folder of Parquet files that survives a power cut."""
+    rows.write.mode("overwrite" if overwrite else "error").parquet(spark_path(folder))
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a new folder, its files and its name are on the disk."""
+    for path in (*sorted(folder.iterdir()), folder, folder.parent, folder.parent.parent):
+        sync(path)
 
 
 def _union(frames: Iterable[DataFrame]) -> DataFrame:
-    return functools.reduce(lambda one, other: one.unionByName(other, True), frames)
+    return functools.reduce(lambda left, right: left.unionByName(right, True), frames)
 
 
-def _any_misfit(way: Reading, latest_us: int) -> str:
-    return " OR ".join(
-        f"COALESCE({each.format(latest=latest_us)}, false)" for each, _ in way.misfits
+def _fits(projection: Projection, latest_us: int) -> str:
+    invalid = " OR ".join(
+        f"COALESCE({check.condition.format(latest=latest_us)}, false)"
+        for check in projection.checks
     )
+    return f"NOT ({invalid}) AS {FITS}"
 
 
-def _first_reason(way: Reading, latest_us: int) -> str:
+def _invalid(rows: DataFrame, projection: Projection, latest_us: int) -> DataFrame:
     cases = " ".join(
-        f"WHEN {each.format(latest=latest_us)} THEN '{reason}'" for each, reason in way.misfits
+        f"WHEN {check.condition.format(latest=latest_us)} THEN '{check.reason}'"
+        for check in projection.checks
     )
-    return f"CASE {cases} END"
+    reasoned = rows.selectExpr(*projection.columns, f"CASE {cases} END AS {REASON}")
+    return reasoned.where(F.col(REASON).isNotNull())
+
+
+@dataclass(frozen=True)
+class _Column:
+    kind: T.DataType | None
+    """The type to read from the file; None: it is not in the file."""
+    sql: str
+    checks: tuple[Check, ...] = ()
+
+
+def _column(declared: Field, physical: pa.Schema) -> _Column:
+    wanted = spark_type(declared.type)
+    index = physical.get_field_index(declared.column)
+    if index < 0:
+        return _Column(None, f"CAST(NULL AS {wanted.simpleString()})")
+    actual = physical.field(index).type
+    name = sql.name(declared.column)
+    if pa.types.is_null(actual):
+        return _Column(None, f"CAST(NULL AS {wanted.simpleString()})")
+    if declared.type.kind == "int" and (pa.types.is_int64(actual) or pa.types.is_uint32(actual)):
+        over = f"{name} NOT BETWEEN {_INT_MIN} AND {_INT_MAX}"
+        reason = f"{declared.name}: too large for an int"
+        return _Column(T.LongType(), f"CAST({name} AS INT)", (Check(over, reason),))
+    if declared.type.kind == "double" and _is_readable(actual, declared.type):
+        odd = f"ISNAN({name}) OR ABS({name}) >= {LARGEST_DOUBLE!r}D"
+        return _Column(wanted, name, (Check(odd, f"{declared.name}: not a finite number"),))
+    if not _is_readable(actual, declared.type):
+        raise ColumnTypeError(
+            f"column {declared.column}: {actual}, where {declared.type} is expected"
+        )
+    return _Column(wanted, name)
+
+
+def _timestamp(physical: pa.Schema, column: str) -> tuple[T.DataType | None, str]:
+    index = physical.get_field_index(column)
+    actual = None if index < 0 else physical.field(index).type
+    if actual is None or pa.types.is_null(actual):
+        return None, "CAST(NULL AS TIMESTAMP)"
+    if not pa.types.is_timestamp(actual):
+        raise ColumnTypeError(f"column {column}: {actual}, where timestamp[us, tz=UTC] is expected")
+    if actual.unit == "ns":  # Spark reads those as the plain number (nanosAsLong)
+        return T.LongType(), f"TIMESTAMP_MICROS({column} DIV 1000)"
+    if actual.tz is None:
+        return T.TimestampNTZType(), f"CAST({column} AS TIMESTAMP)"
+    return T.TimestampType(), column
+
+
+def _is_readable(actual: pa.DataType, wanted: FieldType) -> bool:
+    """Whether a file's type can be read as the catalog's."""
+    if pa.types.is_dictionary(actual):
+        actual = actual.value_type
+    kind = wanted.kind
+    if kind in ("string", "layer", "enum"):
+        return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual))
+    if kind == "bool":
+        return bool(pa.types.is_boolean(actual))
+    if kind == "int":
+        return actual in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
+    if kind == "long":
+        return bool(pa.types.is_integer(actual)) and actual != pa.uint64()
+    if kind == "double":
+        return actual in (pa.float32(), pa.float64())
+    if kind == "list" and wanted.item is not None:
+        is_list = pa.types.is_list(actual) or pa.types.is_large_list(actual)
+        return is_list and _is_readable(actual.value_type, wanted.item)
+    if kind == "map" and wanted.item is not None:
+        return (
+            pa.types.is_map(actual)
+            and _is_readable(actual.key_type, FieldType("string"))
+            and _is_readable(actual.item_type, wanted.item)
+        )
+    if not pa.types.is_struct(actual):
+        return False
+    types = {member.name: member.type for member in actual}
+    return all(
+        member.name not in types or _is_readable(types[member.name], member.type)
+        for member in wanted.fields
+    )

@@ -1,7 +1,7 @@
-"""Segments: the Parquet files of a spool, looked at before Spark reads them.
+"""Segments: the Parquet files of a spool, inspected before Spark reads them.
 
-A look is the file's footer: whether it can be read at all, how many rows it has, and which columns
-of which type. What cannot be read is set aside before it can stop a batch.
+Inspecting reads the file's footer: whether it can be read at all, its number of rows, its columns
+and their types. A file that cannot be read is quarantined before it can fail a batch.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import concurrent.futures
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,10 +23,14 @@ from batchmill.spark.errors import PipelineError
 
 _T = TypeVar("_T")
 
-_LOOKERS = 8
-_WAITS_S = (0.05, 0.2, 0.8)
-"""How long a fault that is not the file's is waited for to pass."""
-_OF_THE_FILE = {
+MOST_SLICES = 8
+"""Each slice makes the query longer. With more cores than this, rows are shuffled instead."""
+_THREADS = 8
+_RETRY_AFTER_S = (0.05, 0.2, 0.8)
+"""Pauses before a file is read again after a fault that is not the file's."""
+_MOST_UNEVEN_ROWS = 1_000_000
+"""With fewer segments than cores, a single core may get this many rows."""
+FILE_FAULTS = {
     errno.ENOENT: "missing",
     errno.ENOTDIR: "missing",
     errno.EACCES: "not permitted",
@@ -34,6 +39,7 @@ _OF_THE_FILE = {
     errno.ELOOP: "unreadable",
     errno.ENAMETOOLONG: "unreadable",
 }
+"""Errors of the system that are the file's fault, with the reason in counters and quarantine."""
 _TOO_MANY = "raise the limit of open files (ulimit -n), or have fewer of them open"
 _ADVICE = {
     errno.EMFILE: _TOO_MANY,
@@ -61,92 +67,131 @@ class BadSegment:
     path: str
     source: str
     reason: str
-    """One of a few words, for the counter."""
+    """A few fixed words, for the counter."""
     detail: str
     rows: int = 0
 
 
-def look_at(paths: Iterable[str]) -> tuple[list[Segment], list[BadSegment]]:
-    """The footers of all ``paths``, several at a time; sorted by path."""
+def inspect(paths: Iterable[str]) -> tuple[list[Segment], list[BadSegment]]:
+    """Read the footers of all ``paths``, several at a time; the usable and the bad, by path."""
     ordered = sorted(paths)
-    if len(ordered) < _LOOKERS:
-        looks = [_look(each) for each in ordered]
+    if len(ordered) < _THREADS:
+        inspected = [_inspect(path) for path in ordered]
     else:
-        with concurrent.futures.ThreadPoolExecutor(_LOOKERS, "batchmill-look") as pool:
-            looks = list(pool.map(_look, ordered))
-    good = [each for each in looks if isinstance(each, Segment)]
-    return good, [each for each in looks if isinstance(each, BadSegment)]
+        with concurrent.futures.ThreadPoolExecutor(_THREADS, "batchmill-inspect") as pool:
+            inspected = list(pool.map(_inspect, ordered))
+    good = [segment for segment in inspected if isinstance(segment, Segment)]
+    return good, [segment for segment in inspected if isinstance(segment, BadSegment)]
 
 
-def read_through(segments: Iterable[Segment]) -> list[BadSegment]:
-    """Those of ``segments`` that do not survive being read to the end: for after a failed batch."""
-    found = (_read(each.path, _to_the_end) for each in segments)
-    return [each for each in found if isinstance(each, BadSegment)]
+def find_corrupt(segments: Iterable[Segment]) -> list[BadSegment]:
+    """Read ``segments`` to their ends, after a batch has failed; those that cannot be."""
+    results = (_read(segment.path, _read_all) for segment in segments)
+    return [result for result in results if isinstance(result, BadSegment)]
 
 
 def reason_for(error: Exception) -> str | None:
-    """Why a file that gave this error is set aside; None if that is not the file's fault.
+    """Why a file that gave this error is quarantined; None if it is not the file's fault.
 
-    What pyarrow finds wrong with the content is no error of the system's: it has no number.
+    pyarrow's errors about a file's content carry no error number.
     """
     if isinstance(error, MemoryError):
         return None
     if isinstance(error, OSError) and error.errno is not None:
-        return _OF_THE_FILE.get(error.errno)
+        return FILE_FAULTS.get(error.errno)
     return "corrupt"
 
 
 def source_of(path: str) -> str:
-    """The folder that a segment lies in."""
+    """The name of the folder that a segment lies in."""
     return path.rstrip("/").rsplit("/", 2)[-2]
 
 
-def _look(path: str) -> Segment | BadSegment:
+def cut(segments: Sequence[Segment], cores: int) -> list[list[Segment]]:
+    """Cut segments into slices of about equal rows, one for each core; empty if that is not useful.
+
+    Neighbours stay together, since they are of about the same time: the fewer minutes two slices
+    share, the fewer deltas are merged later.
+    """
+    count = min(cores, len(segments))
+    rows = sum(segment.rows for segment in segments)
+    if not count or count > MOST_SLICES or (count < cores and rows > count * _MOST_UNEVEN_ROWS):
+        return []
+    slices: list[list[Segment]] = [[] for _ in range(count)]
+    ends = accumulate(segment.rows for segment in segments)
+    for segment, end in zip(segments, ends, strict=True):
+        middle = end - segment.rows / 2
+        slices[min(count - 1, int(middle * count // max(1, rows)))].append(segment)
+    return [members for members in slices if members]
+
+
+def spark_path(path: Path, *, glob: bool = False) -> str:
+    """The name of a local path for Spark, which needs no encoding.
+
+    With ``glob``, for places where Spark takes a pattern: special characters are escaped.
+    """
+    text = str(path)
+    if glob:
+        text = "".join(f"\\{char}" if char in "\\*?[]{}" else char for char in text)
+    return f"file:{text}"
+
+
+def local_path(path: str) -> str | None:
+    """The local path of a file that Spark names; None if the file is not on this machine."""
+    if path.startswith("file:"):
+        return "/" + path.removeprefix("file:").lstrip("/")
+    return path if path.startswith("/") else None
+
+
+def _inspect(path: str) -> Segment | BadSegment:
     return _read(
         path, lambda file: Segment(path, source_of(path), file.metadata.num_rows, _schema(file))
     )
 
 
-def _to_the_end(file: pq.ParquetFile) -> None:
+def _read_all(file: pq.ParquetFile) -> None:
     for _ in file.iter_batches():
         pass
 
 
 def _read(path: str, use: Callable[[pq.ParquetFile], _T]) -> _T | BadSegment:
-    """What ``use`` makes of a file, or what is wrong with the file.
+    """What ``use`` returns for a file, or what is wrong with the file.
 
-    A fault that is not the file's is waited for to pass, then raised: the data may be good.
+    After a fault that is not the file's it is read again, then the fault is raised: the data may
+    be good.
     """
-    waits = iter(_WAITS_S)
+    pauses = iter(_RETRY_AFTER_S)
     while True:
         try:
-            filesystem, inside = _open(path)
-            with pq.ParquetFile(filesystem.open_input_file(inside)) as file:
+            filesystem, inner_path = _open(path)
+            with pq.ParquetFile(filesystem.open_input_file(inner_path)) as file:
                 return use(file)
         except (pa.ArrowException, OSError, UnicodeError, MemoryError) as error:
             if (reason := reason_for(error)) is not None:
-                return _bad(path, reason, error)
-            if (wait := next(waits, None)) is None:
-                raise _not_now(path, error) from error
-        time.sleep(wait)
+                detail = f"{type(error).__name__}: {error}".splitlines()[0]
+                return BadSegment(path, source_of(path), reason, detail)
+            if (pause := next(pauses, None)) is None:
+                raise _unavailable(path, error) from error
+        time.sleep(pause)
 
 
-def _not_now(path: str, error: Exception) -> PipelineError:
+def _unavailable(path: str, error: Exception) -> PipelineError:
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     advice = _ADVICE.get(number or 0, "look after the disk, or what it is reached through")
     return PipelineError(
         f"the segment {path} cannot be read now ({error}): {advice}, then start again; nothing of "
-        "the batch was committed, and it will be tried anew"
+        "the batch was committed, and it will be tried again"
     )
 
 
 def _schema(file: pq.ParquetFile) -> pa.Schema:
     """The schema, with the old kind of timestamps (INT96) as what Spark reads them as."""
     schema: pa.Schema = file.schema_arrow
+    columns = (file.schema.column(i) for i in range(len(file.schema)))
     old = {
-        each.name
-        for each in (file.schema.column(i) for i in range(len(file.schema)))
-        if each.physical_type == "INT96" and each.path == each.name
+        column.name
+        for column in columns
+        if column.physical_type == "INT96" and column.path == column.name
     }
     for name in old:
         index = schema.get_field_index(name)
@@ -154,32 +199,9 @@ def _schema(file: pq.ParquetFile) -> pa.Schema:
     return schema
 
 
-def _bad(path: str, reason: str, error: Exception) -> BadSegment:
-    detail = f"{type(error).__name__}: {error}".splitlines()[0]
-    return BadSegment(path, source_of(path), reason, detail)
-
-
 def _open(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
     local = local_path(path)
     if local is not None:
         return pyarrow.fs.LocalFileSystem(), local
-    filesystem, inside = pyarrow.fs.FileSystem.from_uri(path)
-    return filesystem, inside
-
-
-def spark_path(path: Path, *, glob: bool = False) -> str:
-    """How Spark is told of a path on this machine; nothing in a name needs to be encoded for it.
-
-    With ``glob``, for where Spark takes a pattern: special characters then stand for themselves.
-    """
-    text = str(path)
-    if glob:
-        text = "".join(f"\\{each}" if each in "\\*?[]{}" else each for each in text)
-    return f"file:{text}"
-
-
-def local_path(path: str) -> str | None:
-    """The path on this machine that Spark's name for a file means; None if it lies elsewhere."""
-    if path.startswith("file:"):
-        return "/" + path.removeprefix("file:").lstrip("/")
-    return path if path.startswith("/") else None
+    filesystem, inner_path = pyarrow.fs.FileSystem.from_uri(path)
+    return filesystem, inner_path

@@ -1,243 +1,265 @@
-"""How states are made of rows: what is asked about a row, what is kept of it, and what is added up.
+"""States as columns, with Arrow and NumPy: merged by group, and tallies written as text.
 
-Totals are numbers: how many rows meet some conditions, or the sum, the greatest or the least of
-what they have. Tallies are made of lists of keys. It is computed by :mod:`.summed` or by
-:mod:`.listed`: the same either way.
+Deltas are few and lie in the driver's memory as Arrow columns, so they are merged there: one sort,
+then one pass per column. Whole numbers stay whole numbers: nothing passes through a float.
 
-Text in, text out; see :mod:`._l1` for who puts it together.
+A tally comes as a list of keys, in which a key occurs as often as there were rows that differ in
+something else; the amounts of equal keys are summed here. As a Spark expression that would be
+interpreted for every entry, which took a quarter of a large batch's time.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from batchmill.oal import (
-    ApdexCount,
-    Bucketed,
-    Clamped,
-    Condition,
-    Count,
-    DoubleSum,
-    Extreme,
-    Label,
-    LabelSum,
-    Path,
-    State,
-    Sum,
-    Tally,
-)
-from batchmill.spark.l1 import sql
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-COUNT = "_n"
-"""The column that says how many rows a row stands for."""
+from batchmill.spark.l1.plan import ListedTally, Listing, When
 
-When: TypeAlias = tuple[str, ...]
-"""The conditions that a row must meet, all of them, by their names; none for every row."""
+Numbers = npt.NDArray[Any]
+Longs = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
-COUNT_BITS, CONDITION_BITS = 24, 8
-"""A packed item is one long: the key, which conditions are met, and how many rows it stands for."""
-
-_LOW = "4294967295L"
-"""The lower half of a long."""
+REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+"""The function that merges a column, by how it merges."""
+_LOW = (1 << 32) - 1
+_WIDE = 1 << 30
+"""If all upper halves are below this, the whole number fits 64 bits."""
 
 
 @dataclass(frozen=True)
-class Measure:
-    """What is kept of a value while rows become one."""
+class Groups:
+    """Rows sorted by group: their order, where each group starts, and its key."""
 
-    value: str
-    """Of a single row."""
-    how: str
-    """SUM, MAX, MIN; or COUNT, which is of those rows that have the value."""
+    order: Longs
+    starts: Longs
+    buckets: Longs
+    entities: Longs
+    single: bool
+    """Whether every group has one row only, so that nothing has to be merged."""
 
-    @property
-    def single(self) -> str:
-        """Of one row."""
-        return f"IF({self.value} IS NULL, 0L, 1L)" if self.how == "COUNT" else self.value
+
+def group(buckets: Longs, entities: Longs) -> Groups:
+    """Group rows by bucket and entity."""
+    order = np.lexsort((entities, buckets))
+    sorted_buckets, sorted_entities = buckets[order], entities[order]
+    changes = (np.diff(sorted_buckets) != 0) | (np.diff(sorted_entities) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    if not len(order):
+        starts = starts[:0]
+    return Groups(
+        order, starts, sorted_buckets[starts], sorted_entities[starts], len(starts) == len(order)
+    )
 
 
 @dataclass(frozen=True)
-class Total:
-    """One number of a state."""
+class Column:
+    """One column of deltas, and how it merges: ``sum``, ``max``, ``min`` or ``text``."""
 
     how: str
-    """SUM, MAX or MIN."""
-    what: str
-    """The column: the count of rows, or a measure."""
-    when: When
+    values: Numbers
+    """The neutral element where there is no value. Texts are Python strings, or None."""
+    valid: Mask | None
+    """Where there is a value; None: everywhere, and for texts."""
+
+    def merged(self, groups: Groups) -> Column:
+        """One value for each group, in the order of the groups."""
+        values = self.values[groups.order]
+        valid = None if self.valid is None else self.valid[groups.order]
+        if groups.single:
+            return Column(self.how, values, valid)
+        if self.how == "text":
+            return Column(self.how, _join_texts(values.tolist(), groups), None)
+        values = REDUCE[self.how].reduceat(values, groups.starts)
+        if valid is not None:
+            valid = np.logical_or.reduceat(valid, groups.starts)
+        return Column(self.how, values, valid)
+
+    def tolist(self) -> list[Any]:
+        """The values as the store takes them."""
+        values: list[Any] = self.values.tolist()
+        if self.valid is not None:
+            for place in np.flatnonzero(~self.valid).tolist():
+                values[place] = None
+        return values
+
+
+def column_of(column: pa.ChunkedArray | pa.Array, how: str) -> Column:
+    """A column from Spark's result."""
+    if how == "text":
+        return Column(how, column.to_numpy(zero_copy_only=False), None)
+    if not column.null_count:
+        return Column(how, column.to_numpy(), None)
+    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    return Column(how, pc.fill_null(column, identity(column.type, how)).to_numpy(), valid)
+
+
+def identity(kind: pa.DataType, how: str) -> pa.Scalar:
+    """The neutral element of a merge."""
+    if how == "sum":
+        return pa.scalar(0, kind)
+    if pa.types.is_floating(kind):
+        return pa.scalar(float("-inf") if how == "max" else float("inf"), kind)
+    limits = np.iinfo(kind.to_pandas_dtype())
+    return pa.scalar(limits.min if how == "max" else limits.max, kind)
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The keys of a group's rows, collected; tallies of one key share it."""
+class Entries:
+    """The entries of all lists of a column, sorted by list and key."""
 
-    key: str
-    """The column of the key; rows without one are left out."""
-    kind: str
-    """``int``, ``long`` or ``text``."""
-    measures: tuple[str, ...] = ()
-    """What is collected beside the key; none for how many rows there are."""
+    rows: int
+    """How many lists there are."""
+    row: Longs
+    """The list of each entry."""
+    key: Longs
+    """The key of each entry; where keys are texts, an index into ``texts``."""
+    amounts: tuple[Longs, ...]
+    """What is summed: the count of rows, or measures."""
+    places: Longs
+    """Where each entry was before sorting, among all items of the lists."""
+    texts: tuple[str, ...] | None = None
+    """The keys, where they are texts."""
 
-    @property
-    def name(self) -> str:
-        """The column that it is collected in: the same for the same listing."""
-        return _named("_l", repr(self))
+    def text(self, tally: ListedTally, met: Mask | None) -> pa.Array:
+        """The tally of each list, as the store writes it; null for a list without entries.
 
-    @property
-    def item(self) -> str:
-        """What one row puts into the list."""
-        if self.packed:
-            shift = CONDITION_BITS + COUNT_BITS
-            return f"SHIFTLEFT(CAST({self.key} AS BIGINT), {shift}) | {COUNT}"
-        key = f"MAKE_VALID_UTF8({self.key})" if self.kind == "text" else self.key
-        if not self.measures:
-            return key
-        rest = [f"{each} AS m{number}" for number, each in enumerate(self.measures)]
-        return f"STRUCT({', '.join([f'{key} AS k', *rest])})"
+        ``met`` says which entries count, by their places; None: all.
+        """
+        row, key, amounts = self.row, self.key, self.amounts
+        if met is not None:
+            kept = met[self.places]
+            row, key, amounts = row[kept], key[kept], tuple(amount[kept] for amount in amounts)
+        # Neither of these changes the order.
+        if tally.coarser > 1:
+            # Rounded toward zero, also for the least of all numbers, which has no opposite.
+            key = key // tally.coarser + ((key < 0) & (key % tally.coarser != 0))
+        if tally.last is not None:
+            key = np.clip(key, 0, tally.last)
+        row, key, amounts = _sum_equal_keys(row, key, amounts)
+        return _join_pieces(self.rows, row, self._pieces(key, amounts))
 
-    @property
-    def packed(self) -> bool:
-        """Whether an item is one number; any other item stands for one row."""
-        return self.kind == "int"
-
-    @property
-    def there(self) -> str:
-        """Whether a row has something to put there."""
-        found = f"{self.key} IS NOT NULL"
-        return f"{found} AND {self.measures[-1]} > 0" if self.measures else found
-
-
-@dataclass(frozen=True)
-class Tallied:
-    """A tally, made of a listing."""
-
-    listing: Listing
-    when: When
-    coarser: int = 1
-    """How many of the listing's buckets make one of this tally."""
-    last: int | None = None
-    """The last bucket, which takes all beyond it, as the first takes all before it."""
+    def _pieces(self, key: Longs, amounts: Sequence[Longs]) -> pa.Array:
+        if self.texts is None:
+            return _number_pieces(key, amounts[0])
+        label = pa.array([json.dumps(text) for text in self.texts], pa.string()).take(pa.array(key))
+        if len(amounts) == 1:
+            return pc.binary_join_element_wise(
+                label, pc.cast(pa.array(amounts[0]), pa.string()), ":"
+            )
+        upper, lower, count = amounts
+        parts = [_join_halves(upper, lower), pc.cast(pa.array(count), pa.string())]
+        both = pc.binary_join_element_wise(*parts, ",")
+        return pc.binary_join_element_wise(label, ":[", both, "]", "")
 
 
-@dataclass
-class Recipe:
-    """Everything that the states of one source need, each thing once. Names say what is meant: two
-    sources that need the same call it the same."""
+def sort_entries(
+    row: Longs,
+    rows: int,
+    keys: pa.Array,
+    amounts: Sequence[Longs],
+    kept: Mask | None = None,
+) -> Entries:
+    """Sort entries by list and key: ``row`` is the list of each, of ``rows`` lists in all.
 
-    thresholds: Mapping[str, int]
-    conditions: dict[str, str] = field(default_factory=dict)
-    """Name to condition of a row."""
-    keys: dict[str, str] = field(default_factory=dict)
-    """Column to key of a row."""
-    measures: dict[str, Measure] = field(default_factory=dict)
-    totals: dict[str, Total] = field(default_factory=dict)
-    """The delta's column to what is in it."""
-    tallies: dict[str, Tallied] = field(default_factory=dict)
-    """The delta's column to what is in it."""
-    _widths: dict[Path, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def listings(self) -> set[str]:
-        """The lists that are collected."""
-        return {each.listing.name for each in self.tallies.values()}
-
-    def expect(self, states: Iterable[State]) -> None:
-        """Look at all states first: tallies of one value share a key if the finer buckets of one
-        fill the coarser ones of the other."""
-        widths: dict[Path, set[int]] = {}
-        for each in states:
-            if isinstance(each, Tally) and not isinstance(each.key, Label):
-                widths.setdefault(each.key.value, set()).add(_width(each.key))
-        for value, found in widths.items():
-            chosen: list[int] = []
-            for width in sorted(found):
-                if all(width % finer for finer in chosen):
-                    chosen.append(width)
-            self._widths[value] = tuple(chosen)
-
-    def add(self, state: State) -> tuple[str, ...]:
-        """The columns that hold the state: one, or several."""
-        when = self._when(state.where)
-        if isinstance(state, ApdexCount):
-            met = _put(self.conditions, "_w", sql.apdex(state, self.thresholds))
-            return (self._total("SUM", COUNT, (*when, met)),)
-        if isinstance(state, Count):
-            return (self._total("SUM", COUNT, when),)
-        if isinstance(state, Tally | LabelSum):
-            tally = self._tally(state, when)
-            column = _named("_t", repr(tally))
-            self.tallies[column] = tally
-            return (column,)
-        how = state.which.upper() if isinstance(state, Extreme) else "SUM"
-        return tuple(self._total(how, self._measure(how, each), when) for each in _parts(state))
-
-    def _tally(self, state: Tally | LabelSum, when: When) -> Tallied:
-        if isinstance(state, LabelSum):
-            whole = f"CAST({sql.path(state.value)} AS BIGINT)"
-            parts = [self._measure("SUM", each) for each in _halves(whole)]
-            parts.append(self._measure("COUNT", whole))
-            return Tallied(Listing(self._label(state.label), "text", tuple(parts)), when)
-        if isinstance(state.key, Label):
-            return Tallied(Listing(self._label(state.key.value), "text"), when)
-        value, width = state.key.value, _width(state.key)
-        kind = "int" if value.type.kind == "int" else "long"
-        finest = next(each for each in self._widths[value] if width % each == 0)
-        # Toward zero, here and later: the same as at once.
-        text = f"{sql.path(value)} DIV {finest}"
-        key = _put(self.keys, "_k", f"CAST({text} AS {'INT' if kind == 'int' else 'BIGINT'})")
-        last = state.key.steps if isinstance(state.key, Clamped) else None
-        return Tallied(Listing(key, kind), when, width // finest, last)
-
-    def _label(self, value: Path) -> str:
-        return _put(self.keys, "_k", f"CAST({sql.path(value)} AS STRING)")
-
-    def _when(self, conditions: Iterable[Condition]) -> When:
-        made = (_put(self.conditions, "_w", sql.condition(each)) for each in conditions)
-        return tuple(sorted(set(made)))
-
-    def _total(self, how: str, what: str, when: When) -> str:
-        total = Total(how, what, when)
-        column = _named("_s", repr(total))
-        self.totals[column] = total
-        return column
-
-    def _measure(self, how: str, value: str) -> str:
-        column = _named("_m", f"{how}({value})")
-        self.measures[column] = Measure(value, how)
-        return column
+    ``kept`` says which items of the lists the entries are, if not all.
+    """
+    texts = None
+    if not pa.types.is_integer(keys.type):
+        encoded = keys.dictionary_encode()
+        keys, texts = encoded.indices, tuple(encoded.dictionary.to_pylist())
+    key = keys.to_numpy().astype(np.int64, copy=False)
+    # Packed into one number, where that is possible, they are sorted several times as fast.
+    packed = (row << 32) + key if _is_narrow(key) else None
+    order = np.lexsort((key, row)) if packed is None else np.argsort(packed, kind="stable")
+    return Entries(
+        rows=rows,
+        row=row[order],
+        key=key[order],
+        amounts=tuple(amount[order] for amount in amounts),
+        places=order if kept is None else np.flatnonzero(kept)[order],
+        texts=texts,
+    )
 
 
-def _parts(state: Sum | DoubleSum | Extreme) -> tuple[str, ...]:
-    """The values of one row that are added up, or compared."""
-    value = sql.path(state.value)
-    if isinstance(state, Extreme):
-        return (value,)
-    if isinstance(state, DoubleSum):
-        whole, *rest = sql.limbs(value)
-        return (*_halves(whole), *rest)
-    if state.value.type.kind == "long":
-        return _halves(f"CAST({value} AS BIGINT)")
-    return (value,)
+def tally_texts(
+    tallies: Mapping[str, ListedTally],
+    entries: Callable[[Listing], Entries],
+    met: Callable[[Listing, When], Mask | None],
+) -> dict[str, pa.Array]:
+    """The column of each tally. ``met`` says which items of a list meet conditions; None: all."""
+    columns: dict[str, pa.Array] = {}
+    sorted_entries: dict[str, Entries] = {}
+    for column, tally in tallies.items():
+        name = tally.listing.name
+        if name not in sorted_entries:
+            sorted_entries[name] = entries(tally.listing)
+        columns[column] = sorted_entries[name].text(tally, met(tally.listing, tally.when))
+    return columns
 
 
-def _halves(whole: str) -> tuple[str, str]:
-    """A long as two, its upper and its lower half: the sum of neither outgrows a long."""
-    return f"SHIFTRIGHT({whole}, 32)", f"({whole} & {_LOW})"
+def _join_texts(texts: Sequence[str | None], groups: Groups) -> Numbers:
+    joined = np.empty(len(groups.starts), dtype=object)
+    ends = [*groups.starts[1:].tolist(), len(texts)]
+    for number, (start, end) in enumerate(zip(groups.starts.tolist(), ends, strict=True)):
+        joined[number] = ",".join(text for text in texts[start:end] if text) or None
+    return joined
 
 
-def _width(key: Bucketed | Clamped) -> int:
-    return key.precision if isinstance(key, Bucketed) else key.step
+def _sum_equal_keys(
+    row: Longs, key: Longs, amounts: tuple[Longs, ...]
+) -> tuple[Longs, Longs, tuple[Longs, ...]]:
+    if not len(row):
+        return row, key, amounts
+    new = np.empty(len(row), dtype=np.bool_)
+    new[0] = True
+    np.not_equal(key[1:], key[:-1], out=new[1:])
+    new[1:] |= row[1:] != row[:-1]
+    starts = np.flatnonzero(new)
+    sums = tuple(np.add.reduceat(amount, starts) for amount in amounts)
+    return row[starts], key[starts], sums
 
 
-def _put(columns: dict[str, str], kind: str, text: str) -> str:
-    column = _named(kind, text)
-    columns[column] = text
-    return column
+def _number_pieces(key: Longs, count: Longs) -> pa.Array:
+    """Number and count as the store writes them; each distinct pair is formatted once."""
+    if _is_narrow(key) and count.max(initial=0) <= _LOW:
+        encoded = pa.array((key << 32) + count).dictionary_encode()
+        pairs = encoded.dictionary.to_numpy()
+        if len(pairs) * 4 < len(key):
+            return _format_pairs(pairs >> 32, pairs & _LOW).take(encoded.indices)
+    return _format_pairs(key, count)
 
 
-def _named(kind: str, text: str) -> str:
-    """A column's name that says what is in it: the same text, the same name, in every plan."""
-    return f"{kind}_{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]}"
+def _format_pairs(key: Longs, count: Longs) -> pa.Array:
+    number = pc.cast(pa.array(key), pa.string())
+    counted = pc.binary_join_element_wise(number, pc.cast(pa.array(count), pa.string()), ":")
+    return pc.if_else(pa.array(count == 1), number, counted)
+
+
+def _is_narrow(key: Longs) -> bool:
+    """Whether 32 bits hold every key."""
+    return not len(key) or bool(key.min() >= -(2**31) and key.max() < 2**31)
+
+
+def _join_pieces(rows: int, row: Longs, pieces: pa.Array) -> pa.Array:
+    """The pieces of each row with commas between them; null for a row without any."""
+    counts = np.bincount(row, minlength=rows)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pieces)
+    joined = pc.binary_join(lists, ",")
+    return pc.if_else(pa.array(counts > 0), joined, pa.scalar(None, joined.type))
+
+
+def _join_halves(upper: Longs, lower: Longs) -> pa.Array:
+    """Sums of upper and lower halves as the text of whole numbers."""
+    upper, lower = upper + (lower >> 32), lower & _LOW
+    if not len(upper) or np.abs(upper).max() < _WIDE:
+        return pc.cast(pa.array((upper << 32) + lower), pa.string())
+    halves = zip(upper.tolist(), lower.tolist(), strict=True)
+    return pa.array([str((high << 32) + low) for high, low in halves], pa.string())

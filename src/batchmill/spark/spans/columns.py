@@ -1,11 +1,11 @@
-"""OpenTelemetry spans, read once: what every later step needs of a span, as plain columns.
+"""Reduces OpenTelemetry spans to the plain columns that all later steps need.
 
-:func:`compact` looks up each attribute a single time and leaves the wide maps behind, but for the
-spans whose sources carry them. Everything after it (:mod:`.direct`, :mod:`.links`,
-:mod:`.topn`) works on its columns alone.
+:func:`compact` looks up each attribute once and drops the wide maps, except for spans whose event
+types have them. All later steps (:mod:`.sources`, :mod:`.links`, :mod:`.topn`) use its columns
+only.
 
-Two rules hold throughout. An attribute that is blank or null counts as missing. And where several
-attributes could give a name, the first one that is there does.
+Two rules hold throughout. An attribute that is blank or null counts as missing. Where several
+attributes could give a name, the first one that is present does.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
-from batchmill.spark.input.schema import span_type
-from batchmill.spark.l1.sql import literal
-from batchmill.spark.spans.ids import is_blank
-
-SPAN_SCHEMA = span_type()
-"""A span as it is spooled, which :data:`batchmill.spool.SPAN_SCHEMA` defines; an empty parent is
-none."""
+from batchmill.spark.sql import literal
 
 STATEMENT_LIMIT = 2000
-"""Characters of a statement that are kept."""
+"""How many characters of a statement are kept."""
+
+WHITESPACE = (
+    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005"
+    "\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+"""The characters that ``str.strip()`` removes: a text of nothing else is blank."""
 
 # Commands of redis and memcached.
 _READS = """
@@ -49,7 +49,7 @@ _EVERYWHERE: Mapping[str, str] = {
     "_messaging": "messaging.system",
     "_provider": "gen_ai.provider.name",
     "_old_provider": "gen_ai.system",
-    "_asked_model": "gen_ai.request.model",
+    "_request_model": "gen_ai.request.model",
     "_model": "gen_ai.response.model",
     "_ai_operation": "gen_ai.operation.name",
 }
@@ -73,20 +73,20 @@ _IN_AI_CALLS: Mapping[str, str] = {
 }
 
 SERVES = "kind IN ('SERVER', 'CONSUMER')"
-"""Spans in which a service works for somebody."""
+"""Condition of spans in which a service serves a request."""
 CALLS = "kind IN ('CLIENT', 'PRODUCER')"
-"""Spans in which a service asks for something."""
+"""Condition of spans in which a service makes a request."""
 
 
 def compact(spans: DataFrame) -> DataFrame:
-    """One row for each span of :data:`SPAN_SCHEMA`, with all that is ever derived from it.
+    """One row for each span of ``SPAN_SCHEMA``, with all columns that are derived from it.
 
     Beyond the span's own columns: ``latency`` in whole ms, ``status`` as a boolean, ``instance``,
     ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer`` and ``peer_layer``,
     where a call went as far as the caller knows; ``store`` (the database or cache of a call) with
     ``system``, ``cache_operation`` (null for a database) and ``statement``; ``broker`` with
     ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with the two token
-    counts. What a span has nothing to do with is null.
+    counts. Columns that do not apply to a span are null.
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
@@ -119,6 +119,12 @@ def compact(spans: DataFrame) -> DataFrame:
     return facts.selectExpr(*_COLUMNS)
 
 
+def is_blank(text: str) -> str:
+    """SQL: whether a text has nothing but white space; null for null."""
+    # Trimming one end is enough, and it stops at the first character that stays.
+    return f"(LTRIM({literal(WHITESPACE)}, {text}) = '')"
+
+
 def _at(column: str, key: str) -> str:
     # Not column['key']: Spark takes that for cheap and would look it up again wherever it is used.
     return f"TRY_ELEMENT_AT({column}, {literal(key)})"
@@ -145,7 +151,7 @@ _IS_HTTP = (
     "COALESCE(_method, _old_method, _route, _url, _old_url, _status_code, _old_status_code) "
     "IS NOT NULL"
 )
-_IS_AI = "COALESCE(_provider, _old_provider, _asked_model, _model, _ai_operation) IS NOT NULL"
+_IS_AI = "COALESCE(_provider, _old_provider, _request_model, _model, _ai_operation) IS NOT NULL"
 _IS_CACHE = "system IN ('redis', 'memcached')"
 
 _SERVER = "IF(_port IS NULL, _address, CONCAT(_address, ':', _port))"
@@ -155,7 +161,7 @@ _COMMAND = (
 )
 
 
-def _given(condition: str, value: str) -> str:
+def _only_if(condition: str, value: str) -> str:
     return f"IF({condition}, {value}, NULL)"
 
 
@@ -179,25 +185,25 @@ _COLUMNS = (
     "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, ''))) "
     "AS tags",
     "tag",
-    f"{_given(CALLS, 'COALESCE(_peer, _address)')} AS peer",
+    f"{_only_if(CALLS, 'COALESCE(_peer, _address)')} AS peer",
     f"CASE WHEN NOT ({CALLS}) OR COALESCE(_peer, _address) IS NULL THEN NULL "
     f"WHEN {_IS_AI} THEN 'VIRTUAL_GENAI' "
     f"WHEN {_IS_CACHE} THEN 'VIRTUAL_CACHE' WHEN system IS NOT NULL THEN 'VIRTUAL_DATABASE' "
     "WHEN _messaging IS NOT NULL THEN 'VIRTUAL_MQ' WHEN _peer IS NOT NULL THEN 'GENERAL' "
     "ELSE 'UNDEFINED' END AS peer_layer",
-    _given(_IN_STORE, f"COALESCE(_peer, {_SERVER}, _namespace, _old_namespace, system)")
+    _only_if(_IN_STORE, f"COALESCE(_peer, {_SERVER}, _namespace, _old_namespace, system)")
     + " AS store",
-    f"{_given(_IN_STORE, 'system')} AS system",
+    f"{_only_if(_IN_STORE, 'system')} AS system",
     f"CASE WHEN NOT ({_IN_STORE} AND {_IS_CACHE}) THEN NULL "
     f"WHEN {_COMMAND} IN ({_one_of(_READS)}) THEN 'Read' "
     f"WHEN {_COMMAND} IN ({_one_of(_WRITES)}) THEN 'Write' ELSE 'Others' END AS cache_operation",
-    _given(_IN_STORE, f"SUBSTRING(COALESCE(_query, _old_query, name), 1, {STATEMENT_LIMIT})")
+    _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_query, _old_query, name), 1, {STATEMENT_LIMIT})")
     + " AS statement",
-    f"{_given(_IN_BROKER, f'COALESCE(_peer, {_SERVER}, _messaging)')} AS broker",
-    _given(_IN_BROKER, "IF(kind = 'CONSUMER', 'Consume', 'Produce')") + " AS broker_operation",
-    f"{_given(_IN_BROKER, 'COALESCE(_destination, name)')} AS broker_endpoint",
-    _given(_IN_AI, "COALESCE(_provider, _old_provider, 'unknown')") + " AS provider",
-    _given(_IN_AI, "COALESCE(_model, _asked_model, 'unknown')") + " AS model",
-    _given(_IN_AI, f"COALESCE({_whole('_input', 'BIGINT')}, 0L)") + " AS input_tokens",
-    _given(_IN_AI, f"COALESCE({_whole('_output', 'BIGINT')}, 0L)") + " AS output_tokens",
+    f"{_only_if(_IN_BROKER, f'COALESCE(_peer, {_SERVER}, _messaging)')} AS broker",
+    _only_if(_IN_BROKER, "IF(kind = 'CONSUMER', 'Consume', 'Produce')") + " AS broker_operation",
+    f"{_only_if(_IN_BROKER, 'COALESCE(_destination, name)')} AS broker_endpoint",
+    _only_if(_IN_AI, "COALESCE(_provider, _old_provider, 'unknown')") + " AS provider",
+    _only_if(_IN_AI, "COALESCE(_model, _request_model, 'unknown')") + " AS model",
+    _only_if(_IN_AI, f"COALESCE({_whole('_input', 'BIGINT')}, 0L)") + " AS input_tokens",
+    _only_if(_IN_AI, f"COALESCE({_whole('_output', 'BIGINT')}, 0L)") + " AS output_tokens",
 )

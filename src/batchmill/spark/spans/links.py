@@ -1,26 +1,25 @@
-"""Who called whom: spans paired with their parents and children, across micro-batches.
+"""Finds which service called which: pairs spans with their parents and children across batches.
 
-A relation takes two spans, and they may arrive in different batches. So each batch leaves a digest
-of its spans behind, which later batches are given for as long as the waiting window lasts:
+A relation takes two spans, and they may arrive in different batches. So each batch keeps a summary
+of its spans, which later batches read for as long as spans wait:
 
 - A span that serves pairs with its parent in the batch in which the later of the two arrives. If
-  the parent is of another service, that is a relation as the one who serves saw it (SERVER); if the
-  parent calls, it is also one as the caller saw it (CLIENT). So a call that is served by three
-  services relates to each of them.
-- A span that calls, and for which no other service has answered until its digest expires, went
-  where the caller itself says (its ``peer``).
-- What found no partner by then is counted as unresolved.
+  the parent is of another service, that is a relation as the server saw it (SERVER); if the parent
+  is a call, it is also one as the caller saw it (CLIENT). A call that three services serve thus
+  relates to each of them.
+- A call that no other service has served until its summary expires went where the caller itself
+  says (its ``peer``).
+- A span without a partner by then is counted as unresolved.
 
-Every delivered row speaks once, whatever the split into batches: a served request that was
-delivered twice counts twice, on both sides, as it does in all other sources; a call that was
-delivered twice counts twice only if nobody answered it. The *other* end of a pair is looked up by
-(trace id, span id), however often it was delivered; should spans that differ share an id, the first
-to start counts. A span without these ids can never be paired, and does not wait.
+Each delivered row counts once, whatever the split into batches: a served request that was delivered
+twice counts twice, on both sides, as in all other event types; a call that was delivered twice
+counts twice only if nobody served it. The *other* span of a pair is looked up by (trace id, span
+id), however often it was delivered; if different spans share an id, the first to start counts. A
+span without these ids can never be paired, and does not wait.
 
-It works because a digest never changes. A row waiting since batch 3 has been paired in the
-meantime exactly if a partner is among the carried rows: it came after batch 3, so it has not
-expired. That is why expired rows must be taken away oldest first, and why rows that expire now are
-still to be passed in.
+This works because a summary never changes. A row that waits since batch 3 has been paired exactly
+if a partner is among the pending rows: it arrived after batch 3, so it has not expired. That is why
+rows must expire oldest first, and why rows that expire now still have to be passed in.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pyspark.sql.functions import expr
 
 from batchmill.spark.spans.columns import CALLS, SERVES
 
-DIGEST_SCHEMA = T.StructType(
+SUMMARY_SCHEMA = T.StructType(
     [
         T.StructField("trace_id", T.StringType()),
         T.StructField("span_id", T.StringType()),
@@ -54,44 +53,43 @@ DIGEST_SCHEMA = T.StructType(
         T.StructField("settled", T.BooleanType()),
     ]
 )
-"""What is kept of a span until its partners have come: the first columns are those of
-:func:`.columns.compact`, ``batch`` is the one it arrived in, ``settled`` says that as one end of a
-pair it waits for nothing (it can still be the other end of somebody else's)."""
+"""The summary of a span that is kept until its partners have arrived. The first columns are from
+:func:`.columns.compact`; ``batch`` is the one it arrived in; ``settled`` means that the span waits
+for no partner of its own, though it can still be the partner of another span."""
 
-_SPAN_COLUMNS = tuple(DIGEST_SCHEMA.names[:-2])
+_SPAN_COLUMNS = tuple(SUMMARY_SCHEMA.names[:-2])
 _MEASURED = ("time", "latency", "status", "type", "httpResponseStatusCode", "rpcStatusCode")
 _PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:])
 
 
 @dataclass(frozen=True)
 class Links:
-    """What pairing the spans of one batch gives. All frames are lazy."""
+    """The result of pairing the spans of one batch. All frames are lazy."""
 
     relations: DataFrame
-    """The calls found in this batch; :func:`relation_sources` makes rows of sources of them."""
-    digest: DataFrame
-    """This batch's spans for later batches, as :data:`DIGEST_SCHEMA`."""
+    """The calls found in this batch; see :func:`.sources.relation_sources`."""
+    summary: DataFrame
+    """This batch's spans for later batches, in :data:`SUMMARY_SCHEMA`."""
     unresolved: DataFrame
-    """``kind``, ``reason`` and ``spans``: how many found no partner, or never can."""
+    """``kind``, ``reason`` and ``spans``: how many spans have no partner, or never can."""
     paired: DataFrame
-    """What the other three are taken from; persist it, as each of them would pair anew."""
+    """What the other three are derived from; persist it, or each of them pairs again."""
 
 
 def link(
-    new: DataFrame, carried: DataFrame | None, batch: int, expire_before: int | None = None
+    new: DataFrame, pending: DataFrame | None, batch: int, expire_before: int | None = None
 ) -> Links:
-    """Pair the spans of a batch with each other and with those that were carried over.
+    """Pair the spans of a batch with each other and with those of earlier batches.
 
-    ``new`` is of :func:`.columns.compact`; ``carried`` has the digests of earlier batches in the
-    window, those included that end their wait now: of batches up to ``expire_before``. To let
-    everything expire, pass an empty ``new`` and the highest number. Both frames are read more than
-    once.
+    ``new`` comes from :func:`.columns.compact`; ``pending`` has the summaries of earlier batches,
+    including those that expire now: of batches up to ``expire_before``. To expire everything, pass
+    an empty ``new`` and the highest number. Both frames are read more than once.
     """
     # Numbers that change from batch to batch are kept out of the stages that are costly to compile.
     known = new.selectExpr(*_SPAN_COLUMNS, "false AS settled", "true AS fresh", "false AS expired")
-    if carried is not None:
+    if pending is not None:
         expires = "false" if expire_before is None else f"batch <= {expire_before}L"
-        old = _touched(new, carried.withColumn("expired", expr(expires)))
+        old = _touched(new, pending.withColumn("expired", expr(expires)))
         known = known.unionByName(
             old.selectExpr(*_SPAN_COLUMNS, "settled", "false AS fresh", "expired")
         )
@@ -100,7 +98,7 @@ def link(
         relations=paired.where("relation IS NOT NULL").selectExpr(
             "INLINE(IF(callers_view IS NULL, ARRAY(relation), ARRAY(relation, callers_view)))"
         ),
-        digest=paired.where("fresh").selectExpr(*_SPAN_COLUMNS, f"{batch}L AS batch", "settled"),
+        summary=paired.where("fresh").selectExpr(*_SPAN_COLUMNS, f"{batch}L AS batch", "settled"),
         unresolved=paired.where("lost IS NOT NULL")
         .groupBy("kind", "lost")
         .count()
@@ -109,18 +107,18 @@ def link(
     )
 
 
-def _touched(new: DataFrame, carried: DataFrame) -> DataFrame:
-    """The carried rows of traces in which something can happen now."""
-    waited = carried.where("expired AND NOT settled").select("trace_id")
-    traces = new.select("trace_id").unionByName(waited)
-    return carried.join(traces, "trace_id", "left_semi")
+def _touched(new: DataFrame, pending: DataFrame) -> DataFrame:
+    """The pending rows of traces in which something can change now."""
+    expired = pending.where("expired AND NOT settled").select("trace_id")
+    traces = new.select("trace_id").unionByName(expired)
+    return pending.join(traces, "trace_id", "left_semi")
 
 
 def _pair(known: DataFrame) -> DataFrame:
-    """Each span under its own id and, if it has a parent to find, under that id again.
+    """Each span under its own id and, if it waits for a parent, under the parent's id again.
 
-    So a span, its twins and those who name it as their parent meet in one group: one shuffle and
-    one sort for everything. ``own`` marks the row that speaks for its span.
+    A span, its duplicates and its children thus are in one group: one shuffle and one sort for
+    everything. ``own`` marks the one row that counts for its span.
     """
     child = f"({SERVES} AND parent_span_id IS NOT NULL)"
     roles = known.selectExpr(
@@ -132,7 +130,7 @@ def _pair(known: DataFrame) -> DataFrame:
         "IF(as_child, parent_span_id, span_id) AS key",
         "as_child = is_child AS own",
     )
-    # Null ids are equal to a window, but they are nobody's.
+    # A window takes null ids as equal, but they identify no span.
     node = "NOT as_child AND trace_id IS NOT NULL AND key IS NOT NULL"
     leaf = "as_child AND trace_id IS NOT NULL"
     group = "OVER (PARTITION BY trace_id, key)"
@@ -145,7 +143,7 @@ def _pair(known: DataFrame) -> DataFrame:
         f"MAX(IF({leaf}, service, NULL)) {group} AS served_to",
     )
     return (
-        # Fresh rows are not settled yet; those that were settled as they came have no more to say.
+        # Fresh rows are not settled yet; rows settled on arrival have nothing more to count.
         met.where("own AND NOT settled")
         .selectExpr(
             "*",
@@ -164,7 +162,7 @@ def _pair(known: DataFrame) -> DataFrame:
 def _relation(
     detect: str, source: str, dest: str, source_endpoint: str | None = None, of: str = ""
 ) -> str:
-    """``of``: whose measures they are, where not the row's own; a prefix of columns."""
+    """SQL of a relation. ``of``: the prefix of the measured columns, if not the row's own."""
     of_endpoints = "false" if source_endpoint is None else "true"
     measures = ", ".join(f"'{name}', {of}{name}" for name in _MEASURED)
     return (

@@ -1,7 +1,7 @@
-"""The slowest statements of each database and cache, exactly, and how often each text ran.
+"""Finds the slowest statements of each database and cache, and counts how often each text ran.
 
-Records are kept per stream, entity and minute. Taking the N best of a batch is safe: what is not
-among them cannot be among the N best of all.
+Records are kept per stream, entity and minute. Keeping the N slowest of a batch is exact: what is
+not among them cannot be among the N slowest of all.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr as _expr
 
 from batchmill.errors import ConfigError
-from batchmill.spark.l1.sql import literal
-from batchmill.spark.spans.ids import service_id
-from batchmill.spark.spans.thresholds import TopNThresholds
+from batchmill.sources import BLANK_NAME, SERVICE_NAME_LIMIT
+from batchmill.spark.settings import TopNThresholds
+from batchmill.spark.spans.columns import is_blank
+from batchmill.spark.sql import literal
 
 DATABASE = "top_n_database_statement"
 SERVICE_DATABASE = "top_n_service_database_statement"
@@ -36,17 +37,19 @@ NORMALISED = (
     # A list of placeholders, however long.
     (r"(?<![A-Za-z0-9_])([iI][nN]) ?[(] ?[?][?, ]*[)]", "$1 (?)"),
 )
-"""Pattern and replacement, in this order, then blanks at both ends go: what makes texts that differ
-in their values only one text. The patterns mean the same to Java and to Python."""
+"""Patterns and replacements that turn statements which differ only in their values into one text.
+Applied in this order; then blanks at both ends are removed. The patterns mean the same in Java and
+in Python."""
 
 
 def topn_records(
     compact_spans: DataFrame, n: int = 50, thresholds: TopNThresholds | None = None
 ) -> DataFrame:
-    """The ``n`` slowest of each (``stream``, ``entity``, ``minute``), of those above the threshold.
+    """The ``n`` slowest statements of each stream, entity and minute that are above the threshold.
 
     Equal latencies: the earlier start wins, then the smaller trace id, then the smaller span id.
-    With them ``latency``, ``time_us``, ``trace_id``, ``span_id``, ``statement`` and ``normalised``.
+    Columns: ``stream``, ``entity``, ``minute``, ``latency``, ``time_us``, ``trace_id``,
+    ``span_id``, ``statement`` and ``normalised``.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError("n", n, "a whole number of at least 1")
@@ -56,20 +59,20 @@ def topn_records(
         f"{limits.cache.sql('system')})"
     )
     record = "STRUCT(latency, time_us, trace_id, span_id, statement)"
-    # The statement comes last so that twins, which differ in it at most, have an order as well.
+    # The statement comes last, so that duplicates of a span have an order as well.
     order = "STRUCT(-latency, time_us, trace_id, span_id, statement)"
-    best = (
+    slowest = (
         _executions(compact_spans.where(slow))
         .groupBy("stream", "entity", "minute")
-        .agg(_expr(f"MIN_BY({record}, {order}, {n}) AS best"))
+        .agg(_expr(f"MIN_BY({record}, {order}, {n}) AS slowest"))
     )
-    return best.selectExpr("stream", "entity", "minute", "INLINE(best)").selectExpr(
+    return slowest.selectExpr("stream", "entity", "minute", "INLINE(slowest)").selectExpr(
         "*", f"{normalise('statement')} AS normalised"
     )
 
 
 def statement_stats(compact_spans: DataFrame) -> DataFrame:
-    """How often each normalised statement ran, and its total time: of all, slow or not.
+    """How often each normalised statement ran, slow or not, and its total time.
 
     Columns: ``stream``, ``entity``, ``minute``, ``normalised``, ``runs`` and ``total_ms``.
     """
@@ -80,8 +83,19 @@ def statement_stats(compact_spans: DataFrame) -> DataFrame:
     )
 
 
+def service_id(name: str, normal: str) -> str:
+    """SQL of a service's id, as ``batchmill.sources.entity_id`` makes it; ``normal`` is never null.
+
+    Characters are code points, in SQL and in Python.
+    """
+    blank = f"COALESCE({is_blank(name)}, true)"
+    text = f"SUBSTRING(COALESCE({name}, ''), 1, {SERVICE_NAME_LIMIT})"
+    encoded = f"IF({blank}, {_base64(literal(BLANK_NAME))}, {_base64(text)})"
+    return f"CONCAT({encoded}, IF({normal}, '.1', '.0'))"
+
+
 def normalise(statement: str) -> str:
-    """The statement without its values, as SQL."""
+    """SQL of a statement without its values."""
     for pattern, replacement in NORMALISED:
         statement = f"REGEXP_REPLACE({statement}, {literal(pattern)}, {literal(replacement)})"
     return f"TRIM({statement})"
@@ -97,7 +111,7 @@ _MINUTE = (
 
 
 def _executions(compact_spans: DataFrame, *, normalised: bool = False) -> DataFrame:
-    """One row for each execution and each stream that it is in."""
+    """One row for each execution and each stream that it belongs to."""
     store = service_id("store", "false")
     streams = (
         f"IF(cache_operation IS NULL, ARRAY("
@@ -123,3 +137,8 @@ def _executions(compact_spans: DataFrame, *, normalised: bool = False) -> DataFr
         .selectExpr("*", "INLINE(streams)")
         .drop("streams")
     )
+
+
+def _base64(text: str) -> str:
+    # BASE64 breaks its lines after 76 characters if spark.sql.chunkBase64String.enabled says so.
+    return f"TRANSLATE(BASE64(CAST({text} AS BINARY)), '\r\n', '')"

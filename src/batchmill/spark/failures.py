@@ -1,0 +1,144 @@
+"""Classifies failures by what Python, Spark and the JVM report about them.
+
+A segment is quarantined only if its own content made the batch fail. All other failures are raised,
+since they pass and the data is good: Spark stopped, a worker lost, a disk full, too many open
+files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from batchmill.errors import BatchmillError
+from batchmill.spark.errors import PipelineError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+_FAILED_READ = "FAILED_READ_FILE"
+"""Spark's error class for every failure while it reads a file."""
+_NOT_THE_CONTENT = (
+    *_FULL_TEXTS,
+    "FILE_NOT_EXIST",
+    "UNSUPPORTED_FILE_SYSTEM",
+    "FileNotFoundException",
+    "NoSuchFileException",
+    "AccessControlException",
+    "AccessDeniedException",
+    "Permission denied",
+    "Too many open files",
+    "Input/output error",
+    "Stale file handle",
+    "Cannot allocate memory",
+    "OutOfMemoryError",
+    "java.net.",
+    "Connection re",
+    "TimeoutException",
+    "InterruptedException",
+    "InterruptedIOException",
+    "ClosedByInterruptException",
+    "ClosedChannelException",
+    "TaskKilledException",
+    "SparkContext",
+)
+"""Failures of a read that are not caused by the file's content. The driver has just read the same
+file to its end, so it exists and may be read."""
+_MOST_CAUSES = 20
+
+
+def error_text(error: BaseException) -> str:
+    """The messages of an error and its causes, in Python and in the JVM, without the stacks."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(lines) < _MOST_CAUSES:
+        lines += [
+            f"{type(cause).__name__}: {cause}",
+            str(getattr(cause, "_stackTrace", None) or ""),
+            *_java_messages(
+                getattr(cause, "_origin", None) or getattr(cause, "java_exception", None)
+            ),
+        ]
+        cause = cause.__cause__
+    return "\n".join(
+        line for text in lines for line in text.splitlines() if line and not _is_frame(line)
+    )
+
+
+def is_content_error(text: str) -> bool:
+    """Whether a failure, given as :func:`error_text`, was caused by the content of a file."""
+    return _FAILED_READ in text and not any(sign in text for sign in _NOT_THE_CONTENT)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk caused the error."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    text = error_text(error)
+    return any(sign in text for sign in _FULL_TEXTS)
+
+
+def disk_full_error(error: BaseException, folders: Iterable[Path]) -> PipelineError | None:
+    """The error to raise in place of ``error`` if a disk is full; None if none is.
+
+    ``folders`` are those that were written to; the message names the one with the least free space.
+    """
+    if not is_disk_full(error):
+        return None
+    free, folder = min((_free_bytes(folder), str(folder)) for folder in folders)
+    return PipelineError(
+        f"a disk is full: make room in {folder} ({free:,} bytes are free there now), then start "
+        "again; nothing of the batch was committed, and it will be tried again"
+    )
+
+
+@contextlib.contextmanager
+def explain_full_disk(*folders: Path) -> Iterator[None]:
+    """Raise :func:`disk_full_error` in place of what Spark or Python report about a full disk."""
+    try:
+        yield
+    except BatchmillError:
+        raise
+    except Exception as error:
+        if (full := disk_full_error(error, folders)) is None:
+            raise
+        raise full from error
+
+
+def spark_local_folders(spark: SparkSession) -> list[Path]:
+    """Where Spark writes shuffle files, as far as this machine knows."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or spark.sparkContext.getConf().get(
+        "spark.local.dir", tempfile.gettempdir()
+    )
+    return [Path(folder.strip()) for folder in str(folders).split(",") if folder.strip()]
+
+
+def _java_messages(error: Any) -> list[str]:
+    """The messages of a Java exception and its causes; fewer if the JVM does not answer."""
+    lines: list[str] = []
+    try:
+        while error is not None and len(lines) < _MOST_CAUSES:
+            lines.append(f"{error.getClass().getName()}: {error.getMessage()}")
+            error = error.getCause()
+    except (Py4JError, OSError) as gone:
+        lines.append(f"{type(gone).__name__}: {gone}")
+    return lines
+
+
+def _is_frame(line: str) -> bool:
+    return line.lstrip().startswith(("at ", "... "))
+
+
+def _free_bytes(folder: Path) -> int:
+    for existing in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(existing).free
+    return 0

@@ -1,0 +1,215 @@
+"""Makes and commits the batches of a stream, one at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from batchmill.oal import MetricSet
+from batchmill.outbox import Outbox
+from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.input.quarantine import Quarantine
+from batchmill.spark.l1.plan import SourcePlan, plan_source
+from batchmill.spark.l2.batch import BatchMaker, Work
+from batchmill.spark.l2.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
+from batchmill.spark.runtime.checkpoint import Checkpoint
+from batchmill.spark.runtime.session import copy_of, rebind
+from batchmill.spark.settings import PipelineSettings
+from batchmill.spark.spans.dedup import DedupIndex, is_index_file
+from batchmill.spark.spans.pending import PendingFiles
+from batchmill.spark.spans.processor import SpanProcessor
+from batchmill.store import (
+    Batch,
+    Carry,
+    Claim,
+    CommitResult,
+    FencedError,
+    Layout,
+    Store,
+)
+
+log = logging.getLogger("batchmill.spark")
+
+_ALL = 2**31
+"""More files than an outbox can hold."""
+
+
+def plans_for(
+    metrics: MetricSet, layout: Layout, settings: PipelineSettings
+) -> dict[str, SourcePlan]:
+    """A plan for each source that a metric reads."""
+    return {
+        source: plan_source(metrics.catalog.source(source), own, layout, settings.apdex_ms)
+        for source, own in metrics.by_source().items()
+    }
+
+
+class StreamWriter:
+    """Commits the batches of one claimed stream, one at a time.
+
+    ``claimed`` is the right to do so; ``claim`` asks the store for it again. After a commit that
+    failed, the state of the stream is read from the store, never guessed.
+    """
+
+    def __init__(
+        self,
+        *,
+        spark: SparkSession,
+        metrics: MetricSet,
+        plans: dict[str, SourcePlan],
+        store: Store,
+        stream: str,
+        claimed: Claim,
+        claim: Callable[[], Claim],
+        checkpoint: Checkpoint,
+        quarantine: Quarantine,
+        settings: PipelineSettings,
+        clock: Callable[[], float],
+        expire: bool = True,
+        dedup_s: float | None = None,
+        outbox: Outbox | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        """``layout`` gives the metrics of the columns in the ``outbox``'s files."""
+        self.stream = stream
+        self._outbox = outbox
+        self._layout = layout or Layout({})
+        self._store = store
+        self._claim = claim
+        self._stale = False
+        self._fenced: FencedError | None = None
+        self._settings = settings
+        self._clock = clock
+        self._expire = expire
+        self._turn = threading.Lock()
+        # A batch changes settings by its size, which must not affect another writer's batch.
+        self._spark = spark = copy_of(spark)
+        index = None if dedup_s is None else DedupIndex(spark, checkpoint.dedup_index, dedup_s)
+        self._spans = SpanProcessor(
+            spark, checkpoint.pending_spans, settings, frozenset(plans), index
+        )
+        self._enter(claimed)
+        self._maker = BatchMaker(spark, metrics.catalog, plans, settings, quarantine, self._spans)
+
+    def write(
+        self,
+        number: int,
+        *,
+        paths: Callable[[], Sequence[str]] = tuple,
+        frames: Mapping[str, DataFrame] | None = None,
+    ) -> BatchReport:
+        """Make and commit a batch; one that is in the store already is not made again."""
+        with self._turn:
+            self._refresh()
+            if self.last is not None and number <= self.last:
+                log.info("batch %d of %s is in the store already", number, self.stream)
+                nothing = CommitResult(applied=False)
+                return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
+            work = self._work(number)
+            own = {source: rebind(frame, self._spark) for source, frame in (frames or {}).items()}
+            return self._write(replace(work, paths=paths(), frames=own))
+
+    def settle(self, *, everything: bool = False) -> BatchReport | None:
+        """Give up on spans that have waited long enough, or on all; None if there are none.
+
+        For a stream to which no new batch comes: a batch does the same.
+        """
+        with self._turn:
+            self._refresh()
+            pending = self._pending(everything)
+            oldest = min((file.arrived_ms for file in pending.spans), default=None)
+            expired_ms = (self._clock() - self._settings.span_wait_s) * 1000
+            if oldest is None or not (everything or oldest <= expired_ms):
+                return None
+            work = self._work(0 if self.last is None else self.last)
+            return self._write(replace(work, settle=True, pending=pending))
+
+    def _enter(self, claim: Claim) -> None:
+        """Take over the state of the stream from the store."""
+        self.last = claim.last_batch
+        self._epoch = claim.epoch
+        self._files: tuple[Carry, ...] = claim.carry
+        self._spans.remove_unused(self._files)
+        if self._outbox is not None:
+            files = self._store.outbox(self._outbox.place, limit=_ALL)
+            self._outbox.tidy(self.stream, {file.path for file in files})
+
+    def _pending(self, expire_all: bool = False) -> PendingFiles:
+        spans = tuple(file for file in self._files if not is_index_file(file))
+        index = tuple(file for file in self._files if is_index_file(file))
+        return PendingFiles(spans, index, expire_all)
+
+    def _refresh(self) -> None:
+        """After a commit that failed, read the state from the store: it may have been applied."""
+        if self._fenced is not None:
+            raise self._fenced
+        if self._stale:
+            self._enter(self._claim())
+            self._stale = False
+
+    def _commit(self, batch: Batch) -> CommitResult:
+        try:
+            return self._store.commit(batch)
+        except FencedError as error:
+            # The stream belongs to another writer now; a claim would take it back.
+            self._fenced = error
+            raise
+        except BaseException:
+            self._stale = True
+            raise
+
+    def _work(self, number: int) -> Work:
+        """A batch without input. Valid for this turn only: the pending files may change."""
+        return Work(
+            stream=self.stream,
+            number=number,
+            epoch=self._epoch,
+            now=self._clock(),
+            newest=self._store.newest_minute(),
+            pending=self._pending(),
+            expire=self._expire,
+        )
+
+    def _write(self, work: Work) -> BatchReport:
+        watch = work.watch
+        watch.lap(READ)
+        started = time.perf_counter()
+        batch, stats = self._maker.make(work)
+        made = time.perf_counter()
+        if self._outbox is not None:
+            with explain_full_disk(self._outbox.folder):
+                batch.outgoing = self._outbox.write(batch, self._layout)
+            watch.lap(OUTBOX)
+        written = time.perf_counter()
+        result = self._commit(batch)
+        committed = time.perf_counter()
+        watch.lap(COMMIT)
+        if self._outbox is not None:
+            self._outbox.remove(result.outbox_dropped)
+        if not work.settle:
+            self.last = work.number
+        gone = set(batch.drop_carry)
+        self._files = (
+            *(file for file in self._files if file.path not in gone),
+            *batch.add_carry,
+        )
+        if gone:
+            self._spans.remove_unused(self._files)
+        watch.lap(UPKEEP)
+        return BatchReport(
+            self.stream,
+            work.number,
+            result.applied,
+            stats,
+            result,
+            spark_s=made - started,
+            store_s=committed - written,
+            outbox_s=written - made,
+            given=len(work.paths),
+            phases=watch.phases,
+        )

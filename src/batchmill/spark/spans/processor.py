@@ -1,0 +1,307 @@
+"""Processes the spans of a micro-batch, and keeps those that wait for a later batch.
+
+Spans of one trace arrive in different batches. A summary of each span is kept in files beside the
+checkpoint until :attr:`~batchmill.spark.PipelineSettings.span_wait_s` is over, or in a backfill
+until its end. A file that no commit names is unused, and is removed. The same holds for the files
+of the dedup index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from batchmill.sources import split_entity_id
+from batchmill.spark.input.reader import SPAN_SCHEMA, read_parquet, write_parquet
+from batchmill.spark.input.segments import spark_path
+from batchmill.spark.l1.fusion import Rows
+from batchmill.spark.settings import PipelineSettings, SlowThresholds, TopNThresholds
+from batchmill.spark.spans import dedup, pending
+from batchmill.spark.spans.columns import compact
+from batchmill.spark.spans.links import SUMMARY_SCHEMA, Links, link
+from batchmill.spark.spans.pending import PendingFiles
+from batchmill.spark.spans.sources import count_spans, direct_sources, relation_sources
+from batchmill.spark.spans.topn import SERVICE_DATABASE, statement_stats, topn_records
+from batchmill.store import Batch, Carry, StatementRow, TopNRow
+
+if TYPE_CHECKING:
+    from batchmill.spark.l2.deltas import EntityBook
+
+_LARGE = 1_000_000
+"""From this many rows on, several files are written."""
+
+
+@dataclass
+class SpanResults:
+    """What the spans of a batch give. Some of it is filled in by ``jobs``."""
+
+    sources: dict[str, Rows] = field(default_factory=dict)
+    rows: int = 0
+    oldest_us: int = 0
+    newest_us: int = 0
+    late: int = 0
+    """How many spans came late."""
+    duplicates: int = 0
+    """How many spans were dropped, since they were delivered before."""
+    jobs: list[Callable[[], None]] = field(default_factory=list)
+    """To be run beside the aggregation of the sources, in any order."""
+    add_files: list[Carry] = field(default_factory=list)
+    drop_files: list[str] = field(default_factory=list)
+    unresolved: pa.Table | None = None
+    top: pa.Table | None = None
+    statements: pa.Table | None = None
+
+    def collect_unresolved(self, frame: DataFrame) -> None:
+        """Fetch how many spans have no partner."""
+        self.unresolved = frame.toArrow()
+
+    def collect_top(self, frame: DataFrame) -> None:
+        """Fetch the slowest statements."""
+        self.top = frame.toArrow()
+
+    def collect_statements(self, frame: DataFrame) -> None:
+        """Fetch how often each statement ran."""
+        self.statements = frame.toArrow()
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """When a batch is made: what its spans are marked with, and which earlier ones expire."""
+
+    tick: int
+    expire_before: int | None
+    number: int
+    expire: bool
+    late_before_us: int | None
+
+
+class SpanProcessor:
+    """Turns spans into rows of event types, links, TopN records, and files of pending spans."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        settings: PipelineSettings,
+        wanted: frozenset[str],
+        index: dedup.DedupIndex | None = None,
+    ) -> None:
+        """``wanted`` are the event types that a metric reads."""
+        self._spark = spark
+        self.folder = folder
+        self._index = index
+        self._settings = settings
+        self._wanted = wanted
+        self._slow = TopNThresholds(
+            database=SlowThresholds.parse(settings.slow_database_ms),
+            cache=SlowThresholds.parse(settings.slow_cache_ms),
+        )
+
+    @contextlib.contextmanager
+    def process(
+        self,
+        files: PendingFiles,
+        spans: DataFrame | None,
+        *,
+        now: float,
+        number: int,
+        expire: bool = True,
+        late_before_us: int | None = None,
+    ) -> Iterator[SpanResults]:
+        """Process the valid ``spans`` of a batch; what Spark persists for it is freed at the end.
+
+        Without ``expire`` no span is given up for having waited long. Spans that start before
+        ``late_before_us`` are late.
+        """
+        earlier = (*files.spans, *files.dedup)
+        tick = max([int(now * 1000), *(file.arrived_ms + 1 for file in earlier)])
+        wait_ms = int(self._settings.span_wait_s * 1000)
+        expired = [
+            file
+            for file in files.spans
+            if files.expire_all or (expire and file.arrived_ms <= tick - wait_ms)
+        ]
+        if spans is None and not expired:
+            yield SpanResults()
+            return
+        pending.check_files(files.spans)
+        expire_before = max((file.arrived_ms for file in expired), default=None)
+        if spans is None:
+            spans = self._spark.createDataFrame([], SPAN_SCHEMA)
+        persisted: list[DataFrame] = []
+
+        def persist(frame: DataFrame) -> DataFrame:
+            persisted.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+            return frame
+
+        try:
+            new = persist(compact(spans))
+            moment = _Moment(tick, expire_before, number, expire, late_before_us)
+            yield self._process(files, expired, new, persist, moment)
+        finally:
+            for frame in persisted:
+                frame.unpersist()
+
+    def _process(
+        self,
+        files: PendingFiles,
+        expired: Sequence[Carry],
+        new: DataFrame,
+        persist: Callable[[DataFrame], DataFrame],
+        moment: _Moment,
+    ) -> SpanResults:
+        counts = arrived = count_spans(new)
+        expired_index = self._expired_index(files, moment)
+        index_files = [file for file in files.dedup if file not in expired_index]
+        if self._index is not None and arrived.spans:
+            small = arrived.spans <= self._settings.small_batch_rows
+            unique = self._index.drop_duplicates(new, index_files, persist, small=small)
+            if unique is not new:
+                new = unique
+                counts = count_spans(new)
+        results = SpanResults(
+            rows=counts.spans, oldest_us=arrived.oldest_us, newest_us=arrived.newest_us
+        )
+        results.duplicates = arrived.spans - results.rows
+        late_us = moment.late_before_us
+        if late_us is not None and results.rows and arrived.oldest_us < late_us:
+            results.late = new.where(f"time < TIMESTAMP_MICROS({late_us}L)").count()
+        results.drop_files = [file.path for file in (*expired, *expired_index)]
+        results.sources = {
+            source: rows
+            for source, rows in direct_sources(new).items()
+            if counts.rows[source] and source in self._wanted
+        }
+        earlier = None
+        if files.spans:
+            earlier = read_parquet(self._spark, SUMMARY_SCHEMA, [file.path for file in files.spans])
+        links = link(new, earlier, moment.tick, moment.expire_before)
+        persist(links.paired)
+        results.sources |= {
+            source: rows
+            for source, rows in relation_sources(links.relations).items()
+            if source in self._wanted
+        }
+        results.jobs = [lambda: results.collect_unresolved(links.unresolved)]
+        if results.rows:
+            results.jobs.append(lambda: self._write_pending(links, files, expired, moment, results))
+            if self._index is not None:
+                results.jobs.append(lambda: self._write_index(new, index_files, moment, results))
+        if counts.rows["DatabaseAccess"] or counts.rows["CacheAccess"]:
+            top = topn_records(new, self._settings.top_n, self._slow)
+            statements = statement_stats(new)
+            results.jobs += [
+                lambda: results.collect_top(top),
+                lambda: results.collect_statements(statements),
+            ]
+        return results
+
+    def _write_pending(
+        self,
+        links: Links,
+        files: PendingFiles,
+        expired: Sequence[Carry],
+        moment: _Moment,
+        results: SpanResults,
+    ) -> None:
+        """Keep this batch's spans for later ones, merged with files of the same time."""
+        gone = {file.path for file in expired}
+        alive = [file for file in files.spans if file.path not in gone]
+        wait_ms = int(self._settings.span_wait_s * 1000)
+        merged = pending.to_merge(
+            alive, tick=moment.tick, rows=results.rows, wait_ms=wait_ms, expire=moment.expire
+        )
+        summary = links.summary
+        if merged:
+            paths = [file.path for file in merged]
+            summary = summary.unionByName(read_parquet(self._spark, SUMMARY_SCHEMA, paths))
+            results.drop_files += paths
+        rows = results.rows + sum(file.rows for file in merged)
+        if rows < _LARGE:
+            summary = summary.coalesce(1)
+        target = self.folder / f"{moment.number}-{uuid.uuid4().hex[:8]}"
+        write_parquet(summary, target)
+        results.add_files.append(Carry(spark_path(target), moment.number, moment.tick, rows))
+
+    def _expired_index(self, files: PendingFiles, moment: _Moment) -> list[Carry]:
+        """The files of the dedup index that are no longer needed; a backfill needs all of them."""
+        if self._index is None or (files.expire_all and not moment.expire):
+            return list(files.dedup)
+        if not moment.expire:
+            return []
+        return dedup.expired(files.dedup, moment.tick, self._index.window_ms)
+
+    def _write_index(
+        self, new: DataFrame, files: Sequence[Carry], moment: _Moment, results: SpanResults
+    ) -> None:
+        """Add the ids of this batch's spans to the dedup index."""
+        assert self._index is not None
+        file, merged = self._index.write(
+            new, results.rows, files, number=moment.number, tick=moment.tick, expire=moment.expire
+        )
+        results.add_files.append(file)
+        results.drop_files += [old.path for old in merged]
+
+    def add_to(self, batch: Batch, results: SpanResults, book: EntityBook) -> None:
+        """Add the results to a batch, once all ``jobs`` are done."""
+        batch.add_carry += results.add_files
+        batch.drop_carry += results.drop_files
+        for row in _rows(results.unresolved):
+            key = ("unresolved", "Span", row["reason"])
+            batch.counters[key] = batch.counters.get(key, 0) + row["spans"]
+        for row in _rows(results.top):
+            batch.topn.append(
+                TopNRow(
+                    row["stream"],
+                    _entity(row, book),
+                    row["minute"],
+                    row["latency"],
+                    row["time_us"],
+                    row["trace_id"],
+                    row["span_id"],
+                    row["statement"],
+                    row["normalised"],
+                )
+            )
+        for row in _rows(results.statements):
+            batch.statements.append(
+                StatementRow(
+                    row["stream"],
+                    _entity(row, book),
+                    row["minute"],
+                    row["normalised"],
+                    row["runs"],
+                    row["total_ms"],
+                )
+            )
+
+    def remove_unused(self, used: Sequence[Carry]) -> None:
+        """Remove the files that are not ``used``: no commit names them, nobody will read them."""
+        names = {file.path.rstrip("/").rsplit("/", 1)[-1] for file in used}
+        for place in (self.folder, self.folder.with_name(dedup.FOLDER)):
+            for folder in place.iterdir() if place.is_dir() else ():
+                if folder.name not in names:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rows(table: pa.Table | None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [] if table is None else table.to_pylist()
+    return rows
+
+
+def _entity(row: Mapping[str, Any], book: EntityBook) -> int:
+    """The number of the entity of a TopN record."""
+    called = row["stream"] != SERVICE_DATABASE
+    layers = {"VIRTUAL_CACHE" if "cache" in row["stream"] else "VIRTUAL_DATABASE"}
+    id_ = row["entity"]
+    names = split_entity_id("service", id_)
+    return book.number("service", id_, names, layers if called else {"GENERAL"})

@@ -1,0 +1,164 @@
+"""Turns spans into rows of event types.
+
+A single span gives rows of the service that served, and of the database, cache, broker or model
+that was called. Calls between services take two spans: :mod:`.links` finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from batchmill.spark.l1.fusion import Rows
+from batchmill.spark.spans.columns import SERVES
+
+_SERVED = ("latency", "status", "httpResponseStatusCode", "rpcStatusCode", "type", "tags", "tag")
+_RELATED = ("status", "httpResponseStatusCode", "rpcStatusCode", "type", "detectPoint")
+_TOKENS = (
+    "input_tokens AS inputTokens",
+    "output_tokens AS outputTokens",
+    "0L AS totalEstimatedCost",
+    "CAST(latency AS BIGINT) AS latency",
+    "status",
+)
+_BROKERED = (
+    "broker_operation AS operation",
+    "IF(kind = 'CONSUMER', CAST(latency AS BIGINT), 0L) AS transmissionLatency",
+    "status",
+)
+
+_SOURCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "Service": (
+        SERVES,
+        (
+            *("service AS name", "'GENERAL' AS layer", "instance AS serviceInstanceName"),
+            *("name AS endpointName", *_SERVED),
+        ),
+    ),
+    "ServiceInstance": (
+        SERVES,
+        (
+            *("instance AS name", "service AS serviceName", "'GENERAL' AS serviceLayer"),
+            *("name AS endpointName", *_SERVED),
+        ),
+    ),
+    "Endpoint": (
+        SERVES,
+        (
+            *("name", "service AS serviceName", "instance AS serviceInstanceName"),
+            *("'GENERAL' AS serviceLayer", *_SERVED),
+        ),
+    ),
+    "DatabaseAccess": (
+        "store IS NOT NULL AND cache_operation IS NULL",
+        ("store AS name", "latency", "status"),
+    ),
+    "CacheAccess": (
+        "cache_operation IS NOT NULL",
+        ("store AS name", "latency", "status", "cache_operation AS operation"),
+    ),
+    "MQAccess": ("broker IS NOT NULL", ("broker AS name", *_BROKERED)),
+    "MQEndpointAccess": (
+        "broker IS NOT NULL",
+        ("broker AS serviceName", "broker_endpoint AS endpoint", *_BROKERED),
+    ),
+    "GenAIProviderAccess": ("provider IS NOT NULL", ("provider AS name", *_TOKENS)),
+    "GenAIModelAccess": (
+        "provider IS NOT NULL",
+        ("provider AS serviceName", "model AS modelName", *_TOKENS),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SpanCounts:
+    """The number of spans and of the rows they give, and the range of their starts."""
+
+    spans: int
+    rows: Mapping[str, int]
+    oldest_us: int
+    """The first start of a span, in microseconds since 1970; 0 without spans."""
+    newest_us: int
+
+
+def direct_sources(compact_spans: DataFrame) -> dict[str, Rows]:
+    """The rows that single spans give, by event type.
+
+    They have ``time`` and those of the catalog's columns that spans have; the others are null.
+    """
+    return {
+        source: Rows(compact_spans, ("time", *columns), condition)
+        for source, (condition, columns) in _SOURCES.items()
+    }
+
+
+def count_spans(compact_spans: DataFrame) -> SpanCounts:
+    """Count spans and the rows they give, in one pass."""
+    conditions = {source: condition for source, (condition, _) in _SOURCES.items()}
+    counted = compact_spans.selectExpr(
+        "COUNT(1) AS spans",
+        "COALESCE(MIN(UNIX_MICROS(time)), 0) AS oldest",
+        "COALESCE(MAX(UNIX_MICROS(time)), 0) AS newest",
+        *(f"COUNT_IF({condition}) AS {source}" for source, condition in conditions.items()),
+    ).first()
+    assert counted is not None
+    return SpanCounts(
+        int(counted["spans"]),
+        {source: int(counted[source]) for source in conditions},
+        int(counted["oldest"]),
+        int(counted["newest"]),
+    )
+
+
+def relation_sources(relations: DataFrame) -> dict[str, Rows]:
+    """The rows of calls between services, as :func:`.links.link` finds them, by event type.
+
+    They have ``time`` (the start of the span that was measured: the serving one where the detect
+    point is SERVER, else the calling one) and those of the catalog's columns that spans have.
+    """
+    return {
+        "ServiceRelation": Rows(
+            relations,
+            (
+                "time",
+                "sourceService AS sourceServiceName",
+                "sourceInstance AS sourceServiceInstanceName",
+                "sourceLayer",
+                "destService AS destServiceName",
+                "destInstance AS destServiceInstanceName",
+                "destLayer",
+                *("endpoint", "latency", *_RELATED),
+            ),
+        ),
+        "ServiceInstanceRelation": Rows(
+            relations,
+            (
+                "time",
+                "sourceService AS sourceServiceName",
+                "sourceInstance AS sourceServiceInstanceName",
+                "sourceLayer AS sourceServiceLayer",
+                "destService AS destServiceName",
+                "destInstance AS destServiceInstanceName",
+                "destLayer AS destServiceLayer",
+                *("endpoint", "latency", *_RELATED),
+            ),
+        ),
+        "EndpointRelation": Rows(
+            relations,
+            (
+                "time",
+                "sourceService AS serviceName",
+                "sourceInstance AS serviceInstanceName",
+                "sourceLayer AS serviceLayer",
+                "sourceEndpoint AS endpoint",
+                "destService AS childServiceName",
+                "destInstance AS childServiceInstanceName",
+                "destLayer AS childServiceLayer",
+                "endpoint AS childEndpoint",
+                *("latency AS rpcLatency", *_RELATED),
+            ),
+            "ofEndpoints",
+        ),
+    }

@@ -1,0 +1,78 @@
+"""The pipeline's reader understands what the spool and the client write; without Spark."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from batchmill import Client
+from batchmill.sources import SourceType, builtin_catalog, service, source, source_of
+from batchmill.spark.input.reader import SPAN, Projection, project
+from batchmill.spark.input.segments import inspect, spark_path
+from batchmill.spool import SPAN_COLUMNS, Spool
+from tests.kit.threads import WAIT_S
+from tests.spool.kit import segments, spans
+
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+class Mood(enum.Enum):
+    GOOD = 1
+    BAD = 2
+
+
+@dataclass(frozen=True)
+class Basket:
+    items: int
+    note: str | None = None
+
+
+@source(entity=service("shop"))
+@dataclass(frozen=True)
+class ReaderSale:
+    shop: str
+    cents: int
+    time: datetime = NOON
+    mood: Mood = Mood.GOOD
+    basket: Basket = Basket(3)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def projection(folder: Path, kind: SourceType, rows: int) -> Projection:
+    """How the only segment in a folder is read: with all columns of its event type."""
+    good, bad = inspect([spark_path(path) for path in segments(folder)])
+    assert bad == []
+    assert [(segment.source, segment.rows) for segment in good] == [(kind.name, rows)]
+    return project(kind, [column.column for column in kind.fields.values()], good[0].schema)
+
+
+def test_spans_of_a_spool_are_read(tmp_path: Path) -> None:
+    """With every column."""
+    with Spool(tmp_path, linger_s=0) as spool:
+        spool.submit("Span", spans(range(5))).result(WAIT_S)
+    read = projection(tmp_path, SPAN, 5)
+    assert {column.name for column in read.schema} == set(SPAN_COLUMNS)
+
+
+@pytest.mark.parametrize("name", sorted(builtin_catalog().sources))
+def test_every_event_type_is_read(tmp_path: Path, name: str) -> None:
+    """With the schema of the catalog, structs and lists and maps included."""
+    kind = builtin_catalog().source(name)
+    event: dict[str, Any] = {"time": NOON, **dict.fromkeys(kind.required, 1)}
+    with Client(tmp_path) as client:
+        client.emit(event, name)
+    assert projection(tmp_path, kind, 1).columns
+
+
+def test_events_of_an_own_class_are_read(tmp_path: Path) -> None:
+    """An application's own class has the columns that the pipeline expects of it."""
+    with Client(tmp_path) as client:
+        client.emit(ReaderSale("a", 1))
+    assert len(projection(tmp_path, source_of(ReaderSale), 1).columns) == 6

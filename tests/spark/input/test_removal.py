@@ -1,0 +1,230 @@
+"""Segments that were read are removed, never too early; and how far a stream has come is told."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from batchmill.spark import BatchReport, PipelineSettings
+from tests.kit.jvm import java_missing, jvm_options
+from tests.kit.pipeline_results import counted, differences, expected, expected_of, stored
+from tests.kit.pipelines import (
+    MTIME,
+    NOW,
+    OF_SPANS,
+    ONE_AT_A_TIME,
+    QUICK_SPARK,
+    SMALL,
+    START,
+    deal,
+    endpoint_events,
+    pipeline,
+    sqlite,
+    write_segment,
+)
+from tests.kit.processes import Life
+from tests.kit.threads import until
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+from tests.spark.kit import forget_commit
+
+ROWS = endpoint_events(60)
+WAIT_S = 120.0
+REMOVING: dict[str, Any] = {"oal": SMALL, "settings": ONE_AT_A_TIME, "remove_read": True}
+
+
+def segments(folder: Path, *numbers: int) -> None:
+    """Segments of the spool, a batch each."""
+    for number in numbers:
+        write_segment(folder / "spool", "Endpoint", ROWS[number::3], str(number), number)
+
+
+def left(folder: Path) -> list[str]:
+    """What the spool holds."""
+    return sorted(each.stem for each in (folder / "spool").rglob("*.parquet"))
+
+
+def progress(folder: Path) -> dict[str, Any]:
+    """What is told."""
+    found: dict[str, Any] = json.loads((folder / "checkpoint" / "progress.json").read_text())
+    return found
+
+
+def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_path: Path) -> None:
+    """Not before Spark has noted its batch; the last goes at the end. Progress is told on the way.
+
+    A restart reads nothing again, and new segments count.
+    """
+    seen: list[tuple[list[str], int, int, float]] = []
+
+    def look(report: BatchReport) -> None:
+        told = progress(tmp_path)
+        batch, unread, lag = (told[each] for each in ("last_batch", "unread_segments", "lag_s"))
+        seen.append((left(tmp_path), batch, unread, lag))
+
+    segments(tmp_path, 0, 1)
+    with pipeline(spark, tmp_path, **REMOVING, on_batch=look) as running:
+        running.run_available()
+        assert seen == [(["0", "1"], 0, 1, NOW - MTIME - 1), (["1"], 1, 0, 0.0)]
+        assert left(tmp_path) == []
+        assert running.run_available() == []
+        segments(tmp_path, 2)
+        (report,) = running.run_available()
+        assert report.number == 2
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+        told = progress(tmp_path)
+        assert (told["rows"], told["spans"], told["unread_segments"]) == (60, 0, 0)
+        assert told["committed_at"] == running.progress().committed_at
+        (times,) = told["batches"]  # of this stream's life
+        assert (times["batch"], times["rows"], times["segments"]) == (2, 20, 1)
+        assert list(times["phases"]) == ["read", "spans", "l1", "deltas", "commit", "upkeep"]
+        assert all(each >= 0 for each in times["phases"].values())
+        whole = sum(times["phases"].values())
+        assert whole > 0
+        assert times["seconds"] == pytest.approx(whole)
+        assert report.spark_s + report.store_s <= sum(report.phases.values())
+    assert left(tmp_path) == []
+
+
+def test_a_batch_that_spark_has_not_noted_keeps_its_segments(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It failed after its commit: they go after the restart, when it has come again."""
+
+    def fail(report: BatchReport) -> None:
+        raise KeyError("pulled the plug")
+
+    segments(tmp_path, 0, 1)
+    with pipeline(spark, tmp_path, **REMOVING, on_batch=fail) as running:
+        with pytest.raises(KeyError, match="pulled the plug"):
+            running.run_available()
+        assert left(tmp_path) == ["0", "1"]
+    with pipeline(spark, tmp_path, **REMOVING) as running:
+        assert [each.applied for each in running.run_available()] == [False, True]
+    assert left(tmp_path) == []
+    assert differences(stored(sqlite(tmp_path)), expected_of([*ROWS[0::3], *ROWS[1::3]])) == []
+
+
+def test_a_batch_is_repeated_though_its_segments_are_gone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark has lost its note of it, as after a power cut: the store has it, nothing fails."""
+    segments(tmp_path, 0, 1)
+    with pipeline(spark, tmp_path, **REMOVING) as running:
+        running.run_available()
+    assert left(tmp_path) == []
+    forget_commit(tmp_path / "checkpoint")
+    segments(tmp_path, 2)
+    with pipeline(spark, tmp_path, **REMOVING) as running:
+        assert [each.applied for each in running.run_available()] == [False, True]
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+        assert counted(running.store, "quarantined segment") == {}
+    assert left(tmp_path) == []
+
+
+def test_segments_read_without_it_and_broken_ones_go_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Once it is asked for; of a broken one there is a copy. A backfill's folder is left alone."""
+    segments(tmp_path, 0)
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        write_segment(tmp_path / "old", "Endpoint", ROWS[2::3])
+    assert left(tmp_path) == ["0"]
+    segments(tmp_path, 1)
+    (tmp_path / "spool" / "Endpoint" / "broken.parquet").write_bytes(b"no Parquet")
+    with pipeline(spark, tmp_path, **REMOVING) as running:
+        running.run_available()
+        running.backfill(tmp_path / "old")
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+    assert left(tmp_path) == []
+    aside = tmp_path / "spool-quarantine" / "Endpoint" / "broken.parquet"
+    assert aside.read_bytes() == b"no Parquet"
+    assert len(list((tmp_path / "old").rglob("*.parquet"))) == 1
+
+
+def test_an_idle_stream_removes_too(spark: SparkSession, tmp_path: Path) -> None:
+    """No batch comes after the last one; the progress goes on being told."""
+    segments(tmp_path, 0, 1, 2)
+    ticks = itertools.count(int(NOW))
+    given = {
+        **REMOVING,
+        "settings": PipelineSettings(ttl_days=365, span_wait_s=0.4),
+        "clock": lambda: float(next(ticks)),
+    }
+    with pipeline(spark, tmp_path, **given) as running:
+        running.start(0.1)
+        until(lambda: left(tmp_path) == [], "segments are removed", WAIT_S)
+        first = progress(tmp_path)["written_at"]
+        until(lambda: progress(tmp_path)["written_at"] > first, "progress is written", WAIT_S)
+        assert progress(tmp_path)["last_batch"] == 0
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
+def test_killed_around_commits_it_neither_loses_nor_doubles(tmp_path: Path) -> None:
+    """Every span delivered twice, segments removed on the way, the driver killed three times."""
+    faulthandler.cancel_dump_traceback_later()  # it takes minutes on a loaded machine
+    spans = random_spans(5, 120, start=START, days=1)
+    again = random.Random(1).sample(spans, len(spans))
+    deal({"Span": [*spans, *again]}, tmp_path / "spool", 6)
+    for moment in (r"commit 0 end", r"commit \d+ merged", r"batch \d+ made"):
+        with driver(tmp_path, moment if "merged" in moment else "") as life:
+            life.must_hear("ready")
+            life.tell("go")
+            # The first batch of a life may be one that the store has already.
+            life.must_hear(moment)
+    with driver(tmp_path) as life:
+        life.must_hear("ready")
+        life.tell("go")
+        life.must_hear("done")
+        life.end()
+    assert differences(stored(sqlite(tmp_path)), expected(_events(spans), OF_SPANS)) == []
+    assert left(tmp_path) == []
+    told = progress(tmp_path)
+    assert (told["spans"], told["duplicates"], told["last_batch"]) == (120, 120, 5)
+
+
+def _events(spans: list[Any]) -> dict[str, list[Any]]:
+    return spans_to_events(spans).events
+
+
+@contextlib.contextmanager
+def driver(folder: Path, linger_at: str = "") -> Iterator[Life]:
+    """A pipeline in a process of its own, killed at the end."""
+    given = {
+        "folder": str(folder),
+        "store": sqlite(folder),
+        "oal": OF_SPANS,
+        "batch_files": 1,
+        "linger_at": linger_at,
+        "conf": QUICK_SPARK,
+        "dedup_s": 600,
+        "remove_read": True,
+    }
+    environment = {
+        **os.environ,
+        "SPARK_SUBMIT_OPTS": jvm_options(),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    command = [sys.executable, "-m", "tests.kit.pipeline_driver", json.dumps(given)]
+    life = Life(command, folder / "log", environment)
+    try:
+        yield life
+    finally:
+        life.kill()

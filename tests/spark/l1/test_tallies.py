@@ -1,0 +1,263 @@
+"""Tallies: lists of keys as Spark collects them, and the text that the store keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchmill.oal.values import truncated
+from batchmill.spark.l1.aggregators import LISTED, BitPlaces, NumpyAggregator, listed_texts
+from batchmill.spark.l1.expressions import RowExpressions
+from batchmill.spark.l1.plan import COUNT, ListedTally, Listing, Measure, Recipe, Total
+from batchmill.store import decode_label_sums, decode_labels, decode_numbers
+
+NUMBERS = Listing("_k", "int")
+LONGS = Listing("_k", "long")
+LABELS = Listing("_k", "text")
+SUMS = Listing("_k", "text", ("_high", "_low", "_count"))
+
+THREE = {
+    "all": ListedTally(NUMBERS, ()),
+    "a": ListedTally(NUMBERS, ("a",)),
+    "b": ListedTally(NUMBERS, ("b",)),
+}
+"""A tally of everything, and of what meets one condition or the other."""
+
+keys = st.integers(-(2**31), 2**31 - 1) | st.integers(-30, 30)
+
+
+def one(listing: Listing, lists: pa.Array, tally: ListedTally | None = None) -> list[str | None]:
+    """The text of each list."""
+    table = pa.table({listing.name: pa.chunked_array([lists.slice(0, 1), lists.slice(1)])})
+    return tallied(table, {"t": tally or ListedTally(listing, ())}, {})["t"]
+
+
+def tallied(
+    table: pa.Table, tallies: dict[str, ListedTally], places: BitPlaces
+) -> dict[str, list[str | None]]:
+    """The texts of each tally."""
+    made = listed_texts(table, Recipe({}, tallies=tallies), places)
+    return {name: each.to_pylist() for name, each in made.items()}
+
+
+def packed(lists: list[list[int]]) -> pa.Array:
+    """Lists of keys as Spark hands them over."""
+    return pa.array([[(key << 32) | 1 for key in each] for each in lists], pa.list_(pa.int64()))
+
+
+@given(lists=st.lists(st.lists(keys, max_size=6), min_size=1, max_size=6))
+def test_a_tally_has_each_key_once(lists: list[list[int]]) -> None:
+    """Whatever the keys: what a list holds of one is added up; no entry is no text."""
+    made = one(NUMBERS, packed(lists))
+    for text, entries in zip(made, lists, strict=True):
+        if text is None:
+            assert not entries
+        else:
+            counted = Counter(entries)
+            assert decode_numbers(text) == counted
+            assert len(text.split(",")) == len(counted)
+
+
+def test_a_single_count_is_left_out_and_keys_are_in_order() -> None:
+    """As the store writes it itself."""
+    assert one(NUMBERS, packed([[7, -2, -2, 7, -2, 5], []])) == ["-2:3,5,7:2", None]
+
+
+def test_an_item_may_stand_for_many_rows() -> None:
+    """Up to what the bits below the conditions can hold."""
+    numbers = [(-2 << 32) | 2**24 - 1, (7 << 32) | 2, (-2 << 32) | 1]
+    lists = pa.array([numbers, []], pa.list_(pa.int64()))
+    assert one(NUMBERS, lists) == ["-2:16777216,7:2", None]
+
+
+@given(
+    keys=st.lists(st.integers(-500, 500), max_size=8),
+    coarser=st.integers(1, 12),
+    last=st.none() | st.integers(0, 40),
+)
+def test_coarser_buckets_are_made_of_finer_ones(
+    keys: list[int], coarser: int, last: int | None
+) -> None:
+    """Toward zero, and from the first bucket to the last."""
+    (text,) = one(NUMBERS, packed([keys]), ListedTally(NUMBERS, (), coarser, last))
+    wanted = [truncated(key, coarser) for key in keys]
+    if last is not None:
+        wanted = [max(0, min(each, last)) for each in wanted]
+    assert (decode_numbers(text) if text else {}) == Counter(wanted)
+
+
+def test_a_tally_takes_only_what_meets_its_conditions() -> None:
+    """Bits say what each entry meets; a tally without conditions takes all. They lie in a list of
+    their own, or between the key and the count."""
+    column = f"{NUMBERS.name}_0"
+    lists = [[(1, 0b01), (1, 0b10), (1, 0b10), (2, 0b11)], [(3, 0b00)], []]
+    own = {
+        NUMBERS.name: packed([[key for key, _ in each] for each in lists]),
+        column: pa.array([[bits for _, bits in each] for each in lists], pa.list_(pa.int64())),
+    }
+    below = [[(key << 32) | bits << 24 | 1 for key, bits in each] for each in lists]
+    both = {NUMBERS.name: pa.array(below, pa.list_(pa.int64()))}
+    for columns, place, first in ((own, column, 0), (both, NUMBERS.name, 24)):
+        places: BitPlaces = {NUMBERS.name: {("a",): (place, first), ("b",): (place, first + 1)}}
+        assert tallied(pa.table(columns), THREE, places) == {
+            "all": ["1:3,2", "3", None],
+            "a": ["1,2", None, None],
+            "b": ["1:2,2", None, None],
+        }
+
+
+def test_keys_of_64_bits() -> None:
+    """Those beyond 32 bits are kept apart."""
+    lists = pa.array([[2**62, 2**62 + 1, -(2**63), 2**62 + 1], []], pa.list_(pa.int64()))
+    assert one(LONGS, lists) == [f"{-(2**63)},{2**62},{2**62 + 1}:2", None]
+    assert one(LONGS, lists, ListedTally(LONGS, (), 3)) == [
+        f"{truncated(-(2**63), 3)},{2**62 // 3}:3",
+        None,
+    ]
+
+
+@given(st.lists(st.text(max_size=4), max_size=6))
+def test_labels_are_any_text(labels: list[str]) -> None:
+    """Quotes, commas, control characters and all."""
+    (text,) = one(LABELS, pa.array([labels], pa.list_(pa.string())))
+    assert (decode_labels(text) if text else {}) == Counter(labels)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-(2**63), 2**63 - 1)), max_size=6))
+def test_sums_by_label_are_exact(entries: list[tuple[str, int]]) -> None:
+    """Also beyond 64 bits: values come in two halves."""
+    kind = pa.list_(
+        pa.struct({each: pa.string() if each == "k" else pa.int64() for each in _SUM_FIELDS})
+    )
+    items = [
+        {"k": label, "m0": value >> 32, "m1": value & (2**32 - 1), "m2": 1}
+        for label, value in entries
+    ]
+    wanted: dict[str, tuple[int, int]] = {}
+    for label, value in entries:
+        total, count = wanted.get(label, (0, 0))
+        wanted[label] = (total + value, count + 1)
+    (text,) = one(SUMS, pa.array([items], kind))
+    assert (decode_label_sums(text) if text else {}) == wanted
+
+
+_SUM_FIELDS = ("k", "m0", "m1", "m2")
+
+
+def test_no_rows_at_all() -> None:
+    """A batch without deltas has no texts."""
+    table = pa.table({NUMBERS.name: pa.chunked_array([], pa.list_(pa.int64()))})
+    assert tallied(table, {"t": ListedTally(NUMBERS, ())}, {}) == {"t": []}
+    assert listed([]) == {name: [] for name in WANTED}
+
+
+# Rows that stand for many.
+
+BIG = 2**40
+NEEDS = RowExpressions(
+    conditions={f"c{n}": "" for n in range(70)},
+    keys={"_k": "", "_label": ""},
+    measures={
+        "_sum": Measure("", "SUM"),
+        "_max": Measure("", "MAX"),
+        "_count": Measure("", "COUNT"),
+    },
+)
+"""So many conditions that they take two words."""
+WHENS = {"": (), "a": ("c0",), "z": ("c69",), "az": ("c0", "c69")}
+WANTED: dict[str, Total | ListedTally] = {
+    **{f"n{name}": Total("SUM", COUNT, when) for name, when in WHENS.items()},
+    **{f"sum{name}": Total("SUM", "_sum", when) for name, when in WHENS.items()},
+    **{f"max{name}": Total("MAX", "_max", when) for name, when in WHENS.items()},
+    **{f"t{name}": ListedTally(NUMBERS, when) for name, when in WHENS.items()},
+    "label": ListedTally(Listing("_label", "text"), ("c0",)),
+    "labels": ListedTally(Listing("_label", "text", ("_sum", "_low", "_count")), ("c69",)),
+}
+
+items = st.fixed_dictionaries(
+    {
+        "_b0": st.integers(0, 1),
+        "_b1": st.integers(0, 1).map(lambda bit: bit << 7),
+        "_k": st.none() | st.integers(-3, 3),
+        "_label": st.none() | st.sampled_from("xy"),
+        COUNT: st.integers(1, BIG),
+        "_sum": st.none() | st.integers(-BIG, BIG),
+        "_max": st.none() | st.integers(-9, 9),
+    }
+)
+Item = dict[str, Any]
+
+
+def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
+    """All that is wanted, of lists as Spark hands them over."""
+    whole = [[each | _halves(each) for each in items] for items in lists]
+    kinds = {
+        **{each: pa.int64() for each in ("_b0", "_b1", COUNT, "_sum", "_low", "_count")},
+        "_k": pa.int32(),
+        "_label": pa.string(),
+        "_max": pa.int32(),
+    }
+    column = pa.array(whole, pa.list_(pa.struct(kinds)))
+    chunks = [column.slice(0, 1), column.slice(1)] if lists else [column]
+    recipe = Recipe({})
+    for name, each in WANTED.items():
+        if isinstance(each, Total):
+            recipe.totals[name] = each
+        else:
+            recipe.tallies[name] = each
+    made = NumpyAggregator().states(pa.table({LISTED: pa.chunked_array(chunks)}), recipe, NEEDS)
+    made.pop("_rows")
+    return {name: each.to_pylist() for name, each in made.items()}
+
+
+def _halves(item: Item) -> Item:
+    """The sum as an upper half, with nothing below it."""
+    return {"_low": None if item["_sum"] is None else 0, "_count": int(item["_sum"] is not None)}
+
+
+@given(st.lists(st.lists(items, min_size=1, max_size=5), min_size=1, max_size=4))
+def test_states_of_rows_that_stand_for_many(lists: list[list[Item]]) -> None:
+    """Counts, sums, greatest and tallies of those rows that meet the conditions, as plain Python
+    has them."""
+    made = listed(lists)
+    for number, all_items in enumerate(lists):
+        for name, when in WHENS.items():
+            met = [each for each in all_items if _meets(each, when)]
+            sums = [each["_sum"] for each in met if each["_sum"] is not None]
+            most = [each["_max"] for each in met if each["_max"] is not None]
+            assert made[f"n{name}"][number] == sum(each[COUNT] for each in met)
+            assert made[f"sum{name}"][number] == (sum(sums) if sums else None)
+            assert made[f"max{name}"][number] == max(most, default=None)
+            text = made[f"t{name}"][number]
+            assert (decode_numbers(text) if text else {}) == _counted(met, "_k")
+        label = made["label"][number]
+        wanted = _counted([each for each in all_items if _meets(each, ("c0",))], "_label")
+        assert (decode_labels(label) if label else {}) == wanted
+        totals: dict[str, tuple[int, int]] = {}
+        for each in all_items:
+            if _meets(each, ("c69",)) and each["_label"] is not None and each["_sum"] is not None:
+                total, count = totals.get(each["_label"], (0, 0))
+                totals[each["_label"]] = (total + (each["_sum"] << 32), count + 1)
+        text = made["labels"][number]
+        assert (decode_label_sums(text) if text else {}) == totals
+
+
+def _meets(item: Item, when: tuple[str, ...]) -> bool:
+    bits = {"c0": item["_b0"], "c69": item["_b1"]}
+    return all(bits[each] for each in when)
+
+
+def _counted(found: list[Item], key: str) -> Counter[Any]:
+    counted: Counter[Any] = Counter()
+    for each in found:
+        if each[key] is not None:
+            counted[each[key]] += each[COUNT]
+    return counted
