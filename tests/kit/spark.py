@@ -47,6 +47,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.ansi.enabled", "false")
             # The JVM does not compile larger methods than that; Spark then splits them up.
             .config("spark.sql.codegen.hugeMethodLimit", "8000")
+            # As in the pipeline: with the default of 100, each batch of spans compiles all again.
+            .config("spark.sql.codegen.cache.maxEntries", "10000")
             .config("spark.jars", spark_jars())
             .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
             .getOrCreate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,26 +20,22 @@ from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettin
 from batchmill.spool import SPAN_SOURCE
 from tests.kit.jvm import java_missing
 from tests.kit.kafka import Broker, private_broker
-from tests.kit.kafka_jars import spark_jars
 from tests.kit.kafka_topics import send, span_batch
 from tests.kit.pipeline_results import (
     contents,
     counted,
     differences,
     expected,
-    expected_whole,
     quarantined_rows,
     stored,
     top_expected,
     top_of,
-    whole,
 )
-from tests.kit.pipelines import MIXED_OAL, NOW, OF_SPANS, QUICK_SPARK, START, pipeline
+from tests.kit.pipelines import NOW, OF_SPANS, START, pipeline
 from tests.kit.threads import until
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
-from tests.system.test_pipeline_kill import Run, shots
 
 pytestmark = pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
 
@@ -251,24 +246,3 @@ def test_messages_that_the_topic_has_lost_are_told(
         pytest.raises(PipelineError, match=r"no longer has .* were not read"),
     ):
         running.run_available()
-
-
-@pytest.mark.timeout(600)
-def test_a_driver_killed_at_random_moments(tmp_path: Path, kafka: Broker) -> None:
-    """Before, inside and after commits: the store is the oracle's."""
-    topic = kafka.new_topic(partitions=2)
-    rng = random.Random(11)
-    spans = random_spans(3, 80, start=START)
-    for number in range(0, len(spans), 25):
-        send(kafka, topic, spans[number : number + 25])
-    url = f"sqlite:///{tmp_path / 'metrics.db'}"
-    run = Run(
-        tmp_path,
-        url,
-        source=f"kafka://{kafka.bootstrap}/{topic}",
-        batch_messages=6,
-        conf={**QUICK_SPARK, "spark.jars": spark_jars()},
-    )
-    deaths = run.kill_at(shots(rng, at_any_time=0, making=1, inside=2, after=1, settling=1))
-    assert len(deaths) == 5
-    assert differences(whole(url), expected_whole(MIXED_OAL, {"Span": spans})) == []

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
-import os
 import random
-import re
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import grpc
 import pytest
 
-from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.processes import Life
+from tests.kit.jvm import java_missing
 
 pytest.importorskip("pyspark")
+pytest.importorskip("confluent_kafka")
 
+from batchmill.outbox import Outbox
+from batchmill.store import open_store
+from tests.kit.exporters import NAME, QUICK, added_up, exporter_of, last_totals, running, stored
+from tests.kit.kafka import Broker
+from tests.kit.kafka_jars import spark_jars
+from tests.kit.kafka_topics import send
+from tests.kit.otlp_receivers import GrpcReceiver, Verdict
 from tests.kit.pipeline_results import differences, expected_whole, whole
-from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK, mixed_spool
+from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK, START, mixed_spool, write_segment
+from tests.kit.threads import until
+from tests.oracle.generate import random_spans
+from tests.system.driver_kill import KilledRun, shots
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
+
+SUMMED = ("ep_count", "ep_codes", "relation_from")
+"""Metrics whose increments add up."""
+NOT_TAKEN = Verdict(grpc.StatusCode.UNAVAILABLE)
+ANSWER_LOST = Verdict(grpc.StatusCode.UNAVAILABLE, taken=True)
 
 
 @pytest.fixture(autouse=True)
@@ -37,185 +47,82 @@ def no_stacks_on_the_way() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-MOST_BATCHES = 4
-"""So many commits end the wait for a moment: 25 lives then leave something of the spool to do."""
+def test_a_killed_driver_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
+    """Killed at random moments, before, inside and after commits, in its hardest configuration.
 
-
-@dataclass(frozen=True)
-class Shot:
-    """When to kill: so long after the driver has said so many lines like that one."""
-
-    after: str
-    nth: int
-    delay_s: float
-    batch_files: int | None = 1
-
-    def __str__(self) -> str:
-        return f"{self.delay_s * 1000:.0f} ms after {self.after!r} no. {self.nth}"
-
-
-@dataclass(frozen=True)
-class Death:
-    """What the driver was doing when it was killed, by the last that it said."""
-
-    last: str
-
-    @property
-    def moment(self) -> str:
-        """Of a batch's life, or the driver's."""
-        for pattern, moment in (
-            (r"commit .* (begin|merged)", "inside a commit"),
-            (r"commit .* end|batch .* replayed", "after a commit"),
-            (r"batch .* (making|made)", "before a commit"),
-        ):
-            if re.fullmatch(pattern, self.last):
-                return moment
-        return "at start"
-
-
-def test_a_driver_killed_25_times_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
-    """Killed at 25 random moments, before, inside and after commits: the store is exact."""
+    A spool of events and spans, some spans delivered twice (they count once), segments removed once
+    they are read, and an exporter to a collector that loses requests and answers. In the end the
+    store is the oracle's, the spool is empty, and the collector has every commit: totals are the
+    store's, and increments, each commit's once, add up to them.
+    """
     rng = random.Random(4)
-    events = mixed_spool(tmp_path / "spool", rng, typed=15, spans=10)
+    events = mixed_spool(tmp_path / "spool", rng, typed=8, spans=6)
+    again = rng.sample(events["Span"], 40)
+    write_segment(tmp_path / "spool", "Span", again, "again")
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
+    outbox = Outbox.open(tmp_path / "checkpoint")
+    luck = random.Random(12)
 
-    run = Run(tmp_path, url)
-    deaths = run.kill_at(shots(rng, at_any_time=5, making=5, inside=8, after=5, settling=2))
+    def judge(number: int) -> Verdict:
+        return luck.choice((Verdict(), Verdict(), NOT_TAKEN, ANSWER_LOST))
+
+    run = KilledRun(tmp_path, url, dedup_s=600, remove_read=True, outbox=True)
+    with open_store(url, ttl_days=365) as store, GrpcReceiver(judge) as receiver:
+        with running(exporter_of(store, outbox, receiver.target, QUICK)):
+            deaths = run.kill_at(shots(rng, at_any_time=2, making=3, inside=4, after=3, settling=2))
+            until(lambda: not store.outbox(outbox.place), "all is exported")
+        points = receiver.points()
+        totals = stored(store)
+        counters = {key[0]: n for key, n in store.counters().items() if key[1] == NAME}
+
     moments = Counter(death.moment for death in deaths)
-
-    assert len(deaths) == 25
-    assert min(moments[f"{each} a commit"] for each in ("before", "inside", "after")) >= 3, moments
+    assert len(deaths) == 14
+    assert min(moments[f"{when} a commit"] for when in ("before", "inside", "after")) >= 2, moments
     assert run.made_again, "no batch was lost and made again"
     assert run.replayed, "no batch was replayed that the store had already"
-    assert differences(whole(url), expected_whole(MIXED_OAL, events)) == []
+
+    wanted = expected_whole(MIXED_OAL, events)
+    wanted["counter", "duplicates", "Span", "same trace and span id"] = len(again)
+    # The oracle knows nothing of exporters.
+    held = {key: n for key, n in whole(url).items() if key[:2] not in _counters(counters)}
+    assert differences(held, wanted) == []
+    progress = json.loads((tmp_path / "checkpoint" / "progress.json").read_text())
+    assert (progress["spans"], progress["duplicates"]) == (len(events["Span"]), len(again))
+    assert list((tmp_path / "spool").rglob("*.parquet")) == []
+
+    assert last_totals(points) == totals
+    for name in SUMMED:
+        total = {key: n for key, n in totals.items() if key[0] == f"batchmill.{name}"}
+        assert added_up(points, name) == total, name
+        assert total
+    commits = {point.commit for point in points} - {""}
+    assert commits == {f"{outbox.place}/{number}" for number in range(1, len(commits) + 1)}
+    # The file of a commit that was killed is removed by the next life.
+    assert list(outbox.folder.glob("*/*.arrow")) == []
+    assert counters.keys() == {"exported values", "export retries"}
 
 
-def test_a_killed_driver_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
-    """Killed before, inside and after commits to PostgreSQL: the store is exact."""
-    rng = random.Random(7)
-    events = mixed_spool(tmp_path / "spool", rng, typed=3, spans=3)
+def _counters(names: dict[str, int]) -> set[tuple[str, str]]:
+    return {("counter", name) for name in names}
 
-    run = Run(tmp_path, postgres_url)
+
+def test_a_driver_killed_between_kafka_and_postgresql(
+    tmp_path: Path, kafka: Broker, postgres_url: str
+) -> None:
+    """Spans of a topic, a store on a server: killed around commits, the store is exact."""
+    topic = kafka.new_topic(partitions=2)
+    spans = random_spans(3, 80, start=START)
+    for number in range(0, len(spans), 25):
+        send(kafka, topic, spans[number : number + 25])
+    run = KilledRun(
+        tmp_path,
+        postgres_url,
+        source=f"kafka://{kafka.bootstrap}/{topic}",
+        batch_messages=6,
+        conf={**QUICK_SPARK, "spark.jars": spark_jars()},
+    )
+    rng = random.Random(11)
     deaths = run.kill_at(shots(rng, at_any_time=0, making=1, inside=2, after=1, settling=1))
-
     assert len(deaths) == 5
     assert "inside a commit" in {death.moment for death in deaths}
-    assert differences(whole(postgres_url), expected_whole(MIXED_OAL, events)) == []
-
-
-def shots(
-    rng: random.Random, *, at_any_time: int, making: int, inside: int, after: int, settling: int
-) -> Sequence[Shot]:
-    """Random moments of each kind, in random order; those in the last commit are the last."""
-
-    def which() -> int:
-        return rng.choice((1, 1, 2))
-
-    halves = (inside // 2, inside - inside // 2)
-    made = [
-        *(Shot("go", 1, rng.uniform(0, 3)) for _ in range(at_any_time)),
-        *(Shot(r"batch \d+ making", which(), rng.uniform(0, 0.5)) for _ in range(making)),
-        *(Shot(r"commit \d+ begin", which(), _while_it_commits(rng)) for _ in range(halves[0])),
-        *(Shot(r"commit \d+ merged", 1, 0.0) for _ in range(halves[1])),
-        *(Shot(r"commit \d+ end", which(), 0.0) for _ in range(after)),
-    ]
-    rng.shuffle(made)
-    settle = (
-        Shot("commit settle merged", 1, 0.0, None),
-        Shot("commit settle begin", 1, _while_it_commits(rng), None),
-    )
-    return [*made, *settle[:settling]]
-
-
-def _while_it_commits(rng: random.Random) -> float:
-    """Up to 15 ms, but mostly a few: a commit of so little is a matter of some milliseconds."""
-    return 0.015 * rng.random() ** 2
-
-
-class Run:
-    """One run of the pipeline, through as many lives as it takes.
-
-    The next driver starts its Spark while the one before it is at work. It waits there, and has
-    seen nothing of spool, checkpoint and store, until the other is dead.
-    """
-
-    def __init__(self, folder: Path, url: str, **given: Any) -> None:
-        """``given`` is what the driver is told besides."""
-        self._folder = folder
-        self._url = url
-        self._given = given
-        self._born = 0
-        self.made_again: set[str] = set()
-        self.replayed: set[str] = set()
-
-    def kill_at(self, moments: Sequence[Shot]) -> list[Death]:
-        """Kill a driver at each of the moments, and let the one after them come to its end."""
-        deaths = []
-        made: set[str] = set()
-        with contextlib.ExitStack() as lives:
-            heir = lives.enter_context(self._life(moments[0]))
-            for number, shot in enumerate(moments):
-                life = heir
-                life.must_hear("ready")
-                life.tell("go")
-                heir = lives.enter_context(self._life(*moments[number + 1 : number + 2]))
-                deaths.append(self._strike(life, shot))
-                made |= self._learn(life, made)
-                born = next(_numbers(life, r"(claim \w+)"), "before a claim")
-                say(f"{number + 1}: {born}; {shot}: {deaths[-1].moment}, at {life.lines[-1]!r}")
-            heir.must_hear("ready")
-            heir.tell("go")
-            heir.must_hear("done")
-            heir.end()
-            self._learn(heir, made)
-        say(f"made again: {sorted(self.made_again)}; replayed: {sorted(self.replayed)}")
-        return deaths
-
-    def _strike(self, life: Life, shot: Shot) -> Death:
-        if shot.after != "go":
-            life.must_hear(shot.after, shot.nth)
-        # A fast machine does not get through the spool meanwhile.
-        life.hear(r"commit \d+ end", nth=MOST_BATCHES, seconds=shot.delay_s)
-        life.kill()
-        return Death(life.lines[-1])
-
-    def _learn(self, life: Life, made: set[str]) -> set[str]:
-        """Which batches this life made; notes those that a life before it had made too."""
-        self.replayed |= set(_numbers(life, r"batch (\d+) replayed"))
-        again = set(_numbers(life, r"batch (\w+) made"))
-        self.made_again |= again & made
-        return again
-
-    @contextlib.contextmanager
-    def _life(self, shot: Shot | None = None) -> Iterator[Life]:
-        self._born += 1
-        given = {
-            "folder": str(self._folder),
-            "store": self._url,
-            "oal": MIXED_OAL,
-            "batch_files": shot.batch_files if shot else None,
-            # The transaction is still open then when the signal comes.
-            "linger_at": shot.after if shot else "",
-            "conf": QUICK_SPARK,
-            **self._given,
-        }
-        life = Life(
-            [sys.executable, "-m", "tests.kit.pipeline_driver", json.dumps(given)],
-            self._folder / f"driver-{self._born}.log",
-            {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"},
-        )
-        try:
-            yield life
-        finally:
-            life.kill()
-
-
-def _numbers(life: Life, pattern: str) -> Iterator[str]:
-    for line in life.lines:
-        if found := re.fullmatch(pattern, line):
-            yield found[1]
-
-
-def say(what: str) -> None:
-    """For whoever reads the output: pytest shows it when the test fails, or with -s."""
-    sys.stdout.write(f"{what}\n")
+    assert differences(whole(postgres_url), expected_whole(MIXED_OAL, {"Span": spans})) == []

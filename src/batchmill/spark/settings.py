@@ -72,7 +72,7 @@ class PipelineSettings:
 class SlowThresholds:
     """Above how many milliseconds a statement is slow, by database or cache system.
 
-    >>> SlowThresholds.parse("default:200,mongodb:100").limit_ms("mongodb")
+    >>> SlowThresholds.parse("default:200,mongodb:100").systems["mongodb"]
     100
     """
 
@@ -109,14 +109,6 @@ class SlowThresholds:
                 "slow thresholds", text, "complete: it has no default, as in default:200"
             )
         return cls(limits.pop("default"), limits)
-
-    def limit_ms(self, system: str | None) -> int:
-        """The limit for a system."""
-        return self.systems.get(system or "", self.default_ms)
-
-    def __str__(self) -> str:
-        pairs = {"default": self.default_ms, **self.systems}
-        return ",".join(f"{system}:{limit}" for system, limit in pairs.items())
 
     def sql(self, system: str) -> str:
         """The limit as SQL, where ``system`` is the SQL of the system's name."""

@@ -23,6 +23,7 @@ from tests.kit.pipelines import (
     START,
     compiled,
     endpoint_events,
+    pipeline,
     set_order,
     with_column,
     write_segment,
@@ -236,7 +237,7 @@ def test_folders_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
     write_segment(folder / "spool", "Span", spans)
     (folder / "spool" / "Endpoint" / "garbage.parquet").write_bytes(b"PAR1")
     oal = SMALL + "rel = from(ServiceRelation.*).cpm();"
-    with compiled(spark, folder, oal=oal) as running:
+    with pipeline(spark, folder, oal=oal) as running:
         (report,) = running.run_available()
         assert report.stats.segments == 3
         assert running.settle(everything=True) is not None

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import itertools
 import json
-import os
-import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +14,18 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport, PipelineSettings
-from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.pipeline_results import counted, differences, expected, expected_of, stored
+from tests.kit.pipeline_results import counted, differences, expected_of, stored
 from tests.kit.pipelines import (
     MTIME,
     NOW,
-    OF_SPANS,
     ONE_AT_A_TIME,
-    QUICK_SPARK,
     SMALL,
-    START,
-    deal,
     endpoint_events,
     pipeline,
     sqlite,
     write_segment,
 )
-from tests.kit.processes import Life
 from tests.kit.threads import until
-from tests.oracle.generate import random_spans
-from tests.oracle.spans import spans_to_events
 from tests.spark.kit import forget_commit
 
 ROWS = endpoint_events(60)
@@ -173,58 +159,3 @@ def test_an_idle_stream_removes_too(spark: SparkSession, tmp_path: Path) -> None
         until(lambda: progress(tmp_path)["written_at"] > first, "progress is written", WAIT_S)
         assert progress(tmp_path)["last_batch"] == 0
         assert differences(stored(running.store), expected_of(ROWS)) == []
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
-def test_killed_around_commits_it_neither_loses_nor_doubles(tmp_path: Path) -> None:
-    """Every span delivered twice, segments removed on the way, the driver killed three times."""
-    faulthandler.cancel_dump_traceback_later()  # it takes minutes on a loaded machine
-    spans = random_spans(5, 120, start=START, days=1)
-    again = random.Random(1).sample(spans, len(spans))
-    deal({"Span": [*spans, *again]}, tmp_path / "spool", 6)
-    for moment in (r"commit 0 end", r"commit \d+ merged", r"batch \d+ made"):
-        with driver(tmp_path, moment if "merged" in moment else "") as life:
-            life.must_hear("ready")
-            life.tell("go")
-            # The first batch of a life may be one that the store has already.
-            life.must_hear(moment)
-    with driver(tmp_path) as life:
-        life.must_hear("ready")
-        life.tell("go")
-        life.must_hear("done")
-        life.end()
-    assert differences(stored(sqlite(tmp_path)), expected(_events(spans), OF_SPANS)) == []
-    assert left(tmp_path) == []
-    told = progress(tmp_path)
-    assert (told["spans"], told["duplicates"], told["last_batch"]) == (120, 120, 5)
-
-
-def _events(spans: list[Any]) -> dict[str, list[Any]]:
-    return spans_to_events(spans).events
-
-
-@contextlib.contextmanager
-def driver(folder: Path, linger_at: str = "") -> Iterator[Life]:
-    """A pipeline in a process of its own, killed at the end."""
-    given = {
-        "folder": str(folder),
-        "store": sqlite(folder),
-        "oal": OF_SPANS,
-        "batch_files": 1,
-        "linger_at": linger_at,
-        "conf": QUICK_SPARK,
-        "dedup_s": 600,
-        "remove_read": True,
-    }
-    environment = {
-        **os.environ,
-        "SPARK_SUBMIT_OPTS": jvm_options(),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    command = [sys.executable, "-m", "tests.kit.pipeline_driver", json.dumps(given)]
-    life = Life(command, folder / "log", environment)
-    try:
-        yield life
-    finally:
-        life.kill()

@@ -34,6 +34,7 @@ from tests.kit.pipelines import (
     compiled,
     deal,
     every_events,
+    pipeline,
     write_segment,
 )
 from tests.oracle.catalog import Row
@@ -57,7 +58,7 @@ def in_pieces(
         folder = Path(made)
         deal(events, folder / "spool", pieces, seed)
         oal = EVERY_FUNCTION_OF_TWO
-        with compiled(spark, folder, oal=oal, settings=ONE_AT_A_TIME) as running:
+        with pipeline(spark, folder, oal=oal, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) >= pieces
             return contents(running.store)
 
@@ -109,7 +110,7 @@ def test_fifty_batches_make_the_same_store(
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         deal({"Endpoint": events["Endpoint"]}, folder / "spool", 50, 5)
-        with compiled(spark, folder, oal=UNFILTERED, settings=ONE_AT_A_TIME) as running:
+        with pipeline(spark, folder, oal=UNFILTERED, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) == 50
             states, values = contents(running.store)
     names = {each.name for each in load(UNFILTERED)}
@@ -129,7 +130,7 @@ def test_spans_of_one_trace_may_come_in_different_batches(
     made = spans_to_events(spans)
     with tempfile.TemporaryDirectory() as folder:
         deal({"Span": spans}, Path(folder) / "spool", pieces, seed)
-        with compiled(spark, Path(folder), oal=OF_SPANS, settings=ONE_AT_A_TIME) as running:
+        with pipeline(spark, Path(folder), oal=OF_SPANS, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) == pieces
             running.settle(everything=True)
             _, values = contents(running.store)
@@ -150,7 +151,7 @@ def test_waiting_spans_survive_a_restart_between_batches(
     others = [each for each in spans if each["kind"] != "SERVER"]
     for number, rows in enumerate((served, others)):
         write_segment(tmp_path / "spool", "Span", rows, str(number), number)
-        with compiled(spark, tmp_path, oal=OF_SPANS) as running:
+        with pipeline(spark, tmp_path, oal=OF_SPANS) as running:
             assert len(running.run_available()) == 1
             if number:
                 running.settle(everything=True)
@@ -166,7 +167,7 @@ def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_pa
         for number in range(2)
     ]
     settled: list[object] = []
-    with compiled(spark, tmp_path, oal=OF_SPANS) as running:
+    with pipeline(spark, tmp_path, oal=OF_SPANS) as running:
         with running._claimed(running.name, running.checkpoint) as (writer, _):
             writer.write(0, paths=lambda: paths[:1])
             housekeeper = threading.Thread(
@@ -193,7 +194,7 @@ def test_spans_wait_no_longer_than_they_should(spark: SparkSession, tmp_path: Pa
     """After span_wait_s the next batch lets go of what came before it, in passing."""
     spans = random_spans(4, 60, start=START, days=1)
     now = [1_000_000_000.0 + START.timestamp()]
-    with compiled(spark, tmp_path, oal=OF_SPANS, clock=lambda: now[0]) as running:
+    with pipeline(spark, tmp_path, oal=OF_SPANS, clock=lambda: now[0]) as running:
         write_segment(tmp_path / "spool", "Span", spans[:30], "0", 0)
         running.run_available()
         assert running.settle() is None

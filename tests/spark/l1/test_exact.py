@@ -38,6 +38,7 @@ from tests.kit.pipelines import (
     compiled,
     endpoint_events,
     every_events,
+    pipeline,
     sqlite,
     write_segment,
     write_spool,
@@ -88,7 +89,9 @@ def span_run(
     spans = random_spans(7, 400, start=START, days=2)
     write_spool({"Span": spans}, folder / "spool", 3)
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    with compiled(spark, folder, oal=CORE, settings=settings) as running:
+    # Compiling a query for each source takes longer than all else: small batches prove as much.
+    make = compiled if small_batch_rows else pipeline
+    with make(spark, folder, oal=CORE, settings=settings) as running:
         running.run_available()
         running.settle(everything=True)
         yield running, spans
@@ -167,7 +170,7 @@ def test_top_n_keeps_no_more_than_n(spark: SparkSession, tmp_path: Path) -> None
         write_segment(tmp_path / "spool", "Span", rows, str(number), number)
     settings = PipelineSettings(ttl_days=365, top_n=2, max_batch_files=1)
     oal = "cpm = from(DatabaseAccess.*).cpm();"
-    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
+    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
         assert len(running.run_available()) == 2
         found = top_of(running.store)
     assert max(len(each) for each in found.values()) == 2
@@ -257,7 +260,7 @@ def test_late_and_unused_rows_are_counted(spark: SparkSession, tmp_path: Path) -
     tolerated = [{**each, "time": newest - timedelta(minutes=5)} for each in new[:4]]
     write_segment(tmp_path / "spool", "Endpoint", new, "0")
     write_segment(tmp_path / "spool", "Service", random_events(1, ["Service"], 5)["Service"])
-    with compiled(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         assert counted(running.store, "late") == {}
         write_segment(tmp_path / "spool", "Endpoint", old + tolerated, "1")

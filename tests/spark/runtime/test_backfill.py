@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +23,7 @@ from tests.kit.pipelines import (
     pipeline,
     write_segment,
 )
+from tests.kit.threads import spawn
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans
 from tests.oracle.spans import spans_to_events
@@ -36,30 +35,6 @@ def frame(running: Pipeline, folder: Path) -> DataFrame:
     """The rows of one source's segments."""
     running.spark.conf.set("spark.sql.session.timeZone", "UTC")
     return running.spark.read.parquet(str(folder))
-
-
-def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Run something beside the test; what is returned waits for its answer."""
-    answers: list[Any] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(work())
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-        if failures:
-            raise failures[0]
-        return answers[0]
-
-    return wait
 
 
 def test_stream_and_backfill_give_equal_stores(spark: SparkSession, tmp_path: Path) -> None:
@@ -157,9 +132,9 @@ def test_a_backfill_beside_a_live_stream(spark: SparkSession, tmp_path: Path) ->
         ) as other,
     ):
         running.start(0.1)
-        waits = [
-            in_thread(lambda: running.backfill(tmp_path / "own")),
-            in_thread(lambda: other.backfill(tmp_path / "others")),
+        backfills = [
+            spawn(running.backfill, tmp_path / "own"),
+            spawn(other.backfill, tmp_path / "others"),
         ]
         for number in range(3):
             # Written elsewhere and moved, as a spool does: a segment is whole when it is seen.
@@ -169,7 +144,7 @@ def test_a_backfill_beside_a_live_stream(spark: SparkSession, tmp_path: Path) ->
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)
             assert streamed.acquire(timeout=WAIT_S)
-        assert [len(wait()) for wait in waits] == [3, 3]
+        assert [len(backfill.result(WAIT_S)) for backfill in backfills] == [3, 3]
         assert differences(stored(running.store), expected_of(live + own + others)) == []
         assert {each.name for each in running.store.streams()} >= {"main"}
         assert len(running.store.streams()) == 3

@@ -98,6 +98,7 @@ import json, sys, time
 from pathlib import Path
 from batchmill.spark import Pipeline, PipelineError
 from tests.kit.disks import resize
+from tests.kit.pipelines import SMALL, endpoint_events, write_segment
 
 folder = Path(sys.argv[1])
 stop = []

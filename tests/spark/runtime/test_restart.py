@@ -188,7 +188,7 @@ def after_three(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
     ("change", "reason", "advice"),
     [
         (deleted_checkpoint, "other", "run with that checkpoint; or use a new store"),
-        (deleted_store, "unknown", "name the store that was written with this checkpoint"),
+        (deleted_store, "unknown", "use the store that was written with this checkpoint"),
         (other_store, "other", "run with that checkpoint"),
         (older_checkpoint, "ahead", "restore the store's copy of the same time"),
         (checkpoint_one_batch_old, "unplanned", "restore the store's copy of the same time"),

@@ -30,7 +30,7 @@ class Books:
     def __init__(self, folder: Path) -> None:
         self.spool = folder / "spool"
         self.quarantine = folder / "spool-quarantine"
-        self.checkpoint = Checkpoint(folder / "checkpoint", "", "")
+        self.checkpoint = Checkpoint(folder / "checkpoint")
         self.log = self.checkpoint.spark / "sources" / "0"
         for name in ("offsets", "commits"):
             (self.checkpoint.spark / name).mkdir(parents=True)
@@ -278,7 +278,7 @@ def upkeep(folder: Path) -> Upkeep:
     writer: Any = NoWriter()
     store: Any = NoStore()
     source: Any = NoSource()
-    return Upkeep(writer, Checkpoint(folder, "", ""), store, source, lambda: 20.0)
+    return Upkeep(writer, Checkpoint(folder), store, source, lambda: 20.0)
 
 
 def test_the_newest_batches_are_told(tmp_path: Path) -> None:

@@ -200,19 +200,12 @@ def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
     assert caught.value.value == text
 
 
-def test_thresholds_read_and_write_themselves(spark: SparkSession) -> None:
-    """By system, else the default; as text again; odd names survive the way into SQL."""
+def test_thresholds_by_system(spark: SparkSession) -> None:
+    """By system, else the default; odd names survive the way into SQL."""
     from batchmill.spark.settings import SlowThresholds
     from batchmill.spark.spans.topn import topn_records
 
     limits = SlowThresholds.parse("default:200, mongodb:100,a'b:7")
-    assert [limits.limit_ms(each) for each in ("mongodb", "a'b", "MongoDB", None)] == [
-        100,
-        7,
-        200,
-        200,
-    ]
-    assert SlowThresholds.parse(str(limits)) == limits
     sql = limits.sql("s")
     row = spark.sql(f"SELECT {sql} FROM VALUES ('mongodb'), ('a\\'b'), ('z'), (NULL) AS v(s)")
     assert [each[0] for each in row.collect()] == [100, 7, 200, 200]

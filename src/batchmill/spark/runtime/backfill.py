@@ -138,7 +138,7 @@ class Backfills:
 
     def stored_segments(self, stream: str, last_batch: int | None) -> int:
         """How many segments a folder's backfills have stored, up to that batch."""
-        checkpoint = Checkpoint(self._checkpoint / stream, "", "")
+        checkpoint = Checkpoint(self._checkpoint / stream)
         return 0 if last_batch is None else checkpoint.segments_until(last_batch)
 
     def runs_here(self) -> bool:

@@ -35,8 +35,8 @@ class Checkpoint:
     """A checkpoint folder of a stream."""
 
     folder: Path
-    id: str
-    store_id: str
+    id: str = ""
+    """Empty if it is only read."""
 
     @property
     def spark(self) -> Path:
@@ -158,7 +158,7 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
         create_whole(file, json.dumps(facts), mode=_MODE)
     try:
         facts = json.loads(file.read_text("utf-8"))
-        checkpoint = Checkpoint(folder, facts["id"], facts["store"])
+        checkpoint = Checkpoint(folder, facts["id"])
         owner = facts["stream"]
     except (ValueError, KeyError, TypeError) as error:
         raise PipelineError(

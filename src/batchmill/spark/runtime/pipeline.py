@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import DataFrame, SparkSession
@@ -157,12 +156,7 @@ class Pipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -220,8 +214,8 @@ class Pipeline:
         if upkeep is not None:
             return upkeep.progress()
         last = self._last_batch(self.name)
-        checkpoint = Checkpoint(self.checkpoint, "", "")
-        return read_progress(self.name, last, self.store, self._input(checkpoint), self._clock())
+        source = self._input(Checkpoint(self.checkpoint))
+        return read_progress(self.name, last, self.store, source, self._clock())
 
     def backfill(
         self,

@@ -46,7 +46,6 @@ class SpanResults:
 
     sources: dict[str, Rows] = field(default_factory=dict)
     rows: int = 0
-    oldest_us: int = 0
     newest_us: int = 0
     late: int = 0
     """How many spans came late."""
@@ -169,9 +168,10 @@ class SpanProcessor:
                 new = unique
                 counts = count_spans(new)
         results = SpanResults(
-            rows=counts.spans, oldest_us=arrived.oldest_us, newest_us=arrived.newest_us
+            rows=counts.spans,
+            newest_us=arrived.newest_us,
+            duplicates=arrived.spans - counts.spans,
         )
-        results.duplicates = arrived.spans - results.rows
         late_us = moment.late_before_us
         if late_us is not None and results.rows and arrived.oldest_us < late_us:
             results.late = new.where(f"time < TIMESTAMP_MICROS({late_us}L)").count()

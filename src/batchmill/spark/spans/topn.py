@@ -15,13 +15,12 @@ from batchmill.spark.settings import TopNThresholds
 from batchmill.spark.spans.columns import is_blank
 from batchmill.spark.sql import literal
 
+# Slow statements per database, the same per calling service, slow cache reads, slow cache writes.
+# The entity of each stream is a service.
 DATABASE = "top_n_database_statement"
 SERVICE_DATABASE = "top_n_service_database_statement"
 CACHE_READ = "top_n_cache_read_command"
 CACHE_WRITE = "top_n_cache_write_command"
-STREAMS = (DATABASE, SERVICE_DATABASE, CACHE_READ, CACHE_WRITE)
-"""Slow statements per database, the same per calling service, slow cache reads, slow cache writes.
-The entity of each is a service."""
 
 NORMALISED = (
     # A text in quotes; a quote inside is written twice. Several side by side are one.
