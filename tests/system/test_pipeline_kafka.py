@@ -200,7 +200,7 @@ def test_no_broker_and_no_topic_are_told(
     """With what to do, before anything is begun."""
     with (
         reading(spark, tmp_path, kafka, "nobody-made-it") as running,
-        pytest.raises(KafkaTopicError, match=r"no topic nobody-made-it .* make it"),
+        pytest.raises(KafkaTopicError, match=r"no topic nobody-made-it .* create it"),
     ):
         running.run_available()
     with pytest.raises(ConfigError, match="not both"):
