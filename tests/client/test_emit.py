@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
@@ -253,8 +252,6 @@ def test_after_close_events_are_refused(tmp_path: Path) -> None:
     """At once: waiting would not help."""
     client = Client(tmp_path, wait_s=3600)
     assert client.close()
-    began = time.monotonic()
     with pytest.raises(SpoolClosedError):
         client.emit(ClientSale("a", 1))
-    assert time.monotonic() - began < 3600
     assert (client.stats().emitted, client.stats().refused) == (0, 1)

@@ -19,6 +19,7 @@ from batchmill.kafka import (
     MessageTooLargeError,
     read_options,
 )
+from tests.kit.threads import PATIENCE_S
 
 
 def test_an_address_names_brokers_and_a_topic() -> None:
@@ -135,7 +136,11 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     code = _WITHOUT.format(module="confluent_kafka", home=str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 1
     assert "pip install 'batchmill[kafka]'" in done.stderr
@@ -150,7 +155,7 @@ def test_a_malformed_address_ends_the_command(tmp_path: Path) -> None:
         [*command, "--to", "kafka://one:9092"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1

@@ -27,8 +27,9 @@ from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.kafka import KafkaSink
 from batchmill.spool import Level
 from tests.kafka.kit import noise, rows_in
-from tests.kit.kafka import Broker, free_ports
+from tests.kit.kafka import Broker
 from tests.kit.otlp_senders import Traffic
+from tests.kit.processes import free_port
 from tests.kit.receivers import Answer, Ingest, ingest, request
 from tests.kit.threads import PATIENCE_S, until
 
@@ -96,8 +97,8 @@ def test_a_broker_that_comes_later_is_waited_for(kafka: Broker, tmp_path: Path) 
         refused = running.post(request(1))
         assert refused.status == 503
         assert int(refused.headers["retry-after"]) >= 1
-        assert "is not there yet" in running.stderr()
-        assert "batches are refused" in running.stderr()
+        until(lambda: "is not there yet" in running.stderr())
+        until(lambda: "batches are refused" in running.stderr())
         until(lambda: running.status()["level"] == "CRITICAL")
         kafka.start()
         until(lambda: running.post(request(2)).status == 200)
@@ -122,7 +123,7 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged(kafka: Broker, tmp_pa
     """SIGKILL, four times, into traffic: every span that a sender was told of is in the topic."""
     topic = kafka.new_topic(partitions=3)
     rng = random.Random(8)
-    port, _ = free_ports()
+    port = free_port()
     traffic = Brisk(port, BODIES, 4, seed=9)
     with traffic.going():
         for _ in range(4):

@@ -67,7 +67,7 @@ def test_a_wrong_password_does_not_read(kafka: Broker) -> None:
 def test_what_a_wrong_password_keeps_from_being_handed_on_is_counted(kafka: Broker) -> None:
     """By that reason, not as time that was up."""
     target = Target.parse(f"kafka://{kafka.login}/{kafka.new_topic()}")
-    forwarder = KafkaForwarder(target, options=kafka.login_options(WRONG), timeout_s=1.0)
+    forwarder = KafkaForwarder(target, options=kafka.login_options(WRONG), timeout_s=5.0)
     forwarder.offer(request(1, 2), PROTOBUF, 2)
     until(lambda: forwarder.stats()["dropped"] == {"AUTHENTICATION": 2})
     forwarder.close()

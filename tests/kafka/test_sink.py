@@ -263,7 +263,7 @@ def test_a_topic_that_is_not_there_is_told(kafka: Broker) -> None:
         KafkaSink(address(kafka, "nothing")) as sink,
         pytest.raises(KafkaTopicError, match=r"kafka-topics\.sh --create --topic nothing"),
     ):
-        sink.check(timeout=1.0)
+        sink.check(timeout=WAIT_S)
 
 
 def test_a_broker_that_is_not_there_yet_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

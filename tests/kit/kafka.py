@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,16 +21,14 @@ import pytest
 
 from tests.kit.jvm import QUICK, java_missing
 from tests.kit.kafka_jars import jars, jars_missing
+from tests.kit.processes import free_ports
+from tests.kit.threads import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
-START_S = 60.0
 STOP_S = 30.0
-_LOOK_S = 0.05
-_BELOW_EPHEMERAL = range(20_000, 32_000)
-"""Ports that the system gives to nobody who did not ask for them: still free after a stop."""
 
 _PROPERTIES = """
 process.roles=broker,controller
@@ -200,8 +195,8 @@ class Broker:
 
         config = {key.replace("_", "."): value for key, value in settings.items()}
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
-        for made in self._admin().create_topics([topic], operation_timeout=START_S).values():
-            made.result(START_S)
+        for made in self._admin().create_topics([topic], operation_timeout=PATIENCE_S).values():
+            made.result(PATIENCE_S)
         with self._consumer() as consumer:
             self._ends(consumer, name, partitions)
 
@@ -210,7 +205,7 @@ class Broker:
         from confluent_kafka import TopicPartition
 
         for done in self._admin().delete_records([TopicPartition(topic, 0, -1)]).values():
-            done.result(START_S)
+            done.result(PATIENCE_S)
 
     def new_topic(self, partitions: int = 1, **settings: str) -> str:
         """Make a topic with a name that no other has."""
@@ -227,7 +222,7 @@ class Broker:
             ends = {where: end for where, end in self._ends(consumer, topic).items() if end}
             consumer.assign([TopicPartition(topic, each, 0) for each in ends])
             while ends:
-                each = consumer.poll(START_S)
+                each = consumer.poll(PATIENCE_S)
                 assert each is not None, "the broker does not go on"
                 assert each.error() is None, each.error()
                 where, offset, key, value = (
@@ -286,20 +281,18 @@ class Broker:
             ],
             capture_output=True,
             text=True,
-            timeout=START_S,
+            timeout=PATIENCE_S,
             check=False,
         )
         if done.returncode:
             raise RuntimeError(f"the broker's folder was not made: {done.stdout}{done.stderr}")
 
     def _await_answer(self) -> None:
-        until = time.monotonic() + START_S
-        admin = self._admin()
-        while not _answers(admin):
-            process = self._process
-            assert process is not None
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the broker does not answer:\n{self.report()}")
+        admin, process = self._admin(), self._process
+        assert process is not None
+        until(lambda: _answers(admin) or process.poll() is not None, self.report)
+        if process.poll() is not None:
+            raise RuntimeError(f"the broker has ended:\n{self.report()}")
 
     @contextlib.contextmanager
     def _consumer(self) -> Iterator[Consumer]:
@@ -317,22 +310,19 @@ class Broker:
         """Where each partition ends. One that was just made, or whose broker was, takes a while."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        until = time.monotonic() + START_S
-        while True:
-            try:
-                found = self._admin().list_topics(topic, timeout=START_S).topics[topic]
-                if found.error is None and len(found.partitions) >= least:
+        def ends() -> dict[int, int]:
+            with contextlib.suppress(KafkaException):
+                there = self._admin().list_topics(topic, timeout=PATIENCE_S).topics[topic]
+                if there.error is None and len(there.partitions) >= least:
                     return {
                         partition: consumer.get_watermark_offsets(
-                            TopicPartition(topic, partition), timeout=START_S
+                            TopicPartition(topic, partition), timeout=PATIENCE_S
                         )[1]
-                        for partition in sorted(found.partitions)
+                        for partition in sorted(there.partitions)
                     }
-            except KafkaException:
-                if time.monotonic() > until:
-                    raise
-            assert time.monotonic() < until, f"the topic {topic} did not come:\n{self.report()}"
-            time.sleep(_LOOK_S)
+            return {}
+
+        return until(ends, lambda: f"the topic {topic} is there:\n{self.report()}")
 
     def _admin(self) -> AdminClient:
         if self._client is None:
@@ -410,14 +400,3 @@ def _java() -> list[str]:
         *(program, *QUICK, "-Xms64m", "-Xmx256m", "-Djava.awt.headless=true"),
         *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classpath),
     ]
-
-
-def free_ports(count: int = 2) -> tuple[int, ...]:
-    """So many ports that nobody listens on, and that stay free."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.choice(_BELOW_EPHEMERAL)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found += [port] * (port not in found)
-    return tuple(found)

@@ -8,7 +8,8 @@ from typing import Any
 
 from batchmill.kafka import encode
 from batchmill.spool import SPAN_COLUMNS, SpanBatch
-from tests.kit.kafka import START_S, Broker
+from tests.kit.kafka import Broker
+from tests.kit.threads import PATIENCE_S
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -39,5 +40,5 @@ def send(
         producer.produce(topic, key=message.key, value=message.value)
     for value in raw:
         producer.produce(topic, value=value)
-    assert producer.flush(START_S) == 0
+    assert producer.flush(PATIENCE_S) == 0
     return len(messages) + len(raw)

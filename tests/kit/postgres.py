@@ -25,7 +25,7 @@ MISSING = (
     "(initdb, pg_ctl and postgres, in /usr/lib/postgresql/*/bin or on the PATH)"
 )
 NEEDED = ("initdb", "pg_ctl", "postgres")
-START_S = 60
+START_S = 120
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 fsync = off

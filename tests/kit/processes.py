@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import json
 import os
+import random
 import re
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -55,12 +58,39 @@ SOURCE = str(Path(batchmill.__file__).parents[1])
 """Where the package under test is, for scripts that run in an interpreter of their own."""
 
 
+_BELOW_EPHEMERAL = range(20_000, 32_000)
+"""Ports that the system gives to nobody who did not ask for them: free now, free later."""
+_RESERVED: list[int] = []
+"""Locks on files, which end with this process."""
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports of the loopback that nobody listens on, nor will until this process has ended.
+
+    For servers that cannot be given port 0, and those that are to come back at the same port. A
+    locked file for each keeps other test processes from choosing the same.
+    """
+    folder = Path(tempfile.gettempdir(), f"batchmill-test-ports-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.choice(_BELOW_EPHEMERAL)
+        lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT)
+        with socket.socket() as probe:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                os.close(lock)
+                continue
+        _RESERVED.append(lock)
+        ports.append(port)
+    return tuple(ports)
+
+
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One of them."""
+    return free_ports(1)[0]
 
 
 class Life:

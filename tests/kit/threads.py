@@ -28,17 +28,21 @@ SOAK = max(1, int(os.environ.get("BATCHMILL_SOAK", "1")))
 
 
 def until(
-    condition: Callable[[], T], what: str = "the condition", timeout_s: float = PATIENCE_S
+    condition: Callable[[], T],
+    what: str | Callable[[], str] = "the condition",
+    timeout_s: float = PATIENCE_S,
 ) -> T:
     """Wait until ``condition()`` is true and return its value; fail after ``timeout_s``.
 
     For states that signal nobody: a file, a counter, another process. It looks often at first and
-    every 20 ms later on.
+    every 20 ms later on. ``what`` is for the error: the state that did not come, or a report.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0002
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        if time.monotonic() > deadline:
+            state = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout_s:g} s: {state}")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.02)
     return value

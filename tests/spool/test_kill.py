@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,9 @@ pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
 
 from batchmill.spool import Spool
-from tests.kit.processes import SOURCE
+from tests.kit.processes import SOURCE, Life
 from tests.kit.spool import numbers_in, segments, unfinished
-from tests.kit.threads import SOAK, WAIT_S
+from tests.kit.threads import SOAK
 
 WRITER = """
 import itertools, os, sys, threading
@@ -61,26 +60,10 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, life: int) -> Non
 
 def _kill_while_writing(folder: Path, answers: int, rng: random.Random) -> list[int]:
     """What a writer had acknowledged when it was killed, some time after so many answers."""
-    here = ROOT
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join((SOURCE, str(here))))
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder)],
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-    assert writer.stdout is not None
-    watchdog = threading.Timer(WAIT_S * 3, writer.kill)  # a writer that says nothing
-    watchdog.start()
-    try:
-        told = [writer.stdout.readline() for _ in range(answers)]
-        threading.Event().wait(rng.random() * 0.02)  # any moment of a segment's life
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join((SOURCE, str(ROOT))))
+    command = [sys.executable, "-c", WRITER, str(folder)]
+    with Life(command, folder.parent / f"{folder.name}.log", environment) as writer:
+        writer.must_hear(r"\d+", answers)
+        time.sleep(rng.random() * 0.02)  # any moment of a segment's life
         writer.kill()
-        told += writer.stdout.readlines()
-        assert writer.wait(WAIT_S) == -9
-    finally:
-        watchdog.cancel()
-        writer.kill()
-        writer.wait()
-        writer.stdout.close()
-        watchdog.join()
-    return [int(each) for each in told if each.endswith(b"\n")]
+    return [int(line) for line in writer.lines]

@@ -6,35 +6,21 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from batchmill.files import read_json
 from batchmill.run import Home
 from tests.kit.jvm import jvm_options
 from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life
+from tests.kit.threads import PATIENCE_S, until
 
-PATIENCE_S = 120.0
-_LOOK_S = 0.02
-_BELOW_EPHEMERAL = range(20_000, 32_000)
-"""Ports that the system gives to nobody who did not ask for them: free now, free later."""
-
-
-def free_ports(rng: random.Random) -> tuple[int, int]:
-    """Two ports that nobody listens on."""
-    found: list[int] = []
-    while len(found) < 2:
-        port = rng.choice(_BELOW_EPHEMERAL)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found += [port] * (port not in found)
-    return found[0], found[1]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,7 +81,7 @@ class Road:
             self._life.kill()
             self._life = self._start()
         else:
-            pid = self._until(lambda: self._alive(strike.victim))
+            pid = self.until(lambda: self._alive(strike.victim))
             self._dead.add(pid)
             (os.kill if strike.alone else os.killpg)(pid, signal.SIGKILL)
         self.died.append(strike.victim)
@@ -103,11 +89,11 @@ class Road:
 
     def await_pipeline(self) -> None:
         """Wait until it takes segments."""
-        self._until(lambda: self._alive("pipeline", "running"))
+        self.until(lambda: self._alive("pipeline", "running"))
 
     def await_ingest(self) -> None:
         """Wait until it takes requests."""
-        self._until(lambda: self._alive("ingest", "running"))
+        self.until(lambda: self._alive("ingest", "running"))
 
     def end(self) -> None:
         """End it in order: it reads its spool before."""
@@ -123,23 +109,16 @@ class Road:
                 logs += [f"{name}.log:", *lines[-25:]]
         return "\n".join(logs)
 
-    def until(self, done: Callable[[], Any]) -> None:
-        """Wait for what happens in other processes."""
-        self._until(done)
-
-    def _until(self, done: Callable[[], Any]) -> Any:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not (found := done()):
-            assert time.monotonic() < deadline_s, f"it did not come:\n{self.report()}"
-            time.sleep(_LOOK_S)
-        return found
+    def until(self, done: Callable[[], T]) -> T:
+        """Wait for what happens in other processes; the error has their last output."""
+        return until(done, self.report)
 
     def _await_commit(self) -> None:
         def last() -> Any:
             return (read_json(self._home.progress) or {}).get("last_batch")
 
         before = last()
-        self._until(lambda: last() != before)
+        self.until(lambda: last() != before)
 
     def _alive(self, name: str, *states: str) -> int:
         """A process of this run that was not killed yet; 0: there is none at the moment."""

@@ -28,8 +28,9 @@ from batchmill.spark import Pipeline
 from tests.kit.otlp_senders import Traffic, as_received, nearly_in_order, otlp, sizes
 from tests.kit.pipeline_results import differences, expected_whole, whole
 from tests.kit.pipelines import MIXED_OAL
+from tests.kit.processes import free_ports
 from tests.oracle.generate import random_spans
-from tests.system.run_kill import Road, Strike, few_strikes, free_ports, many_strikes, say
+from tests.system.run_kill import Road, Strike, few_strikes, many_strikes, say
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -63,11 +64,12 @@ def test_whatever_is_killed_the_store_is_that_of_the_oracle(
     spans = nearly_in_order(made, len(made) // 5, rng)
     requests = [spans[at : at + IN_A_REQUEST] for at in range(0, len(spans), IN_A_REQUEST)]
     home = Home(tmp_path / "home")
-    ports = free_ports(rng)
-    traffic = Traffic(ports[0], [otlp(each) for each in requests], min(20, len(strikes)), seed=6)
+    http_port, grpc_port = free_ports(2)
+    bodies = [otlp(each) for each in requests]
+    traffic = Traffic(http_port, bodies, min(20, len(strikes)), seed=6)
     script = tmp_path / "metrics.oal"
     script.write_text(SCRIPT, "utf-8")
-    road = Road(home, ports, script)
+    road = Road(home, (http_port, grpc_port), script)
     with road.going(), traffic.going():
         road.await_ingest()
         kill(road, traffic, strikes)
