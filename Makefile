@@ -49,10 +49,11 @@ queues: $(VENV)/.run-installed $(PACKAGE) ## show four queues live in the termin
 	@$(BIN)/python -m examples.queue_demo $(ARGS)
 
 test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k fork": only some)
-	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) --ignore=tests/system $(ARGS)
+	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m "not system" $(ARGS)
 
 test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster
-	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) $(if $(ARGS),$(ARGS),tests/system)
+	@$(KAFKA_JARS) || echo "==> without Kafka's jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
+	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m system $(ARGS)
 
 .PHONY: .test-setup
 .test-setup: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE)
@@ -60,7 +61,6 @@ test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a c
 	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
 	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start a Prometheus server are skipped" >&2
 	@$(FIND_CHROMIUM) || echo "==> without chromium, the tests of the web UI $(if $(CI),fail,are skipped)" >&2
-	@$(KAFKA_JARS) || echo "==> without Kafka's jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
 	@$(SPARK_ARCHIVE)
 
 docs: $(VENV)/.test-installed ## build the documentation site in build/site

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.kit.kafka import kafka, kafka_server
+from tests.kit.paths import ROOT
 from tests.kit.postgres import postgres, postgres_server, postgres_url
 from tests.kit.spark import spark
 from tests.store.fixtures import backend
@@ -32,8 +33,19 @@ settings.register_profile("untimed", settings.default, deadline=None)
 settings.load_profile("untimed")
 
 
+SYSTEM = ROOT / "tests" / "system"
+BROKER = {"kafka", "kafka_server"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start files marked ``slow`` first: started last, they would keep one process busy alone."""
+    """Mark the tests of ``make test-system``, and start files marked ``slow`` first.
+
+    Started last, those would keep one process busy alone.
+    """
+    for item in items:
+        if item.path.is_relative_to(SYSTEM) or BROKER & set(getattr(item, "fixturenames", ())):
+            item.add_marker("system")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
