@@ -173,17 +173,17 @@ FIND_CHROMIUM = $(call find,chromium,chromium)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
 	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
 
-# Kafka's jars are in a cache outside of the repository (see tests/kit/kafka_jars.py): Maven is needed once.
-KAFKA_JARS = [ ! -f tests/kit/kafka_jars.py ] || $(BIN)/python -m tests.kit.kafka_jars --there || { \
+# Kafka's jars are in a cache outside of the repository (see tests/kit/jvm.py): Maven is needed once.
+KAFKA_JARS = [ ! -f tests/kit/jvm.py ] || $(BIN)/python -m tests.kit.jvm jars --there || { \
 	{ $(FIND_MAVEN); } && echo "==> downloading Kafka's jars from Maven Central" && \
-	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.kafka_jars; }
+	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm jars; }
 
 # With a class archive (class data sharing) Spark starts in half the time (see tests/kit/jvm.py).
 ARCHIVE := $(VENV)/spark.jsa
 SPARK_ARCHIVE = [ ! -s $(VENV)/.java-home ] || [ ! -f tests/kit/jvm.py ] || \
 	[ $(ARCHIVE) -nt $(VENV)/.run-installed -a $(ARCHIVE) -nt $(VENV)/.java-home ] || { \
 	echo "==> $(VENV): creating a class archive, so that Spark starts faster in the tests"; \
-	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm $(ARCHIVE) || \
+	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm archive $(ARCHIVE) || \
 	echo "==> creating the class archive failed; the tests run without it" >&2; }
 
 clean: ## remove .venv and everything that was built or cached

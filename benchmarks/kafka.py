@@ -3,7 +3,7 @@
     python -m benchmarks.kafka [--quick]
 
 Real processes: senders, ``batchmill ingest``, ``batchmill pipeline`` on Spark, SQLite; and a
-broker from the jars of the tests (``python -m tests.kit.kafka_jars``). No time is asserted.
+broker from the jars of the tests (``python -m tests.kit.jvm jars``). No time is asserted.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def measure(
     *, rounds: int, warm_up_s: float, steady_s: float, rate: float, flood_s: float
 ) -> Roads:
     """Take turns."""
-    from tests.kit.kafka import broker_missing, private_broker
+    from tests.kit.servers.kafka import broker_missing, private_broker
 
     if (missing := broker_missing()) is not None:
         raise SystemExit(missing)
@@ -138,7 +138,7 @@ def measure(
 
 @contextlib.contextmanager
 def _road(topic: str | None) -> Iterator[tuple[Drive, int]]:
-    from tests.kit.kafka_jars import spark_jars
+    from tests.kit.jvm import spark_jars
 
     reads = () if topic is None else ("--source", topic, "--conf", f"spark.jars={spark_jars()}")
     to = () if topic is None else ("--to", topic)

@@ -184,7 +184,7 @@ def measure(urls: Iterator[str], sizes: Sequence[tuple[int, int]], writers: int)
 def databases(given: str | None) -> Iterator[Iterator[str]]:
     """Addresses of empty databases, on the server that is given, or on one of our own."""
     if given is None:
-        from tests.kit.postgres import MISSING, make_postgres
+        from tests.kit.servers.postgres import MISSING, make_postgres
 
         server = make_postgres()
         if server is None:

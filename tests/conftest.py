@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.kit.kafka import kafka, kafka_server
-from tests.kit.paths import ROOT
-from tests.kit.postgres import postgres, postgres_server, postgres_url
+from tests.kit.files import ROOT
+from tests.kit.servers.kafka import kafka, kafka_server
+from tests.kit.servers.postgres import postgres, postgres_server, postgres_url
 from tests.kit.spark import spark
 from tests.store.fixtures import backend
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from batchmill.files import read_json
 from tests.kit.exporters import Mill, last_totals, measurements, mill, one, stored
-from tests.kit.otlp_receivers import GrpcReceiver, Verdict
+from tests.kit.otlp import GrpcReceiver, Verdict
 from tests.kit.processes import Life, wait_for_json
 from tests.kit.threads import PATIENCE_S
 

@@ -24,8 +24,16 @@ from batchmill.cli import main
 from batchmill.cli.pipeline import add_parser, error_line, pipeline_arguments
 from batchmill.spark import BatchReport
 from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.pipeline_results import differences, expected_of, stored
-from tests.kit.pipelines import SMALL, endpoint_events, pipeline, sqlite, write_segment
+from tests.kit.pipelines import (
+    SMALL,
+    differences,
+    endpoint_events,
+    expected_of,
+    pipeline,
+    sqlite,
+    stored,
+    write_segment,
+)
 from tests.kit.processes import Life
 from tests.kit.threads import until
 

@@ -15,7 +15,14 @@ import pytest
 from batchmill.files import read_json
 from batchmill.store import open_store
 from tests.kit.processes import Life, wait_for_json
-from tests.kit.prometheus_pages import after, expected, last_minutes, metrics_of, parsed, receiving
+from tests.kit.servers.prometheus import (
+    after,
+    expected,
+    last_minutes,
+    metrics_of,
+    parsed,
+    receiving,
+)
 from tests.kit.stores import Measurement, Writer
 from tests.kit.threads import PATIENCE_S, until
 

@@ -11,7 +11,7 @@ import pytest
 from batchmill import cli, oal, sources
 from batchmill.cli.options import SourcesError, import_sources
 from batchmill.cli.pipeline import pipeline_arguments
-from tests.kit.sources import temporary_sources
+from tests.kit.events import temporary_sources
 
 EVENTS = """
 from __future__ import annotations

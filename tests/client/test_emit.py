@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from batchmill import Client
 from batchmill.sources import UnknownNameError, service, source
 from batchmill.spool import BadRowsError, Level, Overloaded, Spool, SpoolClosedError
-from tests.kit.spool import HeldDisk, segments
+from tests.kit.events import HeldDisk, segments
 from tests.kit.threads import WAIT_S
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -32,7 +32,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from batchmill.demo import INSTANCES, LastWords, Sender, SentSpans, Shop, make_exporter, plan
-from tests.kit.otlp_receivers import TraceReceiver, Verdict, spans_of
+from tests.kit.otlp import TraceReceiver, Verdict, spans_of
 from tests.kit.threads import PATIENCE_S, until
 
 DEMO = """

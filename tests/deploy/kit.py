@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"

@@ -31,7 +31,7 @@ from batchmill.run import (
     runner,
 )
 from tests.deploy import kit
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 KUBERNETES = "1.32"
 TOOLS = Path(sys.executable).parent

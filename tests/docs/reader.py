@@ -24,7 +24,7 @@ from batchmill import cli
 from batchmill.oal import parse
 from batchmill.run import resolve
 from tests.docs.kit import DRAWING, NOTES, OUTPUT, Block, blocks, matches, metric_examples
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.kit.threads import PATIENCE_S
 
 Step = Callable[[], None]

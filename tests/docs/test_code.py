@@ -15,8 +15,8 @@ from batchmill.oal import core_script, load
 from batchmill.run import OTHER_VARIABLES
 from tests.docs.kit import DOCS, PAGES, blocks
 from tests.docs.reader import Reader, commands, misunderstood
-from tests.kit.paths import ROOT
-from tests.kit.sources import temporary_sources
+from tests.kit.events import temporary_sources
+from tests.kit.files import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +96,7 @@ def test_the_quick_start_runs(
     that is there serves once more; tests/run/test_run.py runs the command itself.
     """
     from batchmill.spark import Pipeline
-    from tests.kit.receivers import QUICK, ingest
+    from tests.kit.ingest import QUICK, ingest
 
     home = tmp_path / "batchmill-data"
     core = load(core_script())

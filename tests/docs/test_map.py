@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 PACKAGE = ROOT / "src" / "batchmill"
 MAP = ROOT / "docs" / "architecture.md"

@@ -15,8 +15,7 @@ from tests.oracle.catalog import Row
 
 pytest.importorskip("pyspark")
 
-from tests.kit.pipeline_results import Stored, expected, stored
-from tests.kit.pipelines import pipeline, write_spool
+from tests.kit.pipelines import Stored, expected, pipeline, stored, write_spool
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

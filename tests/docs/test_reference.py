@@ -34,7 +34,7 @@ from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
 from tests.docs import settings, sources, stats
 from tests.docs.kit import DOCS, code_in, tables
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 pytest.importorskip("pyspark")
 

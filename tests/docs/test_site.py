@@ -14,7 +14,7 @@ import pytest
 
 import batchmill
 from tests.docs.kit import DOCS
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """What a browser fetches by itself, by the attribute that says from where."""

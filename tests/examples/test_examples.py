@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.kit.threads import PATIENCE_S
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -17,7 +17,7 @@ import batchmill
 from examples.queue_demo import demo
 from examples.queue_demo.view import Meter, Snapshot
 from tests.examples.kit import NAMES, queue
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.kit.threads import PATIENCE_S
 
 WITHOUT_RICH = """

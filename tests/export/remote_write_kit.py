@@ -10,7 +10,7 @@ import pytest
 
 from batchmill.export import RemoteWriter, RemoteWriteSettings
 from batchmill.store import Store, open_store
-from tests.kit.prometheus_pages import Key, Receiver, after
+from tests.kit.servers.prometheus import Key, Receiver, after
 
 QUICK: dict[str, Any] = {
     "poll_s": 0.01,

@@ -27,7 +27,7 @@ from tests.kit.exporters import (
     running,
     stored,
 )
-from tests.kit.otlp_receivers import GrpcReceiver, HttpReceiver, Verdict
+from tests.kit.otlp import GrpcReceiver, HttpReceiver, Verdict
 from tests.kit.processes import free_port
 from tests.kit.stores import MINUTE, Measurement
 from tests.kit.threads import WAIT_S, until

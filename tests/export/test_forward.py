@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from batchmill.errors import ConfigError
 from batchmill.export import KafkaForwarder, Target
 from batchmill.export.trace_split import split_by_trace
-from tests.kit.kafka import Broker
-from tests.kit.receivers import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id
+from tests.kit.ingest import JSON, PROTOBUF, QUICK, ingest, request, request_json, span_id
+from tests.kit.servers.kafka import Broker
 from tests.kit.threads import PATIENCE_S, WAIT_S, until
 
 FOUR = {"stringValue": "four"}

@@ -22,8 +22,8 @@ from tests.kit.exporters import (
     running,
     stored,
 )
-from tests.kit.kafka import Broker
-from tests.kit.otlp_receivers import Point, points_of
+from tests.kit.otlp import Point, points_of
+from tests.kit.servers.kafka import Broker
 from tests.kit.threads import until
 
 __all__ = ["one"]

@@ -28,7 +28,7 @@ from tests.kit.exporters import (
     running,
     stored,
 )
-from tests.kit.otlp_receivers import GrpcReceiver, HttpReceiver, Verdict
+from tests.kit.otlp import GrpcReceiver, HttpReceiver, Verdict
 from tests.kit.stores import MINUTE, Measurement
 from tests.kit.threads import until
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from batchmill.outbox import Outbox
 from batchmill.store import Store, StoreUnavailableError, open_store
 from tests.kit.exporters import added_up, exporter_of, last_totals, stored
-from tests.kit.otlp_receivers import GrpcReceiver
+from tests.kit.otlp import GrpcReceiver
 from tests.kit.pipelines import (
     EVERY_FUNCTION,
     SMALL,

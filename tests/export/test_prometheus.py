@@ -18,13 +18,7 @@ from batchmill.export.prometheus.series import complete_minute
 from batchmill.store import RetryPolicy, Store, open_store
 from batchmill.telemetry.exposition import TextFormat
 from batchmill.testing import ManualClock
-from tests.kit.prometheus_pages import (
-    after,
-    expected,
-    metrics_of,
-    parsed,
-    texts_of,
-)
+from tests.kit.servers.prometheus import after, expected, metrics_of, parsed, texts_of
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
 from tests.kit.threads import WAIT_S
 

@@ -22,8 +22,14 @@ from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
 from batchmill.http import Access
 from batchmill.store import RetryPolicy, open_store
 from batchmill.telemetry.exposition import TextFormat
-from tests.kit.prometheus import running_prometheus
-from tests.kit.prometheus_pages import Key, expected, last_minutes, metrics_of, parsed
+from tests.kit.servers.prometheus import (
+    Key,
+    expected,
+    last_minutes,
+    metrics_of,
+    parsed,
+    running_prometheus,
+)
 from tests.kit.stores import Measurement, Writer
 from tests.kit.threads import WAIT_S, until
 

@@ -17,7 +17,7 @@ from batchmill.export.remote_write.client import RemoteTarget
 from batchmill.export.remote_write.sender import PositionFile
 from batchmill.store import Store
 from tests.export.remote_write_kit import not_empty, position, reached, sent, store, writing
-from tests.kit.prometheus_pages import (
+from tests.kit.servers.prometheus import (
     Judge,
     Samples,
     after,

@@ -10,8 +10,14 @@ from pathlib import Path
 from batchmill.export.prometheus.series import minutes_before
 from batchmill.store import Store, open_store
 from tests.export.remote_write_kit import not_empty, position, reached, store, writing
-from tests.kit.prometheus import running_prometheus
-from tests.kit.prometheus_pages import Receiver, after, expected, last_minutes, receiving
+from tests.kit.servers.prometheus import (
+    Receiver,
+    after,
+    expected,
+    last_minutes,
+    receiving,
+    running_prometheus,
+)
 from tests.kit.stores import Measurement, Writer
 from tests.kit.threads import until
 

@@ -21,7 +21,7 @@ from batchmill.export.remote_write.client import (
 )
 from batchmill.store import EntityRow, Store
 from tests.export.remote_write_kit import position, store, writing
-from tests.kit.prometheus_pages import after, decode, last_minutes, receiving
+from tests.kit.servers.prometheus import after, decode, last_minutes, receiving
 from tests.kit.stores import Measurement, Writer
 from tests.kit.threads import until
 

@@ -19,10 +19,17 @@ from tests.kit.exporters import (
     running,
     stored,
 )
-from tests.kit.otlp_receivers import GrpcReceiver
-from tests.kit.postgres import Postgres
-from tests.kit.store_writers import before_merges, open_writers
-from tests.kit.stores import PATIENT, Measurement, end, in_another_process, line_of
+from tests.kit.otlp import GrpcReceiver
+from tests.kit.servers.postgres import Postgres
+from tests.kit.stores import (
+    PATIENT,
+    Measurement,
+    before_merges,
+    end,
+    in_another_process,
+    line_of,
+    open_writers,
+)
 from tests.kit.threads import until
 
 HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)

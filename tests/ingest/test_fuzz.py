@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decode_traces, decompress
 from tests.ingest.hostile import field, spans, varint
 from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, protobuf
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 SMALL = Limits(
     max_body_bytes=4000,

@@ -26,8 +26,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.spool import Spool
 from tests.ingest.kit import LARGE, HeldSpool
-from tests.kit.paths import ROOT
-from tests.kit.receivers import (
+from tests.kit.files import ROOT
+from tests.kit.ingest import (
     JSON,
     PROTOBUF,
     QUICK,

@@ -17,7 +17,7 @@ from batchmill.ingest.responses import Rejected
 from batchmill.ingest.settings import ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats
 from tests.ingest.kit import LARGE, HeldSpool
-from tests.kit.receivers import PROTOBUF, request
+from tests.kit.ingest import PROTOBUF, request
 from tests.kit.threads import WAIT_S
 
 

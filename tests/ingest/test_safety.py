@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from batchmill import ConfigError
 from batchmill.ingest import Access, ReceiverSettings
-from tests.kit.paths import ROOT
-from tests.kit.receivers import (
+from tests.kit.files import ROOT
+from tests.kit.ingest import (
     JSON,
     MIB,
     PROTOBUF,

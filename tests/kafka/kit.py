@@ -9,7 +9,7 @@ from typing import Any
 
 from batchmill.kafka import decode
 from batchmill.spool import SPAN_COLUMNS, SpanBatch
-from tests.kit.kafka import Record
+from tests.kit.servers.kafka import Record
 
 Row = dict[str, Any]
 

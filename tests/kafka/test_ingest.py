@@ -27,10 +27,10 @@ from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.kafka import KafkaSink
 from batchmill.spool import Level
 from tests.kafka.kit import noise, rows_in
-from tests.kit.kafka import Broker
-from tests.kit.otlp_senders import Traffic
+from tests.kit.ingest import Answer, Ingest, ingest, request
+from tests.kit.otlp import Traffic
 from tests.kit.processes import free_port
-from tests.kit.receivers import Answer, Ingest, ingest, request
+from tests.kit.servers.kafka import Broker
 from tests.kit.threads import PATIENCE_S, until
 
 IN_A_REQUEST = 5

@@ -14,8 +14,8 @@ pytest.importorskip("uvicorn")
 from batchmill.export import KafkaForwarder, Target
 from batchmill.kafka import KafkaAddress, KafkaLoginError, check_readable
 from tests.kafka.kit import rows_in
-from tests.kit.kafka import Broker
-from tests.kit.receivers import PROTOBUF, ingest, request
+from tests.kit.ingest import PROTOBUF, ingest, request
+from tests.kit.servers.kafka import Broker
 from tests.kit.threads import PATIENCE_S, until
 
 WRONG = "wr0ng-password"

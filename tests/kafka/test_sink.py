@@ -25,7 +25,7 @@ from batchmill.kafka import (
 )
 from batchmill.spool import SPAN_SOURCE, Level, Overloaded, SpoolClosedError
 from tests.kafka.kit import batch_of, noise, row, rows_in
-from tests.kit.kafka import Broker
+from tests.kit.servers.kafka import Broker
 from tests.kit.threads import WAIT_S, until
 
 QUICK = KafkaSettings(delivery_timeout_s=1.0, retry_after_s=0.1, linger_s=0.001)

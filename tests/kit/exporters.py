@@ -1,4 +1,4 @@
-"""What the tests of exporters share: commits with an outbox, exporters that run, who has what."""
+"""Exporters in tests: commits with an outbox, exporters that run, and what must arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchmill.export import Exporter, ExporterSettings, Target, open_sender
 from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import bucket_end
 from batchmill.store import Batch, CommitResult, Store
-from tests.kit.otlp_receivers import Point
+from tests.kit.otlp import Point
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
 from tests.kit.threads import PATIENCE_S, spawn
 

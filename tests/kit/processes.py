@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import batchmill
 from batchmill.files import read_json
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.kit.threads import PATIENCE_S, WAIT_S, until
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.kafka_jars import spark_jars
+from tests.kit.jvm import java_missing, jvm_options, spark_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""What the tests of the store share: metrics, batches made of single measurements, both backends.
+"""Stores in tests: metrics, batches made of single measurements, both backends.
 
 A measurement is the states of one row, so that a batch is any number of measurements in any order,
 and what the store must hold is what ``State.merge`` makes of them.
@@ -7,9 +7,10 @@ and what the store must hold is what ``State.merge`` makes of them.
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ from batchmill.store import (
     encode_numbers,
     open_store,
 )
-from tests.kit.paths import ROOT
+from batchmill.store.postgres import PostgresStore, WriterSettings, session
+from batchmill.store.postgres.writers import merge_table
+from batchmill.store.sql.session import Upsert
+from tests.kit.files import ROOT
 from tests.kit.threads import WAIT_S
 
 MINUTE = 202403011200
@@ -253,3 +257,57 @@ def end(process: subprocess.Popen[str]) -> None:
     """Kill a process, as kill -9 does, and wait until it is gone."""
     process.kill()
     process.communicate(timeout=WAIT_S)
+
+
+TINY = WriterSettings(writers=4, above_rows=1, piece_rows=3)
+"""Every batch is cut into pieces of three rows."""
+
+
+def open_writers(
+    url: str, settings: WriterSettings = TINY, retry: RetryPolicy = PATIENT
+) -> PostgresStore:
+    """A store that writes by ``settings``."""
+    return PostgresStore(url, url, retry, ttl_days=7, top_n=50, create=True, writers=settings)
+
+
+def some_rows(number: int, entities: int = 12) -> list[Measurement]:
+    """The rows of a batch, always the same for its number: about 40 delta rows."""
+    rng = random.Random(number)
+    return [
+        Measurement(
+            rng.randrange(1000), f"name {rng.randrange(5)}", MINUTE + rng.randrange(2), f"e{n}"
+        )
+        for n in range(entities)
+        for _ in range(3)
+    ]
+
+
+def staged(store: PostgresStore) -> list[str]:
+    """The staged tables that a store holds, of whichever stream."""
+    rows = store._read(
+        lambda session: session.rows(
+            "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, 'staged_')"
+        )
+    )
+    return [name for (name,) in rows]
+
+
+def before(function: Callable[..., Any], act: Callable[[int], object]) -> Callable[..., Any]:
+    """A function that first calls ``act`` with how many calls there were before."""
+    calls = iter(range(10**6))
+
+    def both(*arguments: Any, **named: Any) -> Any:
+        act(next(calls))
+        return function(*arguments, **named)
+
+    return both
+
+
+def before_merges(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
+    """Call ``act`` with a table's name before that table's rows are merged."""
+
+    def both(upsert: Upsert, table: str) -> str:
+        act(table)
+        return merge_table(upsert, table)
+
+    monkeypatch.setattr(session, "merge_table", both)

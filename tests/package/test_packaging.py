@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 

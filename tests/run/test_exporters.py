@@ -21,7 +21,7 @@ from batchmill.run.runner import remove_exporters
 from batchmill.run.specs import export_names, export_spec, pipeline_spec
 from batchmill.run.status import export_text
 from tests.kit.exporters import Mill, last_totals, measurements, one, running, stored
-from tests.kit.otlp_receivers import GrpcReceiver
+from tests.kit.otlp import GrpcReceiver
 from tests.kit.processes import Life, wait_for_json
 from tests.kit.threads import until
 

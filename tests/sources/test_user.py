@@ -12,7 +12,7 @@ import pytest
 
 from batchmill import ConfigError, sources
 from batchmill.sources import Entity, Field, FieldType, SourceType, UnknownNameError
-from tests.kit.sources import temporary_sources
+from tests.kit.events import temporary_sources
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Overloaded, Spool, SpoolWriteError
-from tests.kit.disks import fill, small_disk
-from tests.kit.spool import numbers_in, segments, spans, unfinished
+from tests.kit.events import numbers_in, segments, spans, unfinished
+from tests.kit.files import fill, small_disk
 from tests.kit.threads import WAIT_S, until
 
 

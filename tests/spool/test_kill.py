@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq
 
 from batchmill.spool import Spool
+from tests.kit.events import numbers_in, segments, unfinished
 from tests.kit.processes import SOURCE, Life
-from tests.kit.spool import numbers_in, segments, unfinished
 from tests.kit.threads import SOAK
 
 WRITER = """
 import itertools, os, sys, threading
 from batchmill.spool import Spool
-from tests.kit.spool import spans
+from tests.kit.events import spans
 
 spool = Spool(sys.argv[1], linger_s=0.002, max_rows=500)
 numbers = itertools.count()

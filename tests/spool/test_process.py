@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Spool
+from tests.kit.events import HeldDisk, numbers_in, segments, spans, unfinished
 from tests.kit.processes import Child, run_script
-from tests.kit.spool import HeldDisk, numbers_in, segments, spans, unfinished
 from tests.kit.threads import WAIT_S, until
 
 
@@ -48,7 +48,7 @@ def test_a_spool_that_was_never_closed_writes_at_exit(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from batchmill.spool import Spool
-from tests.kit.spool import spans
+from tests.kit.events import spans
 spool = Spool({str(tmp_path)!r}, linger_s=60)
 spool.submit("Span", spans([1, 2]))
 """
@@ -74,7 +74,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from batchmill.spool import Spool
-from tests.kit.spool import spans
+from tests.kit.events import spans
 with Spool({str(tmp_path)!r}, linger_s=0) as spool:
     spool.submit("Span", spans([2])).result()
 """

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from batchmill.sources import builtin_catalog
 from batchmill.spool import BadRowsError, EventBatch, Spool
 from batchmill.spool.rows import encode, event_tables, span_table, table_of
-from tests.kit.spool import START, numbers_in, spans
+from tests.kit.events import START, numbers_in, spans
 from tests.kit.threads import WAIT_S
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Spool, SpoolWriteError
 from batchmill.spool.segment import Disk, remove_leftovers, write_segment
-from tests.kit.spool import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
+from tests.kit.events import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
 from tests.kit.threads import WAIT_S
 
 DATA = memoryview(b"some bytes")

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Overloaded, Spool, SpoolClosedError
-from tests.kit.spool import numbers_in, segments, spans
+from tests.kit.events import numbers_in, segments, spans
 from tests.kit.threads import SOAK, WAIT_S
 
 

@@ -21,7 +21,7 @@ from batchmill.spool import (
     SpoolSettings,
     unread,
 )
-from tests.kit.spool import HeldDisk, numbers_in, segments, spans
+from tests.kit.events import HeldDisk, numbers_in, segments, spans
 from tests.kit.threads import WAIT_S, until
 
 

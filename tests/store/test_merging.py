@@ -14,7 +14,7 @@ from batchmill.sources import Grain
 from batchmill.store import Deltas, encode_label_sums, encode_labels, encode_numbers
 from batchmill.store.sql.session import COMPACT_ABOVE, COMPACT_EVERY
 from batchmill.store.states import split
-from tests.kit.postgres import Postgres
+from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import (
     MINUTE,
     Backend,

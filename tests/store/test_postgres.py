@@ -24,7 +24,7 @@ from batchmill.store.postgres import PostgresStore
 from batchmill.store.postgres.connection import TEXT, copy_blocks
 from batchmill.store.postgres.session import POSTGRES
 from batchmill.store.sql.schema import check_source_name
-from tests.kit.postgres import Postgres
+from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import Backend, Measurement, Writer, all_states, expected_states
 from tests.kit.threads import WAIT_S
 

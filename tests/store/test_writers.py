@@ -18,9 +18,19 @@ from batchmill.store.address import pop_parameter
 from batchmill.store.postgres import PostgresStore, WriterSettings
 from batchmill.store.postgres import writers as writers_module
 from batchmill.store.postgres.writers import write_piece
-from tests.kit.postgres import Postgres
-from tests.kit.store_writers import TINY, before, before_merges, open_writers, some_rows, staged
-from tests.kit.stores import Measurement, Writer, all_states, expected_states
+from tests.kit.servers.postgres import Postgres
+from tests.kit.stores import (
+    TINY,
+    Measurement,
+    Writer,
+    all_states,
+    before,
+    before_merges,
+    expected_states,
+    open_writers,
+    some_rows,
+    staged,
+)
 from tests.kit.threads import WAIT_S, until
 from tests.store.test_merging import ROWS
 

@@ -18,16 +18,20 @@ from batchmill.store.postgres import writers as writers_module
 from batchmill.store.postgres.connection import copy_rows
 from batchmill.store.postgres.writers import FAILED, LOST, Piece, remove_staged, write_piece
 from batchmill.store.sql.session import StreamEpoch, Upsert
-from tests.kit.postgres import Postgres
-from tests.kit.store_writers import before, before_merges, open_writers, some_rows, staged
+from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import (
     Writer,
     all_states,
+    before,
+    before_merges,
     end,
     expected_states,
     in_another_process,
     line_of,
     metrics,
+    open_writers,
+    some_rows,
+    staged,
 )
 from tests.kit.threads import WAIT_S
 
@@ -36,7 +40,7 @@ import batchmill.store.postgres.store as postgres
 import batchmill.store.postgres.session as session
 import batchmill.store.postgres.writers as writers
 from tests.kit.stores import Writer
-from tests.kit.store_writers import before, before_merges, open_writers, some_rows
+from tests.kit.stores import before, before_merges, open_writers, some_rows
 
 def here(place, nth):
     def act(calls):

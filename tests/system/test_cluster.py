@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.kit.files import ROOT
 from tests.kit.jvm import QUICK, java_missing, jvm_options
-from tests.kit.paths import ROOT
 from tests.kit.processes import Life
 from tests.system.spark_cluster import WORKERS, Cluster
 
@@ -23,8 +23,15 @@ pytest.importorskip("pyspark")
 
 from batchmill.spark import PipelineSettings
 from tests.kit.pipeline_driver import SPAN_WAIT_S
-from tests.kit.pipeline_results import differences, expected_whole, whole
-from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK, mixed_spool, pipeline
+from tests.kit.pipelines import (
+    MIXED_OAL,
+    QUICK_SPARK,
+    differences,
+    expected_whole,
+    mixed_spool,
+    pipeline,
+    whole,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

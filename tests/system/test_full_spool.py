@@ -24,8 +24,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from batchmill.spool import unread
-from tests.kit.otlp_senders import otlp
-from tests.kit.receivers import MIB, QUICK, SMALL, Ingest, ingest, request, stored
+from tests.kit.ingest import MIB, QUICK, SMALL, Ingest, ingest, request, stored
+from tests.kit.otlp import otlp
 from tests.kit.spark import EPOCH
 from tests.kit.threads import PATIENCE_S, until
 from tests.oracle.catalog import Row
@@ -71,9 +71,8 @@ def test_senders_wait_for_spark_and_everything_is_counted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A pipeline that comes late frees the spool: senders get through, and each span counts."""
-    from tests.kit.pipeline_results import counted, differences, expected
-    from tests.kit.pipeline_results import stored as values
-    from tests.kit.pipelines import pipeline
+    from tests.kit.pipelines import counted, differences, expected, pipeline
+    from tests.kit.pipelines import stored as values
 
     home = tmp_path / "home"
     clients = make_clients(random.Random(4), pause_s=0.5)

@@ -19,19 +19,21 @@ from batchmill.kafka import KafkaLoginError, KafkaSink, KafkaTopicError
 from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
 from batchmill.spool import SPAN_SOURCE
 from tests.kit.jvm import java_missing
-from tests.kit.kafka import Broker, private_broker
-from tests.kit.kafka_topics import send, span_batch
-from tests.kit.pipeline_results import (
+from tests.kit.pipelines import (
+    NOW,
+    OF_SPANS,
+    START,
     contents,
     counted,
     differences,
     expected,
+    pipeline,
     quarantined_rows,
     stored,
     top_expected,
     top_of,
 )
-from tests.kit.pipelines import NOW, OF_SPANS, START, pipeline
+from tests.kit.servers.kafka import Broker, private_broker, send, span_batch
 from tests.kit.threads import until
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.kit.jvm import java_missing
+from tests.kit.jvm import java_missing, spark_jars
 
 pytest.importorskip("pyspark")
 pytest.importorskip("confluent_kafka")
@@ -19,12 +19,18 @@ pytest.importorskip("confluent_kafka")
 from batchmill.outbox import Outbox
 from batchmill.store import open_store
 from tests.kit.exporters import NAME, QUICK, added_up, exporter_of, last_totals, running, stored
-from tests.kit.kafka import Broker
-from tests.kit.kafka_jars import spark_jars
-from tests.kit.kafka_topics import send
-from tests.kit.otlp_receivers import GrpcReceiver, Verdict
-from tests.kit.pipeline_results import differences, expected_whole, whole
-from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK, START, mixed_spool, write_segment
+from tests.kit.otlp import GrpcReceiver, Verdict
+from tests.kit.pipelines import (
+    MIXED_OAL,
+    QUICK_SPARK,
+    START,
+    differences,
+    expected_whole,
+    mixed_spool,
+    whole,
+    write_segment,
+)
+from tests.kit.servers.kafka import Broker, send
 from tests.kit.threads import until
 from tests.oracle.generate import random_spans
 from tests.system.driver_kill import KilledRun, shots

@@ -11,11 +11,10 @@ import pytest
 
 from batchmill.files import read_json
 from batchmill.run import Home, read_counted
-from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.kafka import PASSWORD, Broker
-from tests.kit.kafka_jars import spark_jars
+from tests.kit.jvm import java_missing, jvm_options, spark_jars
 from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life, running_pid, wait_for_json
+from tests.kit.servers.kafka import PASSWORD, Broker
 from tests.kit.threads import until
 
 

@@ -25,9 +25,8 @@ from pyspark.sql import SparkSession
 from batchmill.oal import core_script
 from batchmill.run import Home, spool_backlog
 from batchmill.spark import Pipeline
-from tests.kit.otlp_senders import Traffic, as_received, nearly_in_order, otlp, sizes
-from tests.kit.pipeline_results import differences, expected_whole, whole
-from tests.kit.pipelines import MIXED_OAL
+from tests.kit.otlp import Traffic, as_received, nearly_in_order, otlp, sizes
+from tests.kit.pipelines import MIXED_OAL, differences, expected_whole, whole
 from tests.kit.processes import free_ports
 from tests.oracle.generate import random_spans
 from tests.system.run_kill import Road, Strike, few_strikes, many_strikes, say

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kit.browser import (
+from tests.kit.jvm import java_missing, jvm_options
+from tests.kit.servers.browser import (
     Watched,
     expect_value,
     keep_shot,
@@ -25,7 +26,6 @@ from tests.kit.browser import (
     wait_for_live_state,
     watched_page,
 )
-from tests.kit.jvm import java_missing, jvm_options
 
 pytest.importorskip("playwright.sync_api")
 pytest.importorskip("pyspark")

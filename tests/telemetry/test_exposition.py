@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from batchmill.telemetry.exposition import TextFormat, render
-from tests.kit.prometheus_pages import parsed
+from tests.kit.servers.prometheus import parsed
 
 
 def gauge(text: str, label: str, *values: float) -> GaugeMetricFamily:

@@ -14,7 +14,7 @@ import pytest
 
 from batchmill.files import write_json
 from batchmill.run import Home
-from tests.kit.browser import (
+from tests.kit.servers.browser import (
     PHONE,
     Watched,
     expect_value,

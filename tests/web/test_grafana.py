@@ -9,7 +9,7 @@ from typing import Any
 
 from batchmill.store import open_store
 from batchmill.web.promql.parser import parse_selector
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.web.kit import START_S, Call, CallWriter, serving
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "batchmill.json"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.kit.threads import WAIT_S
 from tests.web.pages_kit import serving
 

@@ -15,22 +15,20 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import Pipeline
 from batchmill.spark.input.segments import inspect
-from tests.kit.pipeline_results import (
-    counted,
-    differences,
-    expected,
-    expected_of,
-    quarantined,
-    quarantined_rows,
-    stored,
-)
 from tests.kit.pipelines import (
     NOW,
     ONE_AT_A_TIME,
     SMALL,
     START,
+    counted,
+    differences,
     endpoint_events,
+    expected,
+    expected_of,
     pipeline,
+    quarantined,
+    quarantined_rows,
+    stored,
     with_column,
     write_segment,
     write_table,

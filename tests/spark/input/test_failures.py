@@ -26,7 +26,7 @@ from batchmill.spark.failures import (
 )
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.segments import BadSegment, Segment, find_corrupt, inspect, reason_for
-from tests.kit.disks import fill, small_disk
+from tests.kit.files import fill, small_disk
 
 UNREADABLE = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///s/a.parquet."
 

@@ -9,22 +9,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kit.pipeline_results import (
-    counted,
-    differences,
-    expected_of,
-    quarantined,
-    quarantined_rows,
-    stored,
-)
 from tests.kit.pipelines import (
     ONE_AT_A_TIME,
     SMALL,
     START,
     compiled,
+    counted,
+    differences,
     endpoint_events,
+    expected_of,
     pipeline,
+    quarantined,
+    quarantined_rows,
     set_order,
+    stored,
     with_column,
     write_segment,
     write_table,

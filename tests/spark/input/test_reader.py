@@ -17,7 +17,7 @@ from batchmill.sources import SourceType, builtin_catalog, service, source, sour
 from batchmill.spark.input.reader import SPAN, Projection, project
 from batchmill.spark.input.segments import inspect, spark_path
 from batchmill.spool import SPAN_COLUMNS, Spool
-from tests.kit.spool import segments, spans
+from tests.kit.events import segments, spans
 from tests.kit.threads import WAIT_S
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)

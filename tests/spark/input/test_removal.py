@@ -14,15 +14,18 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport, PipelineSettings
-from tests.kit.pipeline_results import counted, differences, expected_of, stored
 from tests.kit.pipelines import (
     MTIME,
     NOW,
     ONE_AT_A_TIME,
     SMALL,
+    counted,
+    differences,
     endpoint_events,
+    expected_of,
     pipeline,
     sqlite,
+    stored,
     write_segment,
 )
 from tests.kit.threads import until

@@ -14,16 +14,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from batchmill.oal import load
-from tests.kit.pipeline_results import (
-    States,
-    Stored,
-    contents,
-    counted,
-    differences,
-    expected,
-    top_expected,
-    top_of,
-)
 from tests.kit.pipelines import (
     EVERY_FUNCTION_OF_TWO,
     FEW_EXAMPLES,
@@ -31,10 +21,18 @@ from tests.kit.pipelines import (
     ONE_AT_A_TIME,
     START,
     TWO_SOURCES,
+    States,
+    Stored,
     compiled,
+    contents,
+    counted,
     deal,
+    differences,
     every_events,
+    expected,
     pipeline,
+    top_expected,
+    top_of,
     write_segment,
 )
 from tests.oracle.catalog import Row

@@ -19,15 +19,6 @@ from batchmill.sources import Grain
 from batchmill.spark import Pipeline, PipelineSettings
 from batchmill.spark.l1 import aggregators, fusion
 from batchmill.store import open_store
-from tests.kit.pipeline_results import (
-    counted,
-    differences,
-    expected,
-    expected_of,
-    stored,
-    top_expected,
-    top_of,
-)
 from tests.kit.pipelines import (
     EVERY_FUNCTION,
     EVERY_FUNCTION_OF_TWO,
@@ -36,10 +27,17 @@ from tests.kit.pipelines import (
     START,
     TWO_SOURCES,
     compiled,
+    counted,
+    differences,
     endpoint_events,
     every_events,
+    expected,
+    expected_of,
     pipeline,
     sqlite,
+    stored,
+    top_expected,
+    top_of,
     write_segment,
     write_spool,
 )

@@ -9,8 +9,17 @@ from pyspark.sql import SparkSession
 
 from batchmill.sources import Grain
 from batchmill.store import Store, StoredMetric, open_store
-from tests.kit.pipeline_results import Stored, counted, differences, expected_of, stored
-from tests.kit.pipelines import endpoint_events, pipeline, sqlite, write_segment
+from tests.kit.pipelines import (
+    Stored,
+    counted,
+    differences,
+    endpoint_events,
+    expected_of,
+    pipeline,
+    sqlite,
+    stored,
+    write_segment,
+)
 from tests.oracle.catalog import Row
 
 KEPT = "kept = from(Endpoint.latency).longAvg(); tally = from(Endpoint.latency).percentile2(10);"

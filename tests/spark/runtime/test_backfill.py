@@ -10,17 +10,22 @@ from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.errors import ConfigError
 from batchmill.spark import BatchReport, Pipeline
-from tests.kit.pipeline_results import contents, counted, differences, expected, expected_of, stored
 from tests.kit.pipelines import (
     EVERY_FUNCTION_OF_TWO,
     ONE_AT_A_TIME,
     SMALL,
     START,
     TWO_SOURCES,
+    contents,
+    counted,
     deal,
+    differences,
     endpoint_events,
     every_events,
+    expected,
+    expected_of,
     pipeline,
+    stored,
     write_segment,
 )
 from tests.kit.threads import spawn

@@ -12,16 +12,19 @@ from pyspark.sql import SparkSession
 from batchmill.spark import BatchReport
 from batchmill.store import RetryPolicy, Store, StoreFullError, StoreUnavailableError
 from batchmill.store.sqlite.store import SqliteStore
-from tests.kit.pipeline_results import Stored, differences, expected_of, stored
 from tests.kit.pipelines import (
     ONE_AT_A_TIME,
     SMALL,
     START,
+    Stored,
+    differences,
     endpoint_events,
+    expected_of,
     pipeline,
+    stored,
     write_segment,
 )
-from tests.kit.postgres import Postgres
+from tests.kit.servers.postgres import Postgres
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 

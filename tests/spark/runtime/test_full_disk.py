@@ -18,13 +18,16 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineError
-from tests.kit.disks import fill, small_disk
+from tests.kit.files import fill, small_disk
 from tests.kit.jvm import java_missing, jvm_options
-from tests.kit.pipeline_results import counted, differences, expected_of, stored
 from tests.kit.pipelines import (
     SMALL,
+    counted,
+    differences,
     endpoint_events,
+    expected_of,
     pipeline,
+    stored,
     with_column,
     write_segment,
     write_table,
@@ -97,7 +100,7 @@ _DRIVER = """
 import json, sys, time
 from pathlib import Path
 from batchmill.spark import Pipeline, PipelineError
-from tests.kit.disks import resize
+from tests.kit.files import resize
 from tests.kit.pipelines import SMALL, endpoint_events, write_segment
 
 folder = Path(sys.argv[1])

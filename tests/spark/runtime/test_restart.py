@@ -18,15 +18,20 @@ from batchmill.store import (
     StoreInUseError,
     open_store,
 )
-from tests.kit.pipeline_results import contents, counted, differences, expected, expected_of, stored
 from tests.kit.pipelines import (
     ONE_AT_A_TIME,
     SMALL,
     START,
+    contents,
+    counted,
     deal,
+    differences,
     endpoint_events,
+    expected,
+    expected_of,
     pipeline,
     sqlite,
+    stored,
     write_segment,
 )
 from tests.kit.stores import end, in_another_process, line_of

@@ -14,10 +14,9 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import Pipeline
 from batchmill.spark.runtime.session import _collector, _memory
+from tests.kit.files import ROOT
 from tests.kit.jvm import jvm_options
-from tests.kit.paths import ROOT
-from tests.kit.pipeline_results import counted
-from tests.kit.pipelines import SMALL, endpoint_events, pipeline, write_segment
+from tests.kit.pipelines import SMALL, counted, endpoint_events, pipeline, write_segment
 
 TWO_PIPELINES = """
 import sys

@@ -13,16 +13,20 @@ from pyspark.sql import SparkSession
 from batchmill.errors import ConfigError
 from batchmill.spark import BatchReport, PipelineError, PipelineSettings
 from batchmill.store import Batch, CommitResult, FencedError, StoreUnavailableError
-from tests.kit.pipeline_results import counted, differences, expected, expected_of, stored
 from tests.kit.pipelines import (
     NOW,
     ONE_AT_A_TIME,
     SMALL,
     START,
+    counted,
     deal,
+    differences,
     endpoint_events,
+    expected,
+    expected_of,
     pipeline,
     sqlite,
+    stored,
     write_segment,
 )
 from tests.kit.threads import until

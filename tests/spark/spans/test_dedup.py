@@ -17,23 +17,21 @@ from pyspark.sql import SparkSession
 
 from batchmill.errors import ConfigError
 from batchmill.spark import BatchReport, PipelineError
-from tests.kit.pipeline_results import (
-    Stored,
-    counted,
-    differences,
-    expected,
-    stored,
-    top_expected,
-    top_of,
-)
 from tests.kit.pipelines import (
     FEW_EXAMPLES,
     NOW,
     OF_SPANS,
     ONE_AT_A_TIME,
     START,
+    Stored,
+    counted,
     deal,
+    differences,
+    expected,
     pipeline,
+    stored,
+    top_expected,
+    top_of,
     write_segment,
 )
 from tests.kit.spark import span

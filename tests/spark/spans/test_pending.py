@@ -19,8 +19,18 @@ from batchmill.spark.input.reader import sync_folder
 from batchmill.spark.spans.pending import check_files, to_merge
 from batchmill.store import Carry
 from batchmill.store.sqlite.store import SqliteStore
-from tests.kit.pipeline_results import counted, differences, expected, stored
-from tests.kit.pipelines import NOW, ONE_AT_A_TIME, START, deal, pipeline, write_segment
+from tests.kit.pipelines import (
+    NOW,
+    ONE_AT_A_TIME,
+    START,
+    counted,
+    deal,
+    differences,
+    expected,
+    pipeline,
+    stored,
+    write_segment,
+)
 from tests.kit.spark import span
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: made in a temporary folder, stopped at the end.
+"""A real PostgreSQL server for tests: made in a temporary folder, stopped at the end.
 
 It listens on the loopback alone, asks for no password, and does not wait for the disk. Every test
 that asks for ``postgres_url`` gets an empty database. PostgreSQL refuses to run as root, so for

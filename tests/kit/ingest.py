@@ -1,4 +1,4 @@
-"""A receiver in a process of its own, and what senders send to it."""
+"""A receiver in a process of its own (``batchmill ingest``), and requests for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.kit.paths import ROOT
+from tests.kit.files import ROOT
 from tests.kit.processes import wait_for_json
 from tests.kit.threads import PATIENCE_S, until
 

@@ -1,4 +1,4 @@
-"""A disk that is really full: a small one of its own, in memory."""
+"""Files in tests: where the repository is, and disks that are really full."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager

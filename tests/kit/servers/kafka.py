@@ -1,7 +1,7 @@
-"""A Kafka broker of the tests' own: one KRaft node on the loopback, in a temporary folder.
+"""A real Kafka broker for tests: one KRaft node on the loopback, in a temporary folder.
 
-A test that asks for ``kafka`` gets it running, whatever the test before did to it: all of them
-share one, since it takes seconds to start. ``private_broker()`` is one that nobody else uses.
+A test that takes the fixture ``kafka`` gets it running, whatever the test before did to it: all of
+them share one, since it takes seconds to start. ``private_broker()`` is one that nobody else uses.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from tests.kit.jvm import QUICK, java_missing
-from tests.kit.kafka_jars import jars, jars_missing
+from tests.kit.jvm import QUICK, jars, jars_missing, java_missing
 from tests.kit.processes import free_ports
 from tests.kit.threads import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
+
+    from batchmill.spool import SpanBatch
 
 STOP_S = 30.0
 
@@ -400,3 +402,40 @@ def _java() -> list[str]:
         *(program, *QUICK, "-Xms64m", "-Xmx256m", "-Djava.awt.headless=true"),
         *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classpath),
     ]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def span_batch(rows: Sequence[dict[str, Any]]) -> SpanBatch:
+    """Rows as the decoder would have them."""
+    from batchmill.spool import SPAN_COLUMNS, SpanBatch
+
+    batch = SpanBatch()
+    for row in rows:
+        for name in SPAN_COLUMNS:
+            value = row.get(name)
+            if isinstance(value, datetime):
+                value = (value - _EPOCH) // timedelta(microseconds=1)
+            elif name in ("resource", "attributes"):
+                value = dict(value or {})
+            batch.columns[name].append(value)
+    return batch
+
+
+def send(
+    broker: Broker, topic: str, rows: Sequence[dict[str, Any]] = (), *, raw: Sequence[bytes] = ()
+) -> int:
+    """Put spans, and whatever else, into a topic; how many messages it were."""
+    from confluent_kafka import Producer
+
+    from batchmill.kafka import encode
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    messages = encode(span_batch(rows)) if rows else []
+    for message in messages:
+        producer.produce(topic, key=message.key, value=message.value)
+    for value in raw:
+        producer.produce(topic, value=value)
+    assert producer.flush(PATIENCE_S) == 0
+    return len(messages) + len(raw)

@@ -1,19 +1,30 @@
-"""What the spool's tests share: spans, disks that are watched, held or broken."""
+"""Events in tests: types that are forgotten again, spans, and the segments and disks of a spool."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 
+from batchmill.sources import user
 from batchmill.spool import SpanBatch
 from batchmill.spool.segment import Disk
 from tests.kit.threads import Gate
+
+
+@contextlib.contextmanager
+def temporary_sources() -> Iterator[None]:
+    """Forget the event types that are registered in this block."""
+    with mock.patch.dict(user._added), mock.patch.dict(user._by_class):
+        yield
+
 
 START = 1_763_222_400_000_000
 
