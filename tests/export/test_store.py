@@ -20,14 +20,12 @@ from tests.kit.exporters import (
     stored,
 )
 from tests.kit.otlp import GrpcReceiver
+from tests.kit.processes import Life
 from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import (
     PATIENT,
     Measurement,
     before_merges,
-    end,
-    in_another_process,
-    line_of,
     open_writers,
 )
 from tests.kit.threads import until
@@ -95,10 +93,8 @@ for number in itertools.count():
 
 def test_killed_while_it_commits_a_writer_loses_no_export(tmp_path: Path) -> None:
     """Every commit that is in the store has its file, and no other file is exported."""
-    writer = in_another_process(COMMIT_FOR_EVER, folder=str(tmp_path))
-    for number in range(8):
-        assert line_of(writer) == str(number)
-    end(writer)
+    with Life.of_script(COMMIT_FOR_EVER, folder=str(tmp_path)) as writer:
+        writer.must_hear("7")
     outbox = Outbox.of(tmp_path / "checkpoint")
     with open_store(f"sqlite:///{tmp_path}/store.db") as store, GrpcReceiver() as receiver:
         (info,) = store.streams()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -261,9 +262,9 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
     with ingest(tmp_path / "home", "--linger", "2") as running, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(running.post, request(1))
         until(lambda: running.metric("received_spans_total") == 1)
-        running.process.send_signal(signal.SIGTERM)
+        os.kill(running.process.pid, signal.SIGTERM)
         assert waiting.result().status == 200
-        assert running.process.wait(PATIENCE_S) == 0
+        running.process.end(0)
         assert {each["span_id"] for each in running.spans()} == {span_id(1)}
         with pytest.raises(ConnectionRefusedError), socket.create_connection(running.http):
             pass
@@ -278,9 +279,9 @@ def test_sigterm_does_not_wait_for_a_slow_sender(tmp_path: Path) -> None:
             b"content-length: 1000\r\n\r\n{"
         )
         until(lambda: running.metric("requests_under_way") == 1)
-        running.process.send_signal(signal.SIGTERM)
+        os.kill(running.process.pid, signal.SIGTERM)
         assert read_all(link).startswith(b"HTTP/1.1 503 ")
-        assert running.process.wait(PATIENCE_S) == 0
+        running.process.end(0)
 
 
 def test_inside_another_program(tmp_path: Path) -> None:
@@ -318,7 +319,6 @@ def test_sigkill_loses_nothing_that_was_acknowledged(tmp_path: Path, requests: i
         senders = [pool.submit(send, sender) for sender in range(4)]
         until(lambda: len(acknowledged) >= requests)
         running.process.kill()
-        running.expected = -signal.SIGKILL
         for each in senders:
             each.result()
     there = {each["span_id"] for each in stored(running.home)}

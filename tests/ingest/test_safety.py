@@ -126,7 +126,7 @@ def test_any_bytes_get_a_proper_answer(shared: Ingest, parts: list[bytes]) -> No
     """Requests of all kinds, pipelined or cut: 200, a 4xx, or nothing; never a 500."""
     answers = statuses(exchange(shared, *parts))
     assert all(each in (100, 200) or 400 <= each < 500 for each in answers), answers
-    assert shared.process.poll() is None
+    assert shared.process.running
 
 
 @settings(max_examples=100, deadline=None)
@@ -257,7 +257,7 @@ def test_ten_thousand_connections_half_closed(shared: Ingest) -> None:
             until(lambda: shared.metric("http_connections") <= 2)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert shared.process.poll() is None
+    assert shared.process.running
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:

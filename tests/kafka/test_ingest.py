@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.kafka import KafkaSink
 from batchmill.spool import Level
 from tests.kafka.kit import noise, rows_in
-from tests.kit.ingest import Answer, Ingest, ingest, request
+from tests.kit.ingest import PROTOBUF, Answer, ask, ingest, request
 from tests.kit.otlp import Traffic
 from tests.kit.processes import free_port
 from tests.kit.servers.kafka import Broker
@@ -132,8 +131,7 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged(kafka: Broker, tmp_pa
             ) as running:
                 traffic.release()
                 time.sleep(rng.uniform(0, 0.5))  # the moment itself is what is random
-                running.process.send_signal(signal.SIGKILL)
-                running.expected = -signal.SIGKILL
+                running.process.kill()
             known = sent(list(traffic.acknowledged))
             assert known <= found(kafka, topic)
         with ingest(tmp_path, f"--to=kafka://{kafka.bootstrap}/{topic}", f"--http-port={port}"):
@@ -202,7 +200,7 @@ def receiving(kafka: Broker, topic: str, **settings: Any) -> Iterator[tuple[Kafk
 
 def post(port: int, body: bytes) -> Answer:
     """Send a request to a receiver in this process."""
-    return Ingest(Path(), None, ("127.0.0.1", port), "", Path()).post(body)  # type: ignore[arg-type]
+    return ask(("127.0.0.1", port), "POST", "/v1/traces", body, {"content-type": PROTOBUF})
 
 
 def large_request(n: int) -> bytes:

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.kit.files import ROOT
-from tests.kit.processes import wait_for_json
+from tests.kit.processes import Life, wait_for_json
 from tests.kit.threads import PATIENCE_S, until
 
 PROTOBUF = "application/x-protobuf"
@@ -39,12 +38,10 @@ class Ingest:
     """A receiver that runs."""
 
     home: Path
-    process: subprocess.Popen[str]
+    process: Life
     http: tuple[str, int]
     grpc: str
     errors: Path
-    expected: int = 0
-    """The exit code it should end with."""
 
     def stderr(self) -> str:
         return self.errors.read_text()
@@ -59,12 +56,7 @@ class Ingest:
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answer:
-        with contextlib.closing(http.client.HTTPConnection(*self.http, timeout=PATIENCE_S)) as link:
-            link.request(method, path, body, headers or {})
-            answer = link.getresponse()
-            return Answer(
-                answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-            )
+        return ask(self.http, method, path, body, headers)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.http, timeout=PATIENCE_S)
@@ -110,37 +102,40 @@ class Answer:
         return json.loads(self.body)
 
 
+def ask(
+    server: tuple[str, int],
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    """Send one request, over a connection of its own."""
+    with contextlib.closing(http.client.HTTPConnection(*server, timeout=PATIENCE_S)) as link:
+        link.request(method, path, body, headers or {})
+        answer = link.getresponse()
+        return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+
+
 @contextlib.contextmanager
 def ingest(home: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[Ingest]:
-    """A receiver on free ports; at the end it drains, exits with 0, and has shown no traceback."""
+    """A receiver on free ports; at the end it drains, exits with 0, and has shown no traceback.
+
+    Unless the test has killed it, or seen its end.
+    """
     command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(home)]
     command += ["--http-port", "0", "--grpc-port", "0", *options]
     home.mkdir(exist_ok=True)
     errors = home / "stderr"
-    with (
-        errors.open("w") as err,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=err,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})},
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.search(r"https?://(\S+):(\d+) \(HTTP\) and (\S+) \(gRPC\)", line)
-            assert found, f"no address in {line!r}; {errors.read_text()}"
-            address = (found[1].strip("[]"), int(found[2]))
-            running = Ingest(home, process, address, found[3], errors)
-            yield running
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == running.expected, errors.read_text()
-        finally:
-            process.kill()
-            process.wait()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})}
+    with Life(command, errors, environment) as process:
+        listens = r".*https?://(\S+):(\d+) \(HTTP\) and (\S+) \(gRPC\).*"
+        process.must_hear(listens)
+        found = re.fullmatch(listens, process.lines[-1])
+        assert found is not None
+        yield Ingest(home, process, (found[1].strip("[]"), int(found[2])), found[3], errors)
+        if not process.over:
+            os.kill(process.pid, signal.SIGTERM)
+            process.end(0)
     assert "Traceback" not in errors.read_text(), errors.read_text()
 
 

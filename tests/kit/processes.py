@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import json
@@ -94,24 +95,51 @@ def free_port() -> int:
 
 
 class Life:
-    """A process group; ``lines`` has its standard output. As a context, it is killed in the end."""
+    """A process that is told and heard by lines; as a context manager, it is killed at the end.
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    ``lines`` has what it wrote to its standard output so far. It is the leader of a process group,
+    and killed with all of it. Its errors go to the file ``log``, or where this process's go.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.lines: list[str] = []
         self._rest = b""
         self._log = log
         self._over = False
-        with log.open("wb") as errors:
+        with contextlib.ExitStack() as stack:
+            errors = None if log is None else stack.enter_context(log.open("wb"))
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=ROOT,
-                env=dict(env),
+                env=None if env is None else dict(env),
                 start_new_session=True,
             )
         self.pid = self._process.pid
+
+    @classmethod
+    def of_script(cls, source: str, **values: str) -> Self:
+        """A process that runs Python code; ``values`` are variables that it finds."""
+        given = json.dumps(json.dumps(values))
+        header = f"import sys, json\nglobals().update(json.loads({given}))\n"
+        return cls([sys.executable, "-c", header + source])
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._over and self._process.poll() is None
+
+    @property
+    def over(self) -> bool:
+        """Whether :meth:`kill` or :meth:`end` has seen its end."""
+        return self._over
 
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
@@ -162,7 +190,7 @@ class Life:
 
     def report(self) -> str:
         """What it has said last, and its log's last lines."""
-        errors = self._log.read_text("utf-8", "replace").splitlines()[-40:]
+        errors = self._log.read_text("utf-8", "replace").splitlines()[-40:] if self._log else []
         return "\n".join(["said:", *self.lines[-15:], "log:", *errors])
 
     def _hear_out(self) -> None:

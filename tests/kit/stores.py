@@ -6,11 +6,8 @@ and what the store must hold is what ``State.merge`` makes of them.
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +34,6 @@ from batchmill.store import (
 from batchmill.store.postgres import PostgresStore, WriterSettings, session
 from batchmill.store.postgres.writers import merge_table
 from batchmill.store.sql.session import Upsert
-from tests.kit.files import ROOT
 from tests.kit.threads import WAIT_S
 
 MINUTE = 202403011200
@@ -229,34 +225,6 @@ def expected_states(
                 )
                 expected[each.name, grain, bucket, f"id-{entity}"] = states
     return expected
-
-
-def in_another_process(code: str, **values: str) -> subprocess.Popen[str]:
-    """Python code that runs beside the test; ``values`` are its variables.
-
-    It says what it has done by printing a line, and waits by reading one.
-    """
-    given: Mapping[str, str] = values
-    header = f"import sys, json\nglobals().update(json.loads({json.dumps(json.dumps(given))}))\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", header + code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    """The next line that a process prints."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a process, as kill -9 does, and wait until it is gone."""
-    process.kill()
-    process.communicate(timeout=WAIT_S)
 
 
 TINY = WriterSettings(writers=4, above_rows=1, piece_rows=3)

@@ -24,17 +24,15 @@ from batchmill.store import (
     StoreInUseError,
 )
 from batchmill.store.sql.session import Session
+from tests.kit.processes import Life
 from tests.kit.stores import (
     MINUTE,
     Backend,
     Measurement,
     Writer,
     all_states,
-    end,
     entity_row,
     expected_states,
-    in_another_process,
-    line_of,
     metrics,
 )
 from tests.kit.threads import WAIT_S
@@ -129,15 +127,12 @@ def test_a_stream_must_be_claimed(backend: Backend) -> None:
 def test_a_second_writer_is_refused_until_the_first_is_killed(backend: Backend) -> None:
     """The lock is another process's while it lives, and free the moment it is killed."""
     store = backend.open()
-    other = in_another_process(HOLD, url=backend.url)
-    try:
-        assert line_of(other) == "claimed"
+    with Life.of_script(HOLD, url=backend.url) as other:
+        other.must_hear("claimed")
         with pytest.raises(StoreInUseError, match=f"pid {other.pid}") as caught:
             store.claim("live", "checkpoint-1", fresh=False, committed=None)
         assert caught.value.holder["pid"] == other.pid
         store.claim("another", "checkpoint-9", fresh=True, committed=None)
-    finally:
-        end(other)
     assert store.claim("live", "checkpoint-1", fresh=False, committed=None).epoch == 2
 
 
@@ -289,17 +284,12 @@ def test_two_streams_are_written_at_once(backend: Backend) -> None:
     """A backfill in another process beside the live stream: every row of both is there."""
     store = backend.open()
     writer = Writer(store)
-    other = in_another_process(WRITE, url=backend.url)
-    try:
-        assert line_of(other) == "ready"
-        assert other.stdin is not None
-        other.stdin.write("go\n")
-        other.stdin.flush()
+    with Life.of_script(WRITE, url=backend.url) as other:
+        other.must_hear("ready")
+        other.tell("go")
         for number in range(20):
             writer.write(Measurement(number, entity="both"), Measurement(2, entity="here"))
-        assert line_of(other) == "done"
-    finally:
-        end(other)
+        other.must_hear("done")
     rows = [Measurement(number, entity="both") for number in range(20)] * 2
     rows += [Measurement(1, entity="there")] * 20 + [Measurement(2, entity="here")] * 20
     assert all_states(store) == expected_states(metrics(), rows)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,16 +17,14 @@ from batchmill.store.postgres import writers as writers_module
 from batchmill.store.postgres.connection import copy_rows
 from batchmill.store.postgres.writers import FAILED, LOST, Piece, remove_staged, write_piece
 from batchmill.store.sql.session import StreamEpoch, Upsert
+from tests.kit.processes import Life
 from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import (
     Writer,
     all_states,
     before,
     before_merges,
-    end,
     expected_states,
-    in_another_process,
-    line_of,
     metrics,
     open_writers,
     some_rows,
@@ -39,8 +36,7 @@ LIVES = """
 import batchmill.store.postgres.store as postgres
 import batchmill.store.postgres.session as session
 import batchmill.store.postgres.writers as writers
-from tests.kit.stores import Writer
-from tests.kit.stores import before, before_merges, open_writers, some_rows
+from tests.kit.stores import Writer, before, before_merges, open_writers, some_rows
 
 def here(place, nth):
     def act(calls):
@@ -89,21 +85,17 @@ def test_a_writing_process_that_is_killed_loses_and_doubles_nothing(postgres_url
     with open_writers(postgres_url) as store:
         for moment, nth in [*moments, *[("any time", 0)] * 3, ("never", 0)]:
             last = [each.last_batch for each in store.streams() if each.last_batch is not None]
-            process = in_another_process(
+            with Life.of_script(
                 LIVES,
                 url=postgres_url,
                 moment=moment,
                 nth=str(nth),
                 last=str(last[0]) if last else "",
                 batches=str(BATCHES),
-            )
-            try:
-                assert line_of(process) == ("done" if moment == "never" else "here")
+            ) as process:
+                process.must_hear("done" if moment == "never" else "here")
                 if moment == "any time":
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(rng.uniform(0, 0.2))
-            finally:
-                end(process)
+                    time.sleep(rng.uniform(0, 0.2))  # the moment itself is what is random
             if moment == "before a merge":
                 left += len(staged(store))
         assert left > 0, "no piece was ever left behind"

@@ -34,7 +34,7 @@ from tests.kit.pipelines import (
     stored,
     write_segment,
 )
-from tests.kit.stores import end, in_another_process, line_of
+from tests.kit.processes import Life
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.spark.kit import forget_commit
@@ -281,21 +281,18 @@ def test_a_pipeline_is_refused_while_another_process_writes(
     run(spark, tmp_path, 0)
     with open_store(sqlite(tmp_path)) as store:
         (info,) = store.streams()
-    holder = in_another_process(
+    with Life.of_script(
         HOLD, url=sqlite(tmp_path), checkpoint=info.checkpoint_id, committed="0"
-    )
-    try:
-        assert line_of(holder) == "claimed"
+    ) as holder:
+        holder.must_hear("claimed")
         write_segment(tmp_path / "spool", "Endpoint", ROWS[1::3], "1", 1)
         with pipeline(spark, tmp_path, oal=SMALL) as running:
             with pytest.raises(StoreInUseError) as caught:
                 running.run_available()
             assert caught.value.holder["pid"] == holder.pid
-            end(holder)
+            holder.kill()
             (report,) = running.run_available()
             assert (report.number, report.applied) == (1, True)
-    finally:
-        end(holder)
 
 
 def test_a_pipeline_that_lost_its_claim_cannot_commit(spark: SparkSession, tmp_path: Path) -> None:
