@@ -7,15 +7,18 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.kit.files import ROOT
 from tests.kit.servers.kafka import kafka, kafka_server
 from tests.kit.servers.postgres import postgres, postgres_server, postgres_url
 from tests.kit.spark import spark
-from tests.store.fixtures import backend
+
+if TYPE_CHECKING:
+    from tests.kit.stores import Backend
 
 __all__ = [
     "backend",
@@ -28,8 +31,11 @@ __all__ = [
     "spark",
 ]
 
-# The first example of a test imports what it needs: how long that takes says nothing about it.
-settings.register_profile("untimed", settings.default, deadline=None)
+# How long an example takes says nothing: the first one imports what it needs, and the machine may
+# be busy with other work.
+settings.register_profile(
+    "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 
@@ -51,7 +57,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Time for threads that were told to stop, and are on their way out, to get there.
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 60.0
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """An empty place for a store, once with each backend; what is opened there is closed."""
+    from tests.kit.stores import Backend, backend_url  # not all tests need what it imports
+
+    place = Backend(backend_url(request.param, request))
+    yield place
+    place.close()
 
 
 @pytest.fixture(autouse=True)

@@ -14,15 +14,14 @@ from typing import Any
 from unittest import mock
 
 from batchmill.cli import main
-from batchmill.spark.runtime.session import lease
 from batchmill.store import Batch, CommitResult, Store
-from tests.kit.pipeline_driver import say
+from tests.kit.pipeline_driver import lease_session, say
 from tests.kit.pipelines import QUICK_SPARK
 
 
 def run() -> None:
     """Run the commands that standard input names, until it ends."""
-    session = lease("local[2]", conf=QUICK_SPARK)
+    session = lease_session(QUICK_SPARK)
     commit: Any = Store.commit
     holds: list[str] = []
 

@@ -162,6 +162,27 @@ def test_an_unusable_span_is_rejected_alone(span: S, reason: str) -> None:
     assert found.reason == f"{reason} (1)"
 
 
+def test_every_column_is_filled() -> None:
+    """In the order of the span's definition."""
+    span = S(b"t" * 16, b"s" * 8, start=1_000, end=2_000, status=1, attributes=[("key", "value")])
+    batch = decoded(Group([span], [("service.name", "shop")])).batch
+    batch.check()
+    assert tuple(batch.columns) == SPAN_COLUMNS
+    assert {name: values[0] for name, values in batch.columns.items()} == {
+        "time": 1,
+        "end_time": 2,
+        "trace_id": (b"t" * 16).hex(),
+        "span_id": (b"s" * 8).hex(),
+        "parent_span_id": None,
+        "name": "GET /",
+        "kind": "SERVER",
+        "status": "OK",
+        "service": "shop",
+        "resource": {"service.name": "shop"},
+        "attributes": {"key": "value"},
+    }
+
+
 def test_kinds() -> None:
     """A kind that is unspecified or not known is INTERNAL."""
     known = ["INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]

@@ -27,7 +27,7 @@ from unittest import mock
 
 from batchmill.spark import BatchReport, BatchStats, Pipeline, PipelineSettings
 from batchmill.spark.l2.batch import BatchMaker, Work
-from batchmill.spark.runtime.session import lease
+from batchmill.spark.runtime.session import Lease, lease
 from batchmill.store import Batch, Claim, CommitResult, Store
 from batchmill.store.sql.commit import Commit
 from tests.kit.pipelines import NOW
@@ -42,10 +42,15 @@ def say(what: str) -> None:
     sys.stdout.flush()
 
 
+def lease_session(conf: dict[str, str]) -> Lease:
+    """A Spark session that the pipelines of this process find, until it is released."""
+    return lease("local[2]", conf=conf)
+
+
 def main(given: dict[str, Any]) -> None:
     """Run the pipeline that was asked for."""
     folder = Path(given["folder"])
-    session = lease("local[2]", conf=given["conf"])
+    session = lease_session(given["conf"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(Store, "claim", _claiming(Store.claim)))
         stack.enter_context(mock.patch.object(Store, "commit", _committing(Store.commit)))

@@ -20,10 +20,9 @@ from batchmill.spark import Pipeline, PipelineSettings
 from batchmill.store import Store, TopRecord, open_store
 from tests.kit.stores import all_states
 from tests.oracle.catalog import Row
-from tests.oracle.generate import random_events, random_spans, write_segments
+from tests.oracle.generate import random_events, random_spans, to_table, write_segments
 from tests.oracle.metrics import expected_metrics
 from tests.oracle.script import read_script
-from tests.oracle.segments import to_table
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import TopN, TopNKey, expected_topn, normalise
 

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from tests.oracle.catalog import Row
-from tests.oracle.entities import GRAINS, Grain, bucket_of, entity_of
+from tests.oracle.catalog import GRAINS, Grain, Row, bucket_of, entity_of
 from tests.oracle.functions import Bucket, Value, final_value
 from tests.oracle.rows import passes
 from tests.oracle.script import Metric, read_script

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle.catalog import Row, load_catalog
-from tests.oracle.entities import bucket_of, entity_of
+from tests.oracle.catalog import Row, bucket_of, entity_of, load_catalog
 from tests.oracle.generate import random_events, random_spans, write_segments
 from tests.oracle.metrics import expected_metrics
 from tests.oracle.spans import spans_to_events
@@ -57,7 +56,7 @@ def test_random_events_of_every_source_have_entities() -> None:
 def test_segments_hold_what_was_written(tmp_path: Path) -> None:
     """Rows come back from Parquet as they were, in whichever file."""
     pytest.importorskip("pyarrow")
-    from tests.oracle.segments import read_segments
+    from tests.oracle.generate import read_segments
 
     events = random_events(7, load_catalog().fields, 20) | {"Span": random_spans(7, 100)}
     paths = write_segments(events, tmp_path, 3, 1)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.catalog import Row
-from tests.oracle.entities import bucket_of, entity_of
+from tests.oracle.catalog import Row, bucket_of, entity_of
 from tests.oracle.kit import NOON, b64, condition, service, value_of
 from tests.oracle.metrics import expected_metrics
 from tests.oracle.rows import holds, value_at

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from tests.oracle.catalog import Row
-from tests.oracle.entities import GRAINS, Grain, bucket_of, service_id
-from tests.oracle.span_facts import (
+from tests.oracle.catalog import GRAINS, Grain, Row, bucket_of, service_id
+from tests.oracle.spans import (
     attributes_of,
     cache_operation,
     database_name,

@@ -10,10 +10,9 @@ import pytest
 
 from batchmill.outbox import NoOutboxError, Outbox, OutboxFileError, OutboxSettings
 from batchmill.sources import Grain, UnknownNameError
-from batchmill.store import EntityRow, Store
-from batchmill.store.sql import schema
+from batchmill.store import EntityRow
 from tests.kit.exporters import Mill, measurements, mill
-from tests.kit.stores import MINUTE, Backend, Measurement, Writer, metrics
+from tests.kit.stores import MINUTE, Backend, Measurement, metrics
 
 
 @pytest.fixture
@@ -248,22 +247,6 @@ def test_a_metric_that_was_retired_has_a_total_as_long_as_it_is_kept(both: Mill)
     both.store.register(metrics("calls = from(Endpoint.latency).sum();"), stream="live")
     (new,) = both.store.metrics()
     assert both.store.totals([old, new], {MINUTE: {"id-one"}}) == {(MINUTE, "id-one"): [1, None]}
-
-
-def test_a_store_of_the_second_schema_gets_an_outbox(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it holds stays."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
-        writer = Writer(backend.open())
-        writer.write(Measurement(5))
-        backend.close()
-    store: Store = backend.open()
-    assert [each.value for each in store.values("calls")] == [1]
-    one = Mill(store, tmp_path / "checkpoint", stream="other")
-    one.commit(Measurement(7))
-    assert one.named() == one.files()
 
 
 def test_a_file_that_was_changed_is_told(tmp_path: Path) -> None:

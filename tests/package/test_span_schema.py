@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pyspark")
 pytest.importorskip("google.protobuf")
 
 import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
-from pyspark.sql import types as T
 
-from batchmill.ingest import Limits
-from batchmill.ingest.decode.rows import Rows
 from batchmill.kafka import Spans, encode, span_rows
-from batchmill.spark.input.reader import SPAN
-from batchmill.spark.input.reader import SPAN_SCHEMA as SPARK_SCHEMA
 from batchmill.spool import FOREIGN, SPAN_COLUMNS, SPAN_SCHEMA, SpanBatch, span_table
 
 PINNED = [
@@ -44,12 +38,6 @@ PROTOBUF = {
     "text": FieldDescriptor.TYPE_STRING,
     "map": FieldDescriptor.TYPE_MESSAGE,
 }
-SPARK = {
-    "time": T.TimestampType(),
-    "id": T.StringType(),
-    "text": T.StringType(),
-    "map": T.MapType(T.StringType(), T.StringType()),
-}
 
 
 def test_the_definition_is_pinned() -> None:
@@ -61,27 +49,8 @@ def test_the_definition_is_pinned() -> None:
 
 
 def test_a_batch_has_these_columns() -> None:
-    """And so has what the receiver decodes from a request, each filled for every span."""
+    """In this order."""
     assert tuple(SpanBatch().columns) == SPAN_COLUMNS
-    rows = Rows(Limits())
-    assert rows.add(b"t" * 16, b"s" * 8, b"", "GET /", 2, 1_000, 2_000, 1)
-    rows.attributes.append({"key": "value"})
-    rows.resource({"service.name": "shop"})
-    batch = rows.decoded(100).batch
-    batch.check()
-    assert {name: values[0] for name, values in batch.columns.items()} == {
-        "time": 1,
-        "end_time": 2,
-        "trace_id": (b"t" * 16).hex(),
-        "span_id": (b"s" * 8).hex(),
-        "parent_span_id": None,
-        "name": "GET /",
-        "kind": "SERVER",
-        "status": "OK",
-        "service": "shop",
-        "resource": {"service.name": "shop"},
-        "attributes": {"key": "value"},
-    }
 
 
 def test_a_segment_has_these_columns() -> None:
@@ -145,12 +114,3 @@ def test_the_bytes_of_a_message_are_pinned() -> None:
         )
     )
     assert span_rows([message.value]).drop_columns([FOREIGN]).equals(span_table(batch))
-
-
-def test_spark_reads_these_columns() -> None:
-    """As they are in a segment; the two moments are read apart from the other fields."""
-    assert {field.name: field.dataType for field in SPARK_SCHEMA} == {
-        name: SPARK[kind] for _, name, kind in PINNED
-    }
-    assert list(SPAN.fields) == [name for _, name, kind in PINNED if kind != "time"]
-    assert SPAN.required == ("trace_id", "span_id")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from batchmill.oal import load
@@ -17,6 +19,7 @@ from batchmill.store.sql import schema
 from batchmill.store.sql.registry import Registry, allot
 from batchmill.store.sql.schema import check_source_name
 from batchmill.store.sqlite.store import SQLITE
+from tests.kit.exporters import Mill
 from tests.kit.stores import (
     MINUTE,
     Backend,
@@ -305,3 +308,19 @@ def test_a_store_of_the_first_schema_goes_on(
     assert "m" not in active(store)
     writer.write(Measurement(30))
     assert all_states(store) == expected_states(metrics(), [Measurement(30)])
+
+
+def test_a_store_of_the_second_schema_gets_an_outbox(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds stays."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        writer = Writer(backend.open())
+        writer.write(Measurement(5))
+        backend.close()
+    store: Store = backend.open()
+    assert [each.value for each in store.values("calls")] == [1]
+    one = Mill(store, tmp_path / "checkpoint", stream="other")
+    one.commit(Measurement(7))
+    assert one.named() == one.files()

@@ -34,8 +34,7 @@ from tests.kit.pipelines import (
     write_table,
 )
 from tests.oracle.catalog import Row
-from tests.oracle.generate import random_spans
-from tests.oracle.segments import to_table
+from tests.oracle.generate import random_spans, to_table
 
 CPU = "cpu = from(ServiceInstanceJVMCPU.usePercent).doubleAvg();"
 

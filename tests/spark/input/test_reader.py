@@ -12,11 +12,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql import types as T
+
 from batchmill import Client
 from batchmill.sources import SourceType, builtin_catalog, service, source, source_of
 from batchmill.spark.input.reader import SPAN, Projection, project
+from batchmill.spark.input.reader import SPAN_SCHEMA as SPARK_SPAN_SCHEMA
 from batchmill.spark.input.segments import inspect, spark_path
-from batchmill.spool import SPAN_COLUMNS, Spool
+from batchmill.spool import SPAN_COLUMNS, SPAN_SCHEMA, Spool
 from tests.kit.events import segments, spans
 from tests.kit.threads import WAIT_S
 
@@ -51,6 +54,23 @@ def projection(folder: Path, kind: SourceType, rows: int) -> Projection:
     assert bad == []
     assert [(segment.source, segment.rows) for segment in good] == [(kind.name, rows)]
     return project(kind, [column.column for column in kind.fields.values()], good[0].schema)
+
+
+SPARK_TYPES = {
+    "time": T.TimestampType(),
+    "id": T.StringType(),
+    "text": T.StringType(),
+    "map": T.MapType(T.StringType(), T.StringType()),
+}
+
+
+def test_the_columns_of_a_span_are_read() -> None:
+    """As they are in a segment; the two moments are read apart from the other fields."""
+    assert {column.name: column.dataType for column in SPARK_SPAN_SCHEMA} == {
+        column.name: SPARK_TYPES[column.kind] for column in SPAN_SCHEMA
+    }
+    assert list(SPAN.fields) == [each.name for each in SPAN_SCHEMA if each.kind != "time"]
+    assert SPAN.required == ("trace_id", "span_id")
 
 
 def test_spans_of_a_spool_are_read(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from pyspark.sql import SparkSession
 from batchmill.spark import PipelineError
 from batchmill.spark.input.reader import sync_folder
 from batchmill.spark.spans.pending import check_files, to_merge
-from batchmill.store import Carry
-from batchmill.store.sqlite.store import SqliteStore
+from batchmill.store import Carry, Store
 from tests.kit.pipelines import (
     NOW,
     ONE_AT_A_TIME,
@@ -170,18 +169,18 @@ def test_waiting_spans_are_on_the_disk_before_the_commit_that_names_them(
 ) -> None:
     """After a power failure the store has the commit; so the files must be there, too."""
     happened: list[str] = []
-    sync, commit = os.fsync, SqliteStore.commit
+    sync, commit = os.fsync, Store.commit
 
     def note_sync(handle: int) -> None:
         happened.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
         sync(handle)
 
-    def note_commit(store: SqliteStore, batch: Any) -> Any:
+    def note_commit(store: Store, batch: Any) -> Any:
         happened.append("commit")
         return commit(store, batch)
 
     monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(SqliteStore, "commit", note_commit)
+    monkeypatch.setattr(Store, "commit", note_commit)
     write_segment(tmp_path / "spool", "Span", [span("1", "CLIENT")])
     with pipeline(spark, tmp_path, oal=RELATIONS) as running:
         running.run_available()
