@@ -64,7 +64,9 @@ def test_sqlite_merges_in_any_order_and_grouping(
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(rows=ROWS, data=st.data())
 def test_postgres_merges_in_any_order_and_grouping(

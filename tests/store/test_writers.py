@@ -44,7 +44,9 @@ def store(postgres_url: str) -> Iterator[PostgresStore]:
 
 
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(batches=st.lists(ROWS, min_size=1, max_size=3))
 def test_several_writers_make_the_store_that_one_makes(
