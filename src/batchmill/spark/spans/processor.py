@@ -147,7 +147,8 @@ class SpanProcessor:
             moment = _Moment(tick, expire_before, number, expire, late_before_us)
             yield self._process(files, expired, new, persist, moment)
         finally:
-            for frame in persisted:
+            # Newest first: for each frame that others are derived from, Spark plans those again.
+            for frame in reversed(persisted):
                 frame.unpersist()
 
     def _process(
