@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import batchmill
+from tests.kit.threads import PATIENCE_S
 
 WITHOUT_RICH = """
 import sys
@@ -19,7 +20,11 @@ sys.exit(main())
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run this Python to its end with its output in pipes."""
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
 
 

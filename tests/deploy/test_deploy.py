@@ -32,6 +32,7 @@ from batchmill.run import (
 )
 from tests.deploy import kit
 from tests.kit.files import ROOT
+from tests.kit.threads import PATIENCE_S
 
 KUBERNETES = "1.32"
 TOOLS = Path(sys.executable).parent
@@ -46,7 +47,9 @@ HANDED_ON = re.compile(r"^--(to|source|store|bind|token-file)=(.*)")
 
 
 def _run_tool(*command: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **more)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **more
+    )
 
 
 def _tool(name: str) -> str:

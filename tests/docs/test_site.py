@@ -15,6 +15,7 @@ import pytest
 import batchmill
 from tests.docs.kit import DOCS
 from tests.kit.files import ROOT
+from tests.kit.threads import PATIENCE_S
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """What a browser fetches by itself, by the attribute that says from where."""
@@ -46,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

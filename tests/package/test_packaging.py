@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.files import ROOT
+from tests.kit.threads import PATIENCE_S
 
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 
@@ -133,7 +134,7 @@ def test_command_names_the_extra_it_misses(bare_python: Path) -> None:
         [bare_python, "-I", "-c", RUN_THE_COMMAND, "top"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert answer.returncode != 0
@@ -148,7 +149,7 @@ def test_part_names_the_extra_it_misses(bare_python: Path, extra: str) -> None:
         [bare_python, "-I", "-c", WITHOUT_EXTRA[extra]],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert answer.returncode != 0
@@ -247,7 +248,7 @@ def names(wheel: Path) -> set[str]:
 def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command that must succeed; where it does not, the failure shows what it said."""
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, f"{command} said:\n{done.stdout}{done.stderr}"
     return done

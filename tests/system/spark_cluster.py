@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,21 +13,10 @@ from typing import Any, Self
 
 from tests.kit.jvm import QUICK
 from tests.kit.processes import Life, free_port
-from tests.kit.threads import PATIENCE_S
+from tests.kit.threads import until
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WORKERS = 2
-ASK_S = 0.5
-TALKING = """
-rootLogger.level = info
-rootLogger.appenderRef.stdout.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_OUT
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %c{1}: %m%n
-"""
-"""What has the master say on its standard output what it does."""
 
 
 class Cluster:
@@ -85,7 +73,7 @@ class Cluster:
 
     def facts(self) -> Mapping[str, Any]:
         """What the master's page says."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=30) as page:
             facts: dict[str, Any] = json.load(page)
             return facts
 
@@ -108,14 +96,9 @@ class Cluster:
         parent = str(self.workers[number].pid)
         return [int(pid) for pid, ppid, *args in found if ppid == parent and EXECUTOR in str(args)]
 
-    def wait_until(self, true: Callable[[], bool], what: str) -> None:
-        """Ask whenever the master has said something, and now and then: it says it beforehand."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not true():
-            if time.monotonic() > deadline:
-                reports = "\n".join(life.report() for life in self._lives)
-                raise AssertionError(f"waited in vain until {what}:\n{reports}")
-            self._lives[0].hear(".*", seconds=ASK_S)
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a state of the cluster; the error has the last output of all its processes."""
+        until(condition, lambda: "\n".join([what, *(life.report() for life in self._lives)]))
 
     def _start(self, name: str, kind: str, *options: str) -> None:
         import pyspark
@@ -124,11 +107,6 @@ class Cluster:
         known = {
             each: os.environ[each] for each in ("PATH", "JAVA_HOME", "HOME") if each in os.environ
         }
-        talking = []
-        if name == "master":
-            log4j = self._folder / "log4j2.properties"
-            log4j.write_text(TALKING)
-            talking.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
         life = Life(
             [*command, "--host", "127.0.0.1", *options],
@@ -139,7 +117,7 @@ class Cluster:
                 "SPARK_NO_DAEMONIZE": "1",
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "SPARK_DAEMON_MEMORY": "512m",
-                "SPARK_DAEMON_JAVA_OPTS": " ".join((*QUICK, *talking)),
+                "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK),
             },
         )
         self._lives.append(life)

@@ -34,14 +34,13 @@ from tests.kit.pipelines import (
     top_of,
 )
 from tests.kit.servers.kafka import Broker, private_broker, send, span_batch
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
 
 pytestmark = pytest.mark.skipif(java_missing() is not None, reason=java_missing() or "")
 
-BOUND_S = 120.0
 AHEAD = datetime.fromtimestamp(NOW, UTC) + timedelta(days=1)
 SPANS = random_spans(5, 90, start=START, days=1)
 
@@ -181,7 +180,7 @@ def test_a_broker_that_goes_and_comes_back(spark: SparkSession, tmp_path: Path) 
         with reading(spark, tmp_path, broker, topic, on_batch=note, messages=1000) as running:
             running.start(0.1)
             assert not running.await_end(0.1)
-            until(lambda: reports, "the first batch", BOUND_S)
+            until(lambda: reports, "the first batch")
             broker.stop()
             assert not running.await_end(2.0)
             broker.start()
@@ -189,7 +188,6 @@ def test_a_broker_that_goes_and_comes_back(spark: SparkSession, tmp_path: Path) 
             until(
                 lambda: counted(running.store, "rows").get(("Span", ""), 0) == 90,
                 "all spans are in",
-                BOUND_S,
             )
             assert not running.await_end(0)
         with reading(spark, tmp_path, broker, topic) as running:
@@ -215,7 +213,7 @@ def test_a_topic_behind_tls_and_a_login(spark: SparkSession, tmp_path: Path) -> 
         topic = broker.new_topic(partitions=2)
         source = f"kafka://{broker.login}/{topic}"
         with KafkaSink(source, options=broker.login_options()) as sink:
-            sink.submit(SPAN_SOURCE, span_batch(SPANS)).result(BOUND_S)
+            sink.submit(SPAN_SOURCE, span_batch(SPANS)).result(PATIENCE_S)
         wrong = broker.login_options("wrong")
         with (
             reading(spark, tmp_path, broker, topic, source=source, kafka_options=wrong) as running,

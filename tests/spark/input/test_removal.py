@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ from tests.kit.pipelines import (
     stored,
     write_segment,
 )
+from tests.kit.processes import wait_for_json
 from tests.kit.threads import until
 from tests.spark.kit import forget_commit
 
 ROWS = endpoint_events(60)
-WAIT_S = 120.0
 REMOVING: dict[str, Any] = {"oal": SMALL, "settings": ONE_AT_A_TIME, "remove_read": True}
 
 
@@ -49,7 +48,7 @@ def left(folder: Path) -> list[str]:
 
 def progress(folder: Path) -> dict[str, Any]:
     """What is told."""
-    found: dict[str, Any] = json.loads((folder / "checkpoint" / "progress.json").read_text())
+    found: dict[str, Any] = wait_for_json(folder / "checkpoint" / "progress.json")
     return found
 
 
@@ -157,8 +156,8 @@ def test_an_idle_stream_removes_too(spark: SparkSession, tmp_path: Path) -> None
     }
     with pipeline(spark, tmp_path, **given) as running:
         running.start(0.1)
-        until(lambda: left(tmp_path) == [], "segments are removed", WAIT_S)
+        until(lambda: left(tmp_path) == [], "segments are removed")
         first = progress(tmp_path)["written_at"]
-        until(lambda: progress(tmp_path)["written_at"] > first, "progress is written", WAIT_S)
+        until(lambda: progress(tmp_path)["written_at"] > first, "progress is written")
         assert progress(tmp_path)["last_batch"] == 0
         assert differences(stored(running.store), expected_of(ROWS)) == []

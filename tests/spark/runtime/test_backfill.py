@@ -28,12 +28,10 @@ from tests.kit.pipelines import (
     stored,
     write_segment,
 )
-from tests.kit.threads import spawn
+from tests.kit.threads import PATIENCE_S, spawn
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_events, random_spans
 from tests.oracle.spans import spans_to_events
-
-WAIT_S = 120.0
 
 
 def frame(running: Pipeline, folder: Path) -> DataFrame:
@@ -148,8 +146,8 @@ def test_a_backfill_beside_a_live_stream(spark: SparkSession, tmp_path: Path) ->
             target = tmp_path / "spool" / "Endpoint"
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)
-            assert streamed.acquire(timeout=WAIT_S)
-        assert [len(backfill.result(WAIT_S)) for backfill in backfills] == [3, 3]
+            assert streamed.acquire(timeout=PATIENCE_S)
+        assert [len(backfill.result(PATIENCE_S)) for backfill in backfills] == [3, 3]
         assert differences(stored(running.store), expected_of(live + own + others)) == []
         assert {each.name for each in running.store.streams()} >= {"main"}
         assert len(running.store.streams()) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from tests.kit.pipelines import (
     write_segment,
 )
 from tests.kit.processes import Life
+from tests.kit.threads import PATIENCE_S, spawn
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.spark.kit import forget_commit
@@ -323,20 +323,15 @@ def test_await_end_raises_what_ended_the_stream(spark: SparkSession, tmp_path: P
         running.store.claim("main", info.checkpoint_id, fresh=True, committed=None)
         write_segment(tmp_path / "spool", "Endpoint", ROWS)
         with pytest.raises(FencedError):
-            running.await_end(120)
+            running.await_end(PATIENCE_S)
         assert stored(running.store) == {}
 
 
 def test_await_end_does_not_wait_without_time(spark: SparkSession, tmp_path: Path) -> None:
     """A timeout of zero asks whether the stream still runs."""
-    answers: list[bool] = []
     with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.start(0.2)
-        asking = threading.Thread(target=lambda: answers.append(running.await_end(0)))
-        asking.start()
-        asking.join(20)
-    asking.join(20)  # stopping the stream ends the wait in any case
-    assert answers == [False]
+        assert spawn(running.await_end, 0).result() is False
 
 
 def test_a_stopped_pipeline_says_so(spark: SparkSession, tmp_path: Path) -> None:

@@ -29,13 +29,12 @@ from tests.kit.pipelines import (
     stored,
     write_segment,
 )
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 
 ROWS = endpoint_events(60)
 SEGMENTS = 6
-WAIT_S = 120.0
 SPANS_OAL = "rel = from(ServiceRelation.latency).percentile2(10); c = from(Service.*).count();"
 
 
@@ -72,7 +71,7 @@ def test_stop_from_the_callback_ends_after_that_batch(spark: SparkSession, tmp_p
 
     running = pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME, on_batch=stop)
     running.start(0.1)
-    assert running.await_end(WAIT_S)
+    assert running.await_end(PATIENCE_S)
     running.stop()  # waits for the rest
     with pytest.raises(PipelineError, match="make a new one"):
         running.run_available()
@@ -91,7 +90,7 @@ def test_a_backlog_is_not_worked_off_before_the_end(
     def hold(report: BatchReport) -> None:
         if report.number == 2:
             inside.set()
-            assert go_on.wait(WAIT_S)
+            assert go_on.wait(PATIENCE_S)
 
     running = pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME, on_batch=hold)
     working = threading.Thread(target=running.run_available)
@@ -99,15 +98,15 @@ def test_a_backlog_is_not_worked_off_before_the_end(
         running.start(0.0)
     else:
         working.start()
-    assert inside.wait(WAIT_S)
+    assert inside.wait(PATIENCE_S)
     stopping = threading.Thread(target=running.stop)
     stopping.start()
-    until(lambda: running._stop_requested, "it was asked", WAIT_S)
+    until(lambda: running._stop_requested, "it was asked")
     go_on.set()
-    stopping.join(WAIT_S)
+    stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
     if way == "run_available":
-        working.join(WAIT_S)
+        working.join(PATIENCE_S)
         assert running.cut_short
     assert differences(stored(sqlite(tmp_path)), expected_of(rows_until(2))) == []
     goes_on_exactly(spark, tmp_path, first=3)
@@ -122,12 +121,12 @@ def test_a_backfill_ends_with_its_pipeline(spark: SparkSession, tmp_path: Path) 
         if report.number == 1:
             stops.append(threading.Thread(target=running.stop))
             stops[0].start()
-            until(lambda: running._stop_requested, "it was asked", WAIT_S)
+            until(lambda: running._stop_requested, "it was asked")
 
     with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         assert numbers(running.backfill(tmp_path / "old", on_batch=stop)) == [0, 1]
         assert running.cut_short
-        stops[0].join(WAIT_S)
+        stops[0].join(PATIENCE_S)
     with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         assert running.backfilled(tmp_path / "old") == 2
         assert numbers(running.backfill(tmp_path / "old")) == [2, 3, 4, 5]
@@ -142,7 +141,7 @@ def test_an_idle_stream_ends_when_it_is_stop_requested(spark: SparkSession, tmp_
         running.start("1 hour")
         assert running.await_end(0) is False
         running.ask_to_stop()
-        assert running.await_end(WAIT_S) is True
+        assert running.await_end(PATIENCE_S) is True
 
 
 def test_a_callback_cannot_wait_for_its_own_stream(spark: SparkSession, tmp_path: Path) -> None:
@@ -189,13 +188,11 @@ def test_a_running_stream_lets_go_of_spans_in_time(spark: SparkSession, tmp_path
     ) as running:
         running.start(0.1)
         for _ in range(2):
-            assert batches.acquire(timeout=WAIT_S)
+            assert batches.acquire(timeout=PATIENCE_S)
         wanted = expected(spans_to_events(spans).events, SPANS_OAL)
         assert differences(stored(running.store), wanted) != []
         now[0] += 1
-        until(
-            lambda: not differences(stored(running.store), wanted), "spans were let go of", WAIT_S
-        )
+        until(lambda: not differences(stored(running.store), wanted), "spans were let go of")
         assert counted(running.store, "unresolved")
 
 
@@ -227,7 +224,7 @@ def test_spans_are_let_go_of_once_when_the_answer_is_lost(
         commit = LostAnswers(running.store.commit)
         monkeypatch.setattr(running.store, "commit", commit)
         running.start(0.1)
-        assert batches.acquire(timeout=WAIT_S)
+        assert batches.acquire(timeout=PATIENCE_S)
         with pytest.raises(StoreUnavailableError):
             running.settle(everything=True)
         assert commit.lost == 1
@@ -245,7 +242,7 @@ def test_a_fenced_writer_does_not_take_the_stream_back(spark: SparkSession, tmp_
         spark, tmp_path, oal=SPANS_OAL, on_batch=lambda report: batches.release()
     ) as running:
         running.start(0.1)
-        assert batches.acquire(timeout=WAIT_S)
+        assert batches.acquire(timeout=PATIENCE_S)
         (info,) = running.store.streams()
         running.store.claim("main", info.checkpoint_id, fresh=False, committed=0)
         for _ in range(2):
@@ -262,14 +259,14 @@ def test_two_first_starts_agree_on_the_checkpoint(tmp_path: Path) -> None:
     found: list[str] = []
 
     def make() -> None:
-        together.wait(WAIT_S)
+        together.wait(PATIENCE_S)
         found.append(open_checkpoint(tmp_path / "checkpoint", "main", "store").id)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for each in threads:
         each.start()
     for each in threads:
-        each.join(WAIT_S)
+        each.join(PATIENCE_S)
     assert len(found) == 8
     assert len(set(found)) == 1
     assert [each.name for each in (tmp_path / "checkpoint").iterdir()] == ["batchmill.json"]
