@@ -43,7 +43,7 @@ def url(tmp_path: Path) -> str:
     return address
 
 
-def test_it_serves_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
+def test_it_serves_until_sigterm(url: str, tmp_path: Path) -> None:
     """It says where the page is, asks for the token, and ends in order at SIGTERM."""
     (tmp_path / "token").write_text("s3cret\n")
     given = ("--to", "prometheus://127.0.0.1:0", "--token-file", str(tmp_path / "token"))
@@ -62,7 +62,7 @@ def test_it_serves_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
         assert metrics_of(parsed(page)) == expected(store, minute)
 
 
-def test_it_writes_until_it_is_told_to_stop(url: str, tmp_path: Path) -> None:
+def test_it_writes_until_sigint(url: str, tmp_path: Path) -> None:
     """It sends the complete minute, notes how far it has come, and says what it did."""
     position, status = tmp_path / "position.json", tmp_path / "status.json"
     given = ["--store", url, "--position", str(position), "--status", str(status)]

@@ -130,7 +130,7 @@ def test_times_at_the_ends_of_the_calendar(url: str, capsys: pytest.CaptureFixtu
         assert len(rows(capsys)) == 73
 
 
-def test_hours_and_days_can_be_asked_for(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hours_and_days_can_be_selected(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """--grain picks the table."""
     assert query("calls", "--store", url, "--json", "--entity", "one", "--grain", "hour") == 0
     assert [row["value"] for row in rows(capsys)] == [60, 10]
@@ -186,7 +186,7 @@ def test_an_unknown_metric_names_close_ones(url: str, capsys: pytest.CaptureFixt
     assert "did you mean db?" in capsys.readouterr().err
 
 
-def test_no_rows_are_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_rows_is_a_message(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing found is no error, but is said, beside the output."""
     assert query("calls", "--store", url, "--entity", "nobody", "--json") == 0
     captured = capsys.readouterr()
@@ -210,7 +210,7 @@ def test_no_rows_are_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
         ([], 2, "name a metric"),
     ],
 )
-def test_a_wrong_query_is_told(
+def test_a_wrong_query_is_reported(
     url: str,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -222,7 +222,7 @@ def test_a_wrong_query_is_told(
     assert message in capsys.readouterr().err
 
 
-def test_a_wrong_store_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_store_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A store that is not there is not made; an address that is none is a wrong query."""
     assert query("calls", "--store", f"sqlite:///{tmp_path}/none.db") == 1
     assert "there is no store" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_a_pipeline_takes_them_too(tmp_path: Path, command: list[str]) -> None:
     ],
     ids=["missing", "import", "raises", "syntax", "refused"],
 )
-def test_a_file_that_cannot_be_imported_is_told(
+def test_a_file_that_cannot_be_imported_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_imported_is_told(
 
 
 @pytest.mark.parametrize("name", ["no_such_module_here", ".events", "", "events.txt/"])
-def test_a_module_that_cannot_be_found_is_told(name: str) -> None:
+def test_a_module_that_cannot_be_found_is_reported(name: str) -> None:
     """By its name, with where modules are looked for."""
     with pytest.raises(SourcesError, match="in the current folder"):
         import_sources([name])

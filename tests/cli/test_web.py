@@ -103,7 +103,7 @@ def run(
     return main(), capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told_with_how_to_choose_another(
+def test_a_taken_port_is_reported_with_how_to_choose_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2: started again, it would fail again."""
@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_told_with_how_to_choose_another(
     assert f"port {port} is in use (set web_port, or --port of batchmill web)" in said
 
 
-def test_strangers_are_not_let_in_unasked(
+def test_listening_beyond_this_machine_takes_an_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beyond this machine it takes a token, a certificate, or --insecure."""

@@ -73,7 +73,7 @@ def test_a_dead_collector_holds_up_no_commit(one: Mill) -> None:
     check_all_arrived(one, points)
 
 
-def test_a_collector_that_hangs_is_asked_again(one: Mill) -> None:
+def test_a_request_to_a_hanging_collector_is_sent_again(one: Mill) -> None:
     """After the timeout, which is counted."""
     release = threading.Event()
     hanging = Verdict(hold=release, taken=False)
@@ -208,7 +208,7 @@ def test_an_increment_that_comes_twice_is_known_by_its_commit(one: Mill) -> None
     assert added_up(points, "calls") == counts
 
 
-def test_a_collector_that_wants_no_pause_is_not_asked_all_the_time(one: Mill) -> None:
+def test_a_retry_after_of_zero_does_not_shorten_the_pauses(one: Mill) -> None:
     """Retry-After: 0 is no leave to come back at once; our own pauses are kept to."""
     slow = dataclasses.replace(QUICK, initial_ms=60_000, max_ms=60_000, drain_s=0.2)
     with HttpReceiver(lambda number: UNAVAILABLE) as receiver:

@@ -94,7 +94,7 @@ def test_a_broker_that_stands_still_holds_up_nobody(one: Mill, kafka: Broker) ->
     check_all_arrived(one, points(kafka, topic))
 
 
-def test_a_topic_that_is_not_there_is_told(one: Mill, kafka: Broker) -> None:
+def test_a_topic_that_is_not_there_is_reported(one: Mill, kafka: Broker) -> None:
     """And what is to be sent waits until somebody makes it."""
     exporter = one.exporter(target(kafka, "missing-topic"), SETTINGS)
     one.commit(*measurements(0))

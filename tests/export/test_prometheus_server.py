@@ -117,7 +117,7 @@ def test_other_requests_are_answered(url: str, path: str, method: str, status: i
     assert method != "HEAD" or (not body and int(response.headers["Content-Length"]) > 1000)
 
 
-def test_a_token_is_asked_for(url: str) -> None:
+def test_a_token_is_required(url: str) -> None:
     """With a token set, the page is for those who show it; the health page is for all."""
     with serving(url, access=Access(token="s3cret")) as server:
         statuses = [

@@ -156,7 +156,7 @@ def test_one_bad_sample_takes_no_others_with_it(
     assert (stats.sent, stats.refused_for, stats.retries) == (199, {reason: 1}, 0)
 
 
-def test_a_receiver_that_refuses_everything_is_not_asked_sample_by_sample(
+def test_a_request_that_is_refused_whole_is_not_sent_sample_by_sample(
     store: Store, position: Path
 ) -> None:
     """Cutting ends when nothing of it is taken, and all of it is counted."""

@@ -160,7 +160,7 @@ def test_a_real_prometheus_refuses_late_minutes(
     assert (stats.refused_for, stats.sent, stats.taken) == ({"out of order": 1}, 3, 4)
 
 
-def test_a_real_prometheus_that_is_told_to_takes_late_minutes(
+def test_a_real_prometheus_with_an_out_of_order_window_takes_late_minutes(
     store: Store, position: Path, tmp_path: Path
 ) -> None:
     """With out_of_order_time_window: changed values, and a minute that came late as a whole."""

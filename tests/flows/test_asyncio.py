@@ -245,7 +245,7 @@ def test_a_loop_that_ended_does_not_hold_up_threads() -> None:
     assert [signal.number for signal in gate.items] == [0, 1, 3]
 
 
-def test_a_handler_that_runs_a_loop_is_told_too() -> None:
+def test_a_handler_that_runs_a_loop_gets_the_error_too() -> None:
     """adispatch() inside a handler, to its own full queue, is the same deadlock."""
     outcome: list[str] = []
     tried = threading.Event()

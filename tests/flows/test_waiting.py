@@ -77,7 +77,7 @@ def test_block_gives_up_after_its_timeout(timeout: float) -> None:
     assert [signal.number for signal in gate.items] == [0, 1]
 
 
-def test_a_handler_that_waits_for_its_own_worker_is_told() -> None:
+def test_a_handler_that_waits_for_its_own_worker_gets_an_error() -> None:
     """Its own queue is full: WouldDeadlockError without a timeout, False at once with one."""
     outcome: list[Any] = []
     tried = threading.Event()
@@ -100,7 +100,9 @@ def test_a_handler_that_waits_for_its_own_worker_is_told() -> None:
     assert (stats.handled, stats.failed, stats.refused["queue_full"]) == (2, 0, 2)
 
 
-def test_two_handlers_that_wait_for_each_other_are_told(about_to_wait: threading.Semaphore) -> None:
+def test_two_handlers_that_wait_for_each_other_get_an_error(
+    about_to_wait: threading.Semaphore,
+) -> None:
     """The one that would close the circle gets the error; the other goes on."""
     inside = threading.Barrier(3)
     outcome: dict[str, Any] = {}

@@ -231,7 +231,7 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
         assert {each["span_id"] for each in running.spans()} == {span_id(1)}
 
 
-def test_a_token_is_asked_for(tmp_path: Path) -> None:
+def test_a_token_is_required(tmp_path: Path) -> None:
     """UNAUTHENTICATED without it, before the message is looked at."""
     with ingest(tmp_path / "home", *QUICK, "--token", "open-sesame") as running:
         for given_token in ((), (("authorization", "Bearer open"),), (("authorization", "x"),)):

@@ -96,7 +96,7 @@ def test_a_span_whose_ids_are_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"7", b'{"resourceSpans": 7}', b"\xff", b"[" * 9999])
-def test_what_is_no_request_is_told(body: bytes) -> None:
+def test_what_is_no_request_is_reported(body: bytes) -> None:
     """Whatever it is, it is one kind of error."""
     with pytest.raises(BadRequest):
         otlp_from_json(body)

@@ -260,7 +260,7 @@ def test_ten_thousand_connections_half_closed(shared: Ingest) -> None:
     assert shared.process.running
 
 
-def test_a_token_is_asked_for(tmp_path: Path) -> None:
+def test_a_token_is_required(tmp_path: Path) -> None:
     """401 without it, for spans and figures; health needs none."""
     token = tmp_path / "token"
     token.write_text("open-sesame\n")

@@ -74,7 +74,7 @@ def test_a_long_trace_is_several_messages_in_order() -> None:
     assert min(len(each.value) for each in messages[:-1]) > 4_500
 
 
-def test_a_span_that_no_message_can_hold_is_told() -> None:
+def test_a_span_that_no_message_can_hold_is_reported() -> None:
     """With its size, the limit and the topic."""
     rows = [row(1), row(2, attributes={"text": noise(3_000)})]
     with pytest.raises(MessageTooLargeError) as caught:
@@ -104,7 +104,7 @@ def test_no_spans_are_no_messages() -> None:
     assert encode(SpanBatch()) == []
 
 
-def test_bytes_that_are_no_message_are_told() -> None:
+def test_bytes_that_are_no_message_are_reported() -> None:
     """Somebody else may write to the topic."""
     with pytest.raises(ValueError, match="not a message of spans"):
         decode(b"\x0a\xff")

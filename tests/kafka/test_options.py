@@ -63,7 +63,7 @@ def test_certificates_go_along_as_text(tmp_path: Path) -> None:
     }
 
 
-def test_what_both_clients_have_is_kept_and_the_rest_is_told() -> None:
+def test_options_of_both_clients_are_kept_and_others_reported() -> None:
     """A setting that only tunes librdkafka says nothing about the connection."""
     found = java_options({"client.id": "me", "queued.min.messages": "7", "sasl.username": "x"})
     assert found.options == {"kafka.client.id": "me"}

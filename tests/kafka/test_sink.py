@@ -185,7 +185,7 @@ def test_a_dead_broker_keeps_few_waiting() -> None:
             put(sink, 2)
 
 
-def test_a_span_that_the_topic_cannot_hold_is_told(kafka: Broker) -> None:
+def test_a_span_that_the_topic_cannot_hold_is_reported(kafka: Broker) -> None:
     """Once the topic's limit is known, before anything is sent; others are taken."""
     topic = kafka.new_topic(max_message_bytes="20000")
     with KafkaSink(address(kafka, topic)) as sink:
@@ -197,7 +197,7 @@ def test_a_span_that_the_topic_cannot_hold_is_told(kafka: Broker) -> None:
     assert rows_in(kafka.read(topic)) == rows
 
 
-def test_a_limit_that_was_not_known_is_found_out(kafka: Broker) -> None:
+def test_an_unknown_size_limit_is_learnt_from_the_broker(kafka: Broker) -> None:
     """The broker refuses a message: its sender tries again, and hears why, or is taken."""
     topic = kafka.new_topic(max_message_bytes="20000")
     with ready_sink(kafka, topic) as sink:
@@ -257,7 +257,7 @@ def test_closing_does_not_wait_for_ever() -> None:
     assert sink.stats().queue_rows == 0
 
 
-def test_a_topic_that_is_not_there_is_told(kafka: Broker) -> None:
+def test_a_topic_that_is_not_there_is_reported(kafka: Broker) -> None:
     """With the command that makes it; the broker here makes none by itself."""
     with (
         KafkaSink(address(kafka, "nothing")) as sink,
@@ -273,7 +273,7 @@ def test_a_broker_that_is_not_there_yet_is_no_error(caplog: pytest.LogCaptureFix
     assert "is not there yet" in caplog.text
 
 
-def test_an_option_that_librdkafka_does_not_know_is_told() -> None:
+def test_an_option_that_librdkafka_does_not_know_is_reported() -> None:
     """By its name, as a setting that is not valid."""
     with pytest.raises(ConfigError, match=r"no\.such\.thing"):
         KafkaSink(NOBODY, options={"no.such.thing": "1"})

@@ -207,7 +207,7 @@ def test_outboxes_of_one_store_are_apart(both: Mill, tmp_path: Path) -> None:
     assert Outbox.of(tmp_path / "other").place == other.outbox.place
 
 
-def test_totals_are_the_values_of_the_minutes_asked_for(both: Mill) -> None:
+def test_totals_are_the_values_of_the_given_minutes(both: Mill) -> None:
     """For all metrics of a source at once; rows that are not there are left out."""
     store = both.store
     both.commit(*measurements(0, 30))
@@ -249,7 +249,7 @@ def test_a_metric_that_was_retired_has_a_total_as_long_as_it_is_kept(both: Mill)
     assert both.store.totals([old, new], {MINUTE: {"id-one"}}) == {(MINUTE, "id-one"): [1, None]}
 
 
-def test_a_file_that_was_changed_is_told(tmp_path: Path) -> None:
+def test_a_file_that_was_changed_is_reported(tmp_path: Path) -> None:
     """Cut short, or no such file at all."""
     one = mill(tmp_path)
     with one.store:

@@ -88,7 +88,7 @@ def test_a_listener_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture) -
     assert "a bug in the listener" in caplog.text
 
 
-def test_a_level_is_told_once() -> None:
+def test_a_level_is_reported_once() -> None:
     """However many items meet it, and however the depth trembles: ENTERED once, LEFT once."""
     heard: list[QueueThresholdEvent[Any]] = []
     manager = _manager(heard.append, synchronous_listeners=True, leave_ratio=0.5)

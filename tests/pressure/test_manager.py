@@ -66,7 +66,7 @@ def test_a_critical_handler_decides_at_critical_plus_too(depth: int, action: Que
     assert _action(_manager(depth, critical_handler=strategies.drop())) is action
 
 
-def test_the_handler_is_told_everything() -> None:
+def test_the_handler_gets_the_whole_context() -> None:
     """Item, depth, threshold, level, attempt, and the time on the manager's clock."""
     seen: list[QueueThresholdContext[Any]] = []
 

@@ -102,7 +102,7 @@ def test_one_target_may_be_a_text() -> None:
     assert resolve(None, "", {}, {"export_to": ["otlp+http://a:1"]})["export_to"]
 
 
-def test_what_is_wrong_in_the_table_is_told() -> None:
+def test_what_is_wrong_in_the_table_is_reported() -> None:
     """A key that there is none of, and a target that is none."""
     with pytest.raises(UnknownSettingError, match=r"export_too.*export_to"):
         settings(too="x")

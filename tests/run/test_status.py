@@ -83,7 +83,7 @@ def test_health(state: RunState, health: Health, why: str) -> None:
     assert bool(status.reasons) == (health is not Health.HEALTHY)
 
 
-def test_drops_are_told_by_reason() -> None:
+def test_drops_are_reported_by_reason() -> None:
     """Those of ingest and those of the pipeline; what is zero is left out."""
     state = RunState(
         now=NOW,

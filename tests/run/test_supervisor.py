@@ -68,13 +68,13 @@ def test_being_killed_while_starting_says_nothing_about_it() -> None:
     assert decisions(*[Death(-signal.SIGSEGV, None)] * 3)[-1].delay_s is None
 
 
-def test_what_was_told_wrongly_is_not_tried_twice() -> None:
+def test_a_wrong_command_line_is_not_tried_twice() -> None:
     """Exit code 2 before it was ready; afterwards it is a death like others."""
     assert decisions(Death(2, None))[0].delay_s is None
     assert decisions(Death(2, 1.0))[0].delay_s == 1
 
 
-def test_ends_are_told_in_words() -> None:
+def test_exit_codes_and_signals_have_names() -> None:
     """Also those that no system knows."""
     assert (exit_text(3), exit_text(-9), exit_text(-99)) == ("exit code 3", "SIGKILL", "signal 99")
 

@@ -287,7 +287,7 @@ def read_until(process: subprocess.Popen[bytes], handle: int, wanted: bytes) -> 
 
 
 @pytest.mark.parametrize("how", ["q", "Ctrl-C"])
-def test_it_ends_when_asked_to(home: Home, how: str) -> None:
+def test_it_ends_with_q_and_ctrl_c(home: Home, how: str) -> None:
     """With the terminal as it was: its own screen left, and keys shown again."""
     with terminal(home) as (process, screen):
         before = termios.tcgetattr(screen)

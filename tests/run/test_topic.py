@@ -93,7 +93,7 @@ def test_a_table_of_kafka_has_no_login() -> None:
         ({"unread_critical_mb": 7}, "", "left out with kafka"),
     ],
 )
-def test_what_cannot_go_well_is_told_before_anything_starts(
+def test_what_cannot_work_is_reported_before_anything_starts(
     tmp_path: Path, changes: dict[str, Any], content: str, told: str
 ) -> None:
     """A file that is not there, or says what nobody takes; settings of a spool."""
@@ -130,7 +130,7 @@ def progress(**changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-def test_what_waits_is_what_the_pipeline_told(tmp_path: Path) -> None:
+def test_the_backlog_is_what_the_pipeline_reported(tmp_path: Path) -> None:
     """Messages, grown older since; as long as it told nothing, that is not known."""
     assert topic_backlog(progress(), NOW) == Backlog(3, 0, 3.0, TOPIC, 1.0)
     assert topic_backlog(progress(unread_segments=0), NOW) == Backlog(0, 0, 0.0, TOPIC, 1.0)

@@ -126,7 +126,7 @@ def test_a_file_that_was_tidied_away_before_its_lock_is_made_anew(tmp_path: Path
     assert [written.path] == segments(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_at_once(tmp_path: Path) -> None:
     """Not with the first batch, hours later."""
     (tmp_path / "file").touch()
     with pytest.raises(SpoolWriteError, match="file"):

@@ -185,14 +185,14 @@ def test_a_server_that_vanishes_while_rows_are_under_way_is_noticed(place: Backe
             assert connection.info.get_parameters()["tcp_user_timeout"] == "60000"
 
 
-def test_a_database_that_is_not_there_is_told_at_once(postgres: Postgres) -> None:
+def test_a_database_that_is_not_there_is_reported_at_once(postgres: Postgres) -> None:
     """What will be the same the next time is not tried again."""
     url = postgres.new_database().rpartition("/")[0] + "/nowhere"
     with pytest.raises(StoreRefusedError, match="nowhere"):
         open_store(url)
 
 
-def test_a_database_without_a_store_is_told_to_a_reader(place: Backend) -> None:
+def test_a_database_without_a_store_is_an_error_for_a_reader(place: Backend) -> None:
     """With create=False nothing is made."""
     for _ in range(2):
         with pytest.raises(StoreMissingError):
@@ -201,7 +201,7 @@ def test_a_database_without_a_store_is_told_to_a_reader(place: Backend) -> None:
     place.open(create=False)
 
 
-def test_a_user_without_rights_is_told(place: Backend, postgres: Postgres) -> None:
+def test_a_user_without_rights_is_reported(place: Backend, postgres: Postgres) -> None:
     """Who may not write hears which right is missing."""
     place.open()
     name = place.url.rpartition("/")[2]

@@ -69,7 +69,7 @@ def sqlite_store(backend: Backend) -> SqliteStore:
     return store
 
 
-def test_a_full_database_is_told_and_loses_nothing(place: Backend) -> None:
+def test_a_full_database_is_reported_and_loses_nothing(place: Backend) -> None:
     """SQLite out of pages: a clear error, what was there stays, and the batch goes in later."""
     store = sqlite_store(place)
     writer = Writer(store)
@@ -106,7 +106,7 @@ def test_a_disk_without_a_single_byte_is_full(small_disk: Path) -> None:
     assert ", 0 bytes free" in str(error)
 
 
-def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(small_disk: Path) -> None:
     """A real disk without room: a clear error, and the batch goes in once there is some."""
     backend = Backend(f"sqlite:///{small_disk}/store.db")
     try:
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_a_damaged_file_is_told(place: Backend, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported(place: Backend, tmp_path: Path) -> None:
     """A store whose pages were overwritten is an error that says so, not a wrong value."""
     store = place.open()
     Writer(store).write(*MANY)
@@ -247,7 +247,7 @@ def test_a_store_without_write_permission_is_reported() -> None:
         Path(folder).chmod(0o755)
 
 
-def test_a_read_only_database_is_told(place: Backend) -> None:
+def test_a_read_only_database_is_reported(place: Backend) -> None:
     """SQLite's refusal to write says what to do; reading goes on."""
     store = sqlite_store(place)
     writer = Writer(store)

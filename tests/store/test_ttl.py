@@ -71,7 +71,7 @@ def test_rows_that_come_too_late_are_counted(backend: Backend) -> None:
     assert all_states(store) == expected_states(metrics(), kept)
 
 
-def test_delta_rows_are_counted_where_no_rows_are_told(backend: Backend) -> None:
+def test_delta_rows_are_counted_where_no_row_count_is_given(backend: Backend) -> None:
     """Without a row count the late minute rows themselves are counted."""
     store = backend.open(ttl_days=TTL)
     writer = Writer(store)

@@ -122,7 +122,7 @@ def test_values_come_page_by_page(backend: Backend, monkeypatch: pytest.MonkeyPa
         assert list(store.iter_values("avg", start=MINUTE + 9)) == []
 
 
-def test_memory_is_that_of_what_is_asked_for(
+def test_memory_is_that_of_the_selected_rows(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few values of many, the number of all, or all page by page: not all of them at once."""

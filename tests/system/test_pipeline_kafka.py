@@ -194,7 +194,7 @@ def test_a_broker_that_goes_and_comes_back(spark: SparkSession, tmp_path: Path) 
             check(running)
 
 
-def test_no_broker_and_no_topic_are_told(
+def test_no_broker_and_no_topic_are_reported(
     spark: SparkSession, tmp_path: Path, kafka: Broker
 ) -> None:
     """With what to do, before anything is begun."""
@@ -229,7 +229,7 @@ def test_a_topic_behind_tls_and_a_login(spark: SparkSession, tmp_path: Path) -> 
             check(running)
 
 
-def test_messages_that_the_topic_has_lost_are_told(
+def test_messages_that_the_topic_has_lost_are_reported(
     spark: SparkSession, tmp_path: Path, kafka: Broker
 ) -> None:
     """Spans were acknowledged and are gone unread: that is an error, not a gap."""

@@ -79,7 +79,7 @@ def test_a_load_is_what_was_done_since_the_last_look() -> None:
     assert rested["threads"][0]["load"] == 0.0
 
 
-def test_the_balancers_moves_are_told() -> None:
+def test_the_balancers_moves_are_listed() -> None:
     """How many, and the newest of them in words, the newest first."""
     balancer = Scripted()
     with make_queue(threads=2, partitions=3, balancer=balancer) as queue:

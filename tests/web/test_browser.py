@@ -390,7 +390,7 @@ def progress_status() -> dict[str, Any]:
     }
 
 
-def test_a_token_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
+def test_a_token_is_entered_once(browser: Browser, tmp_path: Path) -> None:
     """A wrong one is told; the right one is kept for the tab's session, and can be forgotten.
 
     The store does not exist yet, and the server has no run: the page shows both.

@@ -109,7 +109,7 @@ class Counting:
         return {"asked": self.asked}
 
 
-def test_the_run_is_told_of_each_time_and_commits_when_there_is_one(url: str) -> None:
+def test_the_run_is_sent_each_time_and_a_commit_once(url: str) -> None:
     """A commit that was told is not told again; the next one is."""
 
     async def listen() -> None:
@@ -216,7 +216,7 @@ def test_a_line_says_that_we_are_there_while_nothing_happens(url: str) -> None:
     asyncio.run(listen())
 
 
-def test_a_store_that_cannot_be_read_is_told_once(url: str, tmp_path: Path) -> None:
+def test_an_unreadable_store_is_reported_once(url: str, tmp_path: Path) -> None:
     """With the reason; and when it can be again, that too."""
 
     async def listen() -> None:

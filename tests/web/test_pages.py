@@ -109,7 +109,7 @@ def test_pages_are_read_and_nothing_else(port: int, path: str) -> None:
         "/index.html",
     ],
 )
-def test_what_is_no_file_of_ours_is_not_found(port: int, path: str) -> None:
+def test_other_paths_are_404(port: int, path: str) -> None:
     """However it is asked for."""
     response, body = ask(port, path)
     assert response.status == 404

@@ -39,7 +39,7 @@ def _names(client: Client) -> list[str]:
     return [each["name"] for each in client.get("/api/v1/services", **ASKED)["services"]]
 
 
-def test_a_store_that_comes_later_is_found(tmp_path: Path) -> None:
+def test_a_store_that_comes_later_is_read(tmp_path: Path) -> None:
     """Until then 503 with a reason, and the status says so; no restart is needed."""
     with serving(_url(tmp_path)) as client:
         status, headers, body = client.raw("/api/v1/services")
@@ -53,7 +53,7 @@ def test_a_store_that_comes_later_is_found(tmp_path: Path) -> None:
         assert (found["store"], found["newest_minute"]) == ({"ok": True, "fault": None}, START_S)
 
 
-def test_a_store_that_is_replaced_is_found(tmp_path: Path) -> None:
+def test_a_replaced_store_is_read(tmp_path: Path) -> None:
     """Another file in the old one's place is read, not the one that is gone."""
     place = tmp_path / "place"
     for name in ("old", "new"):
@@ -133,7 +133,7 @@ def test_the_api_asks_for_the_token(tmp_path: Path) -> None:
         ("metrics.example", {"access": Access(token="secret")}, 200),
     ],
 )
-def test_without_a_token_it_is_asked_by_its_own_names_alone(
+def test_without_a_token_only_its_own_host_names_are_served(
     tmp_path: Path, host: str, given: dict[str, Any], status: int
 ) -> None:
     """Else a stranger's page whose name leads to this machine could read all there is."""

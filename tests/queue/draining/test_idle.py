@@ -39,7 +39,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return chosen
 
 
-def test_idle_handler_is_told() -> None:
+def test_idle_handler_is_called() -> None:
     """A handler with on_idle() is told that there is nothing to do, though nothing ever was."""
     handler = Idler()
     with make_queue() as queue:
@@ -48,7 +48,7 @@ def test_idle_handler_is_told() -> None:
     assert handler.events[0] == "idle"
 
 
-def test_idle_handler_is_told_again_and_again() -> None:
+def test_idle_handler_is_called_again_and_again() -> None:
     """on_idle() is a timer: it comes again for as long as nothing does."""
     handler = Idler()
     with make_queue(**OFTEN) as queue:
@@ -56,7 +56,7 @@ def test_idle_handler_is_told_again_and_again() -> None:
         handler.wait_idle(10)
 
 
-def test_idle_handler_is_told_after_data() -> None:
+def test_idle_handler_is_called_after_data() -> None:
     """When its items are consumed, a handler is told: it can pass on what it merged."""
     passed_on = threading.Event()
 
@@ -71,14 +71,14 @@ def test_idle_handler_is_told_after_data() -> None:
         assert passed_on.wait(WAIT_S)  # long before a timer would be due
 
 
-def test_idle_direct_consumer_is_told() -> None:
+def test_idle_direct_consumer_is_called() -> None:
     """A direct consumer with on_idle() is told too."""
     consumer = Idler()
     with make_queue(consumer=consumer):
         consumer.wait_idle()
 
 
-def test_idle_direct_consumer_is_told_on_behalf_of_all_threads() -> None:
+def test_idle_direct_consumer_is_called_on_behalf_of_all_threads() -> None:
     """Of several drain tasks that are idle one tells it: on_idle() does not run beside itself."""
     tellers: list[DrainTask | None] = []
 
@@ -102,7 +102,7 @@ def test_idle_direct_consumer_is_told_on_behalf_of_all_threads() -> None:
         assert set(tellers) == {queue._core.tasks[0]}
 
 
-def test_every_idle_handler_is_told() -> None:
+def test_every_idle_handler_is_called() -> None:
     """All handlers with on_idle() are told, on whichever thread their class is."""
     handlers = {cls: Idler() for cls in (Red, Green, Blue)}
     with make_queue(threads=ThreadPolicy.fixed(2), partitions=PartitionPolicy.fixed(2)) as queue:
@@ -112,7 +112,7 @@ def test_every_idle_handler_is_told() -> None:
             handler.wait_idle_from_now()
 
 
-def test_handler_of_two_classes_is_told_once() -> None:
+def test_idle_handler_of_two_classes_is_called_once() -> None:
     """In each idle round a handler is told once, not once for each of its classes."""
     events: list[str] = []
     twice, other = Idler(events, "twice"), Idler(events, "other")
@@ -128,7 +128,7 @@ def test_handler_of_two_classes_is_told_once() -> None:
     assert len(rounds) >= 8
 
 
-def test_removed_handler_is_told_no_more() -> None:
+def test_removed_handler_is_not_called_when_idle() -> None:
     """A handler that was removed has heard its last on_idle()."""
     removed, other = Idler(), Idler()
     with make_queue(**OFTEN) as queue:
@@ -142,7 +142,7 @@ def test_removed_handler_is_told_no_more() -> None:
         assert removed.idle_count == times
 
 
-def test_handler_is_told_while_it_keeps_one_of_two_classes() -> None:
+def test_idle_handler_is_called_while_it_keeps_one_of_two_classes() -> None:
     """A handler of two classes that loses the first is still told."""
     handler = Idler()
     with make_queue(**OFTEN, partitions=PartitionPolicy.fixed(2)) as queue:
@@ -217,7 +217,7 @@ def test_error_in_on_idle_is_reported() -> None:
     assert (batch, str(error)) == ([], "no idea")
 
 
-def test_error_in_on_idle_leaves_the_others_told() -> None:
+def test_error_in_on_idle_does_not_keep_others_from_theirs() -> None:
     """Another handler on that thread is told, again and again."""
 
     class Failing(Recorder):
@@ -232,7 +232,7 @@ def test_error_in_on_idle_leaves_the_others_told() -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 2], ids=["same partition", "another partition"])
-def test_idle_handler_is_told_while_its_thread_is_busy(partitions: int) -> None:
+def test_idle_handler_is_called_while_its_thread_is_busy(partitions: int) -> None:
     """A thread that another class keeps busy for ever still tells those that have nothing."""
     stop = threading.Event()
 
@@ -253,7 +253,7 @@ def test_idle_handler_is_told_while_its_thread_is_busy(partitions: int) -> None:
             stop.set()
 
 
-def test_busy_handler_is_not_told() -> None:
+def test_busy_handler_gets_no_on_idle() -> None:
     """A handler that always has items is never told that it is idle."""
     stop, rounds = threading.Event(), threading.Semaphore(0)
     told_while_busy: list[bool] = []

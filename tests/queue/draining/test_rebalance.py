@@ -240,7 +240,7 @@ def test_single_thread_asks_nobody() -> None:
     assert balancer.calls == []
 
 
-def test_asked_while_there_is_traffic() -> None:
+def test_the_balancer_is_called_while_there_is_traffic() -> None:
     """With several threads the balancer is asked by the drain threads themselves."""
     balancer, recorder = Scripted(), Recorder()
     with make_queue(

@@ -28,7 +28,7 @@ def _fill(queue: BatchQueue[Any], gate: Gate) -> None:
         assert queue.produce(A(), timeout=0)
 
 
-def test_blocked_producers_are_told_false() -> None:
+def test_blocked_producers_get_false() -> None:
     """Producers that wait for room at shutdown wake at once, are told False, and put nothing."""
     with make_queue(buffer_size=2) as queue, Gate() as gate:
         recorder = Recorder(gate)
@@ -46,7 +46,7 @@ def test_blocked_producers_are_told_false() -> None:
         assert queue.stats().dropped["stopped"] == 7
 
 
-def test_blocked_produce_many_is_told_how_many() -> None:
+def test_blocked_produce_many_returns_how_many() -> None:
     """A produce_many cut short by shutdown says how many got in, and those are consumed."""
     with make_queue(buffer_size=3) as queue, Gate() as gate:
         recorder = Recorder(gate)
@@ -63,7 +63,7 @@ def test_blocked_produce_many_is_told_how_many() -> None:
         assert recorder.items[1:] == items[:3]
 
 
-def test_blocked_aproduce_is_told_false() -> None:
+def test_blocked_aproduce_gets_false() -> None:
     """A task that waits for room at shutdown is told False too."""
     with make_queue(buffer_size=1) as queue, Gate() as gate:
         recorder = Recorder(gate)

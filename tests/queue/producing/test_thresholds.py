@@ -57,7 +57,7 @@ def decisions(queue: BatchQueue[Any]) -> dict[tuple[ThresholdLevel, QueueAction]
     return dict(guard.manager.stats().decisions)
 
 
-def test_below_warning_nobody_is_asked() -> None:
+def test_below_warning_there_is_no_decision() -> None:
     """Items that meet a depth below WARNING go in without a decision."""
     with held_queue(QueueThresholdSettings(max_queue_size=10)) as (queue, _):
         assert [queue.produce(Red()) for _ in range(5)] == [True] * 5

@@ -130,7 +130,7 @@ def test_bad_segments_are_counted(spoiled: tuple[Pipeline, list[Row]]) -> None:
     assert counted(running.store, "rows") == {("Endpoint", ""): len(rows)}
 
 
-def test_a_segment_without_a_byte_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_segment_without_a_byte_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     """A writer that died at once: its file is set aside as corrupt, and counted."""
     rows = endpoint_events(20)
     write_segment(tmp_path / "spool", "Endpoint", rows)
@@ -290,7 +290,7 @@ def test_a_segment_that_only_spark_cannot_read_is_set_aside(
         assert counted(running.store, "quarantined segment") == {("Endpoint", "unreadable"): 1}
 
 
-def test_a_segment_that_goes_away_before_its_batch_is_told(
+def test_a_segment_that_goes_away_before_its_batch_is_reported(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spark has planned a batch with it, and it is gone: counted as missing."""
@@ -311,7 +311,7 @@ def test_a_segment_that_goes_away_before_its_batch_is_told(
         assert counted(running.store, "quarantined segment") == {("Endpoint", "missing"): 1}
 
 
-def test_a_segment_that_goes_away_within_its_batch_is_told(
+def test_a_segment_that_goes_away_within_its_batch_is_reported(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Removed after the look at it, before Spark reads it: missing, and the others come in."""

@@ -69,7 +69,7 @@ def test_what_passes_is_not_the_files_fault(text: str) -> None:
     assert not is_content_error(text)
 
 
-def test_all_causes_are_told_and_no_stack() -> None:
+def test_all_causes_are_reported_and_no_stack() -> None:
     """The reason may lie deep; names in a stack are none."""
     error = RuntimeError("outer")
     error.__cause__ = ValueError("inner\n\tat org.apache.spark.SparkContext.runJob(File.scala)")

@@ -281,7 +281,7 @@ def upkeep(folder: Path) -> Upkeep:
     return Upkeep(writer, Checkpoint(folder), store, source, lambda: 20.0)
 
 
-def test_the_newest_batches_are_told(tmp_path: Path) -> None:
+def test_the_newest_batches_are_listed(tmp_path: Path) -> None:
     """Sixty, the newest last; one that was in the store already took no time."""
     keeper = upkeep(tmp_path)
     for number in range(70):
@@ -300,7 +300,7 @@ def test_the_newest_batches_are_told(tmp_path: Path) -> None:
     assert (tmp_path / "progress.json").stat().st_size < 30_000
 
 
-def test_the_queues_of_the_pipeline_are_told(tmp_path: Path) -> None:
+def test_the_queues_of_the_pipeline_are_listed(tmp_path: Path) -> None:
     """Those of a store's writers, say."""
     keeper = upkeep(tmp_path)
     with make_queue("jdbc", consumer=lambda batch: None):
@@ -353,7 +353,7 @@ def test_no_id_is_kept_much_longer_than_its_window() -> None:
     assert to_merge([old, new], tick=150_001, rows=10, window_ms=600_000, expire=True) == [new]
 
 
-def test_ids_and_waiting_spans_are_told_apart() -> None:
+def test_ids_and_waiting_spans_are_distinguished() -> None:
     """By their folder, whatever the checkpoint is called."""
     assert is_index_file(Carry("file:/x/seen/3-abc", 3, 0, 1))
     assert not is_index_file(Carry("file:/x/seen/carry/3-abc", 3, 0, 1))

@@ -168,7 +168,7 @@ def test_a_batch_that_failed_before_its_commit_leaves_no_ids(
         assert len(seen(tmp_path)) == 1
 
 
-def test_ids_that_are_gone_are_told_and_let_go_without_dedup(
+def test_lost_ids_are_reported_and_dropped_without_dedup(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Doubles would count in silence; without dedup nobody asks for them, and they go."""

@@ -114,7 +114,7 @@ def test_whole_files_pass(tmp_path: Path) -> None:
         (lambda folder: os.truncate(folder / "part-0.parquet", 20), "but it cannot be read"),
     ],
 )
-def test_spans_that_are_lost_are_told(tmp_path: Path, spoil: object, why: str) -> None:
+def test_spans_that_are_lost_are_reported(tmp_path: Path, spoil: object, why: str) -> None:
     """What happened and what to do; never a batch that goes on without them."""
     assert callable(spoil)
     carry = pending_file(tmp_path)
@@ -189,7 +189,7 @@ def test_waiting_spans_are_on_the_disk_before_the_commit_that_names_them(
     assert {str(each) for each in (*folder.iterdir(), folder, folder.parent)} <= set(before)
 
 
-def test_waiting_spans_that_are_gone_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_waiting_spans_that_are_gone_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     """The batch is not made without them; with them back, the pipeline goes on."""
     spool = tmp_path / "spool"
     served = span("2", parent_span_id="1", service="stock")
