@@ -9,7 +9,7 @@ quarantined whole, with that column as the reason.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -56,23 +56,26 @@ SPAN = SourceType(
 derived from it."""
 
 
+_SCALARS: Mapping[str, T.DataType] = {
+    "int": T.IntegerType(),
+    "long": T.LongType(),
+    "double": T.DoubleType(),
+    "bool": T.BooleanType(),
+}
+
+
 def spark_type(kind: FieldType) -> T.DataType:
     """The Spark type of a field."""
     if kind.kind == "struct":
+        members = kind.fields
         return T.StructType(
-            [T.StructField(member.name, spark_type(member.type)) for member in kind.fields]
+            [T.StructField(member.name, spark_type(member.type)) for member in members]
         )
     if kind.kind == "list" and kind.item is not None:
         return T.ArrayType(spark_type(kind.item))
     if kind.kind == "map" and kind.item is not None:
         return T.MapType(T.StringType(), spark_type(kind.item))
-    if kind.kind == "int":
-        return T.IntegerType()
-    if kind.kind == "long":
-        return T.LongType()
-    if kind.kind == "double":
-        return T.DoubleType()
-    return T.BooleanType() if kind.kind == "bool" else T.StringType()
+    return _SCALARS.get(kind.kind, T.StringType())
 
 
 SPAN_SCHEMA = T.StructType(

@@ -32,25 +32,23 @@ from pyspark.sql.functions import expr
 
 from batchmill.spark.spans.columns import CALLS, SERVES
 
+_TEXT, _INT, _FLAG = T.StringType(), T.IntegerType(), T.BooleanType()
 SUMMARY_SCHEMA = T.StructType(
     [
-        T.StructField("trace_id", T.StringType()),
-        T.StructField("span_id", T.StringType()),
-        T.StructField("parent_span_id", T.StringType()),
-        T.StructField("name", T.StringType()),
-        T.StructField("kind", T.StringType()),
-        T.StructField("time", T.TimestampType()),
-        T.StructField("latency", T.IntegerType()),
-        T.StructField("status", T.BooleanType()),
-        T.StructField("service", T.StringType()),
-        T.StructField("instance", T.StringType()),
-        T.StructField("type", T.StringType()),
-        T.StructField("httpResponseStatusCode", T.IntegerType()),
-        T.StructField("rpcStatusCode", T.StringType()),
-        T.StructField("peer", T.StringType()),
-        T.StructField("peer_layer", T.StringType()),
-        T.StructField("batch", T.LongType()),
-        T.StructField("settled", T.BooleanType()),
+        T.StructField(name, kind)
+        for name, kind in {
+            **dict.fromkeys(("trace_id", "span_id", "parent_span_id", "name", "kind"), _TEXT),
+            "time": T.TimestampType(),
+            "latency": _INT,
+            "status": _FLAG,
+            **dict.fromkeys(("service", "instance", "type"), _TEXT),
+            "httpResponseStatusCode": _INT,
+            "rpcStatusCode": _TEXT,
+            "peer": _TEXT,
+            "peer_layer": _TEXT,
+            "batch": T.LongType(),
+            "settled": _FLAG,
+        }.items()
     ]
 )
 """The summary of a span that is kept until its partners have arrived. The first columns are from

@@ -259,31 +259,11 @@ class SpanProcessor:
         for row in _rows(results.unresolved):
             key = ("unresolved", "Span", row["reason"])
             batch.counters[key] = batch.counters.get(key, 0) + row["spans"]
+        # The columns of both tables are named after the fields.
         for row in _rows(results.top):
-            batch.topn.append(
-                TopNRow(
-                    row["stream"],
-                    _entity(row, book),
-                    row["minute"],
-                    row["latency"],
-                    row["time_us"],
-                    row["trace_id"],
-                    row["span_id"],
-                    row["statement"],
-                    row["normalised"],
-                )
-            )
+            batch.topn.append(TopNRow(**row | {"entity": _entity(row, book)}))
         for row in _rows(results.statements):
-            batch.statements.append(
-                StatementRow(
-                    row["stream"],
-                    _entity(row, book),
-                    row["minute"],
-                    row["normalised"],
-                    row["runs"],
-                    row["total_ms"],
-                )
-            )
+            batch.statements.append(StatementRow(**row | {"entity": _entity(row, book)}))
 
     def remove_unused(self, used: Sequence[Carry]) -> None:
         """Remove the files that are not ``used``: no commit names them, nobody will read them."""
