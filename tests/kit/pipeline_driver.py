@@ -48,7 +48,7 @@ def lease_session(conf: dict[str, str]) -> Lease:
 
 
 def main(given: dict[str, Any]) -> None:
-    """Run the pipeline that was asked for."""
+    """Run the pipeline that the arguments describe."""
     folder = Path(given["folder"])
     session = lease_session(given["conf"])
     with contextlib.ExitStack() as stack:

@@ -168,7 +168,7 @@ def test_spans_that_do_not_fit_are_set_aside(
 
 
 def test_a_broker_that_goes_and_comes_back(spark: SparkSession, tmp_path: Path) -> None:
-    """While a stream runs: it waits, and goes on by itself; nothing is lost or counted twice."""
+    """While a stream runs: it waits, and continues by itself; nothing is lost or counted twice."""
     with private_broker() as broker:
         topic = broker.new_topic(partitions=2)
         send(broker, topic, SPANS[:45])
@@ -208,7 +208,7 @@ def test_no_broker_and_no_topic_are_reported(
 
 
 def test_a_topic_behind_tls_and_a_login(spark: SparkSession, tmp_path: Path) -> None:
-    """Who writes and who reads is told alike, in librdkafka's names; a wrong password is told."""
+    """Writer and reader take the same librdkafka options; a wrong password is an error."""
     with private_broker(tls=shutil.which("openssl") is not None) as broker:
         topic = broker.new_topic(partitions=2)
         source = f"kafka://{broker.login}/{topic}"

@@ -1,4 +1,4 @@
-"""Bad input: it is set aside with its reason and counted, and the stream goes on."""
+"""Bad input is quarantined with its reason and counted, and the stream continues."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_bad_segments_are_counted(spoiled: tuple[Pipeline, list[Row]]) -> None:
 
 
 def test_a_segment_without_a_byte_is_reported(spark: SparkSession, tmp_path: Path) -> None:
-    """A writer that died at once: its file is set aside as corrupt, and counted."""
+    """A writer that died at once: its file is quarantined as corrupt, and counted."""
     rows = endpoint_events(20)
     write_segment(tmp_path / "spool", "Endpoint", rows)
     (tmp_path / "spool" / "Endpoint" / "empty.parquet").write_bytes(b"")
@@ -187,7 +187,7 @@ def test_rows_that_fit_among_those_that_do_not_equal_the_oracle(
 def test_rows_that_do_not_fit_are_counted_by_reason(
     misfits: tuple[Pipeline, dict[str, list[Row]]],
 ) -> None:
-    """Accepted and set aside add up to what came."""
+    """Accepted and quarantined rows add up to all that arrived."""
     running, good = misfits
     assert counted(running.store, "quarantined") == {
         ("Endpoint", "no time"): 2,
@@ -250,7 +250,7 @@ def test_spans_that_do_not_fit_are_set_aside(spark: SparkSession, tmp_path: Path
 def test_a_misfit_beside_a_column_of_the_wrong_type_that_nobody_reads(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A column that no metric reads may be of any type, also when a row is to be set aside."""
+    """A column that no metric reads may be of any type, also when a row is quarantined."""
     rows = endpoint_events(10)
     table = with_column(rows, "httpResponseStatusCode", ["200"] * 10, pa.string())
     times = [None, *(each["time"] for each in rows[1:])]
@@ -263,7 +263,7 @@ def test_a_misfit_beside_a_column_of_the_wrong_type_that_nobody_reads(
 
 
 def test_a_row_is_either_counted_or_set_aside(spark: SparkSession, tmp_path: Path) -> None:
-    """What is odd in a column that no metric reads does not set a row aside that is counted."""
+    """What is odd in a column that no metric reads does not quarantine a row that is counted."""
     rows = endpoint_events(10)
     codes = [200, 2**40, *([404] * 8)]
     table = with_column(rows, "httpResponseStatusCode", codes, pa.int64())

@@ -1,4 +1,4 @@
-"""Whose fault it is: a file's, the machine's or Spark's; told without Spark."""
+"""Which failures are a file's fault, the machine's or Spark's; without Spark."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def no_more_files() -> Iterator[Callable[[], None]]:
 def test_too_many_open_files_are_no_fault_of_the_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is set aside: a clear error ends the run, and says what to do."""
+    """Nothing is quarantined: a clear error ends the run, and says what to do."""
     path = segment(tmp_path)
     monkeypatch.setattr("batchmill.spark.input.segments.time.sleep", lambda seconds: None)
     with (

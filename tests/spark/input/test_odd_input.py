@@ -135,7 +135,7 @@ def test_columns_that_are_missing_are_null(spark: SparkSession, tmp_path: Path) 
 def test_a_segment_without_a_required_column_has_no_row_that_fits(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """No time column, or no latency: every row is set aside for that reason."""
+    """No time column, or no latency: every row is quarantined for that reason."""
     rows = endpoint_events(20)
     table = to_table("Endpoint", rows[:10])
     write_table(tmp_path / "spool", "timeless", table.drop_columns(["time"]))
@@ -151,7 +151,7 @@ def test_a_segment_without_a_required_column_has_no_row_that_fits(
 
 
 def test_text_that_is_no_utf8_does_not_stop_the_stream(spark: SparkSession, tmp_path: Path) -> None:
-    """A writer's Latin-1 in names and labels: set aside or read, and the other rows are right."""
+    """A writer's Latin-1 in names and labels: quarantined or read, and the other rows are right."""
     rows = endpoint_events(20)
     bad = pa.array([b"caf\xe9"] * 5, pa.binary()).view(pa.string())
     table = to_table("Endpoint", rows[:5])

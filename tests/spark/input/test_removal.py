@@ -1,4 +1,4 @@
-"""Segments that were read are removed, never too early; and how far a stream has come is told."""
+"""Segments that were read are removed, never too early; progress.json says how far it is."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def left(folder: Path) -> list[str]:
 
 
 def progress(folder: Path) -> dict[str, Any]:
-    """What is told."""
+    """What progress.json says."""
     found: dict[str, Any] = wait_for_json(folder / "checkpoint" / "progress.json")
     return found
 
 
 def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_path: Path) -> None:
-    """Not before Spark has noted its batch; the last goes at the end. Progress is told on the way.
+    """Not before Spark has logged its batch; the last goes at the end. Progress is written.
 
     A restart reads nothing again, and new segments count.
     """
@@ -88,7 +88,7 @@ def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_
     assert left(tmp_path) == []
 
 
-def test_a_batch_that_spark_has_not_noted_keeps_its_segments(
+def test_a_batch_that_spark_has_not_logged_keeps_its_segments(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """It failed after its commit: they go after the restart, when it has come again."""
@@ -146,7 +146,7 @@ def test_segments_read_without_it_and_broken_ones_go_too(
 
 
 def test_an_idle_stream_removes_too(spark: SparkSession, tmp_path: Path) -> None:
-    """No batch comes after the last one; the progress goes on being told."""
+    """No batch comes after the last one; the progress is still written."""
     segments(tmp_path, 0, 1, 2)
     ticks = itertools.count(int(NOW))
     given = {

@@ -158,7 +158,7 @@ def test_waiting_spans_survive_a_restart_between_batches(
 
 
 def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_path: Path) -> None:
-    """What the housekeeper lets go of is decided after a running batch, never under its hands."""
+    """Which spans expire is decided after the running batch, never while it is being made."""
     spans = random_spans(9, 80, start=START, days=1)
     paths = [
         str(write_segment(tmp_path / "spool", "Span", spans[number::2], str(number)))
@@ -168,18 +168,18 @@ def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_pa
     with pipeline(spark, tmp_path, oal=OF_SPANS) as running:
         with running._claimed(running.name, running.checkpoint) as (writer, _):
             writer.write(0, paths=lambda: paths[:1])
-            housekeeper = threading.Thread(
+            settling = threading.Thread(
                 target=lambda: settled.append(writer.settle(everything=True))
             )
 
             def order() -> list[str]:
-                housekeeper.start()
-                housekeeper.join(0.2)
-                assert housekeeper.is_alive()
+                settling.start()
+                settling.join(0.2)
+                assert settling.is_alive()
                 return paths[1:]
 
             writer.write(1, paths=order)
-            housekeeper.join()
+            settling.join()
         found = contents(running.store)[1]
         let_go = sum(counted(running.store, "unresolved").values())
     whole = spans_to_events(spans)

@@ -108,7 +108,7 @@ def test_every_function_on_every_source_equals_the_oracle(
 def test_every_row_is_counted_under_its_source(
     every_run: tuple[Pipeline, dict[str, list[Row]]],
 ) -> None:
-    """What was read is counted, and nothing else is: no row was late, set aside or unused."""
+    """What was read is counted, and nothing else is: no row was late, quarantined or unused."""
     running, events = every_run
     rows = {("rows", source, ""): len(each) for source, each in events.items()}
     assert running.store.counters() == rows
@@ -149,7 +149,7 @@ def test_top_n_of_spans_equals_the_oracle(span_run: tuple[Pipeline, list[Row]]) 
 
 
 def test_spans_without_a_partner_are_counted(span_run: tuple[Pipeline, list[Row]]) -> None:
-    """Unresolved: those whose parent never came, and calls that went nobody knows where."""
+    """Unresolved: those whose parent never came, and calls without a known destination."""
     running, spans = span_run
     wanted = spans_to_events(spans).counters
     assert counted(running.store, "unresolved") == {

@@ -54,7 +54,7 @@ def tallied(
 
 
 def packed(lists: list[list[int]]) -> pa.Array:
-    """Lists of keys as Spark hands them over."""
+    """Lists of keys, as Spark collects them."""
     return pa.array([[(key << 32) | 1 for key in each] for each in lists], pa.list_(pa.int64()))
 
 
@@ -202,7 +202,7 @@ Item = dict[str, Any]
 
 
 def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
-    """All that is wanted, of lists as Spark hands them over."""
+    """All states of lists of grouped rows, as Spark collects them."""
     whole = [[each | _halves(each) for each in items] for items in lists]
     kinds = {
         **{each: pa.int64() for each in ("_b0", "_b1", COUNT, "_sum", "_low", "_count")},

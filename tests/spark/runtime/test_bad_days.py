@@ -119,7 +119,7 @@ def test_text_that_postgresql_cannot_hold_does_not_stop_the_stream(
 def test_a_full_disk_is_a_clear_error_and_no_batch_is_lost(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """No room in the store: the run ends with what to do, the same pipeline goes on after it."""
+    """No room in the store: the error says what to do, and the same pipeline continues."""
     rows = endpoint_events(600, days=4)
     for number, part in enumerate((rows[:20], rows[20:])):
         write_segment(tmp_path / "spool", "Endpoint", part, str(number), number)

@@ -73,7 +73,7 @@ def test_no_room_for_rows_that_do_not_fit(spark: SparkSession, tmp_path: Path) -
 
 
 def test_no_room_for_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    """At the first start, and later, when Spark cannot write its books."""
+    """At the first start, and later, when Spark cannot write its log."""
     rows = endpoint_events(20)
     write_segment(tmp_path / "spool", "Endpoint", rows[:10])
     with (
@@ -136,7 +136,7 @@ os._exit(0)
 
 
 def test_no_room_to_shuffle_and_a_spark_that_stops_lose_no_batch(tmp_path: Path) -> None:
-    """Neither is a segment's fault: nothing is set aside, nothing is committed as done."""
+    """Neither is a segment's fault: nothing is quarantined, nothing is committed."""
     if (missing := java_missing()) is not None:
         pytest.skip(missing)
     rows = 20_000

@@ -72,7 +72,7 @@ def copy_store(folder: Path, target: Path) -> None:
 
 
 def test_a_replayed_batch_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark runs a batch again whose commit it did not note: the store knows it by its number."""
+    """Spark repeats a batch whose commit it did not log: the store recognises its number."""
     run(spark, tmp_path, 0, 1)
     with open_store(sqlite(tmp_path)) as store:
         before = contents(store), store.counters()
@@ -156,7 +156,7 @@ def checkpoint_one_batch_old(folder: Path) -> None:
 
 
 def without_sparks_part(folder: Path) -> None:
-    """The store's copy from after the first batch, and Spark's books emptied."""
+    """The store's copy from after the first batch, and Spark's log emptied."""
     older_store(folder)
     shutil.rmtree(folder / "checkpoint" / "spark")
 
@@ -241,7 +241,7 @@ def test_a_checkpoint_and_a_store_of_the_same_time_go_on(
 def test_a_spark_checkpoint_without_our_file_is_refused(
     spark: SparkSession, tmp_path: Path, after_three: Path
 ) -> None:
-    """Without it there is no telling whose checkpoint it is."""
+    """Without it, it is not known which stream the checkpoint belongs to."""
     folder = tmp_path / "copy"
     shutil.copytree(after_three, folder)
     file = folder / "checkpoint" / "batchmill.json"
@@ -296,7 +296,7 @@ def test_a_pipeline_is_refused_while_another_process_writes(
 
 
 def test_a_pipeline_that_lost_its_claim_cannot_commit(spark: SparkSession, tmp_path: Path) -> None:
-    """Fenced: somebody claimed the stream behind its back; it stops, and nothing of it gets in."""
+    """Fenced: another writer claimed the stream; it stops, and commits nothing."""
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", ROWS[number::3], str(number), number)
 

@@ -1,4 +1,4 @@
-"""The Spark session of a pipeline: whose it is, and by whose settings rows are counted."""
+"""The Spark session of a pipeline: who stops it, and which settings apply."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ theirs.stop()
 
 
 def test_pipelines_of_one_process_share_a_session(tmp_path: Path, spark: SparkSession) -> None:
-    """One stops, the other goes on; the last one ends the session, and never somebody else's."""
+    """One stops, the other continues; the last one ends the session, unless others started it."""
     rows = endpoint_events(20, start=datetime(2020, 1, 1, tzinfo=UTC))
     write_segment(tmp_path / "spool", "Endpoint", rows)
     done = subprocess.run(
@@ -99,7 +99,7 @@ def test_a_session_that_runs_already_is_nobody_elses_to_change(
 
 
 def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_path: Path) -> None:
-    """A session in another time zone, strict about numbers: buckets stay, odd rows are set aside.
+    """A session in another time zone, strict about numbers: buckets stay, bad rows are quarantined.
 
     What the frame itself does keeps its own session's meaning.
     """
@@ -126,7 +126,7 @@ def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_pa
 
 @pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"])
 def test_a_garbage_collector_that_somebody_chose_stays(variable: str) -> None:
-    """A JVM that is told of two refuses to start."""
+    """A JVM with two collectors refuses to start."""
     assert "-XX:+UseParallelGC" in _collector({})
     assert "-XX:+UseParallelGC" in _collector({variable: "-Xss4m -XX:+UseStringDeduplication"})
     assert _collector({variable: "-Xss4m -XX:+UseZGC"}) == []

@@ -62,7 +62,7 @@ def goes_on_exactly(spark: SparkSession, folder: Path, first: int) -> None:
 
 
 def test_stop_from_the_callback_ends_after_that_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """It returns at once there; the stream ends, everything is let go of, the next goes on."""
+    """It returns at once there; the stream ends and frees everything; the next one continues."""
     backlog(tmp_path / "spool")
 
     def stop(report: BatchReport) -> None:

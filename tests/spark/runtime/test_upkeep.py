@@ -1,4 +1,4 @@
-"""Beside the batches, without Spark: read segments removed, progress told, ids kept few."""
+"""Upkeep beside the batches, without Spark: removal, progress, files of the dedup index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from batchmill.store import Carry, CommitResult, StreamInfo
 from tests.kit.queues import make_queue
 
 
-class Books:
+class SparkLog:
     """A checkpoint as Spark writes it, with a spool and a quarantine."""
 
     def __init__(self, folder: Path) -> None:
@@ -68,9 +68,9 @@ class Books:
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Books:
+def log(tmp_path: Path) -> SparkLog:
     """Three batches of one segment each, and one segment that Spark has not seen."""
-    made = Books(tmp_path / "a b%20c")
+    made = SparkLog(tmp_path / "a b%20c")
     for number in range(3):
         made.plan(number, made.segment(f"{number} é%.parquet"))
     made.segment("new.parquet")
@@ -82,82 +82,82 @@ def books(tmp_path: Path) -> Books:
     [(None, None, 0), (None, 0, 0), (0, None, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2), (2, 2, 3)],
 )
 def test_only_what_both_have_is_removed(
-    books: Books, committed: int | None, last: int | None, removed: int
+    log: SparkLog, committed: int | None, last: int | None, removed: int
 ) -> None:
-    """In the store and in Spark's books; what Spark has not seen stays in any case."""
+    """In the store and in Spark's log; segments that Spark has not listed stay in any case."""
     for number in range(0 if committed is None else committed + 1):
-        books.commit(number)
-    assert books.remover().remove(last) == removed
+        log.commit(number)
+    assert log.remover().remove(last) == removed
     left = {f"{number} é%.parquet" for number in range(removed, 3)}
-    assert books.left() == left | {"new.parquet"}
+    assert log.left() == left | {"new.parquet"}
 
 
-def test_what_a_crash_leaves_over_is_removed_after_the_restart(books: Books) -> None:
+def test_what_a_crash_leaves_over_is_removed_after_the_restart(log: SparkLog) -> None:
     """Some were removed, nothing was noted; afterwards nothing is looked at twice."""
     for number in range(2):
-        books.commit(number)
-    (books.spool / "Span" / "0 é%.parquet").unlink()
-    assert books.remover().remove(1) == 1
-    again = books.remover()
-    back = books.segment("1 é%.parquet")
+        log.commit(number)
+    (log.spool / "Span" / "0 é%.parquet").unlink()
+    assert log.remover().remove(1) == 1
+    again = log.remover()
+    back = log.segment("1 é%.parquet")
     assert again.remove(1) == 0
-    books.commit(2)
+    log.commit(2)
     assert again.remove(2) == 1
-    assert books.left() == {back.name, "new.parquet"}
+    assert log.left() == {back.name, "new.parquet"}
 
 
-def test_old_books_are_compacted(books: Books) -> None:
+def test_an_old_log_is_compacted(log: SparkLog) -> None:
     """Spark drops single files of its log; what was not removed by then is found all the same."""
-    books.commit(2)
-    lines = [(books.log / str(number)).read_text().splitlines()[1] for number in range(3)]
+    log.commit(2)
+    lines = [(log.log / str(number)).read_text().splitlines()[1] for number in range(3)]
     for number in range(3):
-        (books.log / str(number)).unlink()
-    (books.log / "2.compact").write_text("\n".join(["v1", *lines]))
-    assert books.remover().remove(2) == 3
+        (log.log / str(number)).unlink()
+    (log.log / "2.compact").write_text("\n".join(["v1", *lines]))
+    assert log.remover().remove(2) == 3
 
 
-def test_books_that_cannot_be_read_remove_nothing(books: Books) -> None:
-    """They are asked again later."""
-    books.commit(2)
-    whole = (books.log / "1").read_text()
-    (books.log / "1").write_text("v1\n{half")
-    remover = books.remover()
+def test_a_log_that_cannot_be_read_removes_nothing(log: SparkLog) -> None:
+    """It is read again later."""
+    log.commit(2)
+    whole = (log.log / "1").read_text()
+    (log.log / "1").write_text("v1\n{half")
+    remover = log.remover()
     assert remover.remove(2) == 0
-    (books.log / "1").write_text(whole)
+    (log.log / "1").write_text(whole)
     assert remover.remove(2) == 3
 
 
-def test_nothing_outside_the_spool_is_removed(books: Books, tmp_path: Path) -> None:
-    """The books may be those of another spool."""
+def test_nothing_outside_the_spool_is_removed(log: SparkLog, tmp_path: Path) -> None:
+    """The log may be that of another spool."""
     outside = tmp_path / "outside.parquet"
     outside.touch()
-    sneaky = books.spool / "Span" / ".." / ".." / ".." / "outside.parquet"
-    books.plan(3, outside, sneaky)
-    books.commit(3)
-    assert books.remover().remove(3) == 3
+    sneaky = log.spool / "Span" / ".." / ".." / ".." / "outside.parquet"
+    log.plan(3, outside, sneaky)
+    log.commit(3)
+    assert log.remover().remove(3) == 3
     assert outside.exists()
 
 
 def test_a_segment_stays_if_the_quarantine_has_no_copy(
-    books: Books, caplog: pytest.LogCaptureFixture
+    log: SparkLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its content would be lost; with a copy it goes."""
-    aside = books.quarantine / "Span"
+    aside = log.quarantine / "Span"
     aside.mkdir(parents=True)
     for number in range(2):
         (aside / f"{number} é%.parquet.reason").write_text("corrupt: x")
     (aside / "1 é%.parquet").write_bytes(b"copy")
-    books.commit(2)
+    log.commit(2)
     with caplog.at_level(logging.WARNING, "batchmill.spark"):
-        assert books.remover().remove(2) == 2
-    assert books.left() == {"0 é%.parquet", "new.parquet"}
+        assert log.remover().remove(2) == 2
+    assert log.left() == {"0 é%.parquet", "new.parquet"}
     assert "the quarantine has no copy of it" in caplog.text
 
 
 def test_what_cannot_be_removed_is_tried_again(
-    books: Books, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: SparkLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told once."""
+    """One warning only."""
     unlink = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -165,8 +165,8 @@ def test_what_cannot_be_removed_is_tried_again(
             raise PermissionError(13, "Permission denied")
         unlink(path, missing_ok)
 
-    books.commit(2)
-    remover = books.remover()
+    log.commit(2)
+    remover = log.remover()
     monkeypatch.setattr(Path, "unlink", refuse)
     with caplog.at_level(logging.WARNING, "batchmill.spark"):
         assert remover.remove(2) == 2
@@ -177,24 +177,24 @@ def test_what_cannot_be_removed_is_tried_again(
     assert remover.remove(2) == 0
 
 
-def test_the_lag_is_the_age_of_the_oldest_segment_that_is_not_in(books: Books) -> None:
+def test_the_lag_is_the_age_of_the_oldest_segment_that_is_not_in(log: SparkLog) -> None:
     """By the store's last batch; hidden files and others are no segments."""
-    books.segment(".tmp.parquet")
-    books.segment("_tmp.parquet")
-    books.segment("notes.txt")
-    books.segment("newer.parquet", size=5, mtime=1060.0)
-    lag = SpoolLag(books.spool, books.checkpoint)
+    log.segment(".tmp.parquet")
+    log.segment("_tmp.parquet")
+    log.segment("notes.txt")
+    log.segment("newer.parquet", size=5, mtime=1060.0)
+    lag = SpoolLag(log.spool, log.checkpoint)
     assert lag.unread(None, 1100.0) == Unread(5, 45, 100.0)
     assert lag.unread(1, 1100.0) == Unread(3, 25, 100.0)
     assert lag.unread(2, 1100.0) == Unread(2, 15, 100.0)
-    (books.spool / "Span" / "new.parquet").unlink()
+    (log.spool / "Span" / "new.parquet").unlink()
     assert lag.unread(2, 1100.0) == Unread(1, 5, 40.0)
-    (books.spool / "Span" / "newer.parquet").unlink()
+    (log.spool / "Span" / "newer.parquet").unlink()
     assert lag.unread(2, 1100.0) == Unread()
     # A clock that is behind makes no negative age; and a new look knows what was read.
-    books.segment("last.parquet", mtime=2000.0)
-    assert SpoolLag(books.spool, books.checkpoint).unread(2, 1100.0) == Unread(1, 10, 0.0)
-    assert SpoolLag(books.spool / "none", books.checkpoint).unread(None, 1.0) == Unread()
+    log.segment("last.parquet", mtime=2000.0)
+    assert SpoolLag(log.spool, log.checkpoint).unread(2, 1100.0) == Unread(1, 10, 0.0)
+    assert SpoolLag(log.spool / "none", log.checkpoint).unread(None, 1.0) == Unread()
 
 
 def test_progress_is_put_together(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_of_spans_that_share_an_id_the_same_one_counts(spark: SparkSession, tmp_
 
 
 def test_the_first_to_arrive_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """Across batches; and a span without ids is nobody's double."""
+    """Across batches; and a span without ids is never a duplicate."""
     nobody = span("", trace_id="")
     rows = [span("1", us=9000), span("1", us=5000)]
     for number, row in enumerate(rows):
@@ -110,7 +110,7 @@ def test_the_first_to_arrive_counts(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_the_window_ends(spark: SparkSession, tmp_path: Path) -> None:
-    """By the clock, from the first arrival on; old ids are let go of, the files stay few."""
+    """By the clock, from the first arrival on; old ids are dropped, the files stay few."""
     now = [NOW]
     spool = tmp_path / "spool"
     given_: dict[str, Any] = {"oal": SMALL, "dedup_s": 600, "clock": lambda: now[0]}
@@ -125,7 +125,7 @@ def test_the_window_ends(spark: SparkSession, tmp_path: Path) -> None:
         assert len(seen(tmp_path)) == 2
 
 
-def test_a_batch_that_spark_did_not_note_is_not_a_double(
+def test_a_batch_that_spark_did_not_log_is_not_a_duplicate(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """It fails after its commit, and comes again in another pipeline; then its spans do."""
@@ -151,7 +151,7 @@ def test_a_batch_that_spark_did_not_note_is_not_a_double(
 def test_a_batch_that_failed_before_its_commit_leaves_no_ids(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its spans come again, and are not taken for doubles of themselves."""
+    """Its spans come again, and do not count as duplicates of themselves."""
     write_segment(tmp_path / "spool", "Span", SPANS)
     with pipeline(spark, tmp_path, oal=SMALL, dedup_s=600) as running:
 
@@ -171,7 +171,7 @@ def test_a_batch_that_failed_before_its_commit_leaves_no_ids(
 def test_lost_ids_are_reported_and_dropped_without_dedup(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Doubles would count in silence; without dedup nobody asks for them, and they go."""
+    """Duplicates would count silently; without dedup the index is not needed, and removed."""
     write_segment(tmp_path / "spool", "Span", SPANS[:10], "0")
     with pipeline(spark, tmp_path, oal=SMALL, dedup_s=600) as running:
         running.run_available()
@@ -191,7 +191,7 @@ def test_lost_ids_are_reported_and_dropped_without_dedup(
 
 
 def test_a_backfill_counts_each_span_once(spark: SparkSession, tmp_path: Path) -> None:
-    """However long it takes; its ids are let go of in the end."""
+    """However long it takes; its index is removed in the end."""
     now = [NOW]
 
     def clock() -> float:

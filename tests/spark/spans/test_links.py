@@ -200,7 +200,7 @@ def test_odd_ids_and_parents(spark: SparkSession) -> None:
 
 
 def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) -> None:
-    """As the caller measured it, in the batch of each; the peer is not asked any more."""
+    """As the caller measured it, in the batch of each; its peer attribute is not used then."""
     run = Run(spark)
     call = span("x", "PRODUCER", attributes=FAR, us=7000)
     assert run.batch([served("before", "x", at=30, service="a", us=1000)]) == []

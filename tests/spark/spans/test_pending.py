@@ -115,7 +115,7 @@ def test_whole_files_pass(tmp_path: Path) -> None:
     ],
 )
 def test_spans_that_are_lost_are_reported(tmp_path: Path, spoil: object, why: str) -> None:
-    """What happened and what to do; never a batch that goes on without them."""
+    """The error says what happened and what to do; no batch continues without them."""
     assert callable(spoil)
     carry = pending_file(tmp_path)
     spoil(Path(carry.path.removeprefix("file:")))
