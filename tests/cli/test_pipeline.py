@@ -38,6 +38,7 @@ from tests.kit.processes import Life
 from tests.kit.threads import until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]

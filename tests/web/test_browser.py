@@ -36,6 +36,8 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
+pytestmark = pytest.mark.slow
+
 PAGES = {
     "services": f"#/services?{OWN}",
     "service": f"#/service/cart?{OWN}",

@@ -40,6 +40,8 @@ from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
 
+pytestmark = pytest.mark.slow
+
 UNFILTERED = "\n".join(
     line
     for line in EVERY_FUNCTION_OF_TWO.splitlines()

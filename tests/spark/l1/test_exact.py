@@ -46,6 +46,8 @@ from tests.oracle.generate import random_events, random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
 
+pytestmark = pytest.mark.slow
+
 CORE = core_script().read_text("utf-8")
 
 
