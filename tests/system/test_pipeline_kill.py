@@ -75,14 +75,14 @@ def test_a_killed_driver_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
     run = KilledRun(tmp_path, url, dedup_s=600, remove_read=True, outbox=True)
     with open_store(url, ttl_days=365) as store, GrpcReceiver(judge) as receiver:
         with running(exporter_of(store, outbox, receiver.target, QUICK)):
-            deaths = run.kill_at(shots(rng, at_any_time=2, making=3, inside=4, after=3, settling=2))
+            deaths = run.kill_at(shots(rng, at_any_time=4, making=5, inside=7, after=5, settling=4))
             until(lambda: not store.outbox(outbox.place), "all is exported")
         points = receiver.points()
         totals = stored(store)
         counters = {key[0]: n for key, n in store.counters().items() if key[1] == NAME}
 
     moments = Counter(death.moment for death in deaths)
-    assert len(deaths) == 14
+    assert len(deaths) == 25
     assert min(moments[f"{when} a commit"] for when in ("before", "inside", "after")) >= 2, moments
     assert run.made_again, "no batch was lost and made again"
     assert run.replayed, "no batch was replayed that the store had already"
