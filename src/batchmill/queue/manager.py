@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from batchmill import lifecycle
+from batchmill.cores import available_cores
 from batchmill.errors import QueueClosedError, QueueConflictError, QueueExistsError
 from batchmill.queue.core import QueueCore
 from batchmill.queue.queue import BatchQueue
@@ -113,7 +114,8 @@ class BatchQueueManager:
 
     def _shared(self, name: str, policy: ThreadPolicy) -> Scheduler:
         if name not in self._schedulers:
-            self._schedulers[name] = (policy, Scheduler(name, policy.resolve()))
+            cores = available_cores()
+            self._schedulers[name] = (policy, Scheduler(name, policy.resolve(cores), cores))
         first_policy, scheduler = self._schedulers[name]
         if first_policy != policy:
             log.warning(

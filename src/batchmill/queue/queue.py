@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 from batchmill import lifecycle
+from batchmill.cores import available_cores
 from batchmill.errors import ConfigError, WouldDeadlockError
 from batchmill.queue import admission, deadlock
 from batchmill.queue.core import QueueCore
@@ -79,7 +80,8 @@ class BatchQueue(Generic[T]):
                     config.shared_scheduler,
                     "used through a manager, which owns the schedulers: default_manager.create()",
                 )
-            threads = config.threads.resolve()
+            cores = available_cores()
+            threads = config.threads.resolve(cores)
             partitions = config.partitions.resolve(threads, 0)
             tasks = min(threads, partitions)  # a partition is drained by one thread at a time
             if tasks < threads:
@@ -90,7 +92,7 @@ class BatchQueue(Generic[T]):
                     count_of(threads, "thread"),
                     count_of(tasks, "thread"),
                 )
-            scheduler = Scheduler(name, tasks)
+            scheduler = Scheduler(name, tasks, cores)
         else:
             tasks, partitions = 1, config.partitions.resolve(1, 0)
         self._core = QueueCore(name, config, scheduler, tasks, partitions, on_done)

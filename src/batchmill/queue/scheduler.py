@@ -115,9 +115,11 @@ class ReadyQueue(Generic[T]):
 class Scheduler:
     """Runs drain tasks on ``threads`` threads until the last user has released it."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, cores: int) -> None:
         self.name = name
         self.size = threads
+        self.cores = cores
+        """The cores that the number of threads was resolved for."""
         self.users = 0
         self._reset()
 

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import enum
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from batchmill.cores import available_cores
 from batchmill.errors import ConfigError
 from batchmill.queue.strategies import Balancer, PartitionSelector, Selector
 
 T = TypeVar("T")
 
 _YEAR_MS = 365 * 24 * 3600 * 1000
-
-
-def available_cores() -> int:
-    """How many cores this process may use (its affinity where the system has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
 
 
 def check_count(field: str, value: object, least: int = 1) -> int:
@@ -93,7 +86,11 @@ class ThreadPolicy:
         return ThreadPolicy("io_bound", check_count("count", count), 0.0)
 
     def resolve(self, cores: int | None = None) -> int:
-        """The number of threads on ``cores`` cores (default: this process's), at least 1."""
+        """The number of threads on ``cores`` cores, at least 1.
+
+        By default the cores are those that this process may use: by its affinity, and by the CPU
+        quota of its container.
+        """
         if cores is None:
             cores = available_cores()
         return max(1, self.base + math.floor(self.per_core * cores + 0.5))

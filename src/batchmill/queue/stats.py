@@ -108,6 +108,10 @@ class BatchQueueStats:
     """Slots replaced after a producer was interrupted in the middle of a put (Ctrl-C)."""
     last_moves: tuple[PartitionMove, ...] = ()
     """The newest of the balancer's moves, the newest last."""
+    cores: int = 0
+    """Cores that its thread policy was resolved for: by affinity and by container quota."""
+    scheduler_threads: int = 0
+    """Threads that resulted; for a shared scheduler, all threads of its pool."""
 
     @property
     def capacity(self) -> int:
@@ -200,6 +204,8 @@ def take_snapshot(core: QueueCore) -> BatchQueueStats:
         idle_cycles=sum(task.idle_cycles for task in core.tasks),
         recovered_slots=core.recovered_slots,
         last_moves=last_moves,
+        cores=core.scheduler.cores,
+        scheduler_threads=core.scheduler.size,
     )
 
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill import ConfigError, PartitionPolicy, ThreadPolicy
+from batchmill import (
+    BatchQueueManager,
+    BatchQueueSettings,
+    ConfigError,
+    PartitionPolicy,
+    ThreadPolicy,
+    cores,
+)
 from tests.kit.queues import make_queue
 from tests.queue.kit import make_classes, messages
 
@@ -63,10 +70,28 @@ def test_threads_are_at_least_one(base: int, multiplier: float, cores: int) -> N
     assert ThreadPolicy.cpu_cores_with_base(base, multiplier).resolve(cores) >= 1
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU affinity")
-def test_resolve_counts_the_cores_the_process_may_use() -> None:
-    """Without an argument, cores are those of the process's affinity, not of the machine."""
-    assert ThreadPolicy.cpu_cores(1.0).resolve() == len(os.sched_getaffinity(0))
+def test_resolve_counts_the_cores_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an argument, cores are those of affinity and container quota, not the machine's."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 1.5)
+    assert ThreadPolicy.cpu_cores(1.0).resolve() == 2
+
+
+def test_stats_have_the_resolved_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores that a policy met and the threads it gave, of own and shared schedulers."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 3.0)
+    partitions = PartitionPolicy.thread_multiply(2)
+    with make_queue(threads=ThreadPolicy.cpu_cores(1.0), partitions=partitions) as queue:
+        stats = queue.stats()
+    assert (stats.cores, stats.scheduler_threads, len(stats.threads)) == (3, 3, 3)
+    assert len(stats.partitions) == 6
+    manager = BatchQueueManager()
+    pool = ("pool", ThreadPolicy.cpu_cores_with_base(1, 1.0))
+    shared = manager.create("shared", BatchQueueSettings(shared_scheduler=pool))
+    stats = shared.stats()
+    assert (stats.cores, stats.scheduler_threads, len(stats.threads)) == (3, 4, 1)
+    assert manager.shutdown_all()
 
 
 def test_thread_policies_are_equal_when_they_say_the_same() -> None:
