@@ -1,0 +1,239 @@
+"""Turns deltas into what a store merges: entities numbered, states as cells, all three grains.
+
+A tally becomes a text, as :mod:`batchmill.store.states` describes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.aggregate.aggregator import Aggregator
+from batchmill.aggregate.columns import Longs, Tallies, group, numbered
+from batchmill.aggregate.deltas import Deltas
+from batchmill.aggregate.plan import SourcePlan
+from batchmill.sources import Grain, SourceType, entity_id, split_entity_id
+from batchmill.store import Deltas as StoreDeltas
+from batchmill.store import EntityRow, Layout
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LOW = (1 << 32) - 1
+_WIDE = 1 << 30
+"""If all upper halves are below this, the whole number fits 64 bits."""
+
+FIXED_LAYERS: Mapping[str, str] = {
+    "DatabaseAccess": "VIRTUAL_DATABASE",
+    "CacheAccess": "VIRTUAL_CACHE",
+    "MQAccess": "VIRTUAL_MQ",
+    "MQEndpointAccess": "VIRTUAL_MQ",
+    "GenAIProviderAccess": "VIRTUAL_GENAI",
+    "GenAIModelAccess": "VIRTUAL_GENAI",
+    **dict.fromkeys(
+        (
+            "BrowserAppPerf",
+            "BrowserAppPagePerf",
+            "BrowserAppSingleVersionPerf",
+            "BrowserAppTraffic",
+            "BrowserAppPageTraffic",
+            "BrowserAppSingleVersionTraffic",
+            "BrowserAppResourcePerf",
+            "BrowserAppWebVitalsPerf",
+            "BrowserAppWebInteractionPerf",
+        ),
+        "BROWSER",
+    ),
+}
+"""The layer of sources whose rows have none."""
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    "service": ("service",),
+    "instance": ("service", "name"),
+    "endpoint": ("service", "name"),
+    "service_relation": ("source_service", "dest_service"),
+    "instance_relation": ("source_service", "source_name", "dest_service", "dest_name"),
+    "endpoint_relation": ("source_service", "source_name", "dest_service", "dest_name"),
+    "given": ("id",),
+}
+
+
+class EntityBook:
+    """Numbers the entities of one batch; several sources may have the same entity."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._layers: list[set[str]] = []
+        self._rows: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def number(self, kind: str, id: str, names: tuple[str, ...], layers: set[str]) -> int:  # noqa: A002
+        """The entity's number; a new entity gets the next one."""
+        number = self._numbers.get((kind, id))
+        if number is None:
+            number = self._numbers[kind, id] = len(self._rows)
+            self._rows.append((kind, id, names))
+            self._layers.append(set())
+        self._layers[number] |= layers
+        return number
+
+    def rows(self) -> list[EntityRow]:
+        """Every entity, by number."""
+        return [
+            EntityRow(
+                kind,
+                id_,
+                names[-1],
+                frozenset(layers),
+                dict(zip(_ROLES[kind], names, strict=True)),
+            )
+            for (kind, id_, names), layers in zip(self._rows, self._layers, strict=True)
+        ]
+
+    def numbers_of(self, source: SourceType, roles: Sequence[pa.Array]) -> Longs:
+        """The entity of each row, from its role columns (in the order of the entity's roles)."""
+        fields = [role for role in source.entity.roles.values() if not role.startswith("=")]
+        groups = group([numbered(column) for column in roles])
+        values = [column.take(pa.array(groups.firsts)).to_pylist() for column in roles]
+        numbers = [
+            self._number_of(source, dict(zip(fields, row, strict=True)))
+            for row in zip(*values, strict=True)
+        ]
+        return np.asarray(numbers, dtype=np.int64)[groups.codes]
+
+    def _number_of(self, source: SourceType, row: Mapping[str, str | None]) -> int:
+        kind = source.entity.kind
+        id_ = entity_id(source, row)
+        layers = {
+            layer
+            for role, name in source.entity.roles.items()
+            if role == "layer" and (layer := row.get(name))
+        }
+        if source.entity.roles.get("layer", "").startswith("=") and source.name in FIXED_LAYERS:
+            layers.add(FIXED_LAYERS[source.name])
+        return self.number(kind, id_, split_entity_id(kind, id_), layers)
+
+
+@dataclass
+class Contribution:
+    """What one event type contributes to a batch of a store."""
+
+    deltas: list[StoreDeltas] = field(default_factory=list)
+    rows: int = 0
+    rows_by_minute: Counter[int] = field(default_factory=Counter)
+    """How many rows each minute got, by its bucket ``yyyyMMddHHmm``."""
+
+
+def contribution(
+    deltas: Deltas, aggregator: Aggregator, layout: Layout, book: EntityBook
+) -> Contribution:
+    """Turn deltas by minute into minutes, hours and days for the columns of a store."""
+    result = Contribution()
+    if not len(deltas):
+        return result
+    result.rows = int(deltas.rows.sum())
+    starts, places = np.unique(deltas.starts, return_inverse=True)
+    rows = np.zeros(len(starts), np.int64)
+    np.add.at(rows, places, deltas.rows)
+    for start, count in zip(starts.tolist(), rows.tolist(), strict=True):
+        result.rows_by_minute[_bucket(start, Grain.MINUTE)] = count
+    columns = _ColumnMap(aggregator.plan, layout)
+    entities: list[int] = []
+    lists: dict[str, list[Any]] = {}
+    for grain in Grain:
+        deltas = aggregator.roll_up(deltas, grain)
+        # A batch of one minute has the same states in its hour and its day, in the same order.
+        if len(deltas) != len(entities):
+            entities = book.numbers_of(aggregator.plan.source, deltas.roles).tolist()
+            lists = {name: column.tolist() for name, column in deltas.totals.items()}
+            lists |= {name: texts(column).to_pylist() for name, column in deltas.tallies.items()}
+        result.deltas.append(
+            StoreDeltas(
+                source=aggregator.plan.source.name,
+                grain=grain,
+                buckets=_buckets(deltas.starts, grain),
+                entities=entities,
+                cells={cell: lists[name] for name, cell in columns.first.items()},
+                shared=columns.shared,
+            )
+        )
+    return result
+
+
+class _ColumnMap:
+    """Which cells of a store the columns of deltas fill; metrics that share a state share its list."""
+
+    def __init__(self, plan: SourcePlan, layout: Layout) -> None:
+        self.first: dict[str, str] = {}
+        """A column of deltas to the first cell that holds it."""
+        self.shared: dict[str, str] = {}
+        """A further cell to that first one."""
+        for metric, columns in plan.cells.items():
+            for cell, name in zip(layout.columns[metric], columns, strict=True):
+                if self.first.setdefault(name, cell) != cell:
+                    self.shared[cell] = self.first[name]
+
+
+def texts(tallies: Tallies) -> pa.Array:
+    """The tally of each group, as a store keeps it; null for a group without entries."""
+    counts = np.diff(tallies.offsets)
+    lists = pa.LargeListArray.from_arrays(pa.array(tallies.offsets), _entries(tallies))
+    joined = pc.binary_join(lists, ",")
+    return pc.if_else(pa.array(counts > 0), joined, pa.scalar(None, joined.type))
+
+
+def _entries(tallies: Tallies) -> pa.Array:
+    """Each key with its amounts."""
+    if not isinstance(tallies.keys, pa.Array):
+        (count,) = tallies.amounts
+        return _numbers(tallies.keys, count)
+    encoded = tallies.keys.dictionary_encode()
+    quoted = pa.array([json.dumps(text) for text in encoded.dictionary.to_pylist()], pa.string())
+    label = quoted.take(encoded.indices)
+    if len(tallies.amounts) == 1:
+        return pc.binary_join_element_wise(label, _digits(tallies.amounts[0]), ":")
+    upper, lower, count = tallies.amounts
+    pair = pc.binary_join_element_wise(_sum_digits(upper, lower), _digits(count), ",")
+    return pc.binary_join_element_wise(label, ":[", pair, "]", "")
+
+
+def _numbers(keys: Longs, count: Longs) -> pa.Array:
+    """Number and count; a count of 1 is left out. Each distinct pair is formatted once."""
+    if len(keys) and keys.min() >= -(2**31) and keys.max() < 2**31 and count.max() <= _LOW:
+        encoded = pa.array((keys << 32) + count).dictionary_encode()
+        pairs = encoded.dictionary.to_numpy()
+        return _pairs(pairs >> 32, pairs & _LOW).take(encoded.indices)
+    return _pairs(keys, count)
+
+
+def _pairs(keys: Longs, count: Longs) -> pa.Array:
+    number = _digits(keys)
+    both = pc.binary_join_element_wise(number, _digits(count), ":")
+    return pc.if_else(pa.array(count == 1), number, both)
+
+
+def _digits(numbers: Longs) -> pa.Array:
+    return pc.cast(pa.array(numbers), pa.string())
+
+
+def _sum_digits(upper: Longs, lower: Longs) -> pa.Array:
+    """Sums of upper and lower halves as the text of whole numbers."""
+    upper, lower = upper + (lower >> 32), lower & _LOW
+    if not len(upper) or np.abs(upper).max() < _WIDE:
+        return _digits((upper << 32) + lower)
+    halves = zip(upper.tolist(), lower.tolist(), strict=True)
+    return pa.array([str((high << 32) + low) for high, low in halves], pa.string())
+
+
+def _buckets(starts: Longs, grain: Grain) -> list[int]:
+    distinct, places = np.unique(starts, return_inverse=True)
+    buckets = [_bucket(start, grain) for start in distinct.tolist()]
+    return [buckets[place] for place in places.tolist()]
+
+
+def _bucket(minute: int, grain: Grain) -> int:
+    return grain.bucket(_EPOCH + timedelta(minutes=minute))

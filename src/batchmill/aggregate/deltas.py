@@ -1,0 +1,169 @@
+"""Deltas: the states of an event type's entities in some buckets, as columns that merge.
+
+They are made of rows by an :class:`~batchmill.aggregate.Aggregator`, travel as Arrow tables, and
+end as the cells that a store merges into its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from batchmill.aggregate.columns import Column, Groups, Longs, Tallies, group, numbered
+from batchmill.aggregate.errors import DeltasError
+from batchmill.aggregate.plan import SourcePlan, differences
+from batchmill.sources import Grain
+
+START, ROWS = "_start", "_rows"
+_FORMAT = 1
+_METADATA = b"batchmill.deltas"
+
+
+@dataclass(frozen=True, eq=False)
+class Deltas:
+    """One row of states for each bucket and entity; a pair may occur more than once."""
+
+    grain: Grain
+    starts: Longs
+    """When the bucket begins, in minutes since 1970."""
+    roles: tuple[pa.Array, ...]
+    """What identifies the entity: the columns of the plan's roles."""
+    rows: Longs
+    """How many rows went into it."""
+    totals: Mapping[str, Column]
+    tallies: Mapping[str, Tallies]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        arrays: list[Any] = [self.starts, *self.roles, self.rows]
+        for column in self.totals.values():
+            arrays += [column.values, *([] if column.valid is None else [column.valid])]
+        for tallies in self.tallies.values():
+            arrays += [tallies.offsets, tallies.keys, *tallies.amounts]
+        return sum(int(array.nbytes) for array in arrays)
+
+    def grouped(self) -> Deltas:
+        """The same with each pair of bucket and entity once; in the same order if it is so."""
+        groups = _groups(self)
+        if len(groups) == len(self):
+            return self
+        firsts = pa.array(groups.firsts)
+        return Deltas(
+            self.grain,
+            self.starts[groups.firsts],
+            tuple(role.take(firsts) for role in self.roles),
+            Column("sum", self.rows, None).merged(groups).values,
+            {name: column.merged(groups) for name, column in self.totals.items()},
+            {name: tallies.merged(groups) for name, tallies in self.tallies.items()},
+        )
+
+
+def concat(deltas: Sequence[Deltas]) -> Deltas:
+    """All rows of several deltas of one plan and grain."""
+    first = deltas[0]
+    if len(deltas) == 1:
+        return first
+    return Deltas(
+        first.grain,
+        np.concatenate([part.starts for part in deltas]),
+        tuple(map(pa.concat_arrays, zip(*(part.roles for part in deltas), strict=True))),
+        np.concatenate([part.rows for part in deltas]),
+        {name: Column.concat([part.totals[name] for part in deltas]) for name in first.totals},
+        {name: Tallies.concat([part.tallies[name] for part in deltas]) for name in first.tallies},
+    )
+
+
+def _groups(deltas: Deltas) -> Groups:
+    earliest = int(deltas.starts.min(initial=2**62))
+    size = int(deltas.starts.max(initial=earliest)) - earliest + 1
+    return group([(deltas.starts - earliest, size), *map(numbered, deltas.roles)])
+
+
+def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
+    """Deltas as a table that says which metrics it is for; :func:`from_arrow` reads it."""
+    columns: dict[str, pa.Array] = {START: pa.array(deltas.starts)}
+    columns |= dict(zip(plan.roles, deltas.roles, strict=True))
+    columns[ROWS] = pa.array(deltas.rows)
+    for name, column in deltas.totals.items():
+        mask = None if column.valid is None else ~column.valid
+        columns[name] = pa.array(column.values, mask=mask)
+    for name, tallies in deltas.tallies.items():
+        keys = tallies.keys if isinstance(tallies.keys, pa.Array) else pa.array(tallies.keys)
+        fields = {"key": keys}
+        fields |= {f"n{place}": pa.array(numbers) for place, numbers in enumerate(tallies.amounts)}
+        entries = pa.StructArray.from_arrays(list(fields.values()), list(fields))
+        offsets = pa.array(tallies.offsets.astype(np.int32))
+        columns[name] = pa.ListArray.from_arrays(offsets, entries)
+    content = {
+        "format": _FORMAT,
+        "source": plan.source.name,
+        "grain": deltas.grain.value,
+        "metrics": plan.definitions,
+        "apdex_ms": dict(plan.apdex_ms),
+    }
+    return pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(content).encode()})
+
+
+def is_deltas(schema: pa.Schema) -> bool:
+    """Whether a table or file with this schema holds deltas, not rows."""
+    return _METADATA in (schema.metadata or {})
+
+
+def check_schema(schema: pa.Schema, plan: SourcePlan) -> Grain:
+    """The grain of deltas that were made for the same metrics as ``plan``'s.
+
+    Raises :class:`DeltasError`, saying which metric differs, if they were made for others.
+    """
+    content = json.loads((schema.metadata or {})[_METADATA])
+    if content["format"] != _FORMAT:
+        raise DeltasError(
+            plan.source.name, f"format {content['format']}, but this version reads {_FORMAT}"
+        )
+    if different := differences(plan.definitions, content["metrics"]):
+        raise DeltasError(plan.source.name, "; ".join(different))
+    if content["apdex_ms"] != dict(plan.apdex_ms):
+        raise DeltasError(
+            plan.source.name,
+            f"apdex thresholds {content['apdex_ms']}, here {dict(plan.apdex_ms)}",
+        )
+    return Grain(content["grain"])
+
+
+def from_arrow(table: pa.Table, plan: SourcePlan) -> Deltas:
+    """Deltas from a table that :func:`to_arrow` made for the same metrics."""
+    grain = check_schema(table.schema, plan)
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    totals = {}
+    for name, total in plan.totals.items():
+        array = columns[name]
+        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        totals[name] = Column(total.how, array.fill_null(0).to_numpy(), valid)
+    return Deltas(
+        grain,
+        columns[START].to_numpy(),
+        tuple(columns[role].cast(pa.string()) for role in plan.roles),
+        columns[ROWS].to_numpy(),
+        totals,
+        {name: _read_tallies(columns[name]) for name in plan.tallies},
+    )
+
+
+def _read_tallies(lists: pa.ListArray) -> Tallies:
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    keys, *amounts = lists.values.flatten()
+    first, last = int(offsets[0]), int(offsets[-1])
+    keys = keys[first:last]
+    return Tallies(
+        offsets - first,
+        keys if pa.types.is_string(keys.type) else keys.to_numpy(),
+        tuple(amount[first:last].to_numpy() for amount in amounts),
+    )

@@ -1,0 +1,317 @@
+"""Evaluates the paths, conditions and keys of the metric language on rows that are Arrow columns.
+
+A path gives an Arrow array, null where any step of it is null. A test gives a mask that is true
+where it holds. Everything is evaluated at most once for a batch of rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.aggregate.columns import Longs, Mask, Numbers
+from batchmill.aggregate.plan import (
+    DEFAULT_APDEX_MS,
+    Key,
+    Part,
+    SourcePlan,
+    Test,
+    Where,
+    top_column,
+)
+from batchmill.oal import ApdexCount, Condition, MapKey, Path
+from batchmill.sources import TIME_COLUMN, Field
+
+LARGEST_DOUBLE = 2.0**62
+"""Doubles are summed exactly up to here; a row with a larger one is invalid."""
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_LIMITS = {"int": 2**31, "long": 2**63}
+_LIMB = float(1 << 30)
+_MINUTE_US = 60_000_000
+_COMPARE: Mapping[str, Callable[..., Any]] = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The valid rows of a batch, and how many are invalid for which reason."""
+
+    table: pa.Table
+    invalid: Counter[str]
+
+
+def check(rows: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
+    """Sort out rows that no metric can count: without a time, a required number, or an entity's id.
+
+    ``latest_us`` is the latest valid start, in microseconds since 1970; None: there is none.
+    """
+    invalid: Counter[str] = Counter()
+    bad = np.zeros(rows.num_rows, np.bool_)
+    for reason, mask in _checks(rows, plan, latest_us):
+        if mask.any():
+            invalid[reason] += int((mask & ~bad).sum())
+            bad |= mask
+    return Checked(rows.filter(pa.array(~bad)) if invalid else rows, invalid)
+
+
+def _checks(rows: pa.Table, plan: SourcePlan, latest_us: int | None) -> list[tuple[str, Mask]]:
+    time = rows[TIME_COLUMN]
+    checks = []
+    if time.null_count:
+        checks.append(("no time", _mask(pc.is_null(time))))
+    micros = _micros(time)
+    checks.append(("time before 1970", micros < 0))
+    if latest_us is not None:
+        checks.append(("time too far ahead", micros > latest_us))
+    fields = {field.column: field for field in plan.source.fields.values()}
+    for column in sorted(plan.columns):
+        if column in rows.column_names:
+            checks += _field_checks(rows[column], fields[column], plan)
+        elif _is_required(fields[column], plan):
+            checks.append((f"no {fields[column].name}", np.ones(rows.num_rows, np.bool_)))
+    return checks
+
+
+def _field_checks(
+    column: pa.ChunkedArray, field: Field, plan: SourcePlan
+) -> list[tuple[str, Mask]]:
+    checks = []
+    if field.type.kind == "double":
+        odd = pc.invert(pc.less(pc.abs(column), LARGEST_DOUBLE))
+        checks.append((f"{field.name}: not a finite number", _mask(odd)))
+    if column.null_count and _is_required(field, plan):
+        checks.append((f"no {field.name}", _mask(pc.is_null(column))))
+    return checks
+
+
+def _is_required(field: Field, plan: SourcePlan) -> bool:
+    return field.required or field.name == plan.source.entity.roles.get("field")
+
+
+class Rows:
+    """Valid rows of one event type, for which anything can be evaluated."""
+
+    def __init__(self, table: pa.Table, plan: SourcePlan) -> None:
+        self._table = table
+        self._apdex_ms = plan.apdex_ms
+        self._paths: dict[Path, pa.Array] = {}
+        self._tests: dict[Test, Mask] = {}
+        self._wheres: dict[Where, Mask | None] = {}
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @cached_property
+    def minutes(self) -> Longs:
+        """The minute of each row by its own start, counted from 1970."""
+        minutes: Longs = _micros(self._table[TIME_COLUMN]) // _MINUTE_US
+        return minutes
+
+    def column(self, name: str) -> pa.Array:
+        """A column; all null if the rows do not have it."""
+        if name not in self._table.column_names:
+            return pa.nulls(len(self), pa.string())
+        return _one_array(self._table[name])
+
+    def path(self, path: Path) -> pa.Array:
+        """The value at a path."""
+        if path not in self._paths:
+            self._paths[path] = self._evaluate(path)
+        return self._paths[path]
+
+    def where(self, tests: Where) -> Mask | None:
+        """Which rows meet all tests; None: all rows."""
+        if tests not in self._wheres:
+            met: Mask | None = None
+            for test in tests:
+                one = self._test(test)
+                met = one if met is None else met & one
+            self._wheres[tests] = None if met is not None and met.all() else met
+        return self._wheres[tests]
+
+    def number(self, path: Path, part: Part) -> tuple[Numbers, Mask | None]:
+        """Part of a number of each row, and where there is one; None: everywhere."""
+        array = self.path(path)
+        valid = _mask(pc.is_valid(array)) if array.null_count else None
+        values = _filled(array)
+        if part == "value":
+            return values, valid
+        if path.type.kind != "double":
+            whole = values.astype(np.int64, copy=False)
+            return (whole >> 32 if part == "upper" else whole & 0xFFFFFFFF), valid
+        whole = np.trunc(values)
+        if part in ("upper", "lower"):
+            bits = whole.astype(np.int64)
+            return (bits >> 32 if part == "upper" else bits & 0xFFFFFFFF), valid
+        # Rounded toward zero, so that each remainder is exact, also of a negative number.
+        for _ in range(int(part[-1])):
+            values = (values - whole) * _LIMB
+            whole = np.trunc(values)
+        return whole.astype(np.int64), valid
+
+    def bucket(self, key: Key) -> tuple[Longs, Mask | None]:
+        """The bucket of each row's number, rounded toward zero, and where there is one."""
+        assert key.width is not None
+        values, valid = self.number(key.value, "value")
+        values = values.astype(np.int64, copy=False)
+        if key.width == 1:
+            return values, valid
+        if len(values) and values.min() >= 0:
+            return values // key.width, valid
+        # The least of all numbers has no opposite, so signs are not simply turned.
+        return values // key.width + ((values < 0) & (values % key.width != 0)), valid
+
+    def label(self, path: Path) -> pa.Array:
+        """The label of each row, as text."""
+        array = self.path(path)
+        return array if pa.types.is_string(array.type) else pc.cast(array, pa.string())
+
+    def _test(self, test: Test) -> Mask:
+        if test not in self._tests:
+            if isinstance(test, ApdexCount):
+                self._tests[test] = self._apdex(test)
+            else:
+                self._tests[test] = _mask(_condition(test, self.path(test.path)))
+        return self._tests[test]
+
+    def _apdex(self, state: ApdexCount) -> Mask:
+        value = self.path(state.value)
+        status = _mask(self.path(state.status))
+        limits: Any = DEFAULT_APDEX_MS
+        if self._apdex_ms:
+            names = self.path(state.name).dictionary_encode(null_encoding="encode")
+            known = names.dictionary.to_pylist()
+            by_name = [self._apdex_ms.get(name, DEFAULT_APDEX_MS) for name in known]
+            limits = np.asarray(by_name, np.int64)[names.indices.to_numpy()]
+        ms = _filled(value)
+        within = ms <= limits if state.which == "satisfied" else (ms > limits) & (ms <= 4 * limits)
+        met: Mask = within & status
+        return met & _mask(pc.is_valid(value)) if value.null_count else met
+
+    def _evaluate(self, path: Path) -> pa.Array:
+        name = top_column(path)
+        if name not in self._table.column_names:
+            kind = pa.string() if path.cast else path.type.arrow_type()
+            return pa.nulls(len(self), kind)
+        array = _one_array(self._table[name])
+        for part in path.parts[1:]:
+            if isinstance(part, MapKey):
+                array = pc.map_lookup(array, pa.scalar(part.key), "first")
+            else:
+                array = pc.struct_field(array, part)
+        return array if path.cast is None else _read_whole(array, path.cast)
+
+
+def _condition(condition: Condition, array: pa.Array) -> pa.Array:
+    """Where a condition holds; null counts as false."""
+    literal = condition.literal
+    if literal is None:
+        return pc.is_null(array) if condition.op == "==" else pc.is_valid(array)
+    if condition.op == "in":
+        assert isinstance(literal, tuple)
+        values = [value for value in literal if _fits(value, array.type)]
+        return pc.is_in(array, pa.array(values, array.type), skip_nulls=True)
+    if condition.op == "like":
+        return _like(array, str(literal))
+    if condition.op in ("contain", "not contain"):
+        contains = _contains(array, literal)
+        if condition.op == "contain":
+            return contains
+        return pc.and_(pc.is_valid(array), pc.invert(contains))
+    assert not isinstance(literal, tuple)
+    if isinstance(literal, int) and not _fits(literal, array.type):
+        # No value reaches it: greater than all of them, or less.
+        holds = condition.op in (("!=", "<", "<=") if literal > 0 else ("!=", ">", ">="))
+        return pc.is_valid(array) if holds else _nowhere(array)
+    scalar = float(literal) if pa.types.is_floating(array.type) else literal
+    return _COMPARE[condition.op](array, pa.scalar(scalar))
+
+
+def _fits(value: object, kind: pa.DataType) -> bool:
+    """Whether a literal can be compared with values of a type as it is."""
+    if not pa.types.is_integer(kind):
+        return True
+    return isinstance(value, int) and -(2**63) <= value < 2**63
+
+
+def _like(array: pa.Array, pattern: str) -> pa.Array:
+    head, tail = pattern.startswith("%"), pattern.endswith("%")
+    if pattern in ("%", "%%"):
+        return pc.is_valid(array)
+    text = pattern[1 if head else 0 : -1 if tail else None]
+    if head and tail:
+        return pc.match_substring(array, text)
+    if head:
+        return pc.ends_with(array, text)
+    return pc.starts_with(array, text) if tail else _nowhere(array)
+
+
+def _nowhere(array: pa.Array) -> pa.Array:
+    return pa.array(np.zeros(len(array), np.bool_))
+
+
+def _contains(array: pa.Array, literal: object) -> pa.Array:
+    parents = pc.list_parent_indices(array)
+    items = pc.list_flatten(array)
+    contains = np.zeros(len(array), np.bool_)
+    if _fits(literal, items.type):
+        hits = _mask(pc.equal(items, pa.scalar(literal, items.type)))
+        contains[parents.to_numpy()[hits]] = True
+    return pa.array(contains)
+
+
+def _read_whole(array: pa.Array, cast: str) -> pa.Array:
+    """Texts as whole numbers; null for a text that is not one, or is too large."""
+    limit = _LIMITS[cast]
+    encoded = array.dictionary_encode()
+
+    def read(text: str) -> int | None:
+        if not _WHOLE_NUMBER.fullmatch(text):
+            return None
+        number = int(text)
+        return number if -limit <= number < limit else None
+
+    numbers = pa.array([read(text) for text in encoded.dictionary.to_pylist()], pa.int64())
+    return numbers.take(encoded.indices)
+
+
+def _micros(time: pa.ChunkedArray) -> Longs:
+    """Moments as microseconds since 1970; 0 where there is none."""
+    if not pa.types.is_integer(time.type):
+        time = pc.cast(time, pa.timestamp("us", tz="UTC"), safe=False)
+    return _filled(_one_array(time).cast(pa.int64()))
+
+
+def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _filled(array: pa.Array) -> Numbers:
+    """Numbers, with 0 where there is none."""
+    if array.null_count:
+        array = pc.fill_null(array, 0)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _mask(array: pa.Array | pa.ChunkedArray) -> Mask:
+    array = _one_array(array)
+    if array.null_count:
+        array = pc.fill_null(array, False)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
