@@ -53,6 +53,11 @@ WITHOUT_EXTRA = {
 from batchmill.sources import builtin_catalog
 next(iter(builtin_catalog().sources.values())).arrow_schema()
 """,
+    "aggregate": """
+import batchmill.aggregate
+for name in batchmill.aggregate.__all__:
+    getattr(batchmill.aggregate, name)
+""",
     "postgres": """
 from batchmill.store import open_store
 open_store("postgresql://nobody@127.0.0.1:1/nothing")
@@ -170,7 +175,8 @@ def test_core_depends_on_nothing(metadata: Message) -> None:
 
 def test_extras_are_the_documented_ones(metadata: Message) -> None:
     """The wheel offers one extra for each part beyond the core, and `all`."""
-    parts = {"cli", "spool", "otlp", "demo", "jre", "spark", "postgres", "kafka", "export", "web"}
+    parts = {"cli", "spool", "aggregate", "otlp", "demo", "jre", "spark", "postgres", "kafka"}
+    parts |= {"export", "web"}
     assert set(metadata.get_all("Provides-Extra", [])) == parts | {"all"}
 
 

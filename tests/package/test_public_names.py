@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 import batchmill
+import batchmill.aggregate
 import batchmill.batcher
 import batchmill.export
 import batchmill.flows
@@ -232,6 +233,19 @@ SPOOL = {
     "span_table",
     "unread",
 }
+AGGREGATE = {
+    "Aggregator",
+    "Contribution",
+    "Deltas",
+    "DeltasError",
+    "EntityBook",
+    "Made",
+    "SourcePlan",
+    "contribution",
+    "from_arrow",
+    "is_deltas",
+    "to_arrow",
+}
 STORE = {
     "Batch",
     "BatchGapError",
@@ -355,6 +369,7 @@ PROMISED = [
     pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
     pytest.param(batchmill.kafka, KAFKA, id="batchmill.kafka"),
     pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
+    pytest.param(batchmill.aggregate, AGGREGATE, id="batchmill.aggregate"),
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
     pytest.param(batchmill.export, EXPORT, id="batchmill.export"),

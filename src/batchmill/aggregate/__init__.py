@@ -2,14 +2,21 @@
 
 :class:`Aggregator` makes :class:`Deltas` of the rows of one event type, merges them, and rolls them
 up to hours and days; :func:`contribution` turns them into what a store commits. NumPy and Arrow, no
-Spark and no database: needs the extra ``aggregate``.
+Spark and no database. Loads without its extra, ``aggregate``.
 """
 
-from batchmill.aggregate.aggregator import Aggregator, Made
-from batchmill.aggregate.cells import Contribution, EntityBook, contribution
-from batchmill.aggregate.deltas import Deltas, from_arrow, is_deltas, to_arrow
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from batchmill.aggregate.errors import DeltasError
 from batchmill.aggregate.plan import SourcePlan
+from batchmill.extras import lazy_names
+
+if TYPE_CHECKING:
+    from batchmill.aggregate.aggregator import Aggregator, Made
+    from batchmill.aggregate.cells import Contribution, EntityBook, contribution
+    from batchmill.aggregate.deltas import Deltas, from_arrow, is_deltas, to_arrow
 
 __all__ = [
     "Aggregator",
@@ -24,3 +31,17 @@ __all__ = [
     "is_deltas",
     "to_arrow",
 ]
+
+_MODULES = {
+    "Aggregator": "aggregator",
+    "Contribution": "cells",
+    "Deltas": "deltas",
+    "EntityBook": "cells",
+    "Made": "aggregator",
+    "contribution": "cells",
+    "from_arrow": "deltas",
+    "is_deltas": "deltas",
+    "to_arrow": "deltas",
+}
+
+__getattr__ = lazy_names(__name__, _MODULES, feature="aggregation", extra="aggregate")

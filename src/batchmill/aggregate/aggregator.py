@@ -10,10 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.aggregate.columns import Column, Groups, Longs, Tallies, group, numbered
+from batchmill.aggregate.columns import (
+    Column,
+    Groups,
+    Longs,
+    Tallies,
+    group,
+    numbered,
+    numbered_starts,
+)
 from batchmill.aggregate.deltas import Deltas, concat
 from batchmill.aggregate.plan import Key, SourcePlan, TallyColumn, Total, Where
 from batchmill.aggregate.rows import Rows, check
+from batchmill.errors import ConfigError
 from batchmill.oal import Metric
 from batchmill.sources import Grain, SourceType
 
@@ -52,7 +61,7 @@ class Aggregator:
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         checked = check(table, self.plan, latest_us)
-        return Made(_make(Rows(checked.table, self.plan), self.plan), checked.invalid)
+        return Made(_make(checked.rows, self.plan), checked.invalid)
 
     def merge(self, deltas: Sequence[Deltas]) -> Deltas:
         """Merge deltas of one grain; each pair of bucket and entity is there once."""
@@ -62,20 +71,19 @@ class Aggregator:
         """The deltas of hours or days, from those of minutes or hours."""
         if grain is deltas.grain:
             return deltas
+        if grain.minutes < deltas.grain.minutes:
+            raise ConfigError("grain", grain.value, f"{deltas.grain.value} or longer")
         starts = deltas.starts // grain.minutes * grain.minutes
         return replace(deltas, grain=grain, starts=starts).grouped()
 
     def empty(self) -> Deltas:
         """Deltas of no rows."""
-        schema = self.plan.source.arrow_schema()
-        return _make(Rows(schema.empty_table(), self.plan), self.plan)
+        return _make(Rows({}, np.zeros(0, np.int64), self.plan), self.plan)
 
 
 def _make(rows: Rows, plan: SourcePlan) -> Deltas:
-    roles = tuple(_texts(rows.column(role)) for role in plan.roles)
-    earliest = int(rows.minutes.min(initial=2**62))
-    size = int(rows.minutes.max(initial=earliest)) - earliest + 1
-    groups = group([(rows.minutes - earliest, size), *map(numbered, roles)])
+    roles = tuple(map(rows.texts, plan.roles))
+    groups = group([numbered_starts(rows.minutes), *map(numbered, roles)])
     firsts = pa.array(groups.firsts)
     counter = _RowCounter(rows, groups)
     return Deltas(
@@ -165,7 +173,3 @@ class _RowCounter:
             met = self._rows.where(where)
             self._codes[where] = self._groups.codes if met is None else self._groups.codes[met]
         return self._codes[where]
-
-
-def _texts(array: pa.Array) -> pa.Array:
-    return array if pa.types.is_string(array.type) else array.cast(pa.string())

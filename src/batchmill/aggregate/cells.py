@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.aggregate.aggregator import Aggregator
-from batchmill.aggregate.columns import Longs, Tallies, group, numbered
+from batchmill.aggregate.columns import Longs, Tallies, group, numbered, numbered_starts
 from batchmill.aggregate.deltas import Deltas
 from batchmill.aggregate.plan import SourcePlan
+from batchmill.errors import ConfigError
 from batchmill.sources import Grain, SourceType, entity_id, split_entity_id
 from batchmill.store import Deltas as StoreDeltas
 from batchmill.store import EntityRow, Layout
@@ -132,6 +133,8 @@ def contribution(
     deltas: Deltas, aggregator: Aggregator, layout: Layout, book: EntityBook
 ) -> Contribution:
     """Turn deltas by minute into minutes, hours and days for the columns of a store."""
+    if deltas.grain is not Grain.MINUTE:
+        raise ConfigError("deltas", deltas.grain.value, "deltas by minute")
     result = Contribution()
     if not len(deltas):
         return result
@@ -142,13 +145,17 @@ def contribution(
     for start, count in zip(starts.tolist(), rows.tolist(), strict=True):
         result.rows_by_minute[_bucket(start, Grain.MINUTE)] = count
     columns = _ColumnMap(aggregator.plan, layout)
-    entities: list[int] = []
+    entities = book.numbers_of(aggregator.plan.source, deltas.roles)
     lists: dict[str, list[Any]] = {}
     for grain in Grain:
-        deltas = aggregator.roll_up(deltas, grain)
+        deltas = replace(deltas, grain=grain, starts=deltas.starts // grain.minutes * grain.minutes)
+        # Grouped by entity, not by roles: names are cut to a limit, and layers share an id.
+        groups = group([numbered_starts(deltas.starts), (entities, int(entities.max()) + 1)])
+        if len(groups) < len(deltas):
+            deltas, entities = deltas.merged(groups), entities[groups.firsts]
+            lists = {}
         # A batch of one minute has the same states in its hour and its day, in the same order.
-        if len(deltas) != len(entities):
-            entities = book.numbers_of(aggregator.plan.source, deltas.roles).tolist()
+        if not lists:
             lists = {name: column.tolist() for name, column in deltas.totals.items()}
             lists |= {name: texts(column).to_pylist() for name, column in deltas.tallies.items()}
         result.deltas.append(
@@ -156,7 +163,7 @@ def contribution(
                 source=aggregator.plan.source.name,
                 grain=grain,
                 buckets=_buckets(deltas.starts, grain),
-                entities=entities,
+                entities=entities.tolist(),
                 cells={cell: lists[name] for name, cell in columns.first.items()},
                 shared=columns.shared,
             )
@@ -165,7 +172,7 @@ def contribution(
 
 
 class _ColumnMap:
-    """Which cells of a store the columns of deltas fill; metrics that share a state share its list."""
+    """Which cells of a store the columns of deltas fill; a state that metrics share is one list."""
 
     def __init__(self, plan: SourcePlan, layout: Layout) -> None:
         self.first: dict[str, str] = {}

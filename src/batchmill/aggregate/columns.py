@@ -61,7 +61,15 @@ def group(columns: Sequence[tuple[Longs, int]]) -> Groups:
     # The last assignment stays, so in reverse the first row of each group.
     place[codes[::-1]] = np.arange(rows - 1, -1, -1)
     present = place >= 0
-    return Groups((np.cumsum(present) - 1)[codes], place[present])
+    return Groups((np.cumsum(present, dtype=np.int64) - 1)[codes], place[present])
+
+
+def numbered_starts(starts: Longs) -> tuple[Longs, int]:
+    """Starts of buckets as numbers from 0, in their order."""
+    if not len(starts):
+        return starts, 1
+    earliest = int(starts.min())
+    return starts - earliest, int(starts.max()) - earliest + 1
 
 
 def numbered(array: pa.Array) -> tuple[Longs, int]:
@@ -173,7 +181,8 @@ class Tallies:
     @property
     def rows(self) -> Longs:
         """The group of each entry."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        groups = np.arange(len(self.offsets) - 1, dtype=np.int64)
+        return np.repeat(groups, np.diff(self.offsets))
 
     def merged(self, groups: Groups) -> Tallies:
         """One tally for each group of groups."""

@@ -14,9 +14,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from batchmill.aggregate.columns import Column, Groups, Longs, Tallies, group, numbered
+from batchmill.aggregate.columns import (
+    Column,
+    Groups,
+    Longs,
+    Tallies,
+    group,
+    identity,
+    numbered,
+    numbered_starts,
+)
 from batchmill.aggregate.errors import DeltasError
 from batchmill.aggregate.plan import SourcePlan, differences
+from batchmill.errors import ConfigError
 from batchmill.sources import Grain
 
 START, ROWS = "_start", "_rows"
@@ -53,9 +63,11 @@ class Deltas:
 
     def grouped(self) -> Deltas:
         """The same with each pair of bucket and entity once; in the same order if it is so."""
-        groups = _groups(self)
-        if len(groups) == len(self):
-            return self
+        groups = group([numbered_starts(self.starts), *map(numbered, self.roles)])
+        return self if len(groups) == len(self) else self.merged(groups)
+
+    def merged(self, groups: Groups) -> Deltas:
+        """One row for each group of rows."""
         firsts = pa.array(groups.firsts)
         return Deltas(
             self.grain,
@@ -70,6 +82,9 @@ class Deltas:
 def concat(deltas: Sequence[Deltas]) -> Deltas:
     """All rows of several deltas of one plan and grain."""
     first = deltas[0]
+    for other in deltas:
+        if other.grain is not first.grain:
+            raise ConfigError("deltas", other.grain.value, f"of one grain, {first.grain.value}")
     if len(deltas) == 1:
         return first
     return Deltas(
@@ -80,12 +95,6 @@ def concat(deltas: Sequence[Deltas]) -> Deltas:
         {name: Column.concat([part.totals[name] for part in deltas]) for name in first.totals},
         {name: Tallies.concat([part.tallies[name] for part in deltas]) for name in first.tallies},
     )
-
-
-def _groups(deltas: Deltas) -> Groups:
-    earliest = int(deltas.starts.min(initial=2**62))
-    size = int(deltas.starts.max(initial=earliest)) - earliest + 1
-    return group([(deltas.starts - earliest, size), *map(numbered, deltas.roles)])
 
 
 def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
@@ -101,14 +110,13 @@ def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
         fields = {"key": keys}
         fields |= {f"n{place}": pa.array(numbers) for place, numbers in enumerate(tallies.amounts)}
         entries = pa.StructArray.from_arrays(list(fields.values()), list(fields))
-        offsets = pa.array(tallies.offsets.astype(np.int32))
-        columns[name] = pa.ListArray.from_arrays(offsets, entries)
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(tallies.offsets), entries)
     content = {
         "format": _FORMAT,
         "source": plan.source.name,
         "grain": deltas.grain.value,
         "metrics": plan.definitions,
-        "apdex_ms": dict(plan.apdex_ms),
+        "apdex_ms": plan.thresholds,
     }
     return pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(content).encode()})
 
@@ -123,18 +131,23 @@ def check_schema(schema: pa.Schema, plan: SourcePlan) -> Grain:
 
     Raises :class:`DeltasError`, saying which metric differs, if they were made for others.
     """
-    content = json.loads((schema.metadata or {})[_METADATA])
+    source = plan.source.name
+    if not is_deltas(schema):
+        raise DeltasError(source, "these are no deltas")
+    content = json.loads(schema.metadata[_METADATA])
     if content["format"] != _FORMAT:
         raise DeltasError(
-            plan.source.name, f"format {content['format']}, but this version reads {_FORMAT}"
+            source, f"they are of format {content['format']}, and this version reads {_FORMAT}"
         )
+    if content["source"] != source:
+        raise DeltasError(source, f"they are of {content['source']}")
     if different := differences(plan.definitions, content["metrics"]):
-        raise DeltasError(plan.source.name, "; ".join(different))
-    if content["apdex_ms"] != dict(plan.apdex_ms):
-        raise DeltasError(
-            plan.source.name,
-            f"apdex thresholds {content['apdex_ms']}, here {dict(plan.apdex_ms)}",
-        )
+        raise DeltasError(source, "; ".join(different))
+    if content["apdex_ms"] != plan.thresholds:
+        raise DeltasError(source, f"apdex thresholds {content['apdex_ms']}, here {plan.thresholds}")
+    columns = {START, ROWS, *plan.roles, *plan.totals, *plan.tallies}
+    if set(schema.names) != columns:
+        raise DeltasError(source, "the fields of its event type are defined in another way")
     return Grain(content["grain"])
 
 
@@ -146,7 +159,10 @@ def from_arrow(table: pa.Table, plan: SourcePlan) -> Deltas:
     for name, total in plan.totals.items():
         array = columns[name]
         valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-        totals[name] = Column(total.how, array.fill_null(0).to_numpy(), valid)
+        values = array.fill_null(0).to_numpy()
+        if valid is not None:
+            values = np.where(valid, values, identity(values.dtype, total.how))
+        totals[name] = Column(total.how, values, valid)
     return Deltas(
         grain,
         columns[START].to_numpy(),

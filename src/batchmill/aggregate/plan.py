@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from batchmill.oal import (
@@ -28,7 +29,7 @@ from batchmill.oal import (
     Sum,
     Tally,
 )
-from batchmill.sources import TIME_COLUMN, SourceType
+from batchmill.sources import TIME_COLUMN, Field, SourceType
 
 DEFAULT_APDEX_MS = 500
 """The apdex threshold T of a service that has none of its own."""
@@ -63,7 +64,7 @@ class Total:
     @property
     def column(self) -> str:
         """The column that holds it: the same total has the same name in every plan."""
-        return _column("s", self.how, self.value, self.part, self.where)
+        return _column("_s", self.how, self.value, self.part, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class TallyColumn:
     def column(self) -> str:
         """The column that holds it."""
         width = None if self.key.width is None else self.key.width * self.coarser
-        return _column("t", self.key.value, width, self.last, self.summed, self.where)
+        return _column("_t", self.key.value, width, self.last, self.summed, self.where)
 
 
 @dataclass(frozen=True)
@@ -114,24 +115,45 @@ class SourcePlan:
             columns = (column for state in metric.states for column in self._add(state, widths))
             self.cells[metric.name] = tuple(columns)
 
-    @property
+    @cached_property
     def roles(self) -> tuple[str, ...]:
         """The columns that identify entities, in the order of the entity's roles."""
         roles = self.source.entity.roles.values()
         return tuple(self.source.fields[role].column for role in roles if not role.startswith("="))
 
-    @property
-    def columns(self) -> frozenset[str]:
-        """The columns of rows that are read, beside ``time``."""
-        required = (self.source.fields[name].column for name in self.source.required)
-        states = (state for metric in self.metrics for state in metric.states)
-        read = (top_column(path) for state in states for path in _paths(state))
-        return frozenset((*self.roles, *required, *read))
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields that are read, in the order of the event type."""
+        read = set(map(top_column, self._paths))
+        return tuple(
+            field
+            for field in self.source.fields.values()
+            if field.required or field.column in self.roles or field.column in read
+        )
 
-    @property
+    @cached_property
+    def nested_doubles(self) -> tuple[Path, ...]:
+        """The doubles inside structs that are read."""
+        return tuple(
+            path for path in self._paths if path.type.kind == "double" and len(path.parts) > 1
+        )
+
+    @cached_property
+    def _paths(self) -> tuple[Path, ...]:
+        states = (state for metric in self.metrics for state in metric.states)
+        return tuple(dict.fromkeys(path for state in states for path in _paths(state)))
+
+    @cached_property
     def definitions(self) -> dict[str, str]:
-        """The definition of each metric by its name: two plans with equal ones agree."""
+        """The definition of each metric by its name."""
         return {metric.name: metric.text for metric in self.metrics}
+
+    @cached_property
+    def thresholds(self) -> dict[str, int]:
+        """The apdex thresholds that make a difference: none if no metric is an apdex."""
+        states = (state for metric in self.metrics for state in metric.states)
+        is_apdex = any(isinstance(state, ApdexCount) for state in states)
+        return dict(self.apdex_ms) if is_apdex else {}
 
     def _add(self, state: State, widths: Mapping[Path, tuple[int, ...]]) -> tuple[str, ...]:
         """The columns that hold a state."""
@@ -207,7 +229,10 @@ def _paths(state: State) -> Iterable[Path]:
 
 
 def _column(kind: str, *content: object) -> str:
-    """A column's name, derived from what it holds by the texts of the metric language."""
+    """A column's name, derived from what it holds by the texts of the metric language.
+
+    No column of an event type begins with an underscore.
+    """
     text = "|".join(_text(part) for part in content)
     return f"{kind}_{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:16]}"
 
@@ -218,21 +243,6 @@ def _text(part: object) -> str:
     if isinstance(part, tuple):
         return "&".join(sorted(map(_text, part)))
     return str(part)
-
-
-def plan_sources(
-    metrics: Iterable[Metric],
-    sources: Mapping[str, SourceType],
-    apdex_ms: Mapping[str, int] | None = None,
-) -> dict[str, SourcePlan]:
-    """A plan for each event type that one of the metrics reads."""
-    by_source: dict[str, list[Metric]] = {}
-    for metric in metrics:
-        by_source.setdefault(metric.source, []).append(metric)
-    return {
-        name: SourcePlan(sources[name], tuple(own), dict(apdex_ms or {}))
-        for name, own in by_source.items()
-    }
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Sequence[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,14 @@ from batchmill.aggregate.plan import (
     Where,
     top_column,
 )
+from batchmill.errors import ConfigError
 from batchmill.oal import ApdexCount, Condition, MapKey, Path
 from batchmill.sources import TIME_COLUMN, Field
 
 LARGEST_DOUBLE = 2.0**62
 """Doubles are summed exactly up to here; a row with a larger one is invalid."""
 
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_WHOLE_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
 _LIMITS = {"int": 2**31, "long": 2**63}
 _LIMB = float(1 << 30)
 _MINUTE_US = 60_000_000
@@ -51,82 +52,106 @@ _COMPARE: Mapping[str, Callable[..., Any]] = {
 class Checked:
     """The valid rows of a batch, and how many are invalid for which reason."""
 
-    table: pa.Table
+    rows: Rows
     invalid: Counter[str]
 
 
-def check(rows: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
+def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
     """Sort out rows that no metric can count: without a time, a required number, or an entity's id.
 
-    ``latest_us`` is the latest valid start, in microseconds since 1970; None: there is none.
+    ``latest_us`` is the latest valid start, in microseconds since 1970; None: there is none. Raises
+    :class:`ConfigError` for a column that cannot be read as the event type's.
     """
+    given = {column.name for column in table.schema if not pa.types.is_null(column.type)}
+    columns = {
+        field.column: _one_array(table[field.column])
+        for field in plan.fields
+        if field.column in given
+    }
+    time = _one_array(table[TIME_COLUMN]) if TIME_COLUMN in given else pa.nulls(table.num_rows)
+    micros = _micros(time, plan)
     invalid: Counter[str] = Counter()
-    bad = np.zeros(rows.num_rows, np.bool_)
-    for reason, mask in _checks(rows, plan, latest_us):
-        if mask.any():
-            invalid[reason] += int((mask & ~bad).sum())
+    bad = np.zeros(table.num_rows, np.bool_)
+    for reason, mask in chain(
+        _time_checks(time, micros, latest_us),
+        *(_field_checks(field, columns, bad, plan) for field in plan.fields),
+        _nested_checks(Rows(columns, micros, plan), plan),
+    ):
+        if count := int(np.count_nonzero(mask & ~bad)):
+            invalid[reason] += count
             bad |= mask
-    return Checked(rows.filter(pa.array(~bad)) if invalid else rows, invalid)
+    if invalid:
+        kept = pa.array(~bad)
+        columns = {name: column.filter(kept) for name, column in columns.items()}
+        micros = micros[~bad]
+    return Checked(Rows(columns, micros // _MINUTE_US, plan), invalid)
 
 
-def _checks(rows: pa.Table, plan: SourcePlan, latest_us: int | None) -> list[tuple[str, Mask]]:
-    time = rows[TIME_COLUMN]
-    checks = []
+def _time_checks(
+    time: pa.Array, micros: Longs, latest_us: int | None
+) -> Iterator[tuple[str, Mask]]:
     if time.null_count:
-        checks.append(("no time", _mask(pc.is_null(time))))
-    micros = _micros(time)
-    checks.append(("time before 1970", micros < 0))
+        yield "no time", _mask(pc.is_null(time))
+    yield "time before 1970", micros < 0
     if latest_us is not None:
-        checks.append(("time too far ahead", micros > latest_us))
-    fields = {field.column: field for field in plan.source.fields.values()}
-    for column in sorted(plan.columns):
-        if column in rows.column_names:
-            checks += _field_checks(rows[column], fields[column], plan)
-        elif _is_required(fields[column], plan):
-            checks.append((f"no {fields[column].name}", np.ones(rows.num_rows, np.bool_)))
-    return checks
+        yield "time too far ahead", micros > latest_us
 
 
 def _field_checks(
-    column: pa.ChunkedArray, field: Field, plan: SourcePlan
-) -> list[tuple[str, Mask]]:
-    checks = []
-    if field.type.kind == "double":
-        odd = pc.invert(pc.less(pc.abs(column), LARGEST_DOUBLE))
-        checks.append((f"{field.name}: not a finite number", _mask(odd)))
-    if column.null_count and _is_required(field, plan):
-        checks.append((f"no {field.name}", _mask(pc.is_null(column))))
-    return checks
+    field: Field, columns: Mapping[str, pa.Array], bad: Mask, plan: SourcePlan
+) -> Iterator[tuple[str, Mask]]:
+    column = columns.get(field.column)
+    required = field.required or field.name == plan.source.entity.roles.get("field")
+    if column is None:
+        if required:
+            yield f"no {field.name}", np.ones_like(bad)
+        return
+    kind = column.type
+    if field.type.kind == "int" and (pa.types.is_int64(kind) or pa.types.is_uint32(kind)):
+        # Some writers know one kind of whole number only.
+        far = pc.or_(pc.less(column, -(2**31)), pc.greater_equal(column, 2**31))
+        yield f"{field.name}: too large for an int", _mask(far)
+    elif not field.type.can_read(kind):
+        raise ConfigError(
+            "rows",
+            f"column {field.column}: {kind}",
+            f"a table with the columns of {plan.source.name}; {field.column} is {field.type}",
+        )
+    elif field.type.kind == "double":
+        yield f"{field.name}: not a finite number", _not_finite(column)
+    if required and column.null_count:
+        yield f"no {field.name}", _mask(pc.is_null(column))
 
 
-def _is_required(field: Field, plan: SourcePlan) -> bool:
-    return field.required or field.name == plan.source.entity.roles.get("field")
+def _nested_checks(rows: Rows, plan: SourcePlan) -> Iterator[tuple[str, Mask]]:
+    for path in plan.nested_doubles:
+        yield f"{path}: not a finite number", _not_finite(rows.path(path))
+
+
+def _not_finite(doubles: pa.Array) -> Mask:
+    return _mask(pc.invert(pc.less(pc.abs(doubles), LARGEST_DOUBLE)))
 
 
 class Rows:
     """Valid rows of one event type, for which anything can be evaluated."""
 
-    def __init__(self, table: pa.Table, plan: SourcePlan) -> None:
-        self._table = table
+    def __init__(self, columns: Mapping[str, pa.Array], minutes: Longs, plan: SourcePlan) -> None:
+        self.minutes = minutes
+        """The minute of each row by its own start, counted from 1970."""
+        self._columns = columns
         self._apdex_ms = plan.apdex_ms
         self._paths: dict[Path, pa.Array] = {}
         self._tests: dict[Test, Mask] = {}
         self._wheres: dict[Where, Mask | None] = {}
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self.minutes)
 
-    @cached_property
-    def minutes(self) -> Longs:
-        """The minute of each row by its own start, counted from 1970."""
-        minutes: Longs = _micros(self._table[TIME_COLUMN]) // _MINUTE_US
-        return minutes
-
-    def column(self, name: str) -> pa.Array:
-        """A column; all null if the rows do not have it."""
-        if name not in self._table.column_names:
+    def texts(self, name: str) -> pa.Array:
+        """A column as texts; all null if the rows do not have it."""
+        if name not in self._columns:
             return pa.nulls(len(self), pa.string())
-        return _one_array(self._table[name])
+        return _cast(self._columns[name], pa.string())
 
     def path(self, path: Path) -> pa.Array:
         """The value at a path."""
@@ -150,7 +175,8 @@ class Rows:
         valid = _mask(pc.is_valid(array)) if array.null_count else None
         values = _filled(array)
         if part == "value":
-            return values, valid
+            # Of 0.0 and -0.0, which are equal, either might be the maximum.
+            return (values + 0.0 if path.type.kind == "double" else values), valid
         if path.type.kind != "double":
             whole = values.astype(np.int64, copy=False)
             return (whole >> 32 if part == "upper" else whole & 0xFFFFFFFF), valid
@@ -178,8 +204,7 @@ class Rows:
 
     def label(self, path: Path) -> pa.Array:
         """The label of each row, as text."""
-        array = self.path(path)
-        return array if pa.types.is_string(array.type) else pc.cast(array, pa.string())
+        return _cast(self.path(path), pa.string())
 
     def _test(self, test: Test) -> Mask:
         if test not in self._tests:
@@ -204,16 +229,17 @@ class Rows:
         return met & _mask(pc.is_valid(value)) if value.null_count else met
 
     def _evaluate(self, path: Path) -> pa.Array:
-        name = top_column(path)
-        if name not in self._table.column_names:
-            kind = pa.string() if path.cast else path.type.arrow_type()
-            return pa.nulls(len(self), kind)
-        array = _one_array(self._table[name])
+        array = self._columns.get(top_column(path))
         for part in path.parts[1:]:
+            if array is None:
+                break
             if isinstance(part, MapKey):
-                array = pc.map_lookup(array, pa.scalar(part.key), "first")
+                array = pc.map_lookup(array, pa.scalar(part.key, array.type.key_type), "first")
             else:
-                array = pc.struct_field(array, part)
+                member = array.type.get_field_index(part)
+                array = None if member < 0 else pc.struct_field(array, [member])
+        kind = pa.string() if path.cast else path.type.arrow_type()
+        array = pa.nulls(len(self), kind) if array is None else _cast(array, kind)
         return array if path.cast is None else _read_whole(array, path.cast)
 
 
@@ -224,7 +250,7 @@ def _condition(condition: Condition, array: pa.Array) -> pa.Array:
         return pc.is_null(array) if condition.op == "==" else pc.is_valid(array)
     if condition.op == "in":
         assert isinstance(literal, tuple)
-        values = [value for value in literal if _fits(value, array.type)]
+        values = [_comparable(value, array.type) for value in literal if _fits(value, array.type)]
         return pc.is_in(array, pa.array(values, array.type), skip_nulls=True)
     if condition.op == "like":
         return _like(array, str(literal))
@@ -238,15 +264,19 @@ def _condition(condition: Condition, array: pa.Array) -> pa.Array:
         # No value reaches it: greater than all of them, or less.
         holds = condition.op in (("!=", "<", "<=") if literal > 0 else ("!=", ">", ">="))
         return pc.is_valid(array) if holds else _nowhere(array)
-    scalar = float(literal) if pa.types.is_floating(array.type) else literal
-    return _COMPARE[condition.op](array, pa.scalar(scalar))
+    return _COMPARE[condition.op](array, pa.scalar(_comparable(literal, array.type), array.type))
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
-    """Whether a literal can be compared with values of a type as it is."""
+    """Whether a literal is within the range of a type."""
     if not pa.types.is_integer(kind):
         return True
-    return isinstance(value, int) and -(2**63) <= value < 2**63
+    return isinstance(value, int) and -(1 << kind.bit_width - 1) <= value < 1 << kind.bit_width - 1
+
+
+def _comparable(value: object, kind: pa.DataType) -> object:
+    """A literal as a value of a type; a number is rounded to a double as databases do."""
+    return float(value) if pa.types.is_floating(kind) and isinstance(value, int) else value
 
 
 def _like(array: pa.Array, pattern: str) -> pa.Array:
@@ -266,12 +296,11 @@ def _nowhere(array: pa.Array) -> pa.Array:
 
 
 def _contains(array: pa.Array, literal: object) -> pa.Array:
-    parents = pc.list_parent_indices(array)
-    items = pc.list_flatten(array)
+    """Which lists have an item."""
+    lengths = _filled(pc.list_value_length(array))
+    hits = _mask(pc.equal(pc.list_flatten(array), pa.scalar(literal)))
     contains = np.zeros(len(array), np.bool_)
-    if _fits(literal, items.type):
-        hits = _mask(pc.equal(items, pa.scalar(literal, items.type)))
-        contains[parents.to_numpy()[hits]] = True
+    contains[np.repeat(np.arange(len(array)), lengths)[hits]] = True
     return pa.array(contains)
 
 
@@ -281,20 +310,30 @@ def _read_whole(array: pa.Array, cast: str) -> pa.Array:
     encoded = array.dictionary_encode()
 
     def read(text: str) -> int | None:
-        if not _WHOLE_NUMBER.fullmatch(text):
-            return None
-        number = int(text)
+        digits = _WHOLE_NUMBER.fullmatch(text)
+        number = int(digits[1] + digits[2]) if digits else limit
         return number if -limit <= number < limit else None
 
     numbers = pa.array([read(text) for text in encoded.dictionary.to_pylist()], pa.int64())
     return numbers.take(encoded.indices)
 
 
-def _micros(time: pa.ChunkedArray) -> Longs:
-    """Moments as microseconds since 1970; 0 where there is none."""
-    if not pa.types.is_integer(time.type):
+def _micros(time: pa.Array, plan: SourcePlan) -> Longs:
+    """Starts as microseconds since 1970; 0 where there is none."""
+    kind = time.type
+    if pa.types.is_timestamp(kind) or pa.types.is_null(kind):
         time = pc.cast(time, pa.timestamp("us", tz="UTC"), safe=False)
-    return _filled(_one_array(time).cast(pa.int64()))
+    elif not pa.types.is_int64(kind):
+        raise ConfigError(
+            "rows",
+            f"column {TIME_COLUMN}: {kind}",
+            f"a table with the columns of {plan.source.name}; {TIME_COLUMN} is a timestamp",
+        )
+    return _filled(_cast(time, pa.int64()))
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else pc.cast(array, kind)
 
 
 def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:

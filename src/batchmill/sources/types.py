@@ -89,13 +89,49 @@ class FieldType:
         import pyarrow as pa
 
         if self.kind == "struct":
-            return pa.struct([(field.column, field.type.arrow_type()) for field in self.fields])
+            return pa.struct([(field.name, field.type.arrow_type()) for field in self.fields])
         if self.kind == "list" and self.item is not None:
             return pa.list_(self.item.arrow_type())
         if self.kind == "map" and self.item is not None:
             return pa.map_(pa.string(), self.item.arrow_type())
         numbers = {"int": pa.int32(), "long": pa.int64(), "double": pa.float64()}
         return pa.bool_() if self.kind == "bool" else numbers.get(self.kind, pa.string())
+
+    def can_read(self, actual: Any) -> bool:
+        """Whether values of a ``pyarrow.DataType`` can be read as this type. Needs pyarrow."""
+        import pyarrow as pa
+
+        is_ = pa.types
+        if is_.is_dictionary(actual):
+            actual = actual.value_type
+        match self.kind:
+            case "bool":
+                return bool(is_.is_boolean(actual))
+            case "int":
+                return actual in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
+            case "long":
+                return bool(is_.is_integer(actual)) and actual != pa.uint64()
+            case "double":
+                return actual in (pa.float32(), pa.float64())
+            case "list":
+                is_list = is_.is_list(actual) or is_.is_large_list(actual)
+                return is_list and self.item is not None and self.item.can_read(actual.value_type)
+            case "map":
+                return (
+                    bool(is_.is_map(actual))
+                    and STRING.can_read(actual.key_type)
+                    and self.item is not None
+                    and self.item.can_read(actual.item_type)
+                )
+            case "struct":
+                if not is_.is_struct(actual):
+                    return False
+                types = {member.name: member.type for member in actual}
+                return all(
+                    field.name not in types or field.type.can_read(types[field.name])
+                    for field in self.fields
+                )
+        return bool(is_.is_string(actual) or is_.is_large_string(actual))
 
 
 STRING = FieldType("string")

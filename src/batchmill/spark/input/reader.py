@@ -314,10 +314,10 @@ def _column(declared: Field, physical: pa.Schema) -> _Column:
         over = f"{name} NOT BETWEEN {_INT_MIN} AND {_INT_MAX}"
         reason = f"{declared.name}: too large for an int"
         return _Column(T.LongType(), f"CAST({name} AS INT)", (Check(over, reason),))
-    if declared.type.kind == "double" and _is_readable(actual, declared.type):
+    if declared.type.kind == "double" and declared.type.can_read(actual):
         odd = f"ISNAN({name}) OR ABS({name}) >= {LARGEST_DOUBLE!r}D"
         return _Column(wanted, name, (Check(odd, f"{declared.name}: not a finite number"),))
-    if not _is_readable(actual, declared.type):
+    if not declared.type.can_read(actual):
         raise ColumnTypeError(
             f"column {declared.column}: {actual}, where {declared.type} is expected"
         )
@@ -336,36 +336,3 @@ def _timestamp(physical: pa.Schema, column: str) -> tuple[T.DataType | None, str
     if actual.tz is None:
         return T.TimestampNTZType(), f"CAST({column} AS TIMESTAMP)"
     return T.TimestampType(), column
-
-
-def _is_readable(actual: pa.DataType, wanted: FieldType) -> bool:
-    """Whether a file's type can be read as the catalog's."""
-    if pa.types.is_dictionary(actual):
-        actual = actual.value_type
-    kind = wanted.kind
-    if kind in ("string", "layer", "enum"):
-        return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual))
-    if kind == "bool":
-        return bool(pa.types.is_boolean(actual))
-    if kind == "int":
-        return actual in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
-    if kind == "long":
-        return bool(pa.types.is_integer(actual)) and actual != pa.uint64()
-    if kind == "double":
-        return actual in (pa.float32(), pa.float64())
-    if kind == "list" and wanted.item is not None:
-        is_list = pa.types.is_list(actual) or pa.types.is_large_list(actual)
-        return is_list and _is_readable(actual.value_type, wanted.item)
-    if kind == "map" and wanted.item is not None:
-        return (
-            pa.types.is_map(actual)
-            and _is_readable(actual.key_type, FieldType("string"))
-            and _is_readable(actual.item_type, wanted.item)
-        )
-    if not pa.types.is_struct(actual):
-        return False
-    types = {member.name: member.type for member in actual}
-    return all(
-        member.name not in types or _is_readable(types[member.name], member.type)
-        for member in wanted.fields
-    )
