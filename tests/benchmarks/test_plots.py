@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 DUBLIN = "{http://purl.org/dc/elements/1.1/}"
 LARGEST = 100_000
 GOAL = {"what": "a", "value": 2.0, "limit": 1, "at_least": True, "unit": "x"}
-NAMES = sorted(each.stem for each in plots.RESULTS.glob("*.json"))
+NAMES = sorted(path.stem for path in plots.RESULTS.glob("*.json"))
 
 
 def _results(name: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_plot_is_small_and_whole(name: str) -> None:
 
 def test_there_is_no_plot_without_results() -> None:
     """What was dropped from the results is dropped from the plots."""
-    assert [each.stem for each in sorted(plots.IMAGES.glob("bench-*.svg"))] == [
+    assert [path.stem for path in sorted(plots.IMAGES.glob("bench-*.svg"))] == [
         f"bench-{name}" for name in NAMES
     ]
 
@@ -135,4 +135,4 @@ def test_a_benchmark_that_writes_its_results_draws_them(
     monkeypatch.setattr(plots, "IMAGES", tmp_path / "images")
     write_json(tmp_path / "elsewhere" / "one.json", {"goals": [GOAL]})
     write_json(tmp_path / "results" / "two.json", {"goals": [GOAL]})
-    assert [each.name for each in (tmp_path / "images").iterdir()] == ["bench-two.svg"]
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["bench-two.svg"]

@@ -24,7 +24,7 @@ def test_check_prints_what_scripts_define(
     assert check(monkeypatch, str(oal.core_script())) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    (line,) = [each for each in out.splitlines() if each.startswith("endpoint_relation_cpm ")]
+    (line,) = [line for line in out.splitlines() if line.startswith("endpoint_relation_cpm ")]
     assert line.split() == [
         *("endpoint_relation_cpm", "EndpointRelation", "*", "cpm()"),
         *("detectPoint==DetectPoint.SERVER", "1", "state,", "1", "shared"),

@@ -58,7 +58,7 @@ def test_it_serves_until_sigterm(url: str, tmp_path: Path) -> None:
         process.end(0)
         assert (tmp_path / "errors").read_text() == ""
     with open_store(url) as store:
-        minute = min(each.bucket for each in store.values("calls"))
+        minute = min(value.bucket for value in store.values("calls"))
         assert metrics_of(parsed(page)) == expected(store, minute)
 
 
@@ -79,7 +79,7 @@ def test_it_writes_until_sigint(url: str, tmp_path: Path) -> None:
     assert (tmp_path / "errors").read_text() == ""
     assert f"ended: {count} samples sent, of 1 minute" in "\n".join(process.lines)
     with open_store(url) as store:
-        first = min(each.bucket for each in store.values("calls"))
+        first = min(value.bucket for value in store.values("calls"))
         assert json.loads(position.read_text()) == {
             "store": store.id,
             "to": receiver.url,
@@ -98,14 +98,14 @@ def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     with receiving() as receiver, open_store(url) as store:
         given = ("--store", url, "--to", receiver.url, "--position", str(position), "--late", "0")
         rows = Writer(store)
-        rows.write(*(Measurement(5, minute=each) for each in minutes[:3]))
+        rows.write(*(Measurement(5, minute=minute) for minute in minutes[:3]))
         with export(tmp_path, *given):
             until(lambda: reached(minutes[1]))
-        rows.write(*(Measurement(5, minute=each) for each in minutes[3:]))
+        rows.write(*(Measurement(5, minute=minute) for minute in minutes[3:]))
         with export(tmp_path, *given):
             until(lambda: reached(minutes[4]))
         times = [at_ms for _, _, at_ms in receiver.samples()]
-    assert sorted(set(times)) == [after(each) * 1000 for each in minutes[1:5]]
+    assert sorted(set(times)) == [after(minute) * 1000 for minute in minutes[1:5]]
     assert len(set(times)) == len(receiver.requests)  # none of them twice
 
 

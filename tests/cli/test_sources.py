@@ -95,8 +95,8 @@ def test_several_files_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "Sold" / "random.py").write_text("raise AssertionError")
     import_sources(map(str, files))
     assert {"Sold", "Bought"} <= set(sources.catalog().sources)
-    assert "random" not in {Path(each).name for each in sys.path}
-    assert Path(sys.path[0]) not in (tmp_path, *(each.parent for each in files))
+    assert "random" not in {Path(folder).name for folder in sys.path}
+    assert Path(sys.path[0]) not in (tmp_path, *(file.parent for file in files))
 
 
 @pytest.mark.parametrize("command", [["pipeline"], ["backfill", "old"]], ids=["stream", "backfill"])

@@ -79,7 +79,7 @@ def test_shellcheck_finds_nothing_in_scripts(path: Path) -> None:
 def test_the_repositorys_own_scripts_pass_shellcheck() -> None:
     """So are those that the Makefile and CI start."""
     scripts = [ROOT / "scripts" / "system-packages.sh", ROOT / ".ci" / "run"]
-    there = [each for each in scripts if each.exists()]
+    there = [script for script in scripts if script.exists()]
     done = _run_tool(_tool("shellcheck"), *there)
     assert done.returncode == 0, done.stdout
 
@@ -128,16 +128,16 @@ def test_kustomize_makes_every_variant(variant: Path) -> None:
     done = _run_tool(kubectl, "kustomize", variant)
     assert done.returncode == 0, done.stderr
     made = list(yaml.safe_load_all(done.stdout))
-    for each in made:
-        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "batchmill"
-        if each["kind"] != kit.SPARK:
-            _kubernetes_takes(f"kustomized {each['kind']}", each)
+    for manifest in made:
+        assert manifest["kind"] == "Namespace" or manifest["metadata"]["namespace"] == "batchmill"
+        if manifest["kind"] != kit.SPARK:
+            _kubernetes_takes(f"kustomized {manifest['kind']}", manifest)
 
 
 @pytest.mark.parametrize("variant", kit.VARIANTS, ids=kit.name_of)
 def test_no_manifest_is_left_out(variant: Path) -> None:
     """Every file of a variant is in its kustomization."""
-    files = {each.name for each in variant.glob("*.yaml")} - {"kustomization.yaml"}
+    files = {path.name for path in variant.glob("*.yaml")} - {"kustomization.yaml"}
     assert files == set(kit.load(variant / "kustomization.yaml")["resources"])
 
 
@@ -146,11 +146,11 @@ def test_systemd_would_take_the_units(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not on the PATH: apt-get install systemd")
-    for each in kit.UNITS:  # it looks whether the program is there
-        text = each.read_text().replace("/opt/batchmill/bin/batchmill", sys.executable)
-        (tmp_path / each.name).write_text(text)
+    for unit in kit.UNITS:  # it looks whether the program is there
+        text = unit.read_text().replace("/opt/batchmill/bin/batchmill", sys.executable)
+        (tmp_path / unit.name).write_text(text)
     shutil.copytree(kit.DEPLOY / "systemd/batchmill.service.d", tmp_path / "batchmill.service.d")
-    units = [tmp_path / each.name for each in kit.UNITS]
+    units = [tmp_path / unit.name for unit in kit.UNITS]
     done = _run_tool(analyze, "verify", "--man=no", *units)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     done = _run_tool(analyze, "security", "--offline=true", "--threshold=20", *units)
@@ -192,10 +192,10 @@ def _handed_on(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 def test_commands_are_found_everywhere() -> None:
     """The tests see the commands of each way to deploy, so none passes for want of any."""
-    found = {each.where.partition(":")[0].split("/")[-1] for each in kit.commands()}
+    found = {command.where.partition(":")[0].split("/")[-1] for command in kit.commands()}
     ways = {"Dockerfile", "compose.yaml", "compose.split.yaml", "statefulset.yaml", "README.md"}
-    assert ways | {"pipeline.yaml", "ingest.yaml", *(each.name for each in kit.UNITS)} <= found
-    assert {each.arguments[0] for each in kit.commands()} >= {
+    assert ways | {"pipeline.yaml", "ingest.yaml", *(unit.name for unit in kit.UNITS)} <= found
+    assert {command.arguments[0] for command in kit.commands()} >= {
         *("run", "ingest", "pipeline", "export", "web", "status")
     }
 
@@ -204,22 +204,22 @@ def test_commands_are_found_everywhere() -> None:
 def test_every_file_of_settings_is_valid(path: Path) -> None:
     """batchmill knows each setting in a batchmill.toml, and takes its value."""
     settings = resolve(tomllib.loads(path.read_text()), str(path), {}, {}, path.parent)
-    given = [each for each in settings.values.values() if each.origin == str(path)]
+    given = [value for value in settings.values.values() if value.origin == str(path)]
     assert {"home", "bind", "drain"} <= {each.setting.name for each in given}
 
 
 def test_every_variable_is_one_that_batchmill_reads() -> None:
     """Nothing in deploy/ sets a variable BATCHMILL_… that nobody reads, and `run` would refuse."""
-    for path in sorted(each for each in kit.DEPLOY.rglob("*") if each.is_file()):
+    for path in sorted(path for path in kit.DEPLOY.rglob("*") if path.is_file()):
         found = set(re.findall(r"\bBATCHMILL_[A-Z_]*[A-Z]\b", path.read_text("utf-8")))
         assert found <= VARIABLES, kit.name_of(path)
 
 
 def test_whoever_listens_beyond_its_machine_asks_for_a_token() -> None:
     """Every command and every file of settings that binds to all addresses names a token's file."""
-    for each in kit.commands():
-        text = " ".join(each.arguments)
-        assert "0.0.0.0" not in text or "--token-file" in text, str(each)
+    for command in kit.commands():
+        text = " ".join(command.arguments)
+        assert "0.0.0.0" not in text or "--token-file" in text, str(command)
     for path in kit.DEPLOY.rglob("batchmill.toml"):
         settings = tomllib.loads(path.read_text())
         assert settings["bind"] == "127.0.0.1" or settings["token_file"], kit.name_of(path)
@@ -239,8 +239,8 @@ def test_everybody_has_the_time_that_an_end_takes() -> None:
         for name, value in vars(runner).items()
         if name.endswith("_END_S") and not name.startswith("DEMO")
     ]
-    settings = [tomllib.loads(each.read_text()) for each in kit.DEPLOY.rglob("batchmill.toml")]
-    longest = sum(ends) + runner.EXPORT_READ_S + max(each["drain"] for each in settings)
+    settings = [tomllib.loads(path.read_text()) for path in kit.DEPLOY.rglob("batchmill.toml")]
+    longest = sum(ends) + runner.EXPORT_READ_S + max(setting["drain"] for setting in settings)
     (compose,) = [each for _, each in kit.services() if each.get("command", [""])[0] == "run"]
     (pod,) = [pod for _, pod in kit.pods(kit.VARIANTS[0])]
     given = [
@@ -268,7 +268,11 @@ def test_selectors_and_ports_find_what_they_name(variant: Path) -> None:
     known: list[tuple[dict[str, str], set[str]]] = [
         (
             pod["metadata"]["labels"],
-            {port["name"] for each in pod["spec"]["containers"] for port in each.get("ports", [])},
+            {
+                port["name"]
+                for container in pod["spec"]["containers"]
+                for port in container.get("ports", [])
+            },
         )
         for pod in templates
     ]
@@ -293,7 +297,7 @@ def test_selectors_and_ports_find_what_they_name(variant: Path) -> None:
 def test_the_context_of_the_image_has_what_it_copies() -> None:
     """What the Dockerfile copies is there, and let through by .dockerignore; nothing else is."""
     rules = (ROOT / ".dockerignore").read_text().splitlines()
-    let_through = {each.removeprefix("!") for each in rules if each.startswith("!")}
+    let_through = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
     assert "*" in rules
     copied = set()
     for name, rest in kit.instructions():
@@ -314,10 +318,10 @@ def test_the_image_installs_what_every_extra_needs() -> None:
     lock = (ROOT / "requirements/run.lock").read_text()
     locked = set(re.findall(r"^([a-z0-9._-]+)==", lock, re.MULTILINE))
     wanted = {
-        re.split(r"[\[<>=;,!~ ]", each)[0].lower()
+        re.split(r"[\[<>=;,!~ ]", requirement)[0].lower()
         for name, requirements in extras.items()
         if name not in ("all", "jre")  # the image has a Java
-        for each in requirements
+        for requirement in requirements
     }
     assert wanted <= locked
 
@@ -379,8 +383,8 @@ def entrypoint(tmp_path: Path) -> Path:
     script = (kit.DEPLOY / "spark/entrypoint.sh").read_text()
     script = script.replace("/opt/batchmill/bin/python", str(tmp_path / "python"))
     (tmp_path / "entrypoint.sh").write_text(script)
-    for each in tmp_path.iterdir():
-        each.chmod(0o755)
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
     return tmp_path / "entrypoint.sh"
 
 

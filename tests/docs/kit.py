@@ -110,7 +110,7 @@ def tables(page: Path, heading: str) -> list[dict[str, str]]:
         if not (depth and line.startswith("|")):
             columns = None
             continue
-        cells = [each.strip() for each in re.split(r"(?<!\\)\|", line)[1:-1]]
+        cells = [part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]]
         if columns is None:
             columns = cells
         elif set(line) - set("|-: "):

@@ -116,8 +116,8 @@ class Reader:
         resolve(file, block.place, {}, {}, self.folder)
 
     def _properties(self, block: Block) -> None:
-        for each in block.text.splitlines():
-            assert re.match(r"[\w.]+=.+$|#|$", each), f"{block.place}: {each!r} is not name=value"
+        for line in block.text.splitlines():
+            assert re.match(r"[\w.]+=.+$|#|$", line), f"{block.place}: {line!r} is not name=value"
 
     def _look(self, block: Block) -> None:
         assert not re.search(r"^(batchmill|pip|import|from) ", block.text, re.MULTILINE), (

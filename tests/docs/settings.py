@@ -50,10 +50,10 @@ def _settings() -> Iterator[str]:
     yield "`BATCHMILL_HTTP_PORT` and the flag `--http-port`. `export_to` may also be"
     yield "written as `to` in a table `[export]`."
     yield from ("", "| setting | default | description |", "|---|---|---|")
-    for each in SETTINGS:
-        default = "" if each.default in (None, ()) else f"`{json.dumps(each.default)}`"
-        secret = "; never shown" if each.secret else ""
-        yield f"| `{each.name}` | {default} | {each.help}{secret} |"
+    for setting in SETTINGS:
+        default = "" if setting.default in (None, ()) else f"`{json.dumps(setting.default)}`"
+        secret = "; never shown" if setting.secret else ""
+        yield f"| `{setting.name}` | {default} | {setting.help}{secret} |"
 
 
 def main() -> None:

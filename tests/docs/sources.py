@@ -20,8 +20,8 @@ def _lines(catalog: Catalog) -> Iterator[str]:
     yield from ("", "## All event types", "")
     yield "| event type | entity, and the fields that name it | fields |"
     yield "|---|---|---|"
-    for each in catalog.sources.values():
-        yield f"| `{each.name}` | {_entity(each.entity)} | {_fields(each.fields.values())} |"
+    for source in catalog.sources.values():
+        yield f"| `{source.name}` | {_entity(source.entity)} | {_fields(source.fields.values())} |"
     yield from ("", "## Groups of fields", "", "Reached with dots: `write.l4.duration`.", "")
     yield from ("| group | fields |", "|---|---|")
     for name, kind in sorted(_structs(catalog).items()):
@@ -29,7 +29,7 @@ def _lines(catalog: Catalog) -> Iterator[str]:
     yield from ("", "## Enums", "", "Written with their name: `DetectPoint.SERVER`.", "")
     yield from ("| enum | values |", "|---|---|")
     for name, values in sorted(catalog.enums.items()):
-        yield f"| `{name}` | {', '.join(f'`{each}`' for each in values)} |"
+        yield f"| `{name}` | {', '.join(f'`{value}`' for value in values)} |"
 
 
 def _entity(entity: Entity) -> str:
@@ -46,8 +46,8 @@ def _role(text: str) -> str:
 
 def _fields(fields: Iterable[Field]) -> str:
     return ", ".join(
-        f"`{each.name}` {_type(each.type)}{' (required)' if each.required else ''}"
-        for each in fields
+        f"`{field.name}` {_type(field.type)}{' (required)' if field.required else ''}"
+        for field in fields
     )
 
 
@@ -61,12 +61,14 @@ def _type(kind: FieldType) -> str:
 
 def _structs(catalog: Catalog) -> dict[str, FieldType]:
     found: dict[str, FieldType] = {}
-    waiting = [each.type for source in catalog.sources.values() for each in source.fields.values()]
+    waiting = [
+        field.type for source in catalog.sources.values() for field in source.fields.values()
+    ]
     while waiting:
         kind = waiting.pop()
         if kind.kind == "struct" and kind.name not in found:
             found[kind.name] = kind
-            waiting += [each.type for each in kind.fields]
+            waiting += [field.type for field in kind.fields]
     return found
 
 

@@ -58,7 +58,7 @@ UNSAID = {
 
 def made() -> str:
     """The tables."""
-    return "\n".join(line for each in STATS for line in _lines(each)) + "\n"
+    return "\n".join(line for stat in STATS for line in _lines(stat)) + "\n"
 
 
 def _lines(stats: type) -> Iterator[str]:

@@ -62,7 +62,7 @@ def reader(
 ) -> Iterator[ReaderOf]:
     """Makes the reader of a page, in an empty folder and without settings from outside."""
     monkeypatch.chdir(tmp_path)
-    for name in [each for each in os.environ if each.startswith(("BATCHMILL_", "OTEL_"))]:
+    for name in [name for name in os.environ if name.startswith(("BATCHMILL_", "OTEL_"))]:
         if name not in OTHER_VARIABLES:
             monkeypatch.delenv(name)
     made: list[Reader] = []
@@ -72,8 +72,8 @@ def reader(
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for page_reader in made:
+        page_reader.close()
 
 
 @pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.name)
@@ -134,7 +134,7 @@ def test_a_page_that_is_wrong_is_noticed(text: str, reader: ReaderOf, tmp_path: 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_of_a_page_are_understood(page: Path) -> None:
     """The real parser takes each command that a page has, also of blocks that are not run."""
-    assert [each for each in commands(page) if misunderstood(each.words)] == []
+    assert [command for command in commands(page) if misunderstood(command.words)] == []
 
 
 def test_a_command_that_there_is_not_is_noticed() -> None:
@@ -147,7 +147,7 @@ def test_a_command_that_there_is_not_is_noticed() -> None:
 
 def test_the_readme_example_is_ten_lines() -> None:
     """The queue's example has ten lines, not counting the import and blank lines."""
-    (code,) = (each.text for each in blocks(ROOT / "README.md") if each.language == "python")
+    (code,) = (block.text for block in blocks(ROOT / "README.md") if block.language == "python")
     lines = [line for line in code.splitlines() if line.strip() and "import" not in line]
     assert len(lines) <= 10
 

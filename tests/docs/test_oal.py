@@ -78,7 +78,7 @@ def differing(values: Stored) -> list[str]:
     """Blocks that show something else, with what they should."""
     wrong = []
     for block, shown in metric_examples(PAGE):
-        names = [each.name for each in parse(block.text).metrics]
+        names = [metric.name for metric in parse(block.text).metrics]
         right = " ".join(" ".join(told(name, values)) for name in names)
         if shown.text.split() != right.split():
             wrong.append(f"{shown.place}: {right}")
@@ -88,7 +88,7 @@ def differing(values: Stored) -> list[str]:
 def test_every_function_and_comparison_has_an_example() -> None:
     """Nothing of the language goes without a result that a reader can check by hand."""
     metrics = parse(script()).metrics
-    assert {each.function for each in metrics} == set(FUNCTIONS)
+    assert {metric.function for metric in metrics} == set(FUNCTIONS)
     compared = {each.op for metric in metrics for each in metric.filters}
     assert compared == set(COMPARISONS)
     assert {f"### {name}" for name in FUNCTIONS} <= set(PAGE.read_text("utf-8").splitlines())

@@ -61,9 +61,9 @@ def texts_in(module: Any, pattern: str) -> set[str]:
 
 def subclasses(base: type[BaseException]) -> Iterator[type[BaseException]]:
     """All that inherit from it."""
-    for each in base.__subclasses__():
-        yield each
-        yield from subclasses(each)
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from subclasses(subclass)
 
 
 def test_every_error_is_explained() -> None:
@@ -72,15 +72,15 @@ def test_every_error_is_explained() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     raised: set[type[BaseException]] = {BatchmillError, *subclasses(BatchmillError)}
-    ours = {each for each in raised if each.__module__.startswith("batchmill.")}
+    ours = {error for error in raised if error.__module__.startswith("batchmill.")}
     rows = [row for heading in headings(ERRORS) for row in tables(ERRORS, heading)]
     explained = {name: row for row in rows for name in code_in(row["error"])}
-    assert explained.keys() == {each.__name__ for each in ours}
-    for each in ours - {BatchmillError}:
-        also = explained[each.__name__]["also a"]
+    assert explained.keys() == {our.__name__ for our in ours}
+    for our in ours - {BatchmillError}:
+        also = explained[our.__name__]["also a"]
         for builtin in code_in(also):
-            assert builtin.rpartition(".")[2] in {base.__name__ for base in each.__mro__}, each
-        assert also or each.__name__ == "StoreError", each
+            assert builtin.rpartition(".")[2] in {base.__name__ for base in our.__mro__}, our
+        assert also or our.__name__ == "StoreError", our
 
 
 def headings(page: Path) -> list[str]:
@@ -101,7 +101,7 @@ def test_every_figure_of_the_receiver_is_explained(status: dict[str, Any]) -> No
     page = ingest_stats.prometheus(status).decode()
     series = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     shown = named(COUNTERS, "Ingest", "on `/metrics`")
-    assert series == {f"batchmill_ingest_{each}" for each in shown}
+    assert series == {f"batchmill_ingest_{value}" for value in shown}
 
 
 def test_every_reason_of_the_receiver_is_explained() -> None:
@@ -138,7 +138,7 @@ def test_what_is_handed_on_to_kafka_is_explained() -> None:
     assert figures == named(COUNTERS, "Forwarded traces and logs")
     why = named(COUNTERS, "Forwarded traces and logs", "what it is")
     constants = {each for name, each in vars(forwarder).items() if name.isupper()}
-    said = {each for each in constants if isinstance(each, str) and " " in each}
+    said = {constant for constant in constants if isinstance(constant, str) and " " in constant}
     assert said >= {forwarder.FULL, forwarder.NO_ROOM}
     assert said | texts_in(forwarder, r'_settle\(.*?"([a-z ]+)"\)') <= why
 
@@ -182,7 +182,7 @@ def test_every_field_of_a_status_is_explained(tmp_path: Path) -> None:
     figures = set(re.findall(r'^ +"(\w+)": ', text, re.MULTILINE))
     states = {each.value for each in supervisor.State}
     assert figures | states <= named(COUNTERS, "batchmill status", "what it is")
-    fields = {each.name for each in dataclasses.fields(progress.Progress)}
+    fields = {field.name for field in dataclasses.fields(progress.Progress)}
     assert fields <= named(COUNTERS, "progress.json")
 
 
@@ -210,7 +210,7 @@ def test_every_reason_of_a_stats_object_is_explained() -> None:
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str)
     }
-    flushes = {each.value for each in FlushReason}
+    flushes = {flush_reason.value for flush_reason in FlushReason}
     fallbacks = {writers.FAILED, writers.LOST}
     listed = named(COUNTERS, "Stats in a process", "reason")
     assert listed == dropped | flushes | fallbacks | {"rejected", "shed"}
@@ -239,4 +239,4 @@ def test_every_public_stats_class_has_a_table() -> None:
         for name in importlib.import_module(f"batchmill{package}").__all__
         if name.endswith("Stats")
     }
-    assert public <= {each.__name__ for each in stats.STATS}
+    assert public <= {stat.__name__ for stat in stats.STATS}

@@ -56,8 +56,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_in_the_site(site: Path) -> None:
     """Each page of docs/ is built; links, anchors and the navigation are without a fault."""
-    made = {each.stem for each in site.glob("*.html")}
-    assert {each.stem for each in DOCS.glob("*.md")} <= made
+    made = {path.stem for path in site.glob("*.html")}
+    assert {path.stem for path in DOCS.glob("*.md")} <= made
 
 
 def test_no_page_fetches_anything_from_another_host(site: Path) -> None:

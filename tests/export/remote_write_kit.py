@@ -57,6 +57,6 @@ def sent(receiver: Receiver, minute: int) -> dict[Key, float]:
 def not_empty(values: dict[Key, float]) -> dict[Key, float]:
     """The same with labels as remote write has them: none that is empty."""
     return {
-        (name, frozenset(each for each in labels if each[1])): value
+        (name, frozenset(label for label in labels if label[1])): value
         for (name, labels), value in values.items()
     }

@@ -123,7 +123,7 @@ def test_a_full_queue_that_drops_counts_what_it_drops(one: Mill) -> None:
             release.set()
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
             found = exporter.stats()
-    values = sum(len(one.store.values(each)) for each in one.store.metrics())
+    values = sum(len(one.store.values(metric)) for metric in one.store.metrics())
     assert found.sent + found.dropped["queue full"] == values
     assert 0 < found.sent < values
     assert one.counted("export values dropped") == dict(found.dropped)

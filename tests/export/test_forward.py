@@ -70,8 +70,8 @@ def logs(*bodies: str) -> bytes:
     """A request with records of logs."""
     message = ExportLogsServiceRequest()
     records = message.resource_logs.add().scope_logs.add().log_records
-    for each in bodies:
-        records.add().body.string_value = each
+    for body in bodies:
+        records.add().body.string_value = body
     return bytes(message.SerializeToString())
 
 

@@ -52,7 +52,7 @@ def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:
     exporter = one.exporter(target(kafka, topic), SETTINGS)
     with running(exporter):
         for number in range(6):
-            one.commit(*measurements(number, 12, [f"e{each}" for each in range(6)]))
+            one.commit(*measurements(number, 12, [f"e{number}" for number in range(6)]))
             until(lambda: exporter.stats().waiting.files == 0)
     check_all_arrived(one, points(kafka, topic))
     assert len({record.partition for record in kafka.read(topic)}) > 1

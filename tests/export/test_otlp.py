@@ -163,7 +163,7 @@ def test_headers_go_with_each_request(one: Mill, kind: type[GrpcReceiver | HttpR
         one.commit(*measurements(0))
         token = dataclasses.replace(QUICK, headers={"Authorization": "Bearer x"})
         one.exporter(receiver.target, token).run(once=True)
-    assert [each["authorization"] for each in receiver.headers] == ["Bearer x"]
+    assert [header["authorization"] for header in receiver.headers] == ["Bearer x"]
 
 
 def test_one_exporter_of_a_name_at_a_time(one: Mill) -> None:

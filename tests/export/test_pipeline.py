@@ -49,11 +49,11 @@ def test_what_a_stream_and_a_backfill_commit_is_exported(
         for source, rows in events.items():
             write_segment(tmp_path / "past", source, rows[2::3])
         reports += running.backfill(tmp_path / "past")
-    assert all(each.outbox_s > 0 for each in reports)
+    assert all(report.outbox_s > 0 for report in reports)
     with GrpcReceiver() as receiver, open_store(f"sqlite:///{tmp_path}/metrics.db") as store:
         place = Outbox.of(tmp_path / "checkpoint").place
         assert len(store.outbox(place)) == len(reports)
-        assert len({each.stream for each in store.outbox(place)}) == 2
+        assert len({file.stream for file in store.outbox(place)}) == 2
         export(store, tmp_path / "checkpoint", receiver)
         points = receiver.points()
         wanted = stored(store)

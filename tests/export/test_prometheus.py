@@ -189,7 +189,7 @@ def test_what_is_left_out_is_said(store: Store, caplog: pytest.LogCaptureFixture
     assert dropped == dict.fromkeys(("avg", "by_name", "calls", "quickest", "slowest"), 8.0) | {
         "statuses": 8.0
     }
-    assert ["over the limit" in each.getMessage() for each in caplog.records] == [True]
+    assert ["over the limit" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_there_are_no_more_series_than_allowed(store: Store) -> None:
@@ -351,11 +351,11 @@ def test_a_page_reads_by_index_and_once_a_source(
     )
     text(page)
     page.close()
-    reads = [each for each in said if "minute_Endpoint" in each]
+    reads = [message for message in said if "minute_Endpoint" in message]
     assert len(reads) == 1
     monkeypatch.undo()
     connection = sqlite3.connect(f"{tmp_path}/store.db")
     plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {reads[0]}")]
     connection.close()
-    assert any("SEARCH t USING PRIMARY KEY (bucket=?)" in each for each in plan), plan
-    assert not any(each.startswith("SCAN") for each in plan), plan
+    assert any("SEARCH t USING PRIMARY KEY (bucket=?)" in step for step in plan), plan
+    assert not any(step.startswith("SCAN") for step in plan), plan

@@ -77,7 +77,7 @@ def get(
 def stored(url: str) -> dict[Key, float]:
     """What the page has to say of the store's first minute."""
     with open_store(url) as store:
-        minute = min(each.bucket for each in store.values("calls"))
+        minute = min(value.bucket for value in store.values("calls"))
         return expected(store, minute)
 
 
@@ -247,8 +247,8 @@ def test_scrapes_at_once_are_one_read(url: str) -> None:
     pages: list[bytes] = []
     with serving(url, page=PageSettings()) as server:
         threads = [threading.Thread(target=lambda: pages.append(get(server)[1])) for _ in range(30)]
-        for each in threads:
-            each.start()
+        for thread in threads:
+            thread.start()
         for each in threads:
             each.join(WAIT_S)
         assert server._page.reads == 1

@@ -103,7 +103,7 @@ def test_what_is_refused_is_counted_and_not_sent_again(store: Store, position: P
     """After a refusal the next minute goes out; what was refused is counted under its answer."""
     minutes = last_minutes(3)
     rows = Writer(store)
-    rows.write(*(Measurement(10, minute=each) for each in minutes[:2]))
+    rows.write(*(Measurement(10, minute=minute) for minute in minutes[:2]))
     with (
         receiving([(401, {})]) as receiver,
         writing(store, receiver.url, position) as writer,
@@ -235,23 +235,23 @@ def test_a_restart_goes_on_where_it_ended(store: Store, position: Path) -> None:
     """The next writer sends the minutes behind the position, and none before it."""
     minutes = last_minutes(5)
     rows = Writer(store)
-    rows.write(*(Measurement(10, minute=each) for each in minutes[:2]))
+    rows.write(*(Measurement(10, minute=minute) for minute in minutes[:2]))
     with receiving() as receiver:
         with writing(store, receiver.url, position) as writer:
             until(lambda: writer.stats().minute == minutes[0])
-        rows.write(*(Measurement(10, minute=each) for each in minutes[2:]))
+        rows.write(*(Measurement(10, minute=minute) for minute in minutes[2:]))
         receiver.requests.clear()
         with writing(store, receiver.url, position, late_minutes=0) as writer:
             until(lambda: writer.stats().minute == minutes[3])
             assert writer.stats().minutes == 3
         times = sorted({at_ms for _, _, at_ms in receiver.samples()})
-    assert times == [after(each) * 1000 for each in minutes[1:4]]
+    assert times == [after(minute) * 1000 for minute in minutes[1:4]]
 
 
 def test_without_a_position_history_stays_where_it_is(store: Store, position: Path) -> None:
     """The first start sends the newest complete minute, and not all that the store has."""
     minutes = last_minutes(5)
-    Writer(store).write(*(Measurement(10, minute=each) for each in minutes))
+    Writer(store).write(*(Measurement(10, minute=minute) for minute in minutes))
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == minutes[3])
         assert {at_ms for _, _, at_ms in receiver.samples()} == {after(minutes[3]) * 1000}
@@ -262,16 +262,16 @@ def test_a_store_that_was_empty_is_sent_from_its_start(store: Store, position: P
     minutes = last_minutes(5)
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer._from_start)
-        Writer(store).write(*(Measurement(10, minute=each) for each in minutes))
+        Writer(store).write(*(Measurement(10, minute=minute) for minute in minutes))
         until(lambda: writer.stats().minute == minutes[3])
         times = sorted({at_ms for _, _, at_ms in receiver.samples()})
-    assert times == [after(each) * 1000 for each in minutes[:4]]
+    assert times == [after(minute) * 1000 for minute in minutes[:4]]
 
 
 def test_after_a_long_pause_old_minutes_are_skipped(store: Store, position: Path) -> None:
     """A position that lies too far back is not followed by a flood; what is skipped is counted."""
     minutes = last_minutes(10)
-    Writer(store).write(*(Measurement(10, minute=each) for each in minutes))
+    Writer(store).write(*(Measurement(10, minute=minute) for minute in minutes))
     with receiving() as receiver:
         url = RemoteTarget.parse(receiver.url).url
         PositionFile(position, store.id, url).save(minutes_before(minutes[0], 100))

@@ -41,7 +41,7 @@ def test_late_rows_are_sent_again(store: Store, position: Path) -> None:
     """What late rows change of the last minutes goes out again: the changed series alone."""
     minutes = last_minutes(4)
     rows = Writer(store, script=COUNTS)
-    rows.write(*(Measurement(1, "x", each, name) for each in minutes[:3] for name in "ab"))
+    rows.write(*(Measurement(1, "x", minute, name) for minute in minutes[:3] for name in "ab"))
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == minutes[1])
         rows.write(*(Measurement(1, "x", minutes[3], name) for name in "ab"))
@@ -56,7 +56,7 @@ def test_the_newest_minute_is_sent_again_behind_its_successor(store: Store, posi
     """No Prometheus takes another value for the newest time that it has of a series."""
     minutes = last_minutes(4)
     rows = Writer(store, script=COUNTS)
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:3]))
+    rows.write(*(Measurement(1, minute=minute) for minute in minutes[:3]))
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == minutes[1])
         checked_s = writer._late_checked_s
@@ -72,7 +72,7 @@ def test_a_series_that_comes_late_ends_where_it_ended(store: Store, position: Pa
     """It gets a stale marker in the next minute, which was sent without it."""
     minutes = last_minutes(4)
     rows = Writer(store, script=COUNTS)
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:3]))
+    rows.write(*(Measurement(1, minute=minute) for minute in minutes[:3]))
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == minutes[1])
         rows.write(Measurement(1, minute=minutes[3]))
@@ -91,7 +91,7 @@ def test_a_receiver_that_refuses_late_rows_is_left_alone(store: Store, position:
     """After the first refusal no more of them are sent; new minutes are."""
     minutes = last_minutes(5)
     rows = Writer(store, script=COUNTS)
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:3]))
+    rows.write(*(Measurement(1, minute=minute) for minute in minutes[:3]))
     with receiving() as receiver, writing(store, receiver.url, position) as writer:
         until(lambda: writer.stats().minute == minutes[1])
         rows.write(Measurement(1, minute=minutes[3]))
@@ -139,7 +139,7 @@ def test_a_real_prometheus_refuses_late_minutes(
     """One as it comes: it is counted under its reason, and new minutes go on."""
     minutes = last_minutes(5)
     rows = Writer(store, script=COUNTS)
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:3]))
+    rows.write(*(Measurement(1, minute=minute) for minute in minutes[:3]))
     with (
         running_prometheus(tmp_path / "prom") as prometheus,
         writing(store, prometheus.remote_write, position) as writer,
@@ -152,8 +152,8 @@ def test_a_real_prometheus_refuses_late_minutes(
         rows.write(Measurement(1, minute=minutes[4]))
         until(lambda: writer.stats().minute == minutes[3])
         values = [
-            [value for _, value in prometheus.query("batchmill_calls", after(each))]
-            for each in minutes[1:4]
+            [value for _, value in prometheus.query("batchmill_calls", after(minute))]
+            for minute in minutes[1:4]
         ]
         stats = writer.stats()
     assert values == [[1], [1], [1]]
@@ -214,7 +214,7 @@ def test_a_real_prometheus_that_was_away_gets_everything(
     """While Prometheus is down minutes go on; when it is back it has every one of them."""
     minutes = last_minutes(5)
     rows = Writer(store)
-    rows.write(*(Measurement(1, minute=each) for each in minutes[:2]))
+    rows.write(*(Measurement(1, minute=minute) for minute in minutes[:2]))
     with contextlib.ExitStack() as stack:
         with running_prometheus(tmp_path / "prom") as prometheus:
             writer = stack.enter_context(writing(store, prometheus.remote_write, position))
@@ -224,9 +224,9 @@ def test_a_real_prometheus_that_was_away_gets_everything(
         until(lambda: writer.stats().retries > 3)
         with running_prometheus(tmp_path / "prom", port=prometheus.port):
             until(lambda: writer.stats().minute == minutes[3])
-            calls = [prometheus.query("batchmill_calls", after(each)) for each in minutes[:4]]
+            calls = [prometheus.query("batchmill_calls", after(minute)) for minute in minutes[:4]]
         stats = writer.stats()
-    assert [[value for _, value in each] for each in calls] == [[1], [1], [2], [3]]
+    assert [[value for _, value in call] for call in calls] == [[1], [1], [2], [3]]
     assert (stats.sent, stats.refused) == (stats.taken, 0)
 
 
@@ -235,7 +235,7 @@ def test_a_real_prometheus_takes_a_minute_twice(
 ) -> None:
     """A writer that was killed sends its last minute again, which Prometheus takes for the same."""
     minutes = last_minutes(3)
-    Writer(store).write(*(Measurement(1, minute=each) for each in minutes))
+    Writer(store).write(*(Measurement(1, minute=minute) for minute in minutes))
     with running_prometheus(tmp_path / "prom") as prometheus:
         for _ in range(2):
             with writing(store, prometheus.remote_write, position) as writer:

@@ -64,8 +64,10 @@ def test_samples_survive_the_coding() -> None:
     values = {1: 0.1, -2: -5, 2**60: STALE}
     body = encode(Sample(0, at_ms, labels, value) for at_ms, value in values.items())
     found = decode(body)
-    assert [(each[0], each[2]) for each in found] == [(dict(labels), n) for n in (1, -2, 2**60)]
-    assert [each[1] for each in found[:2]] == [0.1, -5]
+    assert [(result[0], result[2]) for result in found] == [
+        (dict(labels), n) for n in (1, -2, 2**60)
+    ]
+    assert [result[1] for result in found[:2]] == [0.1, -5]
     assert struct.pack(">d", found[2][1]).hex() == "7ff0000000000002"
 
 

@@ -45,7 +45,7 @@ def test_a_database_that_was_restarted_loses_no_export(
             one.commit(*measurements(0))
             receiver.wait_for(lambda: receiver.seen > 0)
             postgres.stop()
-            until(lambda: any(each.name == "batchmill.export" for each in caplog.records))
+            until(lambda: any(record.name == "batchmill.export" for record in caplog.records))
             postgres.start()
             one.commit(*measurements(1))
             until(lambda: not one.store.outbox(one.outbox.place))
@@ -72,11 +72,11 @@ def test_a_database_restarted_inside_a_merge_exports_each_commit_once(
             postgres.start()
 
     with one.store, GrpcReceiver() as receiver:
-        one.commit(*measurements(0, 12, [f"e{each}" for each in range(6)]))
+        one.commit(*measurements(0, 12, [f"e{number}" for number in range(6)]))
         before_merges(monkeypatch, restart)
-        one.commit(*measurements(1, 12, [f"e{each}" for each in range(6)]))
+        one.commit(*measurements(1, 12, [f"e{number}" for number in range(6)]))
         assert len(merges) > 3
-        assert [each.seq for each in one.store.outbox(one.outbox.place)] == [1, 2]
+        assert [file.seq for file in one.store.outbox(one.outbox.place)] == [1, 2]
         one.exporter(receiver.target).run(once=True)
         check_all_arrived(one, receiver.points())
 

@@ -88,7 +88,7 @@ def protobuf(*groups: Group) -> bytes:
 
 def as_json(*groups: Group) -> bytes:
     """The request in JSON."""
-    return json.dumps({"resourceSpans": [_group(each) for each in groups]}).encode()
+    return json.dumps({"resourceSpans": [_group(group) for group in groups]}).encode()
 
 
 def decoded(*groups: Group, limits: Limits = LIMITS) -> Decoded:
@@ -137,7 +137,7 @@ def _any(value: Any) -> AnyValue:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    spans = [_span(each) for each in group.spans]
+    spans = [_span(span) for span in group.spans]
     resource = {"attributes": _json_pairs(group.resource)}
     return {"resource": resource, "scopeSpans": [{"scope": {"name": "tests"}, "spans": spans}]}
 

@@ -133,8 +133,8 @@ SMALL = Limits(
 def test_json_equals_protobuf(groups: list[Group], limits: Limits) -> None:
     """The same spans both ways give the same batch and the same counts; none goes missing."""
     found = decoded(*groups, limits=limits)
-    assert {len(each) for each in found.batch.columns.values()} == {len(found.batch)}
-    assert len(found.batch) + found.rejected == sum(len(each.spans) for each in groups)
+    assert {len(column) for column in found.batch.columns.values()} == {len(found.batch)}
+    assert len(found.batch) + found.rejected == sum(len(group.spans) for group in groups)
     for pairs in found.batch.columns["attributes"]:
         assert len(pairs) <= limits.max_attributes
         assert all(0 < len(key) <= limits.max_key_length for key in pairs)

@@ -50,7 +50,7 @@ def never_another_error(body: bytes, content_type: str, limits: Limits, encoding
         assert message
         return
     columns = found.batch.columns
-    assert {len(each) for each in columns.values()} == {len(found.batch)}
+    assert {len(column) for column in columns.values()} == {len(found.batch)}
     for row in zip(*(columns[name] for name in ("name", "service")), strict=True):
         "".join(row).encode()
     for pairs in columns["attributes"] + columns["resource"]:
@@ -195,11 +195,11 @@ def test_deep_values(arrays: bool) -> None:
                 answers[form].append("deep" if found.cuts else "taken")
             except BadRequest:
                 answers[form].append("refused")
-    for each in answers.values():
-        assert each[:16] == ["taken"] * 16
-        assert set(each[16:24]) == {"deep"}
-        assert each == sorted(each, key=["taken", "deep", "refused"].index)
-        assert each[-1] == "refused"
+    for answer in answers.values():
+        assert answer[:16] == ["taken"] * 16
+        assert set(answer[16:24]) == {"deep"}
+        assert answer == sorted(answer, key=["taken", "deep", "refused"].index)
+        assert answer[-1] == "refused"
 
 
 @pytest.mark.parametrize("start", [b"[", b'{"a":', b'{"resourceSpans":[', b'[{"a":['])

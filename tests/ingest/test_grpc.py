@@ -73,7 +73,7 @@ def test_the_sdk_exports(shared: Ingest, compression: grpc.Compression) -> None:
     )
     assert sender.export(spans) is SpanExportResult.SUCCESS
     sender.shutdown()
-    assert ids_of(spans) <= {each["span_id"] for each in shared.spans()}
+    assert ids_of(spans) <= {span["span_id"] for span in shared.spans()}
 
 
 def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
@@ -84,7 +84,7 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
     assert not ExportTraceServiceResponse.FromString(call(shared, request(6))).HasField(
         "partial_success"
     )
-    assert {span_id(5), span_id(6)} <= {each["span_id"] for each in shared.spans()}
+    assert {span_id(5), span_id(6)} <= {span["span_id"] for span in shared.spans()}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_gzip_bomb(tmp_path: Path) -> None:
 def peak_mib(running: Ingest) -> float:
     """The most memory that the receiver has had."""
     lines = Path(f"/proc/{running.process.pid}/status").read_text().splitlines()
-    return int(next(each for each in lines if each.startswith("VmHWM")).split()[1]) / 1024
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def test_a_message_above_the_limit(shared: Ingest) -> None:
@@ -197,7 +197,7 @@ def test_a_refused_sdk_tries_again_and_succeeds(tmp_path: Path) -> None:
         running.unfill()
         assert result.result() is SpanExportResult.SUCCESS
         sender.shutdown()
-        assert {each["span_id"] for each in running.spans()} == ids_of(spans)
+        assert {span["span_id"] for span in running.spans()} == ids_of(spans)
 
 
 def test_a_slow_sender_is_cut_off(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
         os.kill(running.process.pid, signal.SIGTERM)
         assert waiting.result() == b""
         running.process.end(0)
-        assert {each["span_id"] for each in running.spans()} == {span_id(1)}
+        assert {span["span_id"] for span in running.spans()} == {span_id(1)}
 
 
 def test_a_token_is_required(tmp_path: Path) -> None:

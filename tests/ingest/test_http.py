@@ -66,7 +66,7 @@ def test_the_sdk_exports(shared: Ingest, compression: Compression) -> None:
     sender = exporter(shared, compression=compression)
     assert sender.export(spans) is SpanExportResult.SUCCESS
     sender.shutdown()  # type: ignore[no-untyped-call]
-    rows = {each["span_id"]: each for each in shared.spans()}
+    rows = {span["span_id"]: span for span in shared.spans()}
     assert ids_of(spans) <= rows.keys()
     row = rows[next(iter(ids_of(spans[3:4])))]
     assert (row["name"], dict(row["attributes"])) == ("work 3", {"number": "3"})
@@ -83,7 +83,7 @@ def test_acknowledged_means_durable(
     given = shared.post(body, f"{content_type}; charset=utf-8")
     assert (given.status, given.headers["content-type"], given.body) == (200, content_type, answer)
     assert span_id(7 if content_type == PROTOBUF else 8) in {
-        each["span_id"] for each in shared.spans()
+        span["span_id"] for span in shared.spans()
     }
 
 
@@ -97,7 +97,7 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
     told = shared.post(request_json(22, 0), JSON).json()["partialSuccess"]
     assert told["rejectedSpans"] == "1"
     assert "span_id" in told["errorMessage"]
-    assert {span_id(21), span_id(22)} <= {each["span_id"] for each in shared.spans()}
+    assert {span_id(21), span_id(22)} <= {span["span_id"] for span in shared.spans()}
     # The file may be a second old, now and then.
     until(lambda: sum(shared.status()["rejected"].values()) >= sum(before.values()) + 3)
 
@@ -183,14 +183,14 @@ def test_the_status_has_what_the_pipeline_page_draws(shared: Ingest) -> None:
     assert (queue["name"], queue["kind"], queue["unit"]) == ("spool", "batcher", "spans")
     assert queue["partitions"] == [{"depth": queue["depth"], "capacity": 200_000}]
     threads = queue["threads"]  # a second one is started while the first has a slow disk
-    assert [each["name"] for each in threads] == [
+    assert [thread["name"] for thread in threads] == [
         f"batchmill-spool-Span-{number}" for number in range(len(threads))
     ]
     assert threads
-    assert all(0 <= each["load"] <= 1 for each in threads)
+    assert all(0 <= thread["load"] <= 1 for thread in threads)
     levels = status["thresholds"]
     assert (levels["level"], levels["why"]) == ("NORMAL", "")
-    assert [each["name"] for each in levels["measures"]] == [
+    assert [level["name"] for level in levels["measures"]] == [
         "queue rows",
         "queue bytes",
         "unread bytes",
@@ -242,7 +242,7 @@ def test_a_refused_sdk_tries_again_and_succeeds(tmp_path: Path) -> None:
         running.unfill()
         assert result.result() is SpanExportResult.SUCCESS
         sender.shutdown()  # type: ignore[no-untyped-call]
-        assert {each["span_id"] for each in running.spans()} == ids_of(spans)
+        assert {span["span_id"] for span in running.spans()} == ids_of(spans)
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_disk_that_refuses(tmp_path: Path) -> None:
         assert (given.status, "retry-after" in given.headers) == (503, True)
         blocked.unlink()
         until(lambda: running.post(request(2)).status == 200)
-        assert {each["span_id"] for each in running.spans()} == {span_id(2)}
+        assert {span["span_id"] for span in running.spans()} == {span_id(2)}
     status = running.status()
     assert status["received_spans"] == 1 + status["unacknowledged_spans"] > 1
 
@@ -269,7 +269,7 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
         os.kill(running.process.pid, signal.SIGTERM)
         assert waiting.result().status == 200
         running.process.end(0)
-        assert {each["span_id"] for each in running.spans()} == {span_id(1)}
+        assert {span["span_id"] for span in running.spans()} == {span_id(1)}
         with pytest.raises(ConnectionRefusedError), socket.create_connection(running.http):
             pass
         assert running.status()["state"] == "draining"
@@ -378,7 +378,7 @@ def test_nobody_lingers_when_all_senders_wait(tmp_path: Path) -> None:
     body = request(*range(1, 1001))
     with ingest(tmp_path, "--linger", "600") as found, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(found.post, [body, body]))
-        assert [each.status for each in answers] == [200, 200]
+        assert [answer.status for answer in answers] == [200, 200]
     assert len(stored(tmp_path)) == 2000
 
 

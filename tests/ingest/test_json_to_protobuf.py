@@ -59,7 +59,7 @@ def otlp_json(message: Any) -> dict[str, Any]:
 
     def turned(found: Any) -> Any:
         if isinstance(found, list):
-            return [turned(each) for each in found]
+            return [turned(result) for result in found]
         if not isinstance(found, dict):
             return found
         return {

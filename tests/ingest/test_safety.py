@@ -125,7 +125,7 @@ def requests(draw: st.DrawFn) -> bytes:
 def test_any_bytes_get_a_proper_answer(shared: Ingest, parts: list[bytes]) -> None:
     """Requests of all kinds, pipelined or cut: 200, a 4xx, or nothing; never a 500."""
     answers = statuses(exchange(shared, *parts))
-    assert all(each in (100, 200) or 400 <= each < 500 for each in answers), answers
+    assert all(answer in (100, 200) or 400 <= answer < 500 for answer in answers), answers
     assert shared.process.running
 
 
@@ -211,8 +211,10 @@ def slowly(link: socket.socket, head: bytes) -> bytes:
     rest = iter(b"POST /v1/traces HTTP/1.1\r\nx: " + b"1" * 10_000)
     answers = b""
     with contextlib.suppress(ConnectionError):
-        for each in rest:
-            link.sendall(bytes([each]) if not head.endswith(b"chunked\r\n\r\n") else b"1\r\n1\r\n")
+        for sender in rest:
+            link.sendall(
+                bytes([sender]) if not head.endswith(b"chunked\r\n\r\n") else b"1\r\n1\r\n"
+            )
             with contextlib.suppress(TimeoutError):
                 part = link.recv(65536)
                 if not part:
@@ -231,7 +233,7 @@ def test_connections_are_bounded_and_idle_ones_end(tmp_path: Path) -> None:
         links = [stack.enter_context(running.connect()) for _ in range(20)]
         with running.connect() as one_more:
             assert statuses(read_all(one_more)) == [503]
-        assert [statuses(read_all(each)) for each in links] == [[408]] * 20
+        assert [statuses(read_all(link)) for link in links] == [[408]] * 20
         assert running.post(request(1)).status == 200
         assert running.metric("http_connections_refused_total") == 1
 

@@ -59,7 +59,7 @@ def test_a_trace_is_one_message() -> None:
     """However its spans lie in the request."""
     rows = [row(1, 1), row(2, 2), row(3, 1), row(4, 2)]
     messages = encode(batch_of(rows))
-    assert [(each.key, each.spans) for each in messages] == [
+    assert [(message.key, message.spans) for message in messages] == [
         (bytes.fromhex(f"{1:032x}"), 2),
         (bytes.fromhex(f"{2:032x}"), 2),
     ]
@@ -70,8 +70,8 @@ def test_a_long_trace_is_several_messages_in_order() -> None:
     rows = [row(number, attributes={"text": noise(100, number)}) for number in range(200)]
     messages = encode(batch_of(rows), max_bytes=5_000)
     assert [each for message in messages for each in rows_of(decode(message.value))] == rows
-    assert max(len(each.value) for each in messages) <= 5_000
-    assert min(len(each.value) for each in messages[:-1]) > 4_500
+    assert max(len(message.value) for message in messages) <= 5_000
+    assert min(len(message.value) for message in messages[:-1]) > 4_500
 
 
 def test_a_span_that_no_message_can_hold_is_reported() -> None:

@@ -155,8 +155,8 @@ def test_a_paused_broker_is_answered_with_503(kafka: Broker) -> None:
     with nothing_lost(kafka, capacity_rows=50) as (_, sink, port):
         kafka.pause()
         held = [threading.Thread(target=post, args=(port, body)) for body in BODIES[:12]]
-        for each in held:
-            each.start()
+        for future in held:
+            future.start()
         until(lambda: sink.level() >= Level.CRITICAL)
         refused = post(port, BODIES[0])
         assert refused.status == 503

@@ -58,7 +58,7 @@ def numbers(kafka: Broker, topic: str) -> list[int]:
 
 def put(sink: KafkaSink, *spans: int, **changes: Any) -> Future[None]:
     """Hand over spans by number."""
-    return sink.submit(SPAN_SOURCE, batch_of([row(each, **changes) for each in spans]))
+    return sink.submit(SPAN_SOURCE, batch_of([row(span, **changes) for span in spans]))
 
 
 def test_spans_come_back_as_they_were(kafka: Broker) -> None:
@@ -85,10 +85,10 @@ def test_a_trace_is_in_one_partition_in_order(kafka: Broker) -> None:
     rows = [row(number, trace=rng.randint(1, 60)) for number in range(1, 1001)]
     with KafkaSink(address(kafka, topic)) as sink:
         sent = [sink.submit(SPAN_SOURCE, batch_of(rows[at : at + 7])) for at in range(0, 1000, 7)]
-        for each in sent:
-            each.result(WAIT_S)
+        for future in sent:
+            future.result(WAIT_S)
     records = kafka.read(topic)
-    homes = {(each.key, each.partition) for each in records}
+    homes = {(record.key, record.partition) for record in records}
     assert len(homes) == 60
     assert {partition for _, partition in homes} == set(range(8))
     order: dict[str, list[int]] = {}
@@ -136,8 +136,8 @@ def test_what_waits_is_bounded(kafka: Broker) -> None:
             put(sink, 12)
         assert refused.value.retry_after_s > 0
         kafka.resume()
-        for each in taken:
-            each.result(WAIT_S)
+        for future in taken:
+            future.result(WAIT_S)
         assert sink.level() is Level.NORMAL
         stats = sink.stats()
     assert (stats.written_rows, stats.refused_rows, stats.queue_rows) == (11, 1, 0)
@@ -192,7 +192,7 @@ def test_a_span_that_the_topic_cannot_hold_is_reported(kafka: Broker) -> None:
         sink.check()
         with pytest.raises(MessageTooLargeError, match=topic):
             put(sink, 1, attributes={"text": noise(40_000)})
-        rows = [row(each, attributes={"text": noise(1_000, each)}) for each in range(2, 102)]
+        rows = [row(number, attributes={"text": noise(1_000, number)}) for number in range(2, 102)]
         sink.submit(SPAN_SOURCE, batch_of(rows)).result(WAIT_S)
     assert rows_in(kafka.read(topic)) == rows
 
@@ -240,9 +240,9 @@ def test_closing_waits_for_what_is_under_way(kafka: Broker) -> None:
     """All of it is acknowledged; after that nothing is taken."""
     topic = kafka.new_topic()
     sink = KafkaSink(address(kafka, topic), linger_s=0.2)
-    taken = [put(sink, each) for each in range(1, 20)]
+    taken = [put(sink, number) for number in range(1, 20)]
     assert sink.close()
-    assert all(each.done() and each.exception() is None for each in taken)
+    assert all(future.done() and future.exception() is None for future in taken)
     with pytest.raises(SpoolClosedError):
         put(sink, 20)
     assert numbers(kafka, topic) == list(range(1, 20))

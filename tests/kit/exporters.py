@@ -57,12 +57,12 @@ class Mill:
     def files(self) -> list[str]:
         """What lies in the outbox."""
         return sorted(
-            f"{each.parent.name}/{each.name}" for each in self.outbox.folder.glob("*/*.arrow")
+            f"{path.parent.name}/{path.name}" for path in self.outbox.folder.glob("*/*.arrow")
         )
 
     def named(self) -> list[str]:
         """What the store says lies there."""
-        return sorted(each.path for each in self.store.outbox(self.outbox.place))
+        return sorted(file.path for file in self.store.outbox(self.outbox.place))
 
     def exporter(
         self,
@@ -138,9 +138,9 @@ def stored(store: Store) -> dict[Key, int | float]:
 def last_totals(points: Sequence[Point]) -> dict[Key, int | float]:
     """The last total that a peer has of each value."""
     return {
-        (each.metric, each.end_ns, each.entity, each.label): each.value
-        for each in points
-        if not each.metric.endswith(".increment")
+        (point.metric, point.end_ns, point.entity, point.label): point.value
+        for point in points
+        if not point.metric.endswith(".increment")
     }
 
 
@@ -160,11 +160,11 @@ def added_up(points: Sequence[Point], metric: str) -> dict[Key, int | float]:
     """The increments of a metric, each commit's once, added up; under the name of its total."""
     found: dict[Key, int | float] = {}
     # Whatever comes again is the same to the last bit.
-    for each in dict.fromkeys(points):
-        if each.metric == f"batchmill.{metric}.increment":
-            assert each.commit
-            key = (f"batchmill.{metric}", each.end_ns, each.entity, each.label)
-            found[key] = found.get(key, 0) + each.value
+    for fromkey in dict.fromkeys(points):
+        if fromkey.metric == f"batchmill.{metric}.increment":
+            assert fromkey.commit
+            key = (f"batchmill.{metric}", fromkey.end_ns, fromkey.entity, fromkey.label)
+            found[key] = found.get(key, 0) + fromkey.value
     return found
 
 

@@ -77,8 +77,8 @@ class Ingest:
         unfinished.rename(folder / f"000000000000000{mib}-00000000.parquet")
 
     def unfill(self) -> None:
-        for each in (self.home / "spool" / "Span").glob("0*-00000000.parquet"):
-            each.unlink()
+        for path in (self.home / "spool" / "Span").glob("0*-00000000.parquet"):
+            path.unlink()
 
     def await_level(self, level: str) -> None:
         until(lambda: self.ask("GET", "/readyz").body.decode().strip() == level)
@@ -197,7 +197,7 @@ def sdk_spans(count: int) -> list[ReadableSpan]:
 
 def ids_of(spans: list[ReadableSpan]) -> set[str]:
     """As they are stored."""
-    return {f"{each.context.span_id:016x}" for each in spans if each.context}
+    return {f"{span.context.span_id:016x}" for span in spans if span.context}
 
 
 def read_all(link: socket.socket) -> bytes:

@@ -135,7 +135,7 @@ def jars(profile: str) -> list[Path]:
 
 def spark_jars() -> str:
     """What Spark needs for Kafka, as ``spark.jars`` takes it; empty if it was not resolved yet."""
-    return ",".join(str(each) for each in jars("spark"))
+    return ",".join(str(jar) for jar in jars("spark"))
 
 
 @functools.cache

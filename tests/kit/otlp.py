@@ -247,7 +247,10 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
                     kind = "monotonic delta" if data.is_monotonic else "delta"
                 told = {each.key: each.value.string_value for each in metric.metadata}
                 for point in data.data_points:
-                    about = {each.key: each.value.string_value for each in point.attributes}
+                    about = {
+                        attribute.key: attribute.value.string_value
+                        for attribute in point.attributes
+                    }
                     found.append(
                         Point(
                             metric.name,
@@ -309,7 +312,9 @@ def spans_of(request: ExportTraceServiceRequest) -> list[tuple[str, Any]]:
     """The service and the span, of one request."""
     found = []
     for group in request.resource_spans:
-        about = {each.key: each.value.string_value for each in group.resource.attributes}
+        about = {
+            attribute.key: attribute.value.string_value for attribute in group.resource.attributes
+        }
         for scope in group.scope_spans:
             found += [(about["service.name"], span) for span in scope.spans]
     return found
@@ -412,8 +417,8 @@ class Traffic:
     def going(self) -> Iterator[None]:
         """Clients send meanwhile; none is left in the end."""
         threads = [threading.Thread(target=self._send) for _ in range(self.CLIENTS)]
-        for each in threads:
-            each.start()
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:

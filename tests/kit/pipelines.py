@@ -349,9 +349,9 @@ def top_of(store: Store) -> Tops:
     found: Tops = {}
     for stream in store.top_streams():
         for grain in Grain:
-            for each in store.top(stream, grain=grain):
-                key = (stream, grain.value, each.bucket, each.entity_id)
-                found.setdefault(key, []).append(_record(each))
+            for record in store.top(stream, grain=grain):
+                key = (stream, grain.value, record.bucket, record.entity_id)
+                found.setdefault(key, []).append(_record(record))
     return found
 
 
@@ -363,8 +363,13 @@ def top_expected(tops: Mapping[TopNKey, TopN]) -> Tops:
     """The same of the oracle."""
     return {
         key: [
-            (each.statement, each.latency, each.trace_id, *top.runs[normalise(each.statement)])
-            for each in top.records
+            (
+                record.statement,
+                record.latency,
+                record.trace_id,
+                *top.runs[normalise(record.statement)],
+            )
+            for record in top.records
         ]
         for key, top in tops.items()
     }
@@ -413,17 +418,17 @@ def expected_whole(oal: str, events: Mapping[str, Sequence[Any]]) -> Whole:
 
 def _top(store: Store) -> Whole:
     return {
-        ("top", stream, grain.value, each.bucket, each.entity_id, each.rank): (
-            each.latency,
-            each.time_us,
-            each.trace_id,
-            each.statement,
-            each.runs,
-            each.total_ms,
+        ("top", stream, grain.value, record.bucket, record.entity_id, record.rank): (
+            record.latency,
+            record.time_us,
+            record.trace_id,
+            record.statement,
+            record.runs,
+            record.total_ms,
         )
         for stream in store.top_streams()
         for grain in Grain
-        for each in store.top(stream, grain=grain)
+        for record in store.top(stream, grain=grain)
     }
 
 

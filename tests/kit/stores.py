@@ -138,12 +138,12 @@ def deltas(
             place = (bucket_of(grain, row.minute), names.index(row.entity))
             places.setdefault(place, []).append(row)
         cells: dict[str, list[Any]] = {
-            column: [] for each in found for column in layout.columns[each.name]
+            column: [] for result in found for column in layout.columns[result.name]
         }
         for inside in places.values():
-            for each in found:
+            for result in found:
                 for column, value in zip(
-                    layout.columns[each.name], cells_of(each, inside), strict=True
+                    layout.columns[result.name], cells_of(result, inside), strict=True
                 ):
                     cells[column].append(value)
         made.append(
@@ -201,10 +201,10 @@ class Writer:
 def all_states(store: Store) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """Everything that the store holds of active metrics, decoded."""
     return {
-        (each.name, grain, row.bucket, row.entity_id): row.states
-        for each in store.metrics()
+        (metric.name, grain, row.bucket, row.entity_id): row.states
+        for metric in store.metrics()
         for grain in Grain
-        for row in store.states(each, grain=grain)
+        for row in store.states(metric, grain=grain)
     }
 
 
@@ -218,12 +218,13 @@ def expected_states(
         for row in rows:
             places.setdefault((bucket_of(grain, row.minute), row.entity), []).append(row)
         for (bucket, entity), inside in places.items():
-            for each in found:
-                values = cells_of(each, inside)
+            for result in found:
+                values = cells_of(result, inside)
                 states = tuple(
-                    decode(state, [value]) for state, value in zip(each.states, values, strict=True)
+                    decode(state, [value])
+                    for state, value in zip(result.states, values, strict=True)
                 )
-                expected[each.name, grain, bucket, f"id-{entity}"] = states
+                expected[result.name, grain, bucket, f"id-{entity}"] = states
     return expected
 
 

@@ -137,7 +137,7 @@ def test_every_fault_of_a_script_is_listed_in_order() -> None:
         "disable(5);\n"
         "a = from(Service.*).cpm();\n"
     )
-    assert [(each.line, each.column) for each in found] == [
+    assert [(result.line, result.column) for result in found] == [
         (1, 10),
         *((2, column) for column in (18, 33, 64, 67)),
         (3, 10),
@@ -169,7 +169,9 @@ def test_errors_of_several_files_come_together(tmp_path: Path) -> None:
     (tmp_path / "b.oal").write_text("x = from(Service.*).cpm();")
     with pytest.raises(OalErrors) as caught:
         oal.load([tmp_path / "b.oal", tmp_path / "a.oal", tmp_path / "none.oal"])
-    places = [f"{Path(each.file).name}:{each.line}:{each.column}" for each in caught.value.errors]
+    places = [
+        f"{Path(error.file).name}:{error.line}:{error.column}" for error in caught.value.errors
+    ]
     assert places == ["a.oal:1:1", "a.oal:1:37", "none.oal:1:1"]
     assert "b.oal:1:1" in caught.value.errors[0].message
     assert "3 errors in 2 scripts" in str(caught.value)
@@ -213,9 +215,9 @@ def faults(text: str) -> tuple[OalError, ...]:
 @given(st.text(max_size=200) | st.text('ab =from().*;"/[],5->!\n', max_size=200))
 def test_any_text_is_read_or_answered(text: str) -> None:
     """Whatever is thrown at it: a script, or errors whose places are in the text."""
-    for each in faults(text):
-        assert each.column <= len(each.source_line) + 1
-        assert str(each)
+    for fault in faults(text):
+        assert fault.column <= len(fault.source_line) + 1
+        assert str(fault)
 
 
 @pytest.mark.parametrize("name", ["5", "5xx_count", '"x"', ".", "=", "(", "->", "é", "'x'"])
@@ -240,9 +242,9 @@ def test_any_words_in_any_order_are_answered(words: list[str]) -> None:
     """Reading ends, and whatever is wrong has a line and a column at which its text stands."""
     text = " ".join(words)
     lines = text.split("\n")
-    for each in faults(text):
-        assert lines[each.line - 1][each.column - 1 :].startswith(each.text.split("\n")[0])
-        assert str(each).startswith(f"<string>:{each.line}:{each.column}: ")
+    for fault in faults(text):
+        assert lines[fault.line - 1][fault.column - 1 :].startswith(fault.text.split("\n")[0])
+        assert str(fault).startswith(f"<string>:{fault.line}:{fault.column}: ")
 
 
 @given(st.data())
@@ -288,7 +290,7 @@ def test_errors_travel(travel: object) -> None:
         oal.parse("a = from(Servce.*).cpm(); b = ")
     back = travel(caught.value)
     assert str(back) == str(caught.value)
-    assert [vars(each) for each in back.errors] == [vars(each) for each in caught.value.errors]
+    assert [vars(error) for error in back.errors] == [vars(error) for error in caught.value.errors]
     assert isinstance(back, BatchmillError)
     assert isinstance(back, ValueError)
 

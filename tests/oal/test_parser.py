@@ -124,14 +124,14 @@ def test_keywords_are_names_elsewhere() -> None:
         "from = from(BrowserAppTraffic.count).sum(); filter = from(Service.*).cpm();"
         "disable = from(ServiceInstanceJVMMemory.max).max(); disable(filter)"
     )
-    assert [each.name for each in script.metrics] == ["from", "filter", "disable"]
+    assert [metric.name for metric in script.metrics] == ["from", "filter", "disable"]
     assert script.disabled == ("filter",)
 
 
 def test_the_last_statement_needs_no_semicolon() -> None:
     """The end of the file ends it, and superfluous semicolons say nothing."""
     text = ";; a = from(Service.*).cpm();; b = from(Service.*).count()"
-    assert [each.name for each in oal.parse(text).metrics] == ["a", "b"]
+    assert [metric.name for metric in oal.parse(text).metrics] == ["a", "b"]
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "// nothing", "/* no */ // thing", "\ufeff"])
@@ -151,7 +151,7 @@ gaps = st.sampled_from([" ", "\n", "\r\n", "\t", "/**/", '/* ; " */', '// ; "\n'
 @given(st.data())
 def test_comments_and_blanks_stand_anywhere(data: st.DataObject) -> None:
     """Between any two tokens, any of them, and the script means the same."""
-    tokens = [each.text for each in Lexer(ScriptText("f", STATEMENT), []).tokens()]
+    tokens = [token.text for token in Lexer(ScriptText("f", STATEMENT), []).tokens()]
     spread = "".join(data.draw(gaps) + token for token in tokens)
     assert oal.parse(spread) == oal.parse(STATEMENT)
 
@@ -241,7 +241,7 @@ def test_what_is_written_out_reads_back_the_same(made: list[Metric]) -> None:
     script = oal.Script("f", tuple(made), ("gone",))
     back = oal.parse(str(script))
     assert back == script
-    assert [each.states for each in back.metrics] == [each.states for each in made]
+    assert [metric.states for metric in back.metrics] == [metric.states for metric in made]
 
 
 def test_metrics_travel() -> None:
@@ -249,7 +249,7 @@ def test_metrics_travel() -> None:
     found = oal.load(oal.core_script())
     back = pickle.loads(pickle.dumps(found.metrics))
     assert back == found.metrics
-    assert {hash(each) for each in back} == {hash(each) for each in found.metrics}
+    assert {hash(metric) for metric in back} == {hash(metric) for metric in found.metrics}
 
 
 # Several scripts
@@ -278,7 +278,7 @@ def test_files_and_texts_go_together(tmp_path: File) -> None:
     file = tmp_path / "a (1).oal"
     file.write_text("a = from(Service.*).cpm(); b = from(Service.*).count();")
     found = oal.load([str(file), "disable(a); disable(unheard_of)", "c = from(Service.*).cpm()"])
-    assert [each.name for each in found] == ["b", "c"]
+    assert [result.name for result in found] == ["b", "c"]
     assert found.disabled == {"a", "unheard_of"}
     assert found["c"].where.file == "<string 3>"
 
@@ -325,7 +325,7 @@ def test_the_core_metrics_have_their_customary_names() -> None:
         "gen_ai_model_ttft_avg",
         "instance_jvm_cpu",
     }
-    assert wanted - {each.name for each in found} == set()
+    assert wanted - {result.name for result in found} == set()
 
 
 def test_core_metrics_share_their_count() -> None:
@@ -338,7 +338,7 @@ def test_core_metrics_share_their_count() -> None:
 def test_the_core_script_is_laid_out_in_reading_order() -> None:
     """It names each metric once, and every line of it is a comment, a statement or blank."""
     lines = oal.core_script().read_text("utf-8").splitlines()
-    assert [each for each in lines if not re.match(r"(//|[a-z0-9_]+ += from\(.*;$|$)", each)] == []
+    assert [line for line in lines if not re.match(r"(//|[a-z0-9_]+ += from\(.*;$|$)", line)] == []
 
 
 def test_what_metrics_cost() -> None:

@@ -75,7 +75,7 @@ def holds(condition: Condition, row: Row) -> bool:
 
 def reduce(state: State, rows: Sequence[Row]) -> Any:
     """What a state holds after these rows."""
-    kept = [row for row in rows if all(holds(each, row) for each in state.where)]
+    kept = [row for row in rows if all(holds(condition, row) for condition in state.where)]
     if isinstance(state, Count):
         return len(kept)
     if isinstance(state, ApdexCount):
@@ -150,8 +150,11 @@ def test_metrics_of_one_source_share_their_count() -> None:
 def test_a_null_is_no_measurement() -> None:
     """Where a measured field may be null, only the rows that have it are counted."""
     found = metric("from(ServiceInstanceJVMMemory.used).filter(heapStatus == true).longAvg()")
-    assert [each.text for each in found.states[1].where] == ["heapStatus==true", "used!=null"]
-    assert [each.text for each in found.states[0].where] == ["heapStatus==true"]
+    assert [condition.text for condition in found.states[1].where] == [
+        "heapStatus==true",
+        "used!=null",
+    ]
+    assert [condition.text for condition in found.states[0].where] == ["heapStatus==true"]
 
 
 @pytest.mark.parametrize("call", ["cpm()", "count()", "percent(status == true)"])
@@ -165,7 +168,7 @@ def test_a_filter_on_the_measured_value_says_it_is_there() -> None:
     """A comparison is false on null already, so that one condition more would say nothing."""
     code = "httpResponseStatusCode"
     found = metric(f"from(Service.{code}).filter({code} > 1).longAvg()")
-    assert [each.text for each in found.states[1].where] == [f"{code}>1"]
+    assert [condition.text for condition in found.states[1].where] == [f"{code}>1"]
     found = metric(f"from(Service.{code}).filter({code} == null).longAvg()")
     assert len(found.states[1].where) == 2
 

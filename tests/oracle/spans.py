@@ -188,7 +188,7 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
     events: defaultdict[str, list[Row]] = defaultdict(list)
     answered = set()
     for key, span in by_id.items():
-        foreign = [each for each in children[key] if service_of(each) != service_of(span)]
+        foreign = [child for child in children[key] if service_of(child) != service_of(span)]
         if span["kind"] in EXIT_KINDS and foreign:
             answered.add(key)
             for source, row in _callee_rows(span, foreign):

@@ -32,10 +32,12 @@ def test_a_file_holds_the_minutes_of_its_batch(tmp_path: Path) -> None:
         assert changes.buckets == deltas.buckets
         assert changes.cells == deltas.cells
         expected = [batch.entities[number] for number in deltas.entities]
-        assert [(each.kind, each.id, each.name, each.layers) for each in changes.entities] == [
-            (each.kind, each.id, each.name, each.layers) for each in expected
-        ]
-        assert {each.name: each.columns for each in changes.metrics} == one.writer.layout.columns
+        assert [
+            (entity.kind, entity.id, entity.name, entity.layers) for entity in changes.entities
+        ] == [(each.kind, each.id, each.name, each.layers) for each in expected]
+        assert {
+            metric.name: metric.columns for metric in changes.metrics
+        } == one.writer.layout.columns
         assert batch.outgoing.rows == len(deltas.buckets)
         assert batch.outgoing.bytes == (one.outbox.folder / batch.outgoing.path).stat().st_size
 
@@ -74,7 +76,7 @@ def test_a_commit_names_its_file_once(both: Mill) -> None:
     both.writer.number = 1
     both.commit(*measurements(1), settle=True)
     assert both.named() == both.files()
-    assert [each.seq for each in both.store.outbox(both.outbox.place)] == [1, 2]
+    assert [file.seq for file in both.store.outbox(both.outbox.place)] == [1, 2]
 
 
 def test_the_file_of_a_commit_that_failed_is_never_named(both: Mill) -> None:
@@ -86,7 +88,7 @@ def test_the_file_of_a_commit_that_failed_is_never_named(both: Mill) -> None:
     assert lost.outgoing is not None
     assert coming.outgoing is not None
     both.outbox.tidy("live", set(both.named()))
-    assert both.named() == [each for each in both.files() if each.startswith("live/")]
+    assert both.named() == [file for file in both.files() if file.startswith("live/")]
     assert coming.outgoing.path in both.files()
     assert other.store.commit(coming).applied
     assert both.named() == both.files()
@@ -124,7 +126,7 @@ def test_beyond_its_bound_the_oldest_go(backend: Backend, tmp_path: Path, bound:
     one.store.pass_outbox("quick", place, [(1, probe.rows), (2, probe.rows)])
     for _ in range(4):
         one.commit(*rows)
-    assert [each.seq for each in one.store.outbox(place)] == [4, 5, 6]
+    assert [file.seq for file in one.store.outbox(place)] == [4, 5, 6]
     assert one.named() == one.files()
     dropped = {
         source: n
@@ -236,14 +238,14 @@ def test_totals_know_an_entity_whose_id_is_cut(both: Mill) -> None:
     long = "x" * 5000
     batch.entities = [EntityRow("endpoint", long, "long", frozenset(), {})]
     both.store.commit(batch)
-    (metric,) = [each for each in both.store.metrics() if each.name == "calls"]
+    (metric,) = [metric for metric in both.store.metrics() if metric.name == "calls"]
     assert both.store.totals([metric], {MINUTE: {long}}) == {(MINUTE, long): [1]}
 
 
 def test_a_metric_that_was_retired_has_a_total_as_long_as_it_is_kept(both: Mill) -> None:
     """Of another version with the same name it is not taken."""
     both.commit(Measurement(5))
-    (old,) = [each for each in both.store.metrics() if each.name == "calls"]
+    (old,) = [metric for metric in both.store.metrics() if metric.name == "calls"]
     both.store.register(metrics("calls = from(Endpoint.latency).sum();"), stream="live")
     (new,) = both.store.metrics()
     assert both.store.totals([old, new], {MINUTE: {"id-one"}}) == {(MINUTE, "id-one"): [1, None]}

@@ -71,7 +71,7 @@ def test_a_message_has_these_fields() -> None:
         "batchmill.Span",
     )
     fields = spans.message_type.fields
-    assert [(each.number, each.name, each.type) for each in fields] == [
+    assert [(field.number, field.name, field.type) for field in fields] == [
         (number, name, PROTOBUF[kind]) for number, name, kind in PINNED
     ]
     for field in fields:
@@ -79,7 +79,7 @@ def test_a_message_has_these_fields() -> None:
             entry = field.message_type
             assert entry.name == f"{field.name.capitalize()}Entry"
             assert entry.GetOptions().map_entry
-            assert [(each.number, each.name, each.type) for each in entry.fields] == [
+            assert [(field.number, field.name, field.type) for field in entry.fields] == [
                 (1, "key", FieldDescriptor.TYPE_STRING),
                 (2, "value", FieldDescriptor.TYPE_STRING),
             ]

@@ -24,7 +24,9 @@ def run(home: Home, go: threading.Event) -> None:
     signal.signal(signal.SIGTERM, lambda *_: end.set())
     signal.signal(signal.SIGUSR1, lambda *_: go.set())
     with open_store(home.store_url) as store:
-        last = next((each.last_batch for each in store.streams() if each.name == "main"), None)
+        last = next(
+            (stream.last_batch for stream in store.streams() if stream.name == "main"), None
+        )
         claim = store.claim("main", "stand-in", fresh=last is None, committed=last)
         number = -1 if claim.last_batch is None else claim.last_batch
         sys.stdout.write("waiting for segments\n")

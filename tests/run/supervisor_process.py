@@ -48,8 +48,8 @@ def run(folder: Path, children: list[str]) -> None:
         try:
             while not signals.count:
                 supervisor.poll()
-                pids = [each.pid for each in processes]
-                if pids != told and all(each.state is State.RUNNING for each in processes):
+                pids = [process.pid for process in processes]
+                if pids != told and all(process.state is State.RUNNING for process in processes):
                     told = pids
                     say(" ".join(["up", *map(str, pids)]))
                 signals.wait(0.02)
@@ -59,11 +59,11 @@ def run(folder: Path, children: list[str]) -> None:
         say("asked")
         for each in processes:
             each.terminate()
-        while signals.count < 2 and any(each.state is State.STOPPING for each in processes):
+        while signals.count < 2 and any(process.state is State.STOPPING for process in processes):
             supervisor.poll()
             signals.wait(0.02)
-    for each in processes:
-        say(f"{each.spec.name} {each.state.value} {each.code}")
+    for process in processes:
+        say(f"{process.spec.name} {process.state.value} {process.code}")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def test_exporters_that_a_run_has_no_more_are_forgotten(one: Mill, tmp_path: Pat
     for name in ("run a", "run b", "mine"):
         one.store.join_outbox(name, one.outbox.place)
     assert remove_exporters(home, ["b"]) == ["a"]
-    assert [each.exporter for each in one.store.exporters()] == ["mine", "run b"]
+    assert [exporter.exporter for exporter in one.store.exporters()] == ["mine", "run b"]
     assert remove_exporters(Home(tmp_path / "nothing"), []) == []
 
 

@@ -111,7 +111,7 @@ def test_status_tells_of_a_run(home: Home) -> None:
         assert [process["pid"] for process in found["processes"].values()] == pids
         shown = asked_for(f"{pages}/api/v1/pipeline")
         assert (shown["health"], shown["web"]) == ("healthy", pages)
-        assert [each["process"] for each in shown["queues"]] == ["ingest"]
+        assert [queue["process"] for queue in shown["queues"]] == ["ingest"]
         assert shown["thresholds"]["level"] == "NORMAL"
         os.kill(pids[1], signal.SIGSTOP)  # so that it cannot end when it is asked to
         os.kill(life.pid, signal.SIGINT)

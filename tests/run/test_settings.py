@@ -140,7 +140,7 @@ def test_show_prints_values_and_origins(
     code, out, _ = show(monkeypatch, capsys, "--http-port", "0")
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
     assert code == 0
-    assert lines.keys() == {each.name for each in SETTINGS}
+    assert lines.keys() == {setting.name for setting in SETTINGS}
     assert lines["master"] == ['"local[2]"', "BATCHMILL_MASTER"]
     assert lines["http_port"] == ["0", "--http-port"]
     found = json.loads(show(monkeypatch, capsys, "--json")[1])
@@ -227,7 +227,7 @@ def test_a_run_hands_on_who_may_look(tmp_path: Path) -> None:
     for option, value in (("--bind", "0.0.0.0"), ("--tls-cert", "c"), ("--tls-key", "k")):
         assert words[words.index(option) + 1] == value
     assert spec.environment == {"BATCHMILL_TOKEN": "secret"}
-    assert not any("secret" in each for each in words)
+    assert not any("secret" in word for word in words)
     assert not spec.required
 
 

@@ -346,6 +346,6 @@ def test_tables_are_read_from_a_store(tmp_path: Path) -> None:
         found = read_tables(store)
     assert found.minute == MINUTE
     assert found.services == (ServiceRow("one", 2, 30, 40), ServiceRow("two", 1, 90, 90))
-    assert [each.statement for each in found.statements] == [
+    assert [statement.statement for statement in found.statements] == [
         f"select {ms}" for ms in range(309, 304, -1)
     ]

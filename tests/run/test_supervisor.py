@@ -44,27 +44,27 @@ def decisions(*deaths: Death, policy: RestartPolicy = POLICY) -> list[Decision]:
 
 def test_each_death_in_a_row_is_waited_out_longer() -> None:
     """Up to a limit; nobody gives up on a process that was ready each time."""
-    assert [each.delay_s for each in decisions(*[KILLED] * 6)] == [1, 2, 4, 5, 5, 5]
+    assert [decision.delay_s for decision in decisions(*[KILLED] * 6)] == [1, 2, 4, 5, 5, 5]
 
 
 def test_a_stable_time_makes_deaths_forgotten() -> None:
     """The next death is the first one again."""
-    delays = [each.delay_s for each in decisions(KILLED, KILLED, Death(1, 30.0), KILLED)]
+    delays = [decision.delay_s for decision in decisions(KILLED, KILLED, Death(1, 30.0), KILLED)]
     assert delays == [1, 2, 1, 2]
 
 
 def test_starts_that_come_to_nothing_are_tried_so_often() -> None:
     """In a row; then it is given up."""
     failed = Death(1, None)
-    assert [each.delay_s for each in decisions(failed, failed, failed)] == [1, 2, None]
-    delays = [each.delay_s for each in decisions(failed, failed, KILLED, failed, failed)]
+    assert [decision.delay_s for decision in decisions(failed, failed, failed)] == [1, 2, None]
+    delays = [decision.delay_s for decision in decisions(failed, failed, KILLED, failed, failed)]
     assert None not in delays
 
 
 def test_being_killed_while_starting_says_nothing_about_it() -> None:
     """Somebody who kills it again and again is outlasted."""
     killed = Death(-signal.SIGKILL, None)
-    assert None not in [each.delay_s for each in decisions(*[killed] * 10)]
+    assert None not in [decision.delay_s for decision in decisions(*[killed] * 10)]
     assert decisions(*[Death(-signal.SIGSEGV, None)] * 3)[-1].delay_s is None
 
 
@@ -84,10 +84,10 @@ def test_a_log_begins_anew_when_it_is_large(tmp_path: Path) -> None:
     log = RotatingLog(tmp_path / "x.log", limit=100, files=3)
     for number in range(10):
         log.write(f"line {number} {'x' * 40}")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.log", "x.log.1", "x.log.2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.log", "x.log.1", "x.log.2"]
     kept = [(tmp_path / name).read_text().split()[2] for name in ("x.log", "x.log.1", "x.log.2")]
     assert kept == ["9", "8", "7"]
-    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     log.write("two")
     folder.mkdir()
     log.write("three")
-    lines = [each.split(" ", 1)[1] for each in (folder / "x.log").read_text().splitlines()]
+    lines = [line.split(" ", 1)[1] for line in (folder / "x.log").read_text().splitlines()]
     assert lines == ["(2 lines could not be written here)", "three"]
 
 
@@ -143,7 +143,7 @@ def supervisor(home: Path, *children: str) -> Life:
 def pids(life: Life) -> list[int]:
     """The children that it told of last."""
     last = next(line for line in reversed(life.lines) if line.startswith("up"))
-    return [int(each) for each in last.split()[1:]]
+    return [int(part) for part in last.split()[1:]]
 
 
 def is_gone(pid: int) -> bool:

@@ -40,7 +40,7 @@ def queue(depths: list[int], **changes: Any) -> dict[str, Any]:
         "kind": "queue",
         "depth": sum(depths),
         "capacity": 100 * len(depths),
-        "partitions": [{"depth": each, "capacity": 100} for each in depths],
+        "partitions": [{"depth": depth, "capacity": 100} for depth in depths],
         "threads": [{"name": "a-0", "load": 0.25}, {"name": "a-1", "load": 1.0}],
         "moves": 3,
         "last_moves": ["13:00:02 partition 5: thread 1 → 0"],

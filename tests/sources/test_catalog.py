@@ -37,21 +37,21 @@ def test_every_event_type_is_there() -> None:
 def test_every_entity_rule_names_fields() -> None:
     """Each role of an entity is a field of its source, or a fixed layer."""
     wrong = [
-        (each.name, role, name)
-        for each in sources.catalog().sources.values()
-        for role, name in each.entity.roles.items()
-        if name not in each.fields and name not in ("=normal", "=virtual")
+        (source.name, role, name)
+        for source in sources.catalog().sources.values()
+        for role, name in source.entity.roles.items()
+        if name not in source.fields and name not in ("=normal", "=virtual")
     ]
     assert wrong == []
 
 
 def test_latency_is_required_wherever_it_is() -> None:
     """A row must have its latency; of endpoint relations, the rpcLatency."""
-    for each in sources.builtin_catalog().sources.values():
-        wanted = {"latency"} if "latency" in each.fields else set()
-        if each.name == "EndpointRelation":
+    for source in sources.builtin_catalog().sources.values():
+        wanted = {"latency"} if "latency" in source.fields else set()
+        if source.name == "EndpointRelation":
             wanted = {"rpcLatency"}
-        assert set(each.required) == wanted
+        assert set(source.required) == wanted
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,6 @@ from pathlib import Path
 def forget_commit(checkpoint: Path) -> None:
     """Take the mark off the newest batch that Spark has finished: it will be run again."""
     commits = checkpoint / "spark" / "commits"
-    newest = max(int(each.name) for each in commits.iterdir() if each.name.isdecimal())
+    newest = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
     (commits / str(newest)).unlink()
     (commits / f".{newest}.crc").unlink(missing_ok=True)

@@ -51,11 +51,11 @@ def plan(script: str) -> SourcePlan:
     """The plan of a script's one source, each cell in a column of its own."""
     metrics = load(script)
     columns = {
-        each.name: tuple(
-            f"{each.name}_{number}"
-            for number, _ in enumerate(cell for state in each.states for cell in cells(state))
+        metric.name: tuple(
+            f"{metric.name}_{number}"
+            for number, _ in enumerate(cell for state in metric.states for cell in cells(state))
         )
-        for each in metrics
+        for metric in metrics
     }
     (made,) = plans_for(metrics, Layout(columns), PipelineSettings()).values()
     return made
@@ -182,7 +182,7 @@ def test_slices_have_about_as_many_rows(
 ) -> None:
     """Neighbours stay together; every segment is in one slice."""
     made = cut(segments_of(*rows), cores)
-    assert [[each.rows for each in few] for few in made] == slices
+    assert [[row.rows for row in few] for few in made] == slices
 
 
 def groups_of(*places: tuple[int, int]) -> Any:
@@ -274,7 +274,7 @@ def test_entities_are_numbered_once_and_gather_their_layers() -> None:
     assert book.number("service", id_, ("s",), {"MESH"}) == 0
     assert book.number("endpoint", id_, ("s", "e"), set()) == 1
     assert book.number("service", id_, ("s",), {"GENERAL"}) == 0
-    assert [each.layers for each in book.rows()] == [{"MESH", "GENERAL"}, frozenset()]
+    assert [row.layers for row in book.rows()] == [{"MESH", "GENERAL"}, frozenset()]
 
 
 def physical(**columns: pa.DataType) -> pa.Schema:
@@ -333,7 +333,9 @@ def test_a_look_tells_good_from_bad(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, 2]}), good)
     bad.write_bytes(b"PAR1 no parquet PAR1")
     found, broken = inspect([each.as_uri() for each in (good, bad, tmp_path / "S" / "gone")])
-    assert [(each.source, each.rows, each.schema.names) for each in found] == [("S", 2, ["a"])]
+    assert [(result.source, result.rows, result.schema.names) for result in found] == [
+        ("S", 2, ["a"])
+    ]
     assert [(each.path.rpartition("/")[2], each.reason) for each in broken] == [
         ("bad.parquet", "corrupt"),
         ("gone", "missing"),

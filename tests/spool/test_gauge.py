@@ -134,7 +134,7 @@ def test_measures_tell_where_levels_begin(
         return gauge
 
     def measure(gauge: Gauge) -> Any:
-        return next(each for each in gauge.measures() if each.name == field)
+        return next(measure for measure in gauge.measures() if measure.name == field)
 
     known = measure(gauge_at(0))
     assert known.value == 0
@@ -181,8 +181,8 @@ def test_a_refusal_counts_what_waits(gauge: Gauge) -> None:
 
 def test_levels_are_those_of_pressure() -> None:
     """With a word for none."""
-    assert [Level[each.name].value for each in ThresholdLevel] == [1, 2, 3]
-    assert [each.value for each in ThresholdLevel] == [1, 2, 3]
+    assert [Level[threshold_level.name].value for threshold_level in ThresholdLevel] == [1, 2, 3]
+    assert [threshold_level.value for threshold_level in ThresholdLevel] == [1, 2, 3]
     assert Level.NORMAL < ThresholdLevel.WARNING
 
 
@@ -261,7 +261,7 @@ def test_a_level_is_logged_once(clock: ManualClock, caplog: pytest.LogCaptureFix
     for _ in range(5):
         gauge.settle(1, 1, stored=True)
         gauge.admit(1, 1)
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "topic kafka://one:9092/spans: queue rows: WARNING"
     ]
 

@@ -47,7 +47,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, life: int) -> Non
     rng = random.Random(life)
     acknowledged = _kill_while_writing(tmp_path, answers=rng.randint(1, 40), rng=rng)
     written = numbers_in(segments(tmp_path))
-    expected = {first + each for first in acknowledged for each in range(100)}
+    expected = {first + number for first in acknowledged for number in range(100)}
     assert expected
     assert expected <= set(written)
     assert len(written) == len(set(written))

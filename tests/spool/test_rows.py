@@ -22,7 +22,7 @@ from tests.kit.threads import WAIT_S
 def test_spans_come_back_as_they_went(tmp_path: Path) -> None:
     """Every column, maps and moments too, across batches that share a segment."""
     batches = [spans([1, 2]), spans([3], parent_span_id=["00000000000000ff"], attributes=[{}])]
-    table = pa.concat_tables([span_table(each) for each in batches])
+    table = pa.concat_tables([span_table(batch) for batch in batches])
     rows = pq.read_table(_file(tmp_path, table)).to_pylist()
     assert [row["span_id"] for row in rows] == [f"{n:016x}" for n in (1, 2, 3)]
     assert rows[0]["resource"] == [("service.name", "shop"), ("host.name", "a")]
@@ -43,7 +43,7 @@ def test_resources_may_be_shared_or_not() -> None:
     for few in (dicts, dicts[1:3]):
         table = span_table(spans(range(len(few)), resource=few, attributes=few))
         for column in ("resource", "attributes"):
-            assert table.column(column).to_pylist() == [list(each.items()) for each in few]
+            assert table.column(column).to_pylist() == [list(row.items()) for row in few]
 
 
 def test_events_come_back_as_they_went() -> None:

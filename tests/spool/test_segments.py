@@ -91,7 +91,7 @@ def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
     for name in (".1-a.parquet.tmp", ".keep", "1-b.parquet"):
         (folder / name).touch()
     Spool(tmp_path).close()
-    assert sorted(each.name for each in folder.iterdir()) == [".keep", "1-b.parquet"]
+    assert sorted(path.name for path in folder.iterdir()) == [".keep", "1-b.parquet"]
 
 
 def test_what_a_live_writer_is_writing_stays(tmp_path: Path) -> None:

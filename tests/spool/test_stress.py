@@ -49,10 +49,10 @@ def test_every_batch_is_answered_and_what_is_acknowledged_is_there(
         thread.join(WAIT_S)
 
     written = {
-        first + each
+        first + number
         for first, future in taken
         if future.exception(WAIT_S) is None
-        for each in range(10)
+        for number in range(10)
     }
     found = numbers_in(segments(tmp_path))
     assert sorted(found) == sorted(written)

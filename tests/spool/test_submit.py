@@ -69,7 +69,7 @@ def test_only_names_of_the_catalog_become_folders(tmp_path: Path, name: str) -> 
     """A path from outside gets nowhere."""
     with Spool(tmp_path / "spool") as spool, pytest.raises(UnknownNameError):
         spool.submit(name, [{"time": 1}])
-    assert [each.name for each in tmp_path.rglob("*")] == ["spool"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["spool"]
 
 
 def test_spans_are_no_rows_and_rows_no_spans(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_committed_batch_is_read_back(backend: Backend) -> None:
     assert (first.bucket, first.value, second.value) == (MINUTE, 40, 90)
     assert (first.entity_id, first.entity_name) == ("id-one", "one")
     assert first.layers == {"GENERAL"}
-    assert [each.value for each in store.values("avg", grain=Grain.DAY)] == [56]
+    assert [value.value for value in store.values("avg", grain=Grain.DAY)] == [56]
     assert store.newest_minute() == MINUTE + 1
 
 
@@ -219,7 +219,7 @@ def test_waiting_files_are_dropped_once(backend: Backend, settle: bool) -> None:
     assert (caught.value.stream, caught.value.path) == ("live", "a")
     assert all_states(store) == before
     writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=0)
-    assert [each.path for each in writer.claim.carry] == ["b"]
+    assert [file.path for file in writer.claim.carry] == ["b"]
 
 
 def test_one_read_sees_one_moment(backend: Backend) -> None:
@@ -246,7 +246,7 @@ def test_settling_has_no_number(backend: Backend) -> None:
     writer.write(Measurement(30))
     for _ in range(2):
         assert store.commit(writer.batch([Measurement(40)], settle=True, number=0)).applied
-    assert [each.last_batch for each in store.streams()] == [0]
+    assert [stream.last_batch for stream in store.streams()] == [0]
     writer.write(Measurement(50))
     rows = [Measurement(latency) for latency in (30, 40, 40, 50)]
     assert all_states(store) == expected_states(writer.metrics, rows)
@@ -262,7 +262,7 @@ def test_a_reader_sees_whole_batches_only(backend: Backend) -> None:
 
     def read() -> None:
         while not stop.is_set():
-            totals = [each.value for each in reader.values("calls")]
+            totals = [value.value for value in reader.values("calls")]
             seen.update(value for value in totals if isinstance(value, int))
             if len(totals) not in (0, 2) or len(set(totals)) > 1:
                 failures.append(totals)
@@ -300,8 +300,10 @@ def test_layers_add_up(backend: Backend) -> None:
     for order in (("a", "b"), ("b", "a")):
         store = backend.open()
         writer = Writer(store, stream=f"stream-{order[0]}", checkpoint=order[0])
-        for each in order:
-            row = EntityRow("service", "shop", f"shop {each}", frozenset([each]), {"role": each})
+        for number in order:
+            row = EntityRow(
+                "service", "shop", f"shop {number}", frozenset([number]), {"role": number}
+            )
             writer.write(entities=[row])
         (entity,) = store.entities("service")
         assert (entity.name, set(entity.layers)) == ("shop b", {"a", "b"})
@@ -313,9 +315,9 @@ def test_entities_are_found(backend: Backend) -> None:
     store = backend.open()
     rows = [entity_row("/Cart"), entity_row("/pay_100%", ["MESH"]), entity_row("/payX100x")]
     Writer(store).write(entities=[*rows, EntityRow("service", "s", "cart")])
-    assert [each.name for each in store.entities(name_like="cart")] == ["/Cart", "cart"]
-    assert [each.name for each in store.entities("endpoint", "_100%")] == ["/pay_100%"]
-    assert [each.name for each in store.entities(layer="MESH")] == ["/pay_100%"]
+    assert [entity.name for entity in store.entities(name_like="cart")] == ["/Cart", "cart"]
+    assert [entity.name for entity in store.entities("endpoint", "_100%")] == ["/pay_100%"]
+    assert [entity.name for entity in store.entities(layer="MESH")] == ["/pay_100%"]
 
 
 def test_odd_texts_come_back(backend: Backend) -> None:
@@ -327,7 +329,7 @@ def test_odd_texts_come_back(backend: Backend) -> None:
         *(Measurement(5, name=name, entity=f"e{index}") for index, name in enumerate(names)),
         entities=[EntityRow("endpoint", f"id{i}", name) for i, name in enumerate(names)],
     )
-    assert [each.name for each in store.entities()] == [*names[:-1], "x\ufffdy"]
+    assert [entity.name for entity in store.entities()] == [*names[:-1], "x\ufffdy"]
     labels = [next(iter(row.states[0])) for row in store.states("statuses")]
     assert labels == names
 

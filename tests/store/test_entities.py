@@ -18,7 +18,7 @@ ODD = ["nul\0l", "nul\ufffdl", "long" * 5000, "long" * 5000 + "!", "\0"]
 
 def names(store: Store) -> list[str]:
     """Of all entities."""
-    return [each.name for each in store.entities()]
+    return [entity.name for entity in store.entities()]
 
 
 def dangling(store: Store) -> list[Any]:
@@ -44,7 +44,7 @@ def test_odd_ids_and_layers_are_kept_apart(backend: Backend) -> None:
     for number, id_ in enumerate(ODD):
         (found,) = store.values("slowest", entity=id_, layer=id_)
         assert found.value == number
-        assert [each.id for each in store.entities(layer=id_)] == [found.entity_id]
+        assert [entity.id for entity in store.entities(layer=id_)] == [found.entity_id]
         assert len(found.entity_id.encode()) <= 2000
 
 
@@ -55,7 +55,7 @@ def test_incompressible_ids_fit_too(backend: Backend) -> None:
     Writer(store).write(
         Measurement(7), entities=[EntityRow("given", text, text, frozenset([text]))]
     )
-    assert [each.value for each in store.values("slowest", entity=text, layer=text)] == [7]
+    assert [value.value for value in store.values("slowest", entity=text, layer=text)] == [7]
 
 
 def test_entities_go_with_their_last_row(backend: Backend) -> None:
@@ -69,8 +69,8 @@ def test_entities_go_with_their_last_row(backend: Backend) -> None:
     assert names(store) == ["new", "one"]
     assert dangling(store) == []
     writer.write(Measurement(5, minute=FIRST + 2 * DAY, entity="gone"))
-    assert [each.value for each in store.values("slowest", entity="gone")] == [5]
-    assert [each.layers for each in store.entities(name_like="gone")] == [{"GENERAL"}]
+    assert [value.value for value in store.values("slowest", entity="gone")] == [5]
+    assert [entity.layers for entity in store.entities(name_like="gone")] == [{"GENERAL"}]
 
 
 def test_a_late_row_does_not_make_an_entity_older(backend: Backend) -> None:
@@ -125,7 +125,7 @@ def test_a_removed_entity_comes_back_with_what_it_has_now(backend: Backend) -> N
         minute = FIRST + 2 * min(day, 2) * DAY
         row = Measurement(1, minute=minute, entity="x" if layers else "other")
         writer.write(row, entities=[entity_row(row.entity, layers)])
-        seen = [each.layers for each in store.entities(name_like="x")]
+        seen = [entity.layers for entity in store.entities(name_like="x")]
         assert seen == [[{"GENERAL", "MESH"}], [], [{"GENERAL"}], [{"GENERAL", "MESH"}]][day]
 
 
@@ -137,7 +137,7 @@ def test_a_writer_that_keeps_more_days_has_no_keys_of_removed_ones(backend: Back
     short.write(Measurement(1, minute=FIRST + 9 * DAY, entity="other"))
     long.write(Measurement(5, minute=FIRST, entity="e"))
     assert dangling(long.store) == []
-    assert [each.value for each in long.store.values("slowest", entity="e")] == [5]
+    assert [value.value for value in long.store.values("slowest", entity="e")] == [5]
 
 
 @pytest.mark.parametrize("who", list(itertools.product((0, 1), repeat=3)))
@@ -156,5 +156,5 @@ def test_another_writer_may_have_removed_an_entity(backend: Backend, who: tuple[
         writer.write(Measurement(7, minute=last, entity="e"))
     store = writers[0].store
     assert dangling(store) == []
-    assert [each.value for each in store.values("calls", entity="e", start=last)] == [2]
+    assert [value.value for value in store.values("calls", entity="e", start=last)] == [2]
     assert names(store) == ["e", "new3"]

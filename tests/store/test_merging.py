@@ -193,10 +193,10 @@ def test_sums_may_outgrow_64_bits(backend: Backend) -> None:
                 Deltas("ServiceInstanceJVMCPU", Grain.MINUTE, [MINUTE], [0], doubles),
             ],
         )
-    assert [each.value for each in store.values("total")] == [times * greatest]
-    assert [each.value for each in store.values("total", grain=Grain.HOUR)] == [times * least]
-    assert [each.value for each in store.values("mean")] == [greatest]
-    assert [each.value for each in store.values("above")] == [times * 2.0**62]
+    assert [value.value for value in store.values("total")] == [times * greatest]
+    assert [value.value for value in store.values("total", grain=Grain.HOUR)] == [times * least]
+    assert [value.value for value in store.values("mean")] == [greatest]
+    assert [value.value for value in store.values("above")] == [times * 2.0**62]
     (labelled,) = store.states("by_name")
     assert labelled.states == ({"x" * COMPACT_ABOVE: (times * greatest, times)},)
     length = f'SELECT max(length({columns["by_name"][0]})) FROM "minute_GenAIModelAccess"'
@@ -226,8 +226,8 @@ def test_extremes_and_sums_of_doubles_merge(backend: Backend) -> None:
             writer.write(entities=[entity_row("one")], deltas=[one])
         (state,) = store.states("total", start=MINUTE + number)
         results.add(exact_double(state.states[0]))
-        assert [each.value for each in store.values("most", start=MINUTE + number)] == [1e15]
-        assert [each.value for each in store.values("least", start=MINUTE + number)] == [-1e15]
+        assert [value.value for value in store.values("most", start=MINUTE + number)] == [1e15]
+        assert [value.value for value in store.values("least", start=MINUTE + number)] == [-1e15]
     assert results == {-2.65}
 
 
@@ -241,7 +241,7 @@ def test_values_are_selected(backend: Backend) -> None:
 
     def places(**wanted: object) -> list[tuple[int, str]]:
         found = store.values("calls", **wanted)  # type: ignore[arg-type]
-        return [(each.bucket - MINUTE, each.entity_name) for each in found]
+        return [(result.bucket - MINUTE, result.entity_name) for result in found]
 
     assert places() == [(m, e) for m in (0, 1, 100) for e in ("a", "b")]
     assert places(entity="a") == places(entity="id-a") == places(layer="MESH")

@@ -173,7 +173,7 @@ def test_closing_ends_a_commit_that_waits(place: Backend, postgres: Postgres) ->
     store.close()
     thread.join(WAIT_S)
     postgres.start()
-    assert [type(each).__name__ for each in raised] == ["StoreClosedError"]
+    assert [type(error).__name__ for error in raised] == ["StoreClosedError"]
 
 
 def test_a_server_that_vanishes_while_rows_are_under_way_is_noticed(place: Backend) -> None:

@@ -45,7 +45,7 @@ def test_registering_again_changes_nothing(backend: Backend) -> None:
     assert store.register(load(TWO)) == layout
     swapped = "b = from(Endpoint.latency).max(); a = from(Endpoint.*).count();"
     assert store.register(load(swapped)) == layout
-    assert [each.version for each in store.metrics(include_retired=True)] == [1, 1]
+    assert [metric.version for metric in store.metrics(include_retired=True)] == [1, 1]
 
 
 def test_no_two_metrics_share_a_column(backend: Backend) -> None:
@@ -61,10 +61,10 @@ def test_a_removed_metric_disturbs_no_other(backend: Backend) -> None:
     store = backend.open()
     Writer(store, script=TWO).write(Measurement(30))
     assert store.register(load(A), stream="live").columns.keys() == {"a"}
-    assert [each.name for each in store.metrics()] == ["a"]
-    assert {each.name: each.active for each in store.metrics(True)} == {"a": True, "b": False}
-    assert [each.value for each in store.values("b")] == [30]
-    assert [each.value for each in store.values("a")] == [1]
+    assert [metric.name for metric in store.metrics()] == ["a"]
+    assert {metric.name: metric.active for metric in store.metrics(True)} == {"a": True, "b": False}
+    assert [value.value for value in store.values("b")] == [30]
+    assert [value.value for value in store.values("a")] == [1]
 
 
 def test_a_backfill_retires_nothing(backend: Backend) -> None:
@@ -72,7 +72,7 @@ def test_a_backfill_retires_nothing(backend: Backend) -> None:
     store = backend.open()
     layout = store.register(load(A))
     more = store.register(load("c = from(Endpoint.*).count();"), retire=False)
-    assert [each.name for each in store.metrics()] == ["a", "c"]
+    assert [metric.name for metric in store.metrics()] == ["a", "c"]
     assert set(layout.columns["a"]).isdisjoint(more.columns["c"])
 
 
@@ -82,7 +82,7 @@ def test_an_added_metric_starts_afresh(backend: Backend) -> None:
     Writer(store, script=A).write(Measurement(30))
     store.register(load(TWO))
     assert store.values("b") == []
-    since = {each.name: each.since_minute for each in store.metrics()}
+    since = {metric.name: metric.since_minute for metric in store.metrics()}
     assert since == {"a": None, "b": MINUTE}
 
 
@@ -96,8 +96,8 @@ def test_a_changed_or_returning_metric_is_a_new_version(backend: Backend, betwee
     again = store.register(load(TWO), stream="live")
     assert set(again.columns["b"]).isdisjoint(first.layout.columns["b"])
     assert store.values("b") == []
-    versions = {each.version: each for each in store.metrics(True) if each.name == "b"}
-    assert [each.value for each in store.values(versions[1])] == [30]
+    versions = {metric.version: metric for metric in store.metrics(True) if metric.name == "b"}
+    assert [value.value for value in store.values(versions[1])] == [30]
     assert versions[max(versions)].active
 
 
@@ -107,7 +107,7 @@ def test_a_column_is_used_again_once_its_values_have_expired(backend: Backend) -
     first = Writer(store, script=TWO)
     first.write(Measurement(30))
     (old,) = first.layout.columns["b"]
-    (read,) = [each for each in store.metrics() if each.name == "b"]
+    (read,) = [metric for metric in store.metrics() if metric.name == "b"]
     other = backend.open(ttl_days=2)
     other.register(load(A), stream="live")
     # The writer still has the old layout, and writes the column of a metric that is gone.
@@ -127,7 +127,7 @@ def test_a_column_is_used_again_once_its_values_have_expired(backend: Backend) -
     first.metrics = load(script.format("max"))
     first.layout = store.register(first.metrics, stream="live")
     first.write(Measurement(5, minute=MINUTE + 3 * DAY))
-    assert [each.value for each in store.values("d")] == [5]
+    assert [value.value for value in store.values("d")] == [5]
     # What was known of the old one does not lead to the values of another.
     assert store.values(read) == []
 
@@ -146,7 +146,7 @@ def test_too_many_columns_are_refused(backend: Backend) -> None:
 def test_columns_are_allotted_without_a_store() -> None:
     """The decision is a pure function: new metrics are numbered on from the highest column."""
     result = allot(load(TWO), Registry(), cutoff=0, max_columns=10, retire=True)
-    assert [each.columns for each in result.added] == [(1,), (2,)]
+    assert [metric.columns for metric in result.added] == [(1,), (2,)]
     assert result.retired == []
     with pytest.raises(TooManyColumnsError):
         allot(load(TWO), Registry(), cutoff=0, max_columns=3, retire=True)
@@ -169,7 +169,7 @@ def test_an_unknown_metric_names_close_ones(backend: Backend) -> None:
 
 def active(store: Store) -> list[str]:
     """The names of the metrics that are being computed."""
-    return [each.name for each in store.metrics()]
+    return [metric.name for metric in store.metrics()]
 
 
 def test_streams_keep_each_others_metrics(backend: Backend) -> None:
@@ -180,9 +180,9 @@ def test_streams_keep_each_others_metrics(backend: Backend) -> None:
     assert active(store) == ["a", "b", "s"]
     one.write(Measurement(30))
     two.write(Measurement(50))
-    assert [each.value for each in store.values("a")] == [1]
-    assert [each.value for each in store.values("b")] == [50]
-    assert [each.value for each in store.values("s")] == [30]
+    assert [value.value for value in store.values("a")] == [1]
+    assert [value.value for value in store.values("b")] == [50]
+    assert [value.value for value in store.values("s")] == [30]
     store.register(load(A), stream="one")
     assert active(store) == ["a", "b", "s"]
     store.register(load(B), stream="two")
@@ -201,7 +201,7 @@ def test_a_live_column_is_never_given_away(backend: Backend) -> None:
         new = f"m{day} = from(Endpoint.latency).max();"
         layout = store.register(load(A + new), stream="two")
         assert layout.columns[f"m{day}"] != one.layout.columns["b"]
-    assert [each.value for each in store.values("b")] == [2, 3]
+    assert [value.value for value in store.values("b")] == [2, 3]
     assert two.layout.columns["a"] == layout.columns["a"]
 
 
@@ -214,11 +214,11 @@ def test_another_definition_is_refused(backend: Backend, retire: bool) -> None:
     with pytest.raises(MetricConflictError, match=advice) as caught:
         store.register(load(OTHER + B), stream="two", retire=retire)
     assert (caught.value.metric, caught.value.streams) == ("a", ("one",))
-    assert [(each.name, each.version) for each in store.metrics(True)] == [("a", 1)]
+    assert [(metric.name, metric.version) for metric in store.metrics(True)] == [("a", 1)]
     writer.write(Measurement(30))
     # Its own stream may change it.
     store.register(load(OTHER), stream="one")
-    assert [(each.name, each.version) for each in store.metrics()] == [("a", 2)]
+    assert [(metric.name, metric.version) for metric in store.metrics()] == [("a", 2)]
 
 
 def test_another_way_of_keeping_it_is_no_conflict(backend: Backend) -> None:
@@ -230,7 +230,7 @@ def test_another_way_of_keeping_it_is_no_conflict(backend: Backend) -> None:
     store._write(lambda session: session.run(older))
     for stream in ("one", "two"):
         store.register(load(A), stream=stream)
-        assert [(each.name, each.version) for each in store.metrics()] == [("a", 2)]
+        assert [(metric.name, metric.version) for metric in store.metrics()] == [("a", 2)]
 
 
 def test_a_backfill_counts_while_it_runs(backend: Backend) -> None:
@@ -247,7 +247,7 @@ def test_a_backfill_counts_while_it_runs(backend: Backend) -> None:
     assert active(store) == ["a"]
     # It let go of what it shared, too.
     store.register(load(OTHER), stream="one")
-    assert [each.version for each in store.metrics()] == [2]
+    assert [metric.version for metric in store.metrics()] == [2]
 
 
 def test_a_backfill_may_change_what_is_its_own(backend: Backend) -> None:
@@ -255,7 +255,7 @@ def test_a_backfill_may_change_what_is_its_own(backend: Backend) -> None:
     store = backend.open()
     store.register(load(A), stream="fill", retire=False)
     store.register(load(OTHER), stream="fill", retire=False)
-    assert [(each.name, each.version) for each in store.metrics()] == [("a", 2)]
+    assert [(metric.name, metric.version) for metric in store.metrics()] == [("a", 2)]
 
 
 def test_the_look_at_a_lock_keeps_nobody_out(backend: Backend) -> None:
@@ -320,7 +320,7 @@ def test_a_store_of_the_second_schema_gets_an_outbox(
         writer.write(Measurement(5))
         backend.close()
     store: Store = backend.open()
-    assert [each.value for each in store.values("calls")] == [1]
+    assert [value.value for value in store.values("calls")] == [1]
     one = Mill(store, tmp_path / "checkpoint", stream="other")
     one.commit(Measurement(7))
     assert one.named() == one.files()

@@ -14,7 +14,7 @@ ROWS = [
     for number in range(4)
     for latency in range(6)
 ]
-HALF = [each for each in ROWS if each.minute < MINUTE + 3]
+HALF = [row for row in ROWS if row.minute < MINUTE + 3]
 
 
 @pytest.mark.parametrize("seeks", [0, 10**6], ids=["through the buckets", "one by one"])
@@ -37,9 +37,9 @@ def test_merged_cells_give_what_merged_states_give(
         found = {}
         for key, id_ in keys.items():
             mine = [row for row in read.rows if row[1] == key]
-            for each in metrics:
-                columns = list(zip(*(row[read.places[each.name]] for row in mine), strict=True))
-                found[each.name, id_] = each.plan.states(each.plan.merge(columns))
+            for metric in metrics:
+                columns = list(zip(*(row[read.places[metric.name]] for row in mine), strict=True))
+                found[metric.name, id_] = metric.plan.states(metric.plan.merge(columns))
         return found
 
     expected = {
@@ -58,7 +58,7 @@ def test_no_more_rows_than_wanted(backend: Backend) -> None:
 
     def work(snapshot: Snapshot) -> list[tuple[int, bool]]:
         found = [snapshot.cells(snapshot.metrics(), minutes, most=most) for most in (23, 24)]
-        return [(len(each.rows), each.complete) for each in found]
+        return [(len(result.rows), result.complete) for result in found]
 
     assert store.read(work) == [(23, False), (24, True)]
 
@@ -96,7 +96,7 @@ def test_entities_come_in_pages(backend: Backend) -> None:
         pages = [
             snapshot.entities("endpoint", name, None, limit=2, offset=1) for name in (None, "e")
         ]
-        return [([each.name for each in page.entities], page.total) for page in pages]
+        return [([entity.name for entity in page.entities], page.total) for page in pages]
 
     assert store.read(work) == [(["E1", "E2"], 5)] * 2
 
@@ -121,7 +121,7 @@ def test_the_slowest_of_several_buckets_together(backend: Backend) -> None:
         found = snapshot.slowest("slow", minutes, entity=one.key, n=3)
         assert snapshot.slowest("slow", minutes, n=3) == found
         totals = snapshot.statement_totals("slow", minutes, one.key)
-        return [(each.rank, each.latency, each.runs) for each in found], totals
+        return [(result.rank, result.latency, result.runs) for result in found], totals
 
     assert store.read(work) == ([(1, 103, 7), (2, 102, 7), (3, 102, 7)], {"S ?": (14, 140)})
 

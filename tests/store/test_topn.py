@@ -60,7 +60,8 @@ def test_the_slowest_are_exact_in_any_order(backend: Backend, seed: int) -> None
     for grain in Grain:
         found = store.top("db", grain=grain)
         assert [
-            (each.bucket, each.entity_id, each.rank, each.latency, each.span_id) for each in found
+            (result.bucket, result.entity_id, result.rank, result.latency, result.span_id)
+            for result in found
         ] == ranked(rows, grain)
 
 
@@ -70,13 +71,17 @@ def test_records_are_selected(backend: Backend) -> None:
     rows = records(4)
     Writer(store).write(entities=[entity_row("0"), entity_row("1")], topn=rows)
     everything = store.top("db")
-    assert [each.span_id for each in everything] == [row[-1] for row in ranked(rows, Grain.MINUTE)]
-    assert store.top("db", n=1) == [each for each in everything if each.rank == 1]
-    assert store.top("db", entity="1") == [each for each in everything if each.entity_name == "1"]
-    one = [each for each in everything if each.bucket == MINUTE + 1]
+    assert [record.span_id for record in everything] == [
+        row[-1] for row in ranked(rows, Grain.MINUTE)
+    ]
+    assert store.top("db", n=1) == [record for record in everything if record.rank == 1]
+    assert store.top("db", entity="1") == [
+        record for record in everything if record.entity_name == "1"
+    ]
+    one = [record for record in everything if record.bucket == MINUTE + 1]
     assert store.top("db", bucket=MINUTE + 1) == one
     assert store.top("db", bucket=(MINUTE + 1, None)) == [
-        each for each in everything if each.bucket > MINUTE
+        record for record in everything if record.bucket > MINUTE
     ]
     assert store.top("cache") == []
     assert store.top_streams() == ["db"]

@@ -29,7 +29,7 @@ def test_old_days_are_removed_when_a_new_one_comes(backend: Backend) -> None:
     kept = [Measurement(day, minute=FIRST + day * DAY) for day in range(1, 4)]
     assert all_states(store) == expected_states(metrics(), kept)
     for grain in Grain:
-        assert [each.latency for each in store.top("db", grain=grain)] == [1, 2, 3]
+        assert [record.latency for record in store.top("db", grain=grain)] == [1, 2, 3]
     count = "SELECT count(*) FROM statement"
     assert store._read(lambda each: each.rows(count)) == [(9,)]
 
@@ -42,7 +42,7 @@ def test_the_first_minute_of_the_oldest_day_is_kept(backend: Backend) -> None:
     writer.write(*rows)
     result = store.commit(writer.batch([Measurement(3, minute=FIRST + 3 * DAY + 2359)]))
     assert result.removed == 3
-    assert [each.bucket for each in store.values("calls")] == [
+    assert [value.bucket for value in store.values("calls")] == [
         FIRST + DAY,
         FIRST + 3 * DAY + 2359,
     ]

@@ -255,7 +255,7 @@ def test_the_entity_cache_forgets_what_may_be_removed() -> None:
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
 def test_halves_are_added_up_each_for_itself(values: list[int]) -> None:
     """The sum of the upper and of the lower halves is the sum of the numbers, below zero too."""
-    halves = [split(each) for each in values]
+    halves = [split(value) for value in values]
     assert all(0 <= low < 2**32 and -(2**31) <= high < 2**31 for high, low in halves)
     assert join(sum(high for high, _ in halves), sum(low for _, low in halves)) == sum(values)
 
@@ -269,9 +269,9 @@ def test_a_text_that_fits_stays_as_it_is(text: str) -> None:
 def test_texts_that_do_not_fit_stay_different() -> None:
     """Cut, cleaned, and told apart by a hash; a cut never falls into a character."""
     texts = ["x" * 2001, "x" * 2002, "ä" * 1001, "a\0b", "a\ufffdb", "a\0c", "ä" * 3000 + "\0"]
-    made = {fit_text(each) for each in texts}
+    made = {fit_text(text) for text in texts}
     assert len(made) == len(texts)
-    assert all(len(each.encode()) <= 2000 and "\0" not in each for each in made)
+    assert all(len(text.encode()) <= 2000 and "\0" not in text for text in made)
 
 
 def test_waits_grow_up_to_the_cap() -> None:
@@ -366,5 +366,5 @@ def test_errors_pickle_and_keep_what_they_know(error: StoreError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
     assert isinstance(error, BatchmillError)
-    builtin = [each for each in type(error).__mro__ if each.__module__ == "builtins"]
+    builtin = [base for base in type(error).__mro__ if base.__module__ == "builtins"]
     assert builtin[0] is not Exception

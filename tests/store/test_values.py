@@ -31,13 +31,13 @@ def place(value: Value) -> tuple[int, str]:
 def many_minutes(count: int) -> list[int]:
     """So many minutes, one after the other."""
     start = datetime(2024, 3, 1, 12, tzinfo=UTC)
-    return [Grain.MINUTE.bucket(start + timedelta(minutes=each)) for each in range(count)]
+    return [Grain.MINUTE.bucket(start + timedelta(minutes=number)) for number in range(count)]
 
 
 def filled(backend: Backend, count: int) -> Store:
     """A store with that many values of one entity."""
     store = backend.open()
-    Writer(store).write(*(Measurement(1, minute=each) for each in many_minutes(count)))
+    Writer(store).write(*(Measurement(1, minute=minute) for minute in many_minutes(count)))
     return store
 
 
@@ -57,13 +57,13 @@ def test_a_limit_is_the_newest_in_order(backend: Backend) -> None:
     store = backend.open()
     rows = [Measurement(1, minute=MINUTE + m, entity=e) for m in (5, 1, 3) for e in ("b", "a", "c")]
     Writer(store).write(*rows)
-    everything = [place(each) for each in store.values("calls")]
+    everything = [place(value) for value in store.values("calls")]
     assert everything == sorted(everything)
     for limit in range(len(rows) + 2):
         wanted = everything[max(0, len(rows) - limit) :]
-        assert [place(each) for each in store.values("calls", limit=limit)] == wanted
+        assert [place(value) for value in store.values("calls", limit=limit)] == wanted
         states = store.states("calls", limit=limit)
-        assert [(each.bucket, each.entity_id) for each in states] == wanted
+        assert [(state.bucket, state.entity_id) for state in states] == wanted
     assert store.values("calls", limit=10**30) == store.values("calls")
     with pytest.raises(ConfigError, match="limit"):
         store.values("calls", limit=-1)
@@ -105,7 +105,7 @@ def test_rows_without_a_value_do_not_count(backend: Backend) -> None:
         if each.grain is Grain.MINUTE:
             each.cells[writer.layout.columns["calls"][0]][2:] = [0, None]
     store.commit(batch)
-    assert [each.bucket for each in store.values("calls", limit=2)] == [MINUTE, MINUTE + 1]
+    assert [value.bucket for value in store.values("calls", limit=2)] == [MINUTE, MINUTE + 1]
     assert store.count_values("calls") == len(list(store.iter_values("calls"))) == 2
     assert store.count_values("slowest") == 4
 
@@ -157,7 +157,7 @@ def test_the_database_knows_which_rows_have_a_value(backend: Backend, function: 
     script = f"m = from({source}).{function}({ARGUMENTS.get(function, '')});"
     (metric,) = load(script)
     plan = Plan.of(metric)
-    options = [(None, *SOME.get(each.value, (0, 3))) for each in plan.cells]
+    options = [(None, *SOME.get(cell.value, (0, 3))) for cell in plan.cells]
     rows = list(itertools.product(*options))
     minutes = many_minutes(len(rows))
     store = backend.open()
@@ -172,7 +172,7 @@ def test_the_database_knows_which_rows_have_a_value(backend: Backend, function: 
         if plan.value(plan.states(row), 1) is not None
     ]
     assert 0 < len(wanted) < len(rows)
-    assert [each.bucket for each in store.values("m", limit=len(wanted))] == wanted
+    assert [value.bucket for value in store.values("m", limit=len(wanted))] == wanted
     assert store.count_values("m") == len(wanted)
 
 
@@ -195,13 +195,13 @@ def test_names_are_found_in_any_alphabet(
     """Capitals of every alphabet are letters like the small ones, in both stores."""
     store = backend.open()
     names = ["CAFÉ", "café", "/платёж", "Straße", "a!b%c_d"]
-    rows = [entity_row(each, ["GENERAL"]) for each in names]
+    rows = [entity_row(name, ["GENERAL"]) for name in names]
     Writer(store).write(entities=[*rows, EntityRow("service", "s", "Le Café")])
     monkeypatch.setattr(entities_sql, "PAGE", 2)
-    assert sorted(each.name for each in store.entities("endpoint", part)) == sorted(found)
+    assert sorted(entity.name for entity in store.entities("endpoint", part)) == sorted(found)
     layered = store.entities(name_like=part, layer="GENERAL")
-    assert [each.id for each in layered] == sorted(each.id for each in layered)
-    assert sorted(each.name for each in layered) == sorted(found)
+    assert [entity.id for entity in layered] == sorted(entity.id for entity in layered)
+    assert sorted(entity.name for entity in layered) == sorted(found)
 
 
 def test_moments_at_the_ends_of_the_calendar(backend: Backend) -> None:
@@ -238,9 +238,16 @@ def test_a_bucket_has_what_each_metric_has(backend: Backend, grain: Grain) -> No
         for name, value in entity.values.items()
     }
     assert values == {
-        (each.metric, "endpoint", each.entity_id, each.entity_name, each.layers, str(each.value))
+        (
+            value.metric,
+            "endpoint",
+            value.entity_id,
+            value.entity_name,
+            value.layers,
+            str(value.value),
+        )
         for metric in store.metrics()
-        for each in store.values(metric, grain=grain, start=bucket, end=bucket)
+        for value in store.values(metric, grain=grain, start=bucket, end=bucket)
     }
     assert values
     assert not found.left_out
@@ -251,11 +258,11 @@ def test_the_busiest_come_first(backend: Backend) -> None:
     store = backend.open()
     Writer(store).write(*(Measurement(1, entity=f"e{n}") for n in range(5) for _ in range(n + 1)))
     found = store.bucket_values(MINUTE, most=2)
-    assert [(each.id, each.values["calls"]) for each in found.entities] == [
+    assert [(entity.id, entity.values["calls"]) for entity in found.entities] == [
         ("id-e4", 5),
         ("id-e3", 4),
     ]
-    assert found.left_out == dict.fromkeys((each.name for each in store.metrics()), 3)
+    assert found.left_out == dict.fromkeys((metric.name for metric in store.metrics()), 3)
 
 
 def test_former_versions_are_not_read(backend: Backend) -> None:
@@ -267,8 +274,8 @@ def test_former_versions_are_not_read(backend: Backend) -> None:
     writer.write(Measurement(5))
     store.register(metrics("kept = from(Endpoint.latency).max();"), stream=writer.stream)
     found = store.bucket_values(MINUTE)
-    assert [(each.name, each.version) for each in found.metrics] == [("kept", 2)]
-    assert [dict(each.values) for each in found.entities] == [{}]
+    assert [(metric.name, metric.version) for metric in found.metrics] == [("kept", 2)]
+    assert [dict(entity.values) for entity in found.entities] == [{}]
 
 
 def test_a_bucket_without_rows_is_empty(backend: Backend) -> None:

@@ -62,7 +62,7 @@ def test_several_writers_make_the_store_that_one_makes(
             found.append((all_states(store), store.entities(), store.counters()))
             assert staged(store) == []
             assert (store.writers.stats().queue is None) == (some.writers == 1)
-    rows = [row for each in batches for row in each]
+    rows = [row for batch in batches for row in batch]
     assert found[0] == found[1]
     assert found[1][0] == expected_states(writer.metrics, rows)
 
@@ -161,7 +161,7 @@ def test_closing_ends_the_threads_and_their_connections(store: PostgresStore) ->
     connections = list(store.writers._copier._connections.values())
     assert connections
     store.close()
-    assert all(each.closed for each in connections)
+    assert all(connection.closed for connection in connections)
     queue = store.writers.stats().queue
     assert queue is not None
     assert not queue.running
@@ -176,8 +176,10 @@ def test_a_store_that_nobody_has_any_more_takes_its_threads_along(postgres_url: 
         warnings.simplefilter("always")  # psycopg says the same of the store's own connections
         del store
         gc.collect()
-    assert any("never shut down" in str(each.message) for each in said)
-    until(lambda: all(each.closed for each in connections), "the connections are closed")
+    assert any("never shut down" in str(message.message) for message in said)
+    until(
+        lambda: all(connection.closed for connection in connections), "the connections are closed"
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")

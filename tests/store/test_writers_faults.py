@@ -84,7 +84,9 @@ def test_a_writing_process_that_is_killed_loses_and_doubles_nothing(postgres_url
     left = 0
     with open_writers(postgres_url) as store:
         for moment, nth in [*moments, *[("any time", 0)] * 3, ("never", 0)]:
-            last = [each.last_batch for each in store.streams() if each.last_batch is not None]
+            last = [
+                stream.last_batch for stream in store.streams() if stream.last_batch is not None
+            ]
             with Life.of_script(
                 LIVES,
                 url=postgres_url,

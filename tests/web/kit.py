@@ -65,7 +65,7 @@ def bucket_of(grain: Grain, at_s: int) -> int:
 
 def percentile(latencies: Sequence[int], rank: int) -> int:
     """The floor of the step of 10 that a rank falls into, counted the plain way."""
-    steps = sorted(each // 10 for each in latencies)
+    steps = sorted(latency // 10 for latency in latencies)
     return steps[(len(steps) * rank + 50) // 100 - 1] * 10
 
 
@@ -73,10 +73,10 @@ def figures(calls: Sequence[Call], minutes: float | None = None) -> dict[str, An
     """What a service's figures must be over some calls; cpm by so many minutes."""
     if not calls:
         return dict.fromkeys(("cpm", "avg", "p99", "success", "apdex"))
-    latencies = [each.latency for each in calls]
-    good = [each for each in calls if each.ok]
-    satisfied = sum(each.latency <= APDEX_MS for each in good)
-    tolerated = sum(APDEX_MS < each.latency <= 4 * APDEX_MS for each in good)
+    latencies = [call.latency for call in calls]
+    good = [call for call in calls if call.ok]
+    satisfied = sum(call.latency <= APDEX_MS for call in good)
+    tolerated = sum(APDEX_MS < call.latency <= 4 * APDEX_MS for call in good)
     score = satisfied * 10_000 + tolerated * 10_000 // 2
     count = len(calls)
     return {
@@ -112,16 +112,16 @@ class CallWriter:
         """``topn`` and ``statements`` name ``entities`` by their place among those."""
         book = _Book(list(entities))
         deltas = []
-        served = [each for each in calls if not each.database]
+        served = [call for call in calls if not call.database]
         deltas += self._deltas("Service", "service", served, book.service)
         deltas += self._deltas("Endpoint", "endpoint", served, book.endpoint)
         deltas += self._deltas("ServiceInstance", "service_instance", served, book.instance)
-        related = [each for each in calls if each.caller is not None]
-        both = [each for each in related if not each.database]
+        related = [call for call in calls if call.caller is not None]
+        both = [relation for relation in related if not relation.database]
         for side, seen in (("server", both), ("client", related)):
             prefix = f"service_relation_{side}"
             deltas += self._deltas("ServiceRelation", prefix, seen, book.relation)
-        newest = max((bucket_of(Grain.MINUTE, each.at_s) for each in calls), default=None)
+        newest = max((bucket_of(Grain.MINUTE, call.at_s) for call in calls), default=None)
         batch = Batch(self.stream, self._epoch, self.number, newest, book.rows, deltas)
         batch.topn, batch.statements = list(topn), list(statements)
         assert self.store.commit(batch).applied
@@ -133,8 +133,8 @@ class CallWriter:
         made = []
         for grain in Grain if calls else ():
             places: dict[tuple[int, int], list[Call]] = {}
-            for each in calls:
-                places.setdefault((bucket_of(grain, each.at_s), number(each)), []).append(each)
+            for call in calls:
+                places.setdefault((bucket_of(grain, call.at_s), number(call)), []).append(call)
             cells: dict[str, list[Any]] = {}
             for inside in places.values():
                 for name, values in _cells(prefix, inside).items():
@@ -146,13 +146,13 @@ class CallWriter:
 
 
 def _cells(prefix: str, calls: Sequence[Call]) -> dict[str, tuple[Any, ...]]:
-    count, total = len(calls), sum(each.latency for each in calls)
-    good = [each for each in calls if each.ok]
+    count, total = len(calls), sum(call.latency for call in calls)
+    good = [call for call in calls if call.ok]
     tally: dict[int, int] = {}
-    for each in calls:
-        tally[each.latency // 10] = tally.get(each.latency // 10, 0) + 1
-    satisfied = sum(each.latency <= APDEX_MS for each in good)
-    tolerated = sum(APDEX_MS < each.latency <= 4 * APDEX_MS for each in good)
+    for call in calls:
+        tally[call.latency // 10] = tally.get(call.latency // 10, 0) + 1
+    satisfied = sum(call.latency <= APDEX_MS for call in good)
+    tolerated = sum(APDEX_MS < call.latency <= 4 * APDEX_MS for call in good)
     sla = "call_sla" if "relation" in prefix else "sla"
     return {
         f"{prefix}_cpm": (count,),

@@ -47,8 +47,8 @@ def _calls(seed: int = 7) -> list[Call]:
             )
         )
     found += [
-        Call("orders", each.at_s, each.latency // 2, caller="shop", database=True)
-        for each in found[:200]
+        Call("orders", result.at_s, result.latency // 2, caller="shop", database=True)
+        for result in found[:200]
     ]
     return [*found, Call("shop", NEWEST_S, 77)]
 
@@ -60,11 +60,11 @@ def _of(
     service: str, start_s: int, end_s: int, calls: Sequence[Call] = CALLS, **more: Any
 ) -> list[Call]:
     return [
-        each
-        for each in calls
-        if each.service == service
-        and start_s <= each.at_s < end_s
-        and all(getattr(each, name) == value for name, value in more.items())
+        call
+        for call in calls
+        if call.service == service
+        and start_s <= call.at_s < end_s
+        and all(getattr(call, name) == value for name, value in more.items())
     ]
 
 
@@ -93,9 +93,9 @@ def calls_store(tmp_path_factory: pytest.TempPathFactory) -> str:
                 for ms, text in ((900, "SELECT ?"), (800, "SELECT ?"), (700, "DELETE"))
             ],
             [
-                StatementRow(stream, entity, minute + each, "SELECT ?", 3, 30)
+                StatementRow(stream, entity, minute + number, "SELECT ?", 3, 30)
                 for stream, entity in ((STATEMENTS, 0), (DATABASE_STATEMENTS, 1))
-                for each in range(2)
+                for number in range(2)
             ],
             [shop, orders],
         )
@@ -131,7 +131,7 @@ def test_a_service_over_a_range_is_all_its_calls(
         for name in ("shop", "cart", "Änderung/1")
         if _of(name, start_s, end_s)
     }
-    assert {each["name"]: each["range"] for each in found["services"]} == expected
+    assert {service["name"]: service["range"] for service in found["services"]} == expected
     assert found["total"] == len(expected)
     again = client.get("/api/v1/services", **asked)
     assert again == found  # what was remembered is what was worked out
@@ -157,13 +157,15 @@ def test_each_bucket_has_the_metrics_own_values(
             values = store.values(metric, grain=Grain(grain))
             for service in found["services"]:
                 mine: dict[int, Any] = {
-                    each.bucket: each.value for each in values if each.entity_id == service["id"]
+                    value.bucket: value.value
+                    for value in values
+                    if value.entity_id == service["id"]
                 }
-                shown = [mine.get(bucket_of(Grain(grain), each)) for each in found["times"]]
+                shown = [mine.get(bucket_of(Grain(grain), time)) for time in found["times"]]
                 if figure == "p99":
-                    shown = [each and each["{p=99}"] for each in shown]
+                    shown = [value and value["{p=99}"] for value in shown]
                 if figure in ("success", "apdex"):
-                    shown = [None if each is None else each / 10_000 for each in shown]
+                    shown = [None if value is None else value / 10_000 for value in shown]
                 assert service["series"][figure] == shown, (figure, service["name"])
 
 
@@ -173,7 +175,7 @@ def test_services_are_sorted_searched_and_cut(client: Client) -> None:
 
     def names(**more: Any) -> list[str]:
         found = client.get("/api/v1/services", **asked, **more)
-        return [each["name"] for each in found["services"]]
+        return [service["name"] for service in found["services"]]
 
     by_calls = sorted(
         ("shop", "cart", "Änderung/1"),
@@ -195,7 +197,7 @@ def test_a_service_with_its_parts(client: Client) -> None:
     found = client.get("/api/v1/services/cart", from_=start_s, to=end_s)
     minutes = (end_s - start_s) / 60
     for part, field in (("endpoints", "endpoint"), ("instances", "instance")):
-        names = {getattr(each, field) for each in CALLS}
+        names = {getattr(call, field) for call in CALLS}
         expected = []
         for name in names:
             whole = figures(_of("cart", start_s, end_s, **{field: name}), minutes)
@@ -203,8 +205,8 @@ def test_a_service_with_its_parts(client: Client) -> None:
                 expected.append({"name": name, **whole} | {"apdex": None})
         expected.sort(key=lambda each: (-each["cpm"], each["name"]))
         shown = [
-            {name: value for name, value in each.items() if name != "id"} | {"apdex": None}
-            for each in found[part]
+            {name: value for name, value in result.items() if name != "id"} | {"apdex": None}
+            for result in found[part]
         ]
         assert shown == expected
     assert found["endpoints"][0]["id"] == endpoint_id(
@@ -219,7 +221,7 @@ def test_a_services_percentiles_over_time(client: Client) -> None:
     for rank, values in found["series"]["percentiles"].items():
         for start_s, value in zip(found["times"], values, strict=True):
             calls = _of("shop", start_s, start_s + HOUR_S)
-            latencies = [each.latency for each in calls]
+            latencies = [call.latency for call in calls]
             assert value == (percentile(latencies, int(rank[1:])) if latencies else None)
 
 
@@ -241,14 +243,14 @@ def test_callers_and_callees(client: Client) -> None:
         name: figures(_of("cart", start_s, end_s, caller=name), minutes)
         for name in ("gate", "shop")
     }
-    assert {each["name"]: each["cpm"] for each in cart["callers"]} == {
+    assert {caller["name"]: caller["cpm"] for caller in cart["callers"]} == {
         name: each["cpm"] for name, each in expected.items()
     }
-    assert {each["name"]: each["avg"] for each in cart["callers"]} == {
+    assert {caller["name"]: caller["avg"] for caller in cart["callers"]} == {
         name: each["avg"] for name, each in expected.items()
     }
     shop = client.get("/api/v1/services/shop", **asked)
-    called = {each["name"]: each for each in shop["callees"]}
+    called = {callee["name"]: callee for callee in shop["callees"]}
     assert called.keys() == {"cart", "Änderung/1", "orders"}
     orders = figures(_of("orders", start_s, end_s), minutes)
     assert (called["orders"]["cpm"], called["orders"]["avg"]) == (orders["cpm"], orders["avg"])
@@ -260,8 +262,14 @@ def test_slow_statements_with_counts(client: Client) -> None:
     for service in ("shop", "orders"):
         found = client.get(f"/api/v1/services/{service}", **asked)["statements"]
         assert [
-            (each["statement"], each["latency"], each["runs"], each["total_ms"], each["database"])
-            for each in found
+            (
+                result["statement"],
+                result["latency"],
+                result["runs"],
+                result["total_ms"],
+                result["database"],
+            )
+            for result in found
         ] == [("SELECT 900", 900, 6, 60, "orders"), ("SELECT 700", 700, 0, 0, "orders")]
 
 
@@ -279,19 +287,19 @@ def test_who_calls_whom(client: Client) -> None:
     start_s, end_s = START_S - 24 * HOUR_S + 300, START_S - 60
     found = client.get("/api/v1/topology", from_=start_s, to=end_s)
     minutes = (end_s - start_s) / 60
-    names = {each["id"]: each["name"] for each in found["nodes"]}
-    edges = {(names[each["from"]], names[each["to"]]): each for each in found["edges"]}
+    names = {node["id"]: node["name"] for node in found["nodes"]}
+    edges = {(names[edge["from"]], names[edge["to"]]): edge for edge in found["edges"]}
     pairs = {
-        (each.caller, each.service)
-        for each in CALLS
-        if each.caller and start_s <= each.at_s < end_s
+        (call.caller, call.service)
+        for call in CALLS
+        if call.caller and start_s <= call.at_s < end_s
     }
     assert edges.keys() == pairs
     for (caller, callee), edge in edges.items():
         expected = figures(_of(callee, start_s, end_s, caller=caller), minutes)
         shown = {name: edge[name] for name in ("cpm", "avg", "p99", "success")}
         assert shown == {name: expected[name] for name in shown}
-    nodes = {each["name"]: each for each in found["nodes"]}
+    nodes = {node["name"]: node for node in found["nodes"]}
     expected = figures(_of("orders", start_s, end_s), minutes)
     assert nodes["orders"]["cpm"] == expected["cpm"]
     assert nodes["orders"]["layers"] == ["VIRTUAL_DATABASE"]
@@ -303,7 +311,7 @@ def test_the_topology_of_a_layer(client: Client) -> None:
     """Its services, and whoever is at the other end of their edges."""
     asked = {"from_": START_S - 24 * HOUR_S, "to": START_S, "layer": "VIRTUAL_DATABASE"}
     found = client.get("/api/v1/topology", **asked)
-    assert {each["name"] for each in found["nodes"]} == {"shop", "orders"}
+    assert {node["name"] for node in found["nodes"]} == {"shop", "orders"}
     assert len(found["edges"]) == 1
 
 
@@ -314,11 +322,11 @@ def test_the_values_of_a_metric(client: Client, calls_store: str) -> None:
         for metric in ("endpoint_cpm", "endpoint_percentile"):
             found = client.get(f"/api/v1/metrics/{metric}/values", **asked)
             expected: dict[str, list[Any]] = {}
-            for each in store.values(metric, grain=Grain.HOUR):
+            for value in store.values(metric, grain=Grain.HOUR):
                 place = [bucket_of(Grain.HOUR, start_s) for start_s in found["times"]]
-                if each.bucket in place:
-                    mine = expected.setdefault(each.entity_id, [None] * len(place))
-                    mine[place.index(each.bucket)] = each.value
+                if value.bucket in place:
+                    mine = expected.setdefault(value.entity_id, [None] * len(place))
+                    mine[place.index(value.bucket)] = value.value
             assert {e["entity"]["id"]: e["values"] for e in found["series"]} == expected
             assert found["left_out"] == 0
     cut = client.get("/api/v1/metrics/endpoint_cpm/values", **asked, limit=2)
@@ -329,11 +337,11 @@ def test_the_values_of_a_metric(client: Client, calls_store: str) -> None:
 
 def test_metrics_and_entities(client: Client) -> None:
     """What is measured, how it is defined, and about whom."""
-    metrics = {each["name"]: each for each in client.get("/api/v1/metrics")["metrics"]}
+    metrics = {metric["name"]: metric for metric in client.get("/api/v1/metrics")["metrics"]}
     assert metrics["service_cpm"]["definition"] == "service_cpm = from(Service.*).cpm();"
     assert metrics["service_percentile"]["labelled"] is True
     found = client.get("/api/v1/entities", kind="service", name="OR")
-    assert [each["name"] for each in found["entities"]] == ["orders"]
+    assert [entity["name"] for entity in found["entities"]] == ["orders"]
     assert client.get("/api/v1/entities", kind="endpoint", limit=1)["total"] == 10
 
 
@@ -342,7 +350,10 @@ def test_the_slowest_calls(client: Client) -> None:
     asked = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
     found = client.get("/api/v1/topn", **asked, stream=STATEMENTS, entity="shop", n=2)
     assert found["streams"] == [DATABASE_STATEMENTS, STATEMENTS]
-    assert [(each["rank"], each["latency"]) for each in found["records"]] == [(1, 900), (2, 800)]
+    assert [(record["rank"], record["latency"]) for record in found["records"]] == [
+        (1, 900),
+        (2, 800),
+    ]
     assert client.get("/api/v1/topn", **asked)["stream"] == DATABASE_STATEMENTS
 
 

@@ -23,9 +23,9 @@ def _dashboard() -> dict[str, Any]:
 def _targets() -> list[tuple[str, bool]]:
     """Each expression, and whether it is asked of one moment."""
     return [
-        (each["expr"], each["instant"])
+        (target["expr"], target["instant"])
         for panel in _dashboard()["panels"]
-        for each in panel["targets"]
+        for target in panel["targets"]
     ]
 
 

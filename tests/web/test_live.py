@@ -58,7 +58,7 @@ class Listener:
 
     def events(self, kind: str) -> list[Any]:
         """What was told of a kind."""
-        parts = [each.split("\n") for each in self.text.split("\n\n")]
+        parts = [part.split("\n") for part in self.text.split("\n\n")]
         return [
             json.loads(lines[1].removeprefix("data: "))
             for lines in parts
@@ -142,12 +142,12 @@ def test_however_many_listen_one_looks(url: str) -> None:
         run = Counting()
         async with living(url, run) as live:
             many = [Listener(live) for _ in range(10)]
-            for each in many:
-                await each.until(lambda each=each: each.events("pipeline"))  # type: ignore[misc]
-            newest = max(each.events("pipeline")[-1]["asked"] for each in many)
+            for client in many:
+                await client.until(lambda client=client: client.events("pipeline"))  # type: ignore[misc]
+            newest = max(client.events("pipeline")[-1]["asked"] for client in many)
             assert run.asked <= newest + 1
             assert live.listeners == 10
-            await asyncio.gather(*(each.leave() for each in many))
+            await asyncio.gather(*(client.leave() for client in many))
             assert live.listeners == 0
             assert live._polling is None
 
@@ -229,7 +229,7 @@ def test_an_unreadable_store_is_reported_once(url: str, tmp_path: Path) -> None:
             with open_store(url) as store:
                 Shop(store).commit([Call("shop", 30, 1_772_366_430)])
                 await listener.until(lambda: listener.events("commit"))
-            assert [each["ok"] for each in listener.events("store")] == [False, True]
+            assert [event["ok"] for event in listener.events("store")] == [False, True]
 
     asyncio.run(listen())
 
@@ -254,7 +254,7 @@ def test_a_run_that_cannot_be_read_is_tried_again(
             assert listener.events("pipeline")[0]["asked"] == 5
 
     asyncio.run(listen())
-    assert [each.getMessage() for each in caplog.records if each.name == "batchmill.web"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "batchmill.web"] == [
         "the status of the run cannot be read; retrying"
     ]
 

@@ -79,8 +79,8 @@ def test_answers_are_as_the_document_says(
 
 def test_every_route_is_in_the_document(url: str) -> None:
     """No path under /api is left out, and none is promised that is not there."""
-    paths = [getattr(each, "path", "") for each in make_app(url).routes]
-    routes = {each.replace("{id:path}", "{id}") for each in paths if each.startswith("/api/")}
+    paths = [getattr(route, "path", "") for route in make_app(url).routes]
+    routes = {path.replace("{id:path}", "{id}") for path in paths if path.startswith("/api/")}
     assert routes | {LIVE} == document()["paths"].keys()
 
 

@@ -43,16 +43,16 @@ def ask(
 
 def test_every_file_is_served(port: int) -> None:
     """As it lies in the package, with its type; the page names only files that there are."""
-    files = [each for each in STATIC.rglob("*") if each.is_file()]
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
     assert len(files) > 20
     kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-    for each in files:
-        path = "/" if each.name == "index.html" else f"/static/{each.relative_to(STATIC)}"
+    for file in files:
+        path = "/" if file.name == "index.html" else f"/static/{file.relative_to(STATIC)}"
         response, body = ask(port, path)
         assert response.status == 200, path
-        assert body == each.read_bytes(), path
+        assert body == file.read_bytes(), path
         kind = {".html": "text/html", "": "text/plain"} | kinds
-        assert response.headers["content-type"].startswith(kind[each.suffix]), path
+        assert response.headers["content-type"].startswith(kind[file.suffix]), path
     named = re.findall(r'(?:src|href)="(static/[^"]+)"', (STATIC / "index.html").read_text())
     assert len(named) >= 6
     assert all((STATIC.parent / each).is_file() for each in named)
@@ -68,10 +68,10 @@ def test_nothing_but_our_own_files_may_be_loaded(port: int) -> None:
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
     assert re.search(rb"<style|<script>|\son\w+=|\sstyle=", body) is None
-    for each in STATIC.rglob("*"):
-        if each.suffix in (".js", ".css") and "vendor" not in each.parts:
-            text = each.read_text("utf-8")
-            assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)\w", text), each
+    for path in STATIC.rglob("*"):
+        if path.suffix in (".js", ".css") and "vendor" not in path.parts:
+            text = path.read_text("utf-8")
+            assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)\w", text), path
 
 
 def test_a_file_that_is_known_is_not_sent_again(port: int) -> None:

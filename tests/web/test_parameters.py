@@ -86,10 +86,10 @@ def test_as_many_buckets_as_are_allowed_are_answered() -> None:
 
 def _minutes(pieces: list[Buckets]) -> Counter[int]:
     found: Counter[int] = Counter()
-    for each in pieces:
-        for one in each:
+    for piece in pieces:
+        for one in piece:
             first_s = int(bucket_start(one).timestamp())
-            found.update(range(first_s, first_s + each.grain.minutes * 60, 60))
+            found.update(range(first_s, first_s + piece.grain.minutes * 60, 60))
     return found
 
 
@@ -108,13 +108,13 @@ def test_the_cover_is_just_the_minutes_of_the_range(
     wanted = TimeRange(base_s + start * 60, base_s + (start + length) * 60, Grain.MINUTE)
     newest_s = base_s + newest * 60
     cover = wanted.cover(bucket(Grain.MINUTE, newest_s), coarsest, less=less)
-    assert all(each.grain.minutes <= coarsest.minutes for each in (*cover.more, *cover.less))
+    assert all(buckets.grain.minutes <= coarsest.minutes for buckets in (*cover.more, *cover.less))
     assert less or not cover.less
     minutes = _minutes(cover.more)
     minutes.subtract(_minutes(cover.less))
     there = {each for each, count in minutes.items() if count and each <= newest_s}
     assert there == set(range(wanted.start_s, min(wanted.end_s, newest_s + 60), 60))
-    assert all(minutes[each] == 1 for each in there)
+    assert all(minutes[place] == 1 for place in there)
 
 
 def test_what_is_taken_away_is_the_smaller_part() -> None:
@@ -122,8 +122,11 @@ def test_what_is_taken_away_is_the_smaller_part() -> None:
     base_s = 1_709_078_400
     wanted = TimeRange(base_s + 5 * 60, base_s + 3 * 3600 + 10 * 60, Grain.HOUR)
     cover = wanted.cover(bucket(Grain.MINUTE, base_s + DAY_S), Grain.HOUR, less=True)
-    assert [(each.grain.value, len(each)) for each in cover.more] == [("hour", 3), ("minute", 10)]
-    assert [(each.grain.value, len(each)) for each in cover.less] == [("minute", 5)]
+    assert [(buckets.grain.value, len(buckets)) for buckets in cover.more] == [
+        ("hour", 3),
+        ("minute", 10),
+    ]
+    assert [(buckets.grain.value, len(buckets)) for buckets in cover.less] == [("minute", 5)]
 
 
 def test_a_long_range_is_covered_by_coarse_buckets() -> None:
@@ -131,7 +134,7 @@ def test_a_long_range_is_covered_by_coarse_buckets() -> None:
     base_s = 1_709_078_400
     wanted = TimeRange(base_s + 5 * 60, base_s + 30 * DAY_S + 90 * 60, Grain.DAY)
     pieces = wanted.cover(bucket(Grain.MINUTE, base_s + 40 * DAY_S)).more
-    assert [(each.grain.value, len(each)) for each in pieces] == [
+    assert [(piece.grain.value, len(piece)) for piece in pieces] == [
         ("day", 29),
         ("hour", 23),
         ("minute", 55),

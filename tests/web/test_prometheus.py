@@ -43,15 +43,17 @@ def _matrix(client: Client, text: str, start_s: float, end_s: float, step: Any =
     found = client.get("/api/v1/query_range", query=text, start=start_s, end=end_s, step=step)
     assert found["data"]["resultType"] == "matrix"
     return {
-        tuple(sorted(each["metric"].items())): {at: float(value) for at, value in each["values"]}
-        for each in found["data"]["result"]
+        tuple(sorted(result["metric"].items())): {
+            at: float(value) for at, value in result["values"]
+        }
+        for result in found["data"]["result"]
     }
 
 
 def _vector(client: Client, text: str, at_s: float) -> list[tuple[dict[str, str], float]]:
     found = client.get("/api/v1/query", query=text, time=at_s)["data"]
     assert found["resultType"] == "vector"
-    return [(each["metric"], float(each["value"][1])) for each in found["result"]]
+    return [(result["metric"], float(result["value"][1])) for result in found["result"]]
 
 
 def _value(client: Client, at_s: float, name: str = "shop") -> float | None:
@@ -71,7 +73,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_minute_is_a_sample_at_its_end(url: str) -> None:
     """It is there once the next minute has begun, and until that one is over."""
     with open_store(url) as store:
-        values = {each.bucket: each.value for each in store.values("service_cpm", entity="shop")}
+        values = {value.bucket: value.value for value in store.values("service_cpm", entity="shop")}
     assert values[202402291159] == 1
     with serving(url) as client:
         assert _value(client, START_S) == 1  # the end of 11:59
@@ -95,7 +97,7 @@ def test_labels_and_names_are_those_of_the_exporters(url: str) -> None:
             "layer": "GENERAL",
         }
         found = _vector(client, 'batchmill_service_percentile{name="shop"}', START_S)
-        assert [each[0]["label"] for each in found] == ["p50", "p75", "p90", "p95", "p99"]
+        assert [result[0]["label"] for result in found] == ["p50", "p75", "p90", "p95", "p99"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_what_grafana_asks_beside(url: str) -> None:
             *("endpoint", "instance", "service"),
         ]
         found = client.get("/api/v1/series", **{"match[]": f'{CPM}{{name="shop"}}'}, **days)
-        assert [each["entity"] for each in found["data"]] == ["c2hvcA==.1"]
+        assert [result["entity"] for result in found["data"]] == ["c2hvcA==.1"]
         assert client.get("/api/v1/metadata", metric=CPM)["data"] == {
             CPM: [{"type": "gauge", "help": "from(Service.*).cpm(), of one minute", "unit": ""}]
         }
@@ -264,8 +266,8 @@ def _asked(peer: Prometheus, text: str, start_s: float, end_s: float, step: int)
     status, body = peer._get(f"/api/v1/query_range?{urlencode(params)}")
     assert status == 200, body
     return {
-        tuple(sorted(each["metric"].items())): {at: float(value) for at, value in each["values"]}
-        for each in json.loads(body)["data"]["result"]
+        tuple(sorted(load["metric"].items())): {at: float(value) for at, value in load["values"]}
+        for load in json.loads(body)["data"]["result"]
     }
 
 

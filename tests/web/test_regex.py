@@ -31,8 +31,8 @@ def _grown(inside: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 def test_it_matches_what_python_matches(expression: str, texts: list[str]) -> None:
     """Of any expression, the whole texts that match are the same."""
     ours, theirs = Regex(expression), re.compile(expression, re.DOTALL)
-    for each in texts:
-        assert ours.matches(each) == bool(theirs.fullmatch(each)), each
+    for text in texts:
+        assert ours.matches(text) == bool(theirs.fullmatch(text)), text
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def _write(url: str, *calls: Call) -> None:
 
 
 def _names(client: Client) -> list[str]:
-    return [each["name"] for each in client.get("/api/v1/services", **ASKED)["services"]]
+    return [service["name"] for service in client.get("/api/v1/services", **ASKED)["services"]]
 
 
 def test_a_store_that_comes_later_is_read(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_is_committed_shows_at_once(tmp_path: Path) -> None:
         for number in range(1, 5):
             writer.write([Call("shop", START_S, 100 * number)])
             (found,) = client.get("/api/v1/services", **ASKED)["services"]
-            latest = [each for each in found["series"]["p99"] if each is not None]
+            latest = [result for result in found["series"]["p99"] if result is not None]
             assert (found["range"]["p99"], latest) == (100 * number, [100 * number])
 
 
@@ -228,7 +228,7 @@ def test_more_questions_than_it_can_take(tmp_path: Path, monkeypatch: pytest.Mon
             assert client.ask("/api/v1/status")[1]["answers"] == {"too many": 2}
         finally:
             going.set()
-        assert [each.result(WAIT_S) for each in answers] == [(200, {"fine": 1})] * 2
+        assert [answer.result(WAIT_S) for answer in answers] == [(200, {"fine": 1})] * 2
 
 
 def test_a_pipeline_that_fails_is_said_to_have_failed(tmp_path: Path) -> None:

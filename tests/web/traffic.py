@@ -90,21 +90,21 @@ class Shop:
     def commit(self, calls: Sequence[Call], statements: Sequence[Statement] = ()) -> None:
         """One micro-batch."""
         entities = _Entities()
-        for each in calls:
-            if each.layer.startswith("VIRTUAL_"):
-                entities.add(EntityRow("service", each.id, each.service, frozenset({each.layer})))
+        for call in calls:
+            if call.layer.startswith("VIRTUAL_"):
+                entities.add(EntityRow("service", call.id, call.service, frozenset({call.layer})))
         deltas = [
             self._deltas(source, grain, calls, entities) for source in SOURCES for grain in Grain
         ]
-        moments = [*(each.at for each in calls), *(each.at for each in statements)]
+        moments = [*(call.at for call in calls), *(statement.at for statement in statements)]
         batch = Batch(
             self._stream,
             self._epoch,
             self._number,
             max(map(_minute, moments), default=None),
             deltas=deltas,
-            topn=[row for each in statements for row in _top(each, entities)],
-            statements=[row for each in statements for row in _ran(each, entities)],
+            topn=[row for statement in statements for row in _top(statement, entities)],
+            statements=[row for statement in statements for row in _ran(statement, entities)],
             counters={("rows", "Span", ""): len(calls)},
         )
         batch.entities = entities.rows
@@ -196,7 +196,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 def _holds(state: State, row: dict[str, Any]) -> bool:
     return all(
-        _COMPARE[each.op](row.get(str(each.path.parts[0])), each.literal) for each in state.where
+        _COMPARE[condition.op](row.get(str(condition.path.parts[0])), condition.literal)
+        for condition in state.where
     )
 
 

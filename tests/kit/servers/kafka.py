@@ -222,7 +222,7 @@ class Broker:
         records: dict[tuple[int, int], Record] = {}
         with self._consumer() as consumer:
             ends = {where: end for where, end in self._ends(consumer, topic).items() if end}
-            consumer.assign([TopicPartition(topic, each, 0) for each in ends])
+            consumer.assign([TopicPartition(topic, end, 0) for end in ends])
             while ends:
                 each = consumer.poll(PATIENCE_S)
                 assert each is not None, "the broker does not go on"
@@ -397,7 +397,7 @@ def _java() -> list[str]:
     """Java, small and quick to start, with the broker's jars."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else "java"
-    classpath = os.pathsep.join(str(each) for each in jars("broker"))
+    classpath = os.pathsep.join(str(jar) for jar in jars("broker"))
     return [
         *(program, *QUICK, "-Xms64m", "-Xmx256m", "-Djava.awt.headless=true"),
         *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classpath),

@@ -131,7 +131,7 @@ Judge = Callable[[Samples], tuple[int, str]]
 def last_minutes(count: int) -> list[int]:
     """The last minutes, the present one at the end."""
     now = datetime.now(UTC)
-    return [minute_bucket(now - timedelta(minutes=each)) for each in range(count - 1, -1, -1)]
+    return [minute_bucket(now - timedelta(minutes=number)) for number in range(count - 1, -1, -1)]
 
 
 def after(minute: int, s: float = 0.0) -> float:
@@ -166,7 +166,7 @@ def metrics_of(found: dict[Key, float]) -> dict[Key, float]:
 def expected(store: Store, minute: int) -> dict[Key, float]:
     """What a page about a minute must say of metrics, by the store's own reading of each."""
     found: dict[Key, float] = {}
-    kinds = {each.id: each.kind for each in store.entities()}
+    kinds = {entity.id: entity.kind for entity in store.entities()}
     for metric in store.metrics():
         for value in store.values(metric, start=minute, end=minute):
             labels = {

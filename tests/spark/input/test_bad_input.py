@@ -44,9 +44,9 @@ def overwrite_page(path: Path, column: str) -> None:
     metadata = pq.read_metadata(path)
     group = metadata.row_group(0)
     chunk = next(
-        group.column(each)
-        for each in range(group.num_columns)
-        if group.column(each).path_in_schema == column
+        group.column(number)
+        for number in range(group.num_columns)
+        if group.column(number).path_in_schema == column
     )
     start = chunk.dictionary_page_offset or chunk.data_page_offset
     content = bytearray(path.read_bytes())
@@ -151,7 +151,7 @@ def misfits(
     spool, rows = folder / "spool", endpoint_events(30)
     now = datetime.fromtimestamp(NOW, UTC)
     limit = now + timedelta(hours=1)
-    times = [each["time"] for each in rows[:20]]
+    times = [row["time"] for row in rows[:20]]
     times[3:5] = [None, None]
     times[5] = limit + timedelta(microseconds=1)
     times[6] = limit
@@ -219,7 +219,7 @@ def test_rows_can_come_back_from_the_quarantine(spark: SparkSession, tmp_path: P
     """What was too far ahead fits once its time has come: its file goes back into the spool."""
     rows = endpoint_events(10)
     write_segment(tmp_path / "spool", "Endpoint", rows)
-    before = min(each["time"] for each in rows) - timedelta(days=1)
+    before = min(row["time"] for row in rows) - timedelta(days=1)
     now = [before.timestamp()]
     with pipeline(spark, tmp_path, oal=SMALL, clock=lambda: now[0]) as running:
         running.run_available()
@@ -253,7 +253,7 @@ def test_a_misfit_beside_a_column_of_the_wrong_type_that_nobody_reads(
     """A column that no metric reads may be of any type, also when a row is quarantined."""
     rows = endpoint_events(10)
     table = with_column(rows, "httpResponseStatusCode", ["200"] * 10, pa.string())
-    times = [None, *(each["time"] for each in rows[1:])]
+    times = [None, *(row["time"] for row in rows[1:])]
     table = table.set_column(0, "time", pa.array(times, pa.timestamp("us", tz="UTC")))
     write_table(tmp_path / "spool", "odd", table)
     with pipeline(spark, tmp_path, oal=SMALL) as running:
@@ -267,7 +267,7 @@ def test_a_row_is_either_counted_or_set_aside(spark: SparkSession, tmp_path: Pat
     rows = endpoint_events(10)
     codes = [200, 2**40, *([404] * 8)]
     table = with_column(rows, "httpResponseStatusCode", codes, pa.int64())
-    times = [None, *(each["time"] for each in rows[1:])]
+    times = [None, *(row["time"] for row in rows[1:])]
     table = table.set_column(0, "time", pa.array(times, pa.timestamp("us", tz="UTC")))
     write_table(tmp_path / "spool", "odd", table)
     with pipeline(spark, tmp_path, oal=SMALL) as running:

@@ -129,7 +129,7 @@ def segment(folder: Path, name: str = "a") -> Path:
 
 def reasons(*paths: Path) -> list[str]:
     """Why each is bad; none of them is good."""
-    good, bad = inspect([f"file:{each}" for each in paths])
+    good, bad = inspect([f"file:{path}" for path in paths])
     assert good == []
     return [each.reason for each in bad]
 
@@ -138,7 +138,7 @@ def test_odd_things_in_a_spool_have_reasons(tmp_path: Path) -> None:
     """A link to nowhere, one in a circle, a folder, a column whose name is no text."""
     folder = segment(tmp_path).parent
     names = ("circle", "folder", "latin1", "nowhere")
-    circle, inner, latin, nowhere = (folder / f"{each}.parquet" for each in names)
+    circle, inner, latin, nowhere = (folder / f"{name}.parquet" for name in names)
     circle.symlink_to(circle)
     inner.mkdir()
     pq.write_table(pa.table({"abcdefgh": [1]}), latin)
@@ -172,7 +172,7 @@ def test_a_segment_that_may_not_be_read_leaves_its_reason(caplog: pytest.LogCapt
         assert bad.reason == again.reason == "not permitted"
         found = folder / "aside"
         Quarantine(found).add_segment(bad)
-        assert [each.name for each in found.glob("*/*")] == ["a.parquet.reason"]
+        assert [path.name for path in found.glob("*/*")] == ["a.parquet.reason"]
         why = (found / "Endpoint" / "a.parquet.reason").read_text("utf-8")
     assert why.startswith("not permitted: PermissionError")
     assert "only its reason is kept" in caplog.text

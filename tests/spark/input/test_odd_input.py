@@ -36,44 +36,44 @@ READABLE: dict[str, Callable[[list[Row], Path], object]] = {
     "nanoseconds, as pandas writes them": lambda rows, folder: write_table(
         folder,
         "ns",
-        with_column(rows, "time", [each["time"] for each in rows], pa.timestamp("ns", tz="UTC")),
+        with_column(rows, "time", [row["time"] for row in rows], pa.timestamp("ns", tz="UTC")),
     ),
     "nanoseconds without a zone": lambda rows, folder: write_table(
         folder,
         "naive-ns",
         with_column(
-            rows, "time", [each["time"].replace(tzinfo=None) for each in rows], pa.timestamp("ns")
+            rows, "time", [row["time"].replace(tzinfo=None) for row in rows], pa.timestamp("ns")
         ),
     ),
     "no zone": lambda rows, folder: write_table(
         folder,
         "naive",
         with_column(
-            rows, "time", [each["time"].replace(tzinfo=None) for each in rows], pa.timestamp("us")
+            rows, "time", [row["time"].replace(tzinfo=None) for row in rows], pa.timestamp("us")
         ),
     ),
     "another zone": lambda rows, folder: write_table(
         folder,
         "tokyo",
         with_column(
-            rows, "time", [each["time"] for each in rows], pa.timestamp("us", tz="Asia/Tokyo")
+            rows, "time", [row["time"] for row in rows], pa.timestamp("us", tz="Asia/Tokyo")
         ),
     ),
     "a wider number": lambda rows, folder: write_table(
         folder,
         "int64",
-        with_column(rows, "latency", [each["latency"] for each in rows], pa.int64()),
+        with_column(rows, "latency", [row["latency"] for row in rows], pa.int64()),
     ),
     "an unsigned number": lambda rows, folder: write_table(
         folder,
         "uint32",
-        with_column(rows, "latency", [each["latency"] for each in rows], pa.uint32()),
+        with_column(rows, "latency", [row["latency"] for row in rows], pa.uint32()),
     ),
     "a dictionary": lambda rows, folder: write_table(
         folder,
         "dictionary",
         with_column(
-            rows, "name", [each["name"] for each in rows], pa.dictionary(pa.int32(), pa.string())
+            rows, "name", [row["name"] for row in rows], pa.dictionary(pa.int32(), pa.string())
         ),
     ),
     "more columns": lambda rows, folder: write_table(
@@ -185,7 +185,7 @@ def test_odd_text_goes_all_the_way(spark: SparkSession, tmp_path: Path) -> None:
         running.run_available()
         assert differences(stored(running.store), expected_of(rows, oal)) == []
         # PostgreSQL holds no null characters, so no store has them in a name.
-        assert set(odd) - {"\x00"} <= {each.name for each in running.store.entities("endpoint")}
+        assert set(odd) - {"\x00"} <= {entity.name for entity in running.store.entities("endpoint")}
 
 
 # Little or nothing to read.
@@ -214,7 +214,7 @@ def test_a_batch_without_rows_is_committed(spark: SparkSession, tmp_path: Path) 
     write_segment(tmp_path / "spool", "Endpoint", rows, "3", 3)
     with compiled(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         reports = running.run_available()
-        assert [(each.number, each.stats.rows) for each in reports] == [
+        assert [(report.number, report.stats.rows) for report in reports] == [
             (0, 0),
             (1, 0),
             (2, 0),

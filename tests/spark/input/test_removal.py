@@ -43,7 +43,7 @@ def segments(folder: Path, *numbers: int) -> None:
 
 def left(folder: Path) -> list[str]:
     """What the spool holds."""
-    return sorted(each.stem for each in (folder / "spool").rglob("*.parquet"))
+    return sorted(path.stem for path in (folder / "spool").rglob("*.parquet"))
 
 
 def progress(folder: Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_
         (times,) = told["batches"]  # of this stream's life
         assert (times["batch"], times["rows"], times["segments"]) == (2, 20, 1)
         assert list(times["phases"]) == ["read", "spans", "l1", "deltas", "commit", "upkeep"]
-        assert all(each >= 0 for each in times["phases"].values())
+        assert all(time >= 0 for time in times["phases"].values())
         whole = sum(times["phases"].values())
         assert whole > 0
         assert times["seconds"] == pytest.approx(whole)

@@ -147,8 +147,8 @@ def test_waiting_spans_survive_a_restart_between_batches(
     """Children in the first run, parents in the second, with another pipeline: joined, once."""
     spans = random_spans(6, 120, start=START, days=1)
     random.Random(3).shuffle(spans)
-    served = [each for each in spans if each["kind"] == "SERVER"]
-    others = [each for each in spans if each["kind"] != "SERVER"]
+    served = [span for span in spans if span["kind"] == "SERVER"]
+    others = [span for span in spans if span["kind"] != "SERVER"]
     for number, rows in enumerate((served, others)):
         write_segment(tmp_path / "spool", "Span", rows, str(number), number)
         with pipeline(spark, tmp_path, oal=OF_SPANS) as running:

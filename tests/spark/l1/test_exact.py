@@ -121,15 +121,15 @@ def test_entities_have_names_layers_and_roles(
 ) -> None:
     """An endpoint is stored with its name as it came, its service and the layers of its rows."""
     running, events = every_run
-    row = next(each for each in events["Endpoint"] if each["serviceName"] == "orders")
+    row = next(event for event in events["Endpoint"] if event["serviceName"] == "orders")
     alike = [
-        each["serviceLayer"]
-        for each in events["Endpoint"]
-        if (each["serviceName"], each["name"][:150]) == ("orders", row["name"][:150])
-        and sources.is_normal(each["serviceLayer"]) == sources.is_normal(row["serviceLayer"])
+        event["serviceLayer"]
+        for event in events["Endpoint"]
+        if (event["serviceName"], event["name"][:150]) == ("orders", row["name"][:150])
+        and sources.is_normal(event["serviceLayer"]) == sources.is_normal(row["serviceLayer"])
     ]
     id_ = sources.entity_id(sources.catalog().source("Endpoint"), row)
-    (found,) = [each for each in running.store.entities("endpoint") if each.id == id_]
+    (found,) = [entity for entity in running.store.entities("endpoint") if entity.id == id_]
     assert found.name == row["name"][:150]
     assert found.roles == {"service": "orders", "name": row["name"][:150]}
     assert found.layers == set(alike)
@@ -164,7 +164,7 @@ def test_spans_without_a_partner_are_counted(span_run: tuple[Pipeline, list[Row]
 def test_top_n_keeps_no_more_than_n(spark: SparkSession, tmp_path: Path) -> None:
     """With more slow statements than fit, split over batches, the N slowest are kept exactly."""
     spans = random_spans(3, 500, ["gateway", "orders"], start=START, days=1)
-    spans = [each for each in spans if "db.system" in each["attributes"]]
+    spans = [span for span in spans if "db.system" in span["attributes"]]
     for number in range(2):
         rows = spans[number::2]
         write_segment(tmp_path / "spool", "Span", rows, str(number), number)
@@ -173,7 +173,7 @@ def test_top_n_keeps_no_more_than_n(spark: SparkSession, tmp_path: Path) -> None
     with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
         assert len(running.run_available()) == 2
         found = top_of(running.store)
-    assert max(len(each) for each in found.values()) == 2
+    assert max(len(result) for result in found.values()) == 2
     assert found == top_expected(expected_topn(spans, n=2))
 
 
@@ -200,11 +200,17 @@ def test_a_users_own_event_type_goes_all_the_way(spark: SparkSession, tmp_path: 
     """A frozen dataclass made a source: its rows come out as metrics of its entities."""
     sources.source(entity=sources.service("shop"))(Receipt)
     sales = [
-        Receipt(START + timedelta(seconds=each), "Ökö", each * 100, each / 8 or None, each % 3 > 0)
-        for each in range(7)
+        Receipt(
+            START + timedelta(seconds=number),
+            "Ökö",
+            number * 100,
+            number / 8 or None,
+            number % 3 > 0,
+        )
+        for number in range(7)
     ]
     schema = sources.catalog().source("Receipt").arrow_schema()
-    rows: list[dict[str, Any]] = [sources.row_of(each) for each in sales]
+    rows: list[dict[str, Any]] = [sources.row_of(sale) for sale in sales]
     folder = tmp_path / "spool" / "Receipt"
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "0.parquet")
@@ -216,8 +222,8 @@ def test_a_users_own_event_type_goes_all_the_way(spark: SparkSession, tmp_path: 
     with compiled(spark, tmp_path, oal=oal) as running:
         running.run_available()
         values = {
-            each.name: [value.value for value in running.store.values(each, grain=Grain.DAY)]
-            for each in running.store.metrics()
+            metric.name: [value.value for value in running.store.values(metric, grain=Grain.DAY)]
+            for metric in running.store.metrics()
         }
         (entity,) = running.store.entities("service")
     assert values == {
@@ -240,7 +246,9 @@ def test_a_users_field_may_have_any_name(spark: SparkSession, tmp_path: Path) ->
         s0: bool
 
     sources.source(entity=sources.service("m"))(Odd)
-    rows = [sources.row_of(Odd(START, "one", each, each * 2, each > 1)) for each in range(4)]
+    rows = [
+        sources.row_of(Odd(START, "one", number, number * 2, number > 1)) for number in range(4)
+    ]
     schema = sources.catalog().source("Odd").arrow_schema()
     folder = tmp_path / "spool" / "Odd"
     folder.mkdir(parents=True)
@@ -248,8 +256,8 @@ def test_a_users_field_may_have_any_name(spark: SparkSession, tmp_path: Path) ->
     oal = "a = from(Odd.n).filter(s0 == true).sum(); b = from(Odd.w0).max();"
     with compiled(spark, tmp_path, oal=oal) as running:
         running.run_available()
-        assert [each.value for each in running.store.values("a")] == [5]
-        assert [each.value for each in running.store.values("b")] == [6]
+        assert [value.value for value in running.store.values("a")] == [5]
+        assert [value.value for value in running.store.values("b")] == [6]
 
 
 def test_late_and_unused_rows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
@@ -399,14 +407,14 @@ def test_sums_outgrow_64_bits(spark: SparkSession, tmp_path: Path) -> None:
         with compiled(spark, tmp_path, oal=WIDE) as running:
             running.run_available()
     with open_store(sqlite(tmp_path)) as store:
-        assert [each.value for each in store.values("total")] == [
+        assert [value.value for value in store.values("total")] == [
             6 * GREATEST,
             2 * GREATEST,
             4 * LEAST,
         ]
         (day,) = store.values("total", grain=Grain.DAY)
         assert day.value == 8 * GREATEST + 4 * LEAST
-        assert [each.value for each in store.values("mean")] == [GREATEST, GREATEST, LEAST]
+        assert [value.value for value in store.values("mean")] == [GREATEST, GREATEST, LEAST]
         (averages,) = store.values("by_name", grain=Grain.HOUR)
         assert averages.value == {f"{{n={one['serviceName']}}}": GREATEST}
-        assert [each.value for each in store.values("cpu")] == [16 * LARGEST_DOUBLE]
+        assert [value.value for value in store.values("cpu")] == [16 * LARGEST_DOUBLE]

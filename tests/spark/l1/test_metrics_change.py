@@ -48,14 +48,16 @@ class Runs:
 
     def versions(self, name: str) -> list[Stored]:
         """The values of each version of a metric, oldest first."""
-        found = [each for each in self.store.metrics(include_retired=True) if each.name == name]
-        return [self._values(each) for each in sorted(found, key=lambda each: each.version)]
+        found = [
+            metric for metric in self.store.metrics(include_retired=True) if metric.name == name
+        ]
+        return [self._values(result) for result in sorted(found, key=lambda result: result.version)]
 
     def _values(self, metric: StoredMetric) -> Stored:
         return {
-            (metric.name, grain.value, each.bucket, each.entity_id): each.value
+            (metric.name, grain.value, value.bucket, value.entity_id): value.value
             for grain in Grain
-            for each in self.store.values(metric, grain=grain)
+            for value in self.store.values(metric, grain=grain)
         }
 
 
@@ -109,9 +111,9 @@ def test_a_changed_metric_does_not_mix_with_what_it_was(runs: Runs) -> None:
 
 def test_only_the_metrics_of_the_last_script_are_active(runs: Runs) -> None:
     """What the script does not have is not computed."""
-    active = {each.name for each in runs.store.metrics()}
+    active = {metric.name for metric in runs.store.metrics()}
     assert active == {"kept", "tally", "goes", "changes", "added", "more"}
-    retired = [each for each in runs.store.metrics(include_retired=True) if not each.active]
+    retired = [metric for metric in runs.store.metrics(include_retired=True) if not metric.active]
     assert sorted(each.name for each in retired) == ["changes", "changes", "goes"]
 
 

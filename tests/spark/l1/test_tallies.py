@@ -140,7 +140,7 @@ def test_labels_are_any_text(labels: list[str]) -> None:
 def test_sums_by_label_are_exact(entries: list[tuple[str, int]]) -> None:
     """Also beyond 64 bits: values come in two halves."""
     kind = pa.list_(
-        pa.struct({each: pa.string() if each == "k" else pa.int64() for each in _SUM_FIELDS})
+        pa.struct({field: pa.string() if field == "k" else pa.int64() for field in _SUM_FIELDS})
     )
     items = [
         {"k": label, "m0": value >> 32, "m1": value & (2**32 - 1), "m2": 1}
@@ -203,7 +203,7 @@ Item = dict[str, Any]
 
 def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
     """All states of lists of grouped rows, as Spark collects them."""
-    whole = [[each | _halves(each) for each in items] for items in lists]
+    whole = [[item | _halves(item) for item in items] for items in lists]
     kinds = {
         **{each: pa.int64() for each in ("_b0", "_b1", COUNT, "_sum", "_low", "_count")},
         "_k": pa.int32(),
@@ -235,7 +235,7 @@ def test_states_of_rows_that_stand_for_many(lists: list[list[Item]]) -> None:
     made = listed(lists)
     for number, all_items in enumerate(lists):
         for name, when in WHENS.items():
-            met = [each for each in all_items if _meets(each, when)]
+            met = [item for item in all_items if _meets(item, when)]
             sums = [each["_sum"] for each in met if each["_sum"] is not None]
             most = [each["_max"] for each in met if each["_max"] is not None]
             assert made[f"n{name}"][number] == sum(each[COUNT] for each in met)
@@ -244,13 +244,13 @@ def test_states_of_rows_that_stand_for_many(lists: list[list[Item]]) -> None:
             text = made[f"t{name}"][number]
             assert (decode_numbers(text) if text else {}) == _counted(met, "_k")
         label = made["label"][number]
-        wanted = _counted([each for each in all_items if _meets(each, ("c0",))], "_label")
+        wanted = _counted([item for item in all_items if _meets(item, ("c0",))], "_label")
         assert (decode_labels(label) if label else {}) == wanted
         totals: dict[str, tuple[int, int]] = {}
-        for each in all_items:
-            if _meets(each, ("c69",)) and each["_label"] is not None and each["_sum"] is not None:
-                total, count = totals.get(each["_label"], (0, 0))
-                totals[each["_label"]] = (total + (each["_sum"] << 32), count + 1)
+        for item in all_items:
+            if _meets(item, ("c69",)) and item["_label"] is not None and item["_sum"] is not None:
+                total, count = totals.get(item["_label"], (0, 0))
+                totals[item["_label"]] = (total + (item["_sum"] << 32), count + 1)
         text = made["labels"][number]
         assert (decode_label_sums(text) if text else {}) == totals
 
@@ -262,7 +262,7 @@ def _meets(item: Item, when: tuple[str, ...]) -> bool:
 
 def _counted(found: list[Item], key: str) -> Counter[Any]:
     counted: Counter[Any] = Counter()
-    for each in found:
-        if each[key] is not None:
-            counted[each[key]] += each[COUNT]
+    for result in found:
+        if result[key] is not None:
+            counted[result[key]] += result[COUNT]
     return counted

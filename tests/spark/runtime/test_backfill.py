@@ -110,7 +110,7 @@ def test_an_interrupted_backfill_is_resumed(spark: SparkSession, tmp_path: Path)
         assert counted(running.store, "rows") == {("Endpoint", ""): 40}
     with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         reports = running.backfill(tmp_path / "old")
-        assert [(each.number, each.applied) for each in reports] == [(1, False), (2, True)]
+        assert [(report.number, report.applied) for report in reports] == [(1, False), (2, True)]
         assert differences(stored(running.store), expected_of(rows)) == []
 
 
@@ -149,7 +149,7 @@ def test_a_backfill_beside_a_live_stream(spark: SparkSession, tmp_path: Path) ->
             assert streamed.acquire(timeout=PATIENCE_S)
         assert [len(backfill.result(PATIENCE_S)) for backfill in backfills] == [3, 3]
         assert differences(stored(running.store), expected_of(live + own + others)) == []
-        assert {each.name for each in running.store.streams()} >= {"main"}
+        assert {stream.name for stream in running.store.streams()} >= {"main"}
         assert len(running.store.streams()) == 3
 
 
@@ -162,7 +162,7 @@ def test_a_backfill_retires_no_metric(spark: SparkSession, tmp_path: Path) -> No
     oal = "more = from(Endpoint.latency).max();"
     with pipeline(spark, tmp_path, oal=oal, checkpoint=tmp_path / "other") as other:
         other.backfill(tmp_path / "spool")
-        names = {each.name for each in other.store.metrics()}
+        names = {metric.name for metric in other.store.metrics()}
         assert differences(stored(other.store), expected_of(rows, SMALL + oal)) == []
     assert names == {"ep_cpm", "ep_avg", "ep_p10", "ep_types", "more"}
 
@@ -184,7 +184,7 @@ def test_rows_of_a_frame_that_do_not_fit_are_set_aside(spark: SparkSession, tmp_
     path = write_segment(tmp_path / "old", "Endpoint", rows)
     with pipeline(spark, tmp_path, oal=SMALL) as running:
         good = frame(running, path)
-        columns = [each for each in good.columns if each not in ("time", "latency")]
+        columns = [column for column in good.columns if column not in ("time", "latency")]
         timeless = good.limit(2).selectExpr("CAST(NULL AS TIMESTAMP) AS time", "latency", *columns)
         empty = good.limit(3).selectExpr("time", "CAST(NULL AS INT) AS latency", *columns)
         every = good.unionByName(timeless).unionByName(empty)
@@ -231,7 +231,7 @@ def test_a_frame_of_spans(spark: SparkSession, tmp_path: Path) -> None:
     oal = "rel = from(ServiceRelation.latency).percentile2(10); c = from(Service.*).count();"
     with pipeline(spark, tmp_path, oal=oal) as running:
         good = running.spark.read.parquet(str(tmp_path / "old" / "Span"))
-        columns = [each for each in good.columns if each != "span_id"]
+        columns = [column for column in good.columns if column != "span_id"]
         odd = good.limit(2).selectExpr("CAST(NULL AS STRING) AS span_id", *columns)
         for _ in range(2):
             running.backfill(good.unionByName(odd), source="Span", name="march")
@@ -252,7 +252,7 @@ def test_a_frame_without_a_name_leaves_no_checkpoint(spark: SparkSession, tmp_pa
             )
         assert list((tmp_path / "checkpoint").iterdir()) == []
         running.backfill(frame(running, path), source="Endpoint", name="march")
-        assert [each.name for each in (tmp_path / "checkpoint").iterdir()] == [
+        assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [
             "backfill-rows-Endpoint-march"
         ]
 

@@ -66,7 +66,7 @@ def test_a_postgresql_that_goes_away_is_waited_for(
         assert isinstance(running.store, Store)
         running.store.retrier.wait = wait
         reports = running.run_available()
-        assert [each.applied for each in reports] == [True] * 3
+        assert [report.applied for report in reports] == [True] * 3
         assert waited[:4] == [0.01, 0.02, 0.04, 0.08]
         assert differences(stored(running.store), expected_of(rows)) == []
 
@@ -92,7 +92,7 @@ def test_a_postgresql_that_stays_away_is_a_clear_error_and_no_batch_is_lost(
     postgres.start()
     with pipeline(spark, tmp_path, **given) as running:
         reports = running.run_available()
-        assert [each.applied for each in reports][-2:] == [True, True]
+        assert [report.applied for report in reports][-2:] == [True, True]
         assert differences(stored(running.store), expected_of(rows)) == []
 
 

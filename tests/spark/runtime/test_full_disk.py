@@ -55,7 +55,7 @@ def test_no_room_for_waiting_spans(spark: SparkSession, tmp_path: Path) -> None:
 def test_no_room_for_rows_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
     """The quarantine is full: nothing of the batch goes in until there is room."""
     rows = endpoint_events(20)
-    times = [None, *(each["time"] for each in rows[1:])]
+    times = [None, *(row["time"] for row in rows[1:])]
     kind = pa.timestamp("us", tz="UTC")
     write_table(tmp_path / "spool", "odd", with_column(rows, "time", times, kind))
     with (

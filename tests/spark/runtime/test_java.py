@@ -100,7 +100,7 @@ def test_the_start_script_leaves_one_option_out(tmp_path: Path) -> None:
     before = java.stat().st_mtime_ns
     assert wrapper_home(program, {"XDG_CACHE_HOME": str(tmp_path / "cache")}) == home
     assert java.stat().st_mtime_ns == before
-    assert [each.name for each in java.parent.iterdir()] == ["java"]
+    assert [path.name for path in java.parent.iterdir()] == ["java"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for folder in os.get_exec_path():
-        for each in Path(folder).iterdir() if Path(folder).is_dir() else ():
-            if not each.name.startswith("java"):
+        for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
+            if not path.name.startswith("java"):
                 with contextlib.suppress(FileExistsError):
-                    (programs / each.name).symlink_to(each)
+                    (programs / path.name).symlink_to(path)
     told = subprocess.run(
         [sys.executable, "-c", COUNTING],
         env={

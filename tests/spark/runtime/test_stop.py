@@ -51,7 +51,7 @@ def rows_until(number: int) -> list[Any]:
 
 def numbers(reports: list[BatchReport]) -> list[int]:
     """The batches that got in."""
-    return [each.number for each in reports if each.applied]
+    return [report.number for report in reports if report.applied]
 
 
 def goes_on_exactly(spark: SparkSession, folder: Path, first: int) -> None:
@@ -263,10 +263,10 @@ def test_two_first_starts_agree_on_the_checkpoint(tmp_path: Path) -> None:
         found.append(open_checkpoint(tmp_path / "checkpoint", "main", "store").id)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     for each in threads:
         each.join(PATIENCE_S)
     assert len(found) == 8
     assert len(set(found)) == 1
-    assert [each.name for each in (tmp_path / "checkpoint").iterdir()] == ["batchmill.json"]
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["batchmill.json"]

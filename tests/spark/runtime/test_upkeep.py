@@ -47,8 +47,8 @@ class SparkLog:
     def plan(self, number: int, *paths: Path) -> None:
         """Spark has written down what a batch is made of."""
         lines = [
-            json.dumps({"path": f"file://{quote(str(each))}", "timestamp": 1, "batchId": number})
-            for each in paths
+            json.dumps({"path": f"file://{quote(str(path))}", "timestamp": 1, "batchId": number})
+            for path in paths
         ]
         (self.log / str(number)).write_text("\n".join(["v1", *lines]))
         offset = json.dumps({"logOffset": number})
@@ -64,7 +64,7 @@ class SparkLog:
 
     def left(self) -> set[str]:
         """What the spool holds."""
-        return {each.name for each in self.spool.rglob("*") if each.is_file()}
+        return {path.name for path in self.spool.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_progress_is_put_together(tmp_path: Path) -> None:
     )
     found.write(tmp_path)
     assert json.loads((tmp_path / "progress.json").read_text())["last_batch"] == 7
-    assert [each.name for each in tmp_path.iterdir()] == ["progress.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
     nothing = progress_of("main", [], {}, Unread(), 20.0)
     assert (nothing.last_batch, nothing.committed_at, nothing.rows) == (None, None, 0)
 
@@ -288,7 +288,7 @@ def test_the_newest_batches_are_listed(tmp_path: Path) -> None:
         keeper.note(report(number))
     keeper.note(report(70, applied=False))
     told = json.loads((tmp_path / "progress.json").read_text())
-    assert [each["batch"] for each in told["batches"]] == list(range(10, 70))
+    assert [batch["batch"] for batch in told["batches"]] == list(range(10, 70))
     assert told["batches"][0] == {
         "batch": 10,
         "at": 20.0,
