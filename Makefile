@@ -101,8 +101,8 @@ UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
 	--custom-compile-command 'make lock'
-RUN_EXTRAS := --extra aggregate --extra cli --extra demo --extra export --extra kafka --extra otlp --extra postgres \
-	--extra spark --extra spool --extra web
+RUN_EXTRAS := --extra aggregate --extra cli --extra demo --extra export --extra kafka --extra otel \
+	--extra otlp --extra postgres --extra prometheus --extra spark --extra spool --extra web
 
 lock: $(VENV)/.uv-$(UV_VERSION) ## update requirements/*.lock (UPGRADE=1: to the newest versions)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) $(RUN_EXTRAS) --group lint -o requirements/dev.lock

@@ -21,6 +21,7 @@ from batchmill.pressure import ThresholdStats
 from batchmill.spool import SinkStats, SpoolStats
 from batchmill.store import OutboxDepth
 from batchmill.store.postgres.writers import WriterStats
+from batchmill.telemetry import Distribution, RegistryStats
 from tests.docs.kit import DOCS
 
 PAGE = DOCS / "counters.md"
@@ -43,6 +44,8 @@ STATS: dict[type, str] = {
     ExporterStats: "`Exporter.stats()`",
     OutboxDepth: "`ExporterStats.waiting`",
     RemoteWriteStats: "`RemoteWriter.stats()`",
+    RegistryStats: "`batchmill.telemetry.default_registry.stats()`",
+    Distribution: "`BatchQueueStats.batch_sizes` and others like it",
 }
 UNSAID = {
     "ExporterStats.name": "The exporter's name.",

@@ -32,7 +32,7 @@ from batchmill.spool import Spool
 from batchmill.store import EXPIRED, TOO_OLD
 from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
-from tests.docs import settings, sources, stats
+from tests.docs import settings, sources, stats, telemetry
 from tests.docs.kit import DOCS, code_in, tables
 from tests.kit.files import ROOT
 
@@ -216,7 +216,7 @@ def test_every_reason_of_a_stats_object_is_explained() -> None:
     assert listed == dropped | flushes | fallbacks | {"rejected", "shed"}
 
 
-@pytest.mark.parametrize("maker", [settings, sources, stats])
+@pytest.mark.parametrize("maker", [settings, sources, stats, telemetry])
 def test_tables_made_from_the_code_are_as_the_code_is(maker: Any) -> None:
     """Where this fails, `python -m` and the module's name writes them anew."""
     _, begin, written = maker.PAGE.read_text("utf-8").partition(maker.BEGIN)
@@ -235,7 +235,16 @@ def test_every_public_stats_class_has_a_table() -> None:
     """A class called Stats that a package makes public is on the page."""
     public = {
         name
-        for package in ("", ".batcher", ".export", ".flows", ".kafka", ".pressure", ".spool")
+        for package in (
+            "",
+            ".batcher",
+            ".export",
+            ".flows",
+            ".kafka",
+            ".pressure",
+            ".spool",
+            ".telemetry",
+        )
         for name in importlib.import_module(f"batchmill{package}").__all__
         if name.endswith("Stats")
     }

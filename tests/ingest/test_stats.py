@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from batchmill.ingest.stats import sink_queues, thresholds
+from batchmill.ingest.stats import thresholds, with_sink
 from batchmill.spool import Level, Measure, Pressure, SinkStats
 
 MEASURES = (
@@ -34,10 +34,19 @@ def told(name: str, load: float) -> dict[str, Any]:
     return {"name": name, "depth": 3, "threads": [{"name": f"{name}-0", "load": load}]}
 
 
+def queues(
+    reported: list[dict[str, Any]], measures: tuple[Measure, ...] = MEASURES
+) -> list[dict[str, Any]]:
+    """The queues that the status of a process has."""
+    report = with_sink({"queues": reported, "levels": []}, measures, STATS)
+    shown: list[dict[str, Any]] = report["queues"]
+    return shown
+
+
 def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
     """Against its bound, with the threads of its micro-batcher; other queues follow as they are."""
     other = told("to kafka", 0.5)
-    sink, *rest = sink_queues([other, told("spool-Span", 0.1)], MEASURES, STATS)
+    sink, *rest = queues([other, told("spool-Span", 0.1)])
     assert (sink["name"], sink["unit"]) == ("spool", "spans")
     assert (sink["depth"], sink["capacity"]) == (30, 100)
     assert sink["threads"] == [{"name": "spool-Span-0", "load": 0.1}]
@@ -47,14 +56,21 @@ def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
 
 def test_a_topic_has_no_thread_of_ours() -> None:
     """Yet what waits for it is told in the same way."""
-    (sink,) = sink_queues([], MEASURES, STATS)
+    (sink,) = queues([])
     assert (sink["name"], sink["depth"], sink["threads"]) == ("topic", 30, [])
 
 
 def test_a_sink_that_measures_nothing_is_left_out() -> None:
     """The other queues are told."""
     other = told("to kafka", 0.5)
-    assert sink_queues([other], (), STATS) == [other]
+    assert queues([other], ()) == [other]
+
+
+def test_the_thresholds_of_the_sink_are_not_told_twice() -> None:
+    """They are its measures; thresholds of other depths are told."""
+    levels = [{"name": "queue rows"}, {"name": "to kafka"}]
+    report = with_sink({"queues": [], "levels": levels}, MEASURES, STATS)
+    assert report["levels"] == [{"name": "to kafka"}]
 
 
 def test_thresholds_say_why() -> None:

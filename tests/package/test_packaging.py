@@ -82,6 +82,12 @@ import batchmill.web
 for name in batchmill.web.__all__:
     getattr(batchmill.web, name)
 """,
+    "prometheus": """
+from batchmill.telemetry import PrometheusCollector
+""",
+    "otel": """
+from batchmill.telemetry import observe
+""",
     "spark": """
 import batchmill.spark
 for name in batchmill.spark.__all__:
@@ -176,7 +182,7 @@ def test_core_depends_on_nothing(metadata: Message) -> None:
 def test_extras_are_the_documented_ones(metadata: Message) -> None:
     """The wheel offers one extra for each part beyond the core, and `all`."""
     parts = {"cli", "spool", "aggregate", "otlp", "demo", "jre", "spark", "postgres", "kafka"}
-    parts |= {"export", "web"}
+    parts |= {"export", "web", "prometheus", "otel"}
     assert set(metadata.get_all("Provides-Extra", [])) == parts | {"all"}
 
 

@@ -19,6 +19,7 @@ import batchmill.queue
 import batchmill.sources
 import batchmill.spool
 import batchmill.store
+import batchmill.telemetry
 import batchmill.testing
 import batchmill.web
 
@@ -65,6 +66,7 @@ PRESSURE = {
     "ThresholdLevel",
     "ThresholdListener",
     "ThresholdStats",
+    "snapshot_thresholds",
     "strategies",
 }
 BATCHER = {
@@ -356,6 +358,32 @@ WEB = {
     "WebSettings",
     "make_app",
 }
+TELEMETRY = {
+    "BATCH_SIZES",
+    "Component",
+    "ComponentKind",
+    "DURATIONS_NS",
+    "DURATIONS_S",
+    "Distribution",
+    "Family",
+    "Instrument",
+    "InstrumentKind",
+    "NO_BATCHES",
+    "NO_DURATIONS",
+    "PrometheusCollector",
+    "Registration",
+    "Registry",
+    "RegistryStats",
+    "counter",
+    "default_registry",
+    "gauge",
+    "histogram",
+    "merged",
+    "observe",
+    "prometheus_names",
+    "register",
+    "up_down",
+}
 TESTING = {
     "ManualClock",
 }
@@ -374,6 +402,7 @@ PROMISED = [
     pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
     pytest.param(batchmill.export, EXPORT, id="batchmill.export"),
     pytest.param(batchmill.web, WEB, id="batchmill.web"),
+    pytest.param(batchmill.telemetry, TELEMETRY, id="batchmill.telemetry"),
     pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
 ]
 

@@ -165,7 +165,12 @@ def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
     state = run_state(
         processes,
         ingest={"queues": [queue("spool")], "thresholds": levels, "level": "WARNING"},
-        progress={"batches": batches, "queues": [queue("jdbc")], "last_batch": 7},
+        progress={
+            "batches": batches,
+            "queues": [queue("jdbc")],
+            "levels": [{"name": "jdbc", "level": "CRITICAL"}],
+            "last_batch": 7,
+        },
         exports={"export": {"queues": [queue("out")]}, "export-2": {"queues": [queue("old")]}},
     )
     told = assess(Home(tmp_path), state).as_json()
@@ -175,8 +180,25 @@ def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
         ("export", "out"),
     ]
     assert (told["thresholds"], told["batches"]) == (levels, batches)
+    assert told["levels"] == [{"process": "pipeline", "name": "jdbc", "level": "CRITICAL"}]
     assert told["ingest"] == {"level": "WARNING"}
     assert told["pipeline"] == {"last_batch": 7}
+
+
+def test_flows_and_levels_are_printed(tmp_path: Path) -> None:
+    """Flows of every process that has some; levels that are not normal."""
+    flows = {"active": 12, "assigned": 345, "completed": 333}
+    levels = [
+        {"name": "jdbc", "level": "CRITICAL", "value": 1234, "critical": 1000},
+        {"name": "calm", "level": "NORMAL", "value": 1, "critical": 1000},
+    ]
+    orders = queue("orders") | {"kind": "flows", "flows": flows}
+    state = run_state(process(), progress={"queues": [orders], "levels": levels})
+    lines = assess(Home(tmp_path), state).lines()
+    flows_line = "pipeline/orders: 12 active, 345 assigned, 333 completed; 1 signal waiting"
+    assert f"flows      {flows_line}" in lines
+    assert "level      pipeline/jdbc: CRITICAL, depth 1,234 of 1,000" in lines
+    assert not [line for line in lines if "calm" in line]
 
 
 def test_what_an_older_version_tells_is_enough(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from batchmill.run.top.view import draw
 from tests.kit.threads import PATIENCE_S
 
 NOW = 1_700_000_000.0
+FLOWS = {"active": 12, "assigned": 345, "completed": 333}
 
 
 def queue(depths: list[int], **changes: Any) -> dict[str, Any]:
@@ -86,7 +87,21 @@ def told(**changes: Any) -> dict[str, Any]:
                 }
             ],
         },
-        "queues": [queue([0, 50, 100, 7])],
+        "queues": [
+            queue([0, 50, 100, 7]),
+            queue([3, 0], name="orders", kind="flows", process="pipeline", flows=FLOWS),
+        ],
+        "levels": [
+            {
+                "process": "pipeline",
+                "name": "jdbc",
+                "level": "WARNING",
+                "value": 77,
+                "warning": 60,
+                "critical": 120,
+                "critical_plus": 180,
+            }
+        ],
         "web": "http://127.0.0.1:8080",
         "batches": [batch(40, 1.0), batch(41, 2.0)],
         "exports": {},
@@ -128,6 +143,10 @@ def test_all_that_the_page_has_is_drawn(width: int) -> None:
         "12 full",
         "CRITICAL",
         "350; warning 150, critical 300",
+        "pipeline/orders",
+        "12 active, 345 assigned, 333 completed",
+        "pipeline/jdbc",
+        "77; warning 60, critical 120",
         "newest 2.00 s, median 1.50 s, worst 2.00 s of 2; 1,200 rows",
         "1.50 s",
         "500 ms",

@@ -9,7 +9,7 @@ from typing import Any
 from batchmill import PartitionPolicy, snapshot_queues
 from batchmill.batcher import BatcherSettings, MicroBatcher, snapshot_batchers
 from batchmill.pressure import QueueThresholdSettings
-from batchmill.telemetry import ProcessStats
+from batchmill.process_stats import ProcessStats
 from batchmill.testing import ManualClock
 from tests.kit.queues import Red, Scripted, fill, make_queue, owners, rebalance_now, reds, settled
 from tests.kit.threads import WAIT_S, Gate

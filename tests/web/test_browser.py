@@ -330,6 +330,15 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         expect(queue.locator(".threads li")).to_have_text(threads, use_inner_text=True)
         expect(queue).to_contain_text("14 moves by the balancer; last: 05:04:10 partition 3")
         expect(queue).to_contain_text("90 accepted, refused: 3 full")
+        flows = page.locator("article.queue", has_text="orders")
+        expect(flows).to_contain_text("flow dispatcher of ingest")
+        expect(flows).to_contain_text("12 flows active, 345 assigned, 333 completed; 7 accepted")
+        summary = "2 workers, 1 in use, the fullest 30 %"
+        expect(flows.locator(".heat")).to_have_attribute("aria-label", summary)
+        level = page.locator(".gauge", has_text="Ingest: jdbc")
+        expect(level).to_contain_text("critical from 120")
+        expect(level).to_contain_text("decided: 4 critical reject")
+        expect(level.locator(".fill.bad")).to_have_count(1)
         gauge = page.locator(".gauge", has_text="Unread bytes")
         expect(gauge).to_contain_text("300 MiB")
         expect(gauge.locator(".fill.warn")).to_have_count(1)
@@ -365,6 +374,28 @@ def ingest_status(received: int) -> dict[str, Any]:
         "accepted": 90,
         "rejected": {"full": 3},
     }
+    flows = {
+        "name": "orders",
+        "kind": "flows",
+        "depth": 3,
+        "capacity": 20,
+        "partitions": [{"depth": 3, "capacity": 10}, {"depth": 0, "capacity": 10}],
+        "threads": [],
+        "moves": 0,
+        "last_moves": [],
+        "accepted": 7,
+        "rejected": {},
+        "flows": {"active": 12, "assigned": 345, "completed": 333},
+    }
+    jdbc = {
+        "name": "jdbc",
+        "level": "CRITICAL",
+        "value": 130,
+        "warning": 60,
+        "critical": 120,
+        "critical_plus": 180,
+        "decisions": {"critical reject": 4},
+    }
     mib = 2**20
     levels = {"warning": 256 * mib, "critical": 512 * mib, "critical_plus": 1024 * mib}
     measure = {"name": "unread bytes", "value": 300 * mib, **levels}
@@ -375,7 +406,8 @@ def ingest_status(received: int) -> dict[str, Any]:
         "rejected": {"no trace id": 12},
         "requests": {"http ok": 40},
         "level": "WARNING",
-        "queues": [queue],
+        "queues": [queue, flows],
+        "levels": [jdbc],
         "thresholds": {"level": "WARNING", "why": "", "measures": [measure]},
     }
 

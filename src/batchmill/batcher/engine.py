@@ -24,10 +24,11 @@ from batchmill.batcher.intake import Intake
 from batchmill.batcher.pending import Duplicates, FlushReason, Pending
 from batchmill.batcher.result import BatcherClosedError, ItemResult, Outcome
 from batchmill.batcher.settings import BatcherSettings
-from batchmill.batcher.stats import BatcherStats, BusyTimes, Outcomes
+from batchmill.batcher.stats import BATCHER, BatcherStats, BatchTimes, Outcomes
 from batchmill.batcher.threads import Clock, Timer, Work, WorkerPool, current_pool, enter_pool
 from batchmill.errors import ConfigError
 from batchmill.pressure import QueueThresholdManager, QueueThresholdSettings
+from batchmill.telemetry import default_registry, register
 from batchmill.waiters import ThreadWaiter, give_way
 
 
@@ -35,6 +36,7 @@ class Engine:
     """Accepts entries, forms batches, sends them, answers."""
 
     fork_order = 2  # after the thresholds and their listeners' queue
+    kind = BATCHER
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Engine:
             self._capacity = thresholds.hard_capacity
         self._timer = Timer(clock, f"batchmill-{name}-timer")
         self.reset()
+        self._registration = register(self)
 
     def reset(self) -> None:
         """Empty and idle: at the start, and in a forked child, where the rest is the parent's."""
@@ -78,7 +81,7 @@ class Engine:
             self._settle,
         )
         self._in_flight: dict[int, list[Entry]] = {}
-        self._busy = BusyTimes()
+        self._times = BatchTimes()
         self._flush_up_to = 0
         self._limit = InFlightLimit(self.settings.max_in_flight, self.settings.adaptive)
         self._next_batch_id = 0
@@ -201,7 +204,7 @@ class Engine:
             reason = FlushReason.WEIGHT  # enough of them wait, but they are too heavy together
         self._next_batch_id += 1
         self._in_flight[self._next_batch_id] = batch
-        self._busy.begin(self._next_batch_id, now)
+        self._times.begin(self._next_batch_id, now)
         self._batches += 1
         self._flushes[reason] += 1
         self.workers.free -= 1
@@ -263,8 +266,9 @@ class Engine:
             delivery = self._outcomes.count(ended)
             if took_s is not None:
                 self._limit.record(took_s, ok, len(self._in_flight))
+                self._times.sent(len(ended), took_s)
             self._in_flight.pop(batch_id, None)
-            self._busy.end(batch_id, took_s or 0.0)
+            self._times.end(batch_id, self.clock.now())
             self.workers.waiter.wake()
         self._outcomes.deliver(delivery)
         with self._lock:
@@ -360,6 +364,7 @@ class Engine:
             self.thresholds.close()
         lifecycle.release(self)
         self.workers.revived = None
+        self._registration.close(self)
 
     def await_close(self) -> None:
         """Wait for the rest as long as the settings allow: at interpreter exit."""
@@ -395,7 +400,9 @@ class Engine:
                 thresholds=thresholds,
                 name=self.name,
                 capacity=self._capacity,
-                workers=self._busy.loads(self.clock.now()),
+                workers=self._times.loads(self.clock.now()),
+                batch_sizes=self._times.sizes,
+                batch_seconds=self._times.durations,
             )
 
     def after_fork_in_child(self) -> None:
@@ -411,9 +418,8 @@ class Engine:
 
 
 def snapshot_batchers() -> tuple[BatcherStats, ...]:
-    """The stats of each open batcher of this process, by name."""
-    engines = [engine for engine in lifecycle.tracked(Engine) if not engine.closing]
-    return tuple(engine.stats() for engine in sorted(engines, key=lambda engine: engine.name))
+    """The stats of each batcher of this process that is not closed yet, by name."""
+    return tuple(batcher.stats() for batcher in default_registry.components(BATCHER))
 
 
 def _start(entry: Entry, now: float) -> bool:

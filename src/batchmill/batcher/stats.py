@@ -1,4 +1,4 @@
-"""What a batcher counts: how items end, and how busy its workers are.
+"""What a batcher counts: how items end, how busy its workers are; and its instruments.
 
 Guarantees of ``Outcomes``
     * An entry is counted, under the lock, before its submitter is answered.
@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchmill.batcher.entries import Entry
 from batchmill.batcher.pending import Duplicates, FlushReason
 from batchmill.pressure import ThresholdStats
+from batchmill.telemetry import (
+    BATCH_SIZES,
+    DURATIONS_S,
+    NO_BATCHES,
+    NO_DURATIONS,
+    ComponentKind,
+    Distribution,
+    counter,
+    gauge,
+    histogram,
+    up_down,
+)
 from batchmill.waiters import ThreadWaiter
 
 log = logging.getLogger("batchmill.batcher")
@@ -82,6 +95,10 @@ class BatcherStats:
     """Items that may wait at most; None for no limit."""
     workers: tuple[WorkerLoad, ...] = ()
     """Every thread that has sent a batch, in order."""
+    batch_sizes: Distribution = NO_BATCHES
+    """Items of each batch that the backend has finished."""
+    batch_seconds: Distribution = NO_DURATIONS
+    """How long the backend took for each, with all retries and splits of a batch."""
 
     @property
     def pending(self) -> int:
@@ -89,27 +106,38 @@ class BatcherStats:
         return self.queue_depth + self.in_flight + self.parked + self.deciding + self.joined
 
 
-class BusyTimes:
-    """How long each worker has been busy with batches. Called under the engine's lock.
+class BatchTimes:
+    """Batches by size and time, and how long each worker has been busy. Under the engine's lock.
 
     It is called once per batch, never per item.
     """
 
-    __slots__ = ("_busy_s", "_running")
+    __slots__ = ("_busy_s", "_durations", "_items", "_running", "_seconds", "_sizes")
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[str, float]] = {}  # by batch: its worker, and since when
         self._busy_s: dict[str, float] = {}
+        self._sizes = [0] * (len(BATCH_SIZES) + 1)
+        self._items = 0
+        self._durations = [0] * (len(DURATIONS_S) + 1)
+        self._seconds = 0.0
 
     def begin(self, batch_id: int, now: float) -> None:
         """The calling worker has taken a batch."""
         self._running[batch_id] = threading.current_thread().name, now
 
-    def end(self, batch_id: int, took_s: float) -> None:
+    def end(self, batch_id: int, now: float) -> None:
         """The batch is over; does nothing if no worker has taken it."""
         if batch_id in self._running:
-            worker, _ = self._running.pop(batch_id)
-            self._busy_s[worker] = self._busy_s.get(worker, 0.0) + took_s
+            worker, since = self._running.pop(batch_id)
+            self._busy_s[worker] = self._busy_s.get(worker, 0.0) + now - since
+
+    def sent(self, items: int, took_s: float) -> None:
+        """The backend has finished a batch."""
+        self._sizes[bisect_left(BATCH_SIZES, items)] += 1
+        self._items += items
+        self._durations[bisect_left(DURATIONS_S, took_s)] += 1
+        self._seconds += took_s
 
     def loads(self, now: float) -> tuple[WorkerLoad, ...]:
         """Every worker that has ever taken a batch, by name; a batch under way counts up to now."""
@@ -117,6 +145,16 @@ class BusyTimes:
         for worker, since in self._running.values():
             busy_s[worker] = busy_s.get(worker, 0.0) + now - since
         return tuple(WorkerLoad(worker, busy_s[worker]) for worker in sorted(busy_s))
+
+    @property
+    def sizes(self) -> Distribution:
+        """Batches by the number of their items."""
+        return Distribution(BATCH_SIZES, tuple(self._sizes), self._items)
+
+    @property
+    def durations(self) -> Distribution:
+        """Batches by how long the backend took."""
+        return Distribution(DURATIONS_S, tuple(self._durations), self._seconds)
 
 
 class Delivery:
@@ -185,3 +223,86 @@ class Outcomes:
         return all(
             delivery.oldest_seq > seq or delivery.thread == here for delivery in self._deliveries
         )
+
+
+def _pending(stats: BatcherStats) -> Mapping[str, int]:
+    return {
+        "waiting": stats.queue_depth,
+        "in_flight": stats.in_flight,
+        "parked": stats.parked,
+        "deciding": stats.deciding,
+        "joined": stats.joined,
+    }
+
+
+def _dropped(stats: BatcherStats) -> Mapping[str, int]:
+    return {
+        "rejected": stats.rejected,
+        "dropped": stats.dropped,
+        "expired": stats.expired,
+        "cancelled": stats.cancelled,
+    }
+
+
+BATCHER: ComponentKind[BatcherStats] = ComponentKind(
+    "batcher",
+    (
+        up_down("depth", "{item}", "Items waiting for a batch.", lambda s: s.queue_depth),
+        up_down(
+            "capacity",
+            "{item}",
+            "Items that may wait at most; missing where nothing bounds them.",
+            lambda s: s.capacity,
+        ),
+        gauge(
+            "used",
+            "1",
+            "How full it is, 0 to 1; missing where nothing bounds it.",
+            lambda s: s.queue_depth / s.capacity if s.capacity else None,
+        ),
+        up_down("pending_items", "{item}", "Items without a result, by where.", _pending, "state"),
+        counter("submitted_items", "{item}", "Items submitted.", lambda s: s.submitted),
+        counter("succeeded_items", "{item}", "Items processed.", lambda s: s.succeeded),
+        counter("failed_items", "{item}", "Items that the backend failed on.", lambda s: s.failed),
+        counter(
+            "dropped_items",
+            "{item}",
+            "Items that were not sent: rejected, dropped, expired, cancelled.",
+            _dropped,
+            "reason",
+        ),
+        histogram("batch_size", "{item}", "Items of a batch.", lambda s: s.batch_sizes),
+        histogram(
+            "backend_duration",
+            "s",
+            "Time of the backend for a batch, with retries.",
+            lambda s: s.batch_seconds,
+        ),
+        counter(
+            "flushes",
+            "{batch}",
+            "Batches formed, by why.",
+            lambda s: {reason.value: count for reason, count in s.flushes.items()},
+            "reason",
+        ),
+        counter("backend_calls", "{call}", "Calls of the backend.", lambda s: s.backend_calls),
+        counter("retries", "{batch}", "Batches sent again after a failure.", lambda s: s.retries),
+        up_down(
+            "in_flight_limit",
+            "{batch}",
+            "Batches that may be with the backend at a time, now.",
+            lambda s: s.in_flight_limit,
+        ),
+        counter(
+            "breaker_opened", "{time}", "How often the breaker opened.", lambda s: s.breaker_opened
+        ),
+        counter(
+            "worker_busy",
+            "s",
+            "Time on batches, the current one included; its rate is the load of the worker.",
+            lambda s: {load.name.rpartition("-")[2]: load.busy_seconds for load in s.workers},
+            "worker",
+        ),
+    ),
+    label="batcher",
+)

@@ -36,9 +36,9 @@ from batchmill.export import (
     reads_store,
     require_exporter,
 )
+from batchmill.process_stats import ProcessStats
 from batchmill.run import EXPORT_HEADERS_VARIABLE, EXPORT_TOKEN_VARIABLE, Signals, StatusFile
 from batchmill.store import RetryPolicy, Store, StoreError, StoreMissingError, open_store
-from batchmill.telemetry import ProcessStats
 from batchmill.wording import count_of
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _run_exporter(
     def report(state: str) -> None:
         with contextlib.suppress(StoreError):
             if status is not None:
-                stats = {**_exporter_report(exporter), "queues": process.queues()}
+                stats = {**_exporter_report(exporter), **process.report()}
                 status.write({"state": state, **stats})
 
     thread = threading.Thread(target=work, name="batchmill-export", daemon=True)
@@ -331,7 +331,7 @@ def _report_until_signal(
 ) -> None:
     process = ProcessStats()
     while not signals.count:
-        status.write({**report(), "queues": process.queues()})
+        status.write({**report(), **process.report()})
         signals.wait(STATUS_S)
 
 

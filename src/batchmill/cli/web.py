@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchmill.cli.options import Options, access_of, add_access_options, add_home_options, home_of
 from batchmill.errors import BatchmillError, ConfigError
+from batchmill.process_stats import ProcessStats
 from batchmill.run import StatusFile, StatusReader, serve_until_signal
 
 if TYPE_CHECKING:
@@ -80,9 +81,14 @@ def _server(given: argparse.Namespace) -> WebServer:
 async def _serve(server: WebServer, status: StatusFile) -> None:
     stopped = asyncio.Event()
 
+    process = ProcessStats()
+
+    def write() -> None:
+        status.write({"state": "serving", "address": server.address, **process.report()})
+
     async def report() -> None:
         while not stopped.is_set():
-            await asyncio.to_thread(status.write, {"state": "serving", "address": server.address})
+            await asyncio.to_thread(write)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_S):
                     await stopped.wait()

@@ -17,7 +17,7 @@ from batchmill.ingest.decode import JSON
 from batchmill.ingest.intake import LOGS, Body, Intake, Take
 from batchmill.ingest.responses import Refusal, RequestRefused
 from batchmill.ingest.stats import prometheus
-from batchmill.telemetry.exposition import TextFormat
+from batchmill.telemetry.exposition import TextFormat, render_telemetry
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -117,9 +117,9 @@ class HttpApp:
 
     async def _metrics(self, request: Request) -> Response:
         self._authenticate(request)
-        return Response(
-            prometheus(self._status()), headers={"content-type": TextFormat.PROMETHEUS.value}
-        )
+        # On a thread: a process may have many queues, and other requests need not wait for them.
+        body = await asyncio.to_thread(lambda: prometheus(self._status()) + render_telemetry())
+        return Response(body, headers={"content-type": TextFormat.PROMETHEUS.value})
 
     def refuse_connection(self, refusal: ConnectionRefusal) -> bytes:
         """Count a connection whose request does not get here, and return the response to it."""

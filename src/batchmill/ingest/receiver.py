@@ -23,9 +23,9 @@ from batchmill.ingest.grpc import build_server
 from batchmill.ingest.http import HttpApp
 from batchmill.ingest.intake import Forwarder, Intake
 from batchmill.ingest.settings import ReceiverSettings
-from batchmill.ingest.stats import ReceiverStats, sink_queues, thresholds
+from batchmill.ingest.stats import ReceiverStats, thresholds, with_sink
+from batchmill.process_stats import ProcessStats
 from batchmill.spool import SpanSink
-from batchmill.telemetry import ProcessStats
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -140,9 +140,10 @@ class Receiver:
         if path is None:
             return
         try:
-            queues = sink_queues(self._process.queues(), self._sink.measures(), self._sink.stats())
+            measures = self._sink.measures()
+            report = with_sink(self._process.report(), measures, self._sink.stats())
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(path, self.status() | {"queues": queues})
+            write_json(path, self.status() | report)
             self._status_failed = False
         except OSError as error:  # a full disk must not end the receiver
             if not self._status_failed:

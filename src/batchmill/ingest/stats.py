@@ -101,17 +101,21 @@ def thresholds(pressure: Pressure, measures: Sequence[Measure], stats: SinkStats
     return status | {"measures": [asdict(measure) for measure in measures]}
 
 
-def sink_queues(
-    queues: list[dict[str, Any]], measures: Sequence[Measure], stats: SinkStats
-) -> list[dict[str, Any]]:
-    """All queues of this process for the status, first the one of spans that wait for the sink.
+def with_sink(
+    report: dict[str, Any], measures: Sequence[Measure], stats: SinkStats
+) -> dict[str, Any]:
+    """The components of this process for the status, first the queue of spans for the sink.
 
     That one is counted in spans, as its limit is. It replaces the spool's own micro-batchers, which
-    count requests, but has the load of their threads; a topic has no queue of ours.
+    count requests, but has the load of their threads; a topic has no queue of ours. The sink's
+    thresholds are left out: they are its measures, which the status has anyway.
     """
+    known = {measure.name for measure in measures}
+    levels = [level for level in report["levels"] if level["name"] not in known]
+    queues = report["queues"]
     rows = next((measure for measure in measures if measure.name == _QUEUE_ROWS), None)
     if rows is None:
-        return queues
+        return {"queues": queues, "levels": levels}
     own = [queue for queue in queues if queue["name"].startswith(_SPOOL_QUEUE)]
     refused = {"pressure": stats.refused_rows, "not stored": stats.failed_rows}
     sink = {
@@ -127,7 +131,7 @@ def sink_queues(
         "accepted": stats.submitted_rows,
         "rejected": {reason: count for reason, count in refused.items() if count},
     }
-    return [sink, *(queue for queue in queues if queue not in own)]
+    return {"queues": [sink, *(queue for queue in queues if queue not in own)], "levels": levels}
 
 
 _COUNTERS = {

@@ -1,7 +1,7 @@
 """Backpressure: thresholds on any depth, and a decision for every item that meets one.
 
 Gives :class:`QueueThresholdManager` with its settings, levels, decisions and events, and ready-made
-handlers in :mod:`strategies`.
+handlers in :mod:`strategies`; and :func:`snapshot_thresholds`, the stats of all of a process.
 """
 
 from batchmill.pressure import strategies
@@ -15,8 +15,9 @@ from batchmill.pressure.decision import (
     ThresholdListener,
 )
 from batchmill.pressure.levels import QueueFullError, ThresholdLevel
-from batchmill.pressure.manager import QueueThresholdManager, ThresholdStats
+from batchmill.pressure.manager import QueueThresholdManager, snapshot_thresholds
 from batchmill.pressure.settings import QueueThresholdSettings
+from batchmill.pressure.stats import ThresholdStats
 
 QueueThresholdConfig = QueueThresholdSettings  # the older name
 
@@ -34,5 +35,6 @@ __all__ = [
     "ThresholdLevel",
     "ThresholdListener",
     "ThresholdStats",
+    "snapshot_thresholds",
     "strategies",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,28 +29,14 @@ from batchmill.pressure.decision import (
 )
 from batchmill.pressure.levels import LevelTracker, QueueFullError, ThresholdLevel
 from batchmill.pressure.settings import QueueThresholdSettings
+from batchmill.pressure.stats import THRESHOLDS, ThresholdStats, limits_of
 from batchmill.queue import BatchQueue, BatchQueueSettings, BufferStrategy, ThreadPolicy
+from batchmill.telemetry import default_registry, register
 
 log = logging.getLogger("batchmill.pressure")
 
 _FIRST_RETRY_MS = 100
 _LAST_EVENTS_MS = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class ThresholdStats:
-    """What thresholds decided since the start."""
-
-    decisions: Mapping[tuple[ThresholdLevel, QueueAction], int]
-    """How often each action was decided at each level."""
-    handler_failures: int
-    """Handlers that raised or returned no decision; the default action was taken."""
-    listener_failures: int
-    """Listener calls that raised."""
-    dropped_events: int
-    """Events that did not fit the listeners' queue."""
-    level: ThresholdLevel | None
-    """The current level."""
 
 
 class QueueThresholdManager:
@@ -59,6 +45,8 @@ class QueueThresholdManager:
     ``depth`` is called whenever the manager needs the depth; for a queue with its own lock, use
     :meth:`decide` and :meth:`allows` with the exact depth instead of :meth:`check`.
     """
+
+    kind = THRESHOLDS
 
     def __init__(
         self,
@@ -75,12 +63,15 @@ class QueueThresholdManager:
         self._event_queue: BatchQueue[Any] | None = None
         self._closed = False
         self._default_retry = strategies.retry(initial_ms=_FIRST_RETRY_MS)
+        self._limits = limits_of(config)
         self._reset()
         lifecycle.track(self)
+        self._registration = register(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._tracker = LevelTracker(self.config.thresholds, self.config.leave_ratio)
+        self._seen_depth = 0
         self._decisions: dict[tuple[ThresholdLevel, QueueAction], int] = {}
         self._handler_failures = 0
         self._listener_failures = 0
@@ -144,6 +135,7 @@ class QueueThresholdManager:
 
     def observe(self, depth: int) -> None:
         """Record a depth; listeners are notified if it enters or leaves a level."""
+        self._seen_depth = depth
         tracker = self._tracker
         if tracker.settled(depth):
             return
@@ -170,6 +162,9 @@ class QueueThresholdManager:
                 listener_failures=self._listener_failures,
                 dropped_events=self._dropped_events,
                 level=ThresholdLevel(current) if current else None,
+                name=self.name,
+                limits=self._limits,
+                depth=self._seen_depth,
             )
 
     def close(self) -> None:
@@ -182,6 +177,7 @@ class QueueThresholdManager:
             event_queue, self._event_queue = self._event_queue, None
         if event_queue is not None:
             event_queue.shutdown()
+        self._registration.close(self)
 
     fork_order = 1
 
@@ -283,6 +279,11 @@ class QueueThresholdManager:
                     log.exception("batchmill %s: listener %r failed", self.name, listener)
                     with self._lock:
                         self._listener_failures += 1
+
+
+def snapshot_thresholds() -> tuple[ThresholdStats, ...]:
+    """The stats of all thresholds of this process that are not closed yet, by name."""
+    return tuple(manager.stats() for manager in default_registry.components(THRESHOLDS))
 
 
 REJECTED = "rejected"

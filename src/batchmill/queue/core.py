@@ -24,8 +24,9 @@ from batchmill.queue.layout import Layout, Rebalancer
 from batchmill.queue.partition import Lane, Receiver
 from batchmill.queue.scheduler import Scheduler
 from batchmill.queue.settings import BatchQueueSettings
-from batchmill.queue.stats import BatchQueueStats, take_snapshot
+from batchmill.queue.stats import QUEUE, BatchQueueStats, take_snapshot
 from batchmill.queue.task import DrainTask, forget_current_task
+from batchmill.telemetry import Registration, default_registry, register
 from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.queue")
@@ -35,6 +36,7 @@ class QueueCore:
     """The inside of one queue; its threads are the scheduler's."""
 
     fork_order = 1
+    kind = QUEUE
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class QueueCore:
         self.deadline = 0.0
         self._on_done = on_done
         self._released = False
+        self._registration: Registration | None = None
         self._reset_counters()
 
     def _reset_counters(self) -> None:
@@ -71,6 +74,7 @@ class QueueCore:
     def start(self) -> None:
         """Take the scheduler's threads and begin draining."""
         self.scheduler.acquire()
+        self._registration = register(self)
         self.wake_tasks()
 
     def wake_tasks(self) -> None:
@@ -185,6 +189,8 @@ class QueueCore:
             else:
                 self.scheduler.release()
         lifecycle.release(self)
+        if self._registration is not None:
+            self._registration.close(self)
         self.done.set()
 
     def after_fork_in_child(self) -> None:
@@ -211,5 +217,5 @@ class QueueCore:
 
 def snapshot_queues() -> tuple[BatchQueueStats, ...]:
     """The stats of every running queue of this process, sorted by name."""
-    running = [core for core in lifecycle.tracked(QueueCore) if not core.layout.closed]
-    return tuple(core.stats() for core in sorted(running, key=lambda core: core.name))
+    snapshots = [core.stats() for core in default_registry.components(QUEUE)]
+    return tuple(stats for stats in snapshots if stats.running)

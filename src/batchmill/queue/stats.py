@@ -1,10 +1,24 @@
-"""The counters of a queue as frozen snapshots."""
+"""The counters of a queue as frozen snapshots, and its instruments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
+
+from batchmill.telemetry import (
+    BATCH_SIZES,
+    DURATIONS_S,
+    NO_BATCHES,
+    NO_DURATIONS,
+    ComponentKind,
+    Distribution,
+    counter,
+    gauge,
+    histogram,
+    merged,
+    up_down,
+)
 
 if TYPE_CHECKING:
     from batchmill.queue.core import QueueCore
@@ -112,6 +126,10 @@ class BatchQueueStats:
     """Cores that its thread policy was resolved for: by affinity and by container quota."""
     scheduler_threads: int = 0
     """Threads that resulted; for a shared scheduler, all threads of its pool."""
+    batch_sizes: Distribution = NO_BATCHES
+    """Items of each handler call that is over."""
+    handler_seconds: Distribution = NO_DURATIONS
+    """How long each handler call took."""
 
     @property
     def capacity(self) -> int:
@@ -206,6 +224,16 @@ def take_snapshot(core: QueueCore) -> BatchQueueStats:
         last_moves=last_moves,
         cores=core.scheduler.cores,
         scheduler_threads=core.scheduler.size,
+        batch_sizes=merged(
+            BATCH_SIZES,
+            [tuple(task.batch_sizes) for task in core.tasks],
+            sum(task.items for task in core.tasks),
+        ),
+        handler_seconds=merged(
+            DURATIONS_S,
+            [tuple(task.durations) for task in core.tasks],
+            sum(task.busy_ns for task in core.tasks) / 1e9,
+        ),
     )
 
 
@@ -219,3 +247,65 @@ def _partition_stats(partition: Partition) -> PartitionStats:
         thread=partition.owner.index,
         classes=tuple(lane.cls for lane in partition.lanes if lane.cls is not None),
     )
+
+
+QUEUE: ComponentKind[BatchQueueStats] = ComponentKind(
+    "queue",
+    (
+        up_down("depth", "{item}", "Items in all partitions now.", lambda s: s.total_used),
+        up_down("capacity", "{item}", "Items that all partitions can hold.", lambda s: s.capacity),
+        gauge("used", "1", "How full the queue is, 0 to 1.", lambda s: s.used_percentage / 100),
+        gauge(
+            "fullest_partition_used",
+            "1",
+            "How full its fullest partition is, 0 to 1: a class that comes faster than it drains.",
+            lambda s: max(partition.used_percentage for partition in s.partitions) / 100,
+        ),
+        up_down("partitions", "{partition}", "Partitions.", lambda s: len(s.partitions)),
+        counter("accepted_items", "{item}", "Items accepted.", lambda s: s.accepted),
+        counter("consumed_items", "{item}", "Items whose handler returned.", lambda s: s.consumed),
+        counter("failed_items", "{item}", "Items whose handler raised.", lambda s: s.failed),
+        counter(
+            "dropped_items",
+            "{item}",
+            "Items that reached no handler: full, stopped, unregistered, rejected, shed.",
+            lambda s: s.dropped,
+            "reason",
+        ),
+        histogram("batch_size", "{item}", "Items of a handler call.", lambda s: s.batch_sizes),
+        histogram("handler_duration", "s", "Time of a handler call.", lambda s: s.handler_seconds),
+        counter(
+            "thread_busy",
+            "s",
+            "Time in handlers, in calls that are over; its rate is the load of the thread.",
+            lambda s: {str(thread.index): thread.busy_seconds for thread in s.threads},
+            "thread",
+        ),
+        up_down(
+            "threads_in_handler",
+            "{thread}",
+            "Threads that are in a handler now; one that stays there hangs.",
+            lambda s: sum(thread.in_handler for thread in s.threads),
+        ),
+        up_down("threads", "{thread}", "Drain threads.", lambda s: len(s.threads)),
+        counter(
+            "rebalances",
+            "{rebalance}",
+            "How often the balancer moved something.",
+            lambda s: s.rebalances,
+        ),
+        counter(
+            "moved_partitions",
+            "{partition}",
+            "Partitions that it moved in all.",
+            lambda s: s.moved_partitions,
+        ),
+        counter(
+            "recovered_slots",
+            "{slot}",
+            "Slots replaced after a producer was interrupted.",
+            lambda s: s.recovered_slots,
+        ),
+    ),
+    label="queue",
+)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Set
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from batchmill.queue.partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition, Receiver
+from batchmill.telemetry import BATCH_SIZES, DURATIONS_NS
 
 if TYPE_CHECKING:
     from batchmill.queue.core import QueueCore
@@ -100,6 +102,9 @@ class DrainTask:
         self.timer_id = -1
         self.items = 0
         self.busy_ns = 0
+        # Handler calls that are over, by the number of items and by time: see BATCH_SIZES.
+        self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
+        self.durations = [0] * (len(DURATIONS_NS) + 1)
         self.flush_cycles = 0
         self.idle_cycles = 0
 
@@ -265,8 +270,11 @@ class DrainTask:
             if lock is not None:
                 lock.release()
         spent = time.monotonic_ns() - started
-        self.busy_ns += spent
-        self.items += count
+        if receiver is not None:
+            self.busy_ns += spent
+            self.items += count
+            self.batch_sizes[bisect_left(BATCH_SIZES, count)] += 1
+            self.durations[bisect_left(DURATIONS_NS, spent)] += 1
         self._unarmed.add(partition)
         partition.finished(lane, count, outcome, spent)
         return True

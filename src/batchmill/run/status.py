@@ -152,15 +152,24 @@ class RunState:
         return found
 
     def queues(self) -> list[dict[str, Any]]:
-        """Every queue and micro-batcher of the processes that run, each with its process."""
+        """Every queue, micro-batcher and flow dispatcher of the processes that run."""
+        return self._components("queues")
+
+    def levels(self) -> list[dict[str, Any]]:
+        """The thresholds of all their depths; the measures of ingest's sink are not among them."""
+        return self._components("levels")
+
+    def _components(self, key: str) -> list[dict[str, Any]]:
+        """What the processes that run report under a key, each with its process."""
         reports: dict[str, Report] = {"ingest": self.ingest} if self.ingest_alive else {}
-        for name, report in {"pipeline": self.progress, **self.exports}.items():
+        others = {"pipeline": self.progress, **self.exports, "web": self.web}
+        for name, report in others.items():
             if self.state_of(name) in ("running", "stopping"):
                 reports[name] = report
         return [
-            {"process": name, **queue}
+            {"process": name, **component}
             for name, report in reports.items()
-            for queue in report.get("queues", ())
+            for component in report.get(key, ())
         ]
 
 
@@ -233,6 +242,7 @@ class RunStatus:
             "drops": state.drops(),
             "thresholds": state.ingest.get("thresholds") if state.ingest_alive else None,
             "queues": state.queues(),
+            "levels": state.levels(),
             "web": state.web.get("address"),
             "batches": list(state.progress.get("batches", ())),
             "exports": {name: _rest(report) for name, report in state.exports.items()},
@@ -255,6 +265,8 @@ class RunStatus:
             )
         queued = ingest.get("queue_rows", 0) if state.ingest_alive else 0
         lines.append(f"queue      {count_of(queued, 'span')}")
+        lines += [_flows_line(queue) for queue in state.queues() if queue.get("flows")]
+        lines += [_level_line(level) for level in state.levels() if level.get("level") != "NORMAL"]
         lag = f"lag {backlog.oldest_s:.1f} s"
         if backlog.topic:
             lines.append(f"topic      {backlog.topic}: {backlog.text}; {lag}")
@@ -407,9 +419,25 @@ def _process_line(state: RunState, name: str) -> str:
     return text
 
 
+def _flows_line(queue: Report) -> str:
+    flows = queue["flows"]
+    return (
+        f"flows      {queue['process']}/{queue['name']}: {flows.get('active', 0):,} active, "
+        f"{flows.get('assigned', 0):,} assigned, {flows.get('completed', 0):,} completed; "
+        f"{count_of(queue.get('depth', 0), 'signal')} waiting"
+    )
+
+
+def _level_line(level: Report) -> str:
+    return (
+        f"level      {level['process']}/{level['name']}: {level['level']}, "
+        f"depth {level.get('value', 0):,} of {level.get('critical', 0):,}"
+    )
+
+
 def _rest(report: Report) -> dict[str, Any]:
     """A report without what the JSON has at its top."""
-    at_top = ("queues", "thresholds", "batches")
+    at_top = ("queues", "levels", "thresholds", "batches")
     return {key: value for key, value in report.items() if key not in at_top}
 
 

@@ -1,9 +1,85 @@
-"""What a process tells of itself: stats of all its queues and batchers, and Prometheus pages.
+"""Telemetry of the library: one registry of all components of a process, for any monitoring.
 
-:class:`ProcessStats` is for status files. :mod:`batchmill.telemetry.exposition` writes pages for
-Prometheus; it needs prometheus-client, so it is imported by its own name.
+Queues, batchers, thresholds and flows register themselves in ``default_registry``; a component of
+your own needs a :class:`ComponentKind` with its instruments and a call of :func:`register`.
+:class:`PrometheusCollector` (extra ``prometheus``) and :func:`observe` (extra ``otel``) show all of
+them. :mod:`batchmill.telemetry.exposition` writes pages for Prometheus; it needs prometheus-client,
+so it is imported by its own name.
 """
 
-from batchmill.telemetry.process_stats import ProcessStats
+from __future__ import annotations
 
-__all__ = ["ProcessStats"]
+from typing import TYPE_CHECKING, Any
+
+from batchmill.extras import lazy_names
+from batchmill.telemetry.instruments import (
+    BATCH_SIZES,
+    DURATIONS_NS,
+    DURATIONS_S,
+    NO_BATCHES,
+    NO_DURATIONS,
+    ComponentKind,
+    Distribution,
+    Instrument,
+    InstrumentKind,
+    counter,
+    gauge,
+    histogram,
+    merged,
+    prometheus_names,
+    up_down,
+)
+from batchmill.telemetry.registry import (
+    Component,
+    Family,
+    Registration,
+    Registry,
+    RegistryStats,
+    default_registry,
+    register,
+)
+
+if TYPE_CHECKING:
+    from batchmill.telemetry.otel import observe
+    from batchmill.telemetry.prometheus import PrometheusCollector
+
+__all__ = [
+    "BATCH_SIZES",
+    "Component",
+    "ComponentKind",
+    "DURATIONS_NS",
+    "DURATIONS_S",
+    "Distribution",
+    "Family",
+    "Instrument",
+    "InstrumentKind",
+    "NO_BATCHES",
+    "NO_DURATIONS",
+    "PrometheusCollector",
+    "Registration",
+    "Registry",
+    "RegistryStats",
+    "counter",
+    "default_registry",
+    "gauge",
+    "histogram",
+    "merged",
+    "observe",
+    "prometheus_names",
+    "register",
+    "up_down",
+]
+
+_PROMETHEUS = lazy_names(
+    __name__,
+    {"PrometheusCollector": "prometheus"},
+    feature="telemetry for Prometheus",
+    extra="prometheus",
+)
+_OTEL = lazy_names(
+    __name__, {"observe": "otel"}, feature="telemetry for OpenTelemetry", extra="otel"
+)
+
+
+def __getattr__(name: str) -> Any:
+    return (_OTEL if name == "observe" else _PROMETHEUS)(name)

@@ -14,6 +14,9 @@ import prometheus_client
 from prometheus_client import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from batchmill.telemetry.prometheus import PrometheusCollector
+
+_EOF = b"# EOF\n"
 _MEDIA_RANGE = re.compile(r"\s*([^;,\s]+)([^,]*)")
 _QUALITY = re.compile(r";\s*q=([0-9.]+)", re.IGNORECASE)
 
@@ -62,6 +65,16 @@ def render(metrics: Sequence[Metric], text_format: TextFormat = TextFormat.PROME
                 lines[position] = lines[position].rpartition(b" ")[0] + b" %d" % sample.value
             position += 1
     return b"\n".join(lines)
+
+
+def render_telemetry(text_format: TextFormat = TextFormat.PROMETHEUS) -> bytes:
+    """Write a page with the components of this process: queues, batchers, thresholds, flows."""
+    return render(list(PrometheusCollector().collect()), text_format)
+
+
+def open_ended(page: bytes) -> bytes:
+    """A page without OpenMetrics' mark of the end: another page of its format may follow."""
+    return page.removesuffix(_EOF)
 
 
 @dataclass(frozen=True)

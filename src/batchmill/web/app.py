@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from batchmill.http import Access
 from batchmill.run import StatusReader
+from batchmill.telemetry.exposition import TextFormat, render_telemetry
 from batchmill.web import pages
 from batchmill.web.api.handlers import Api
 from batchmill.web.errors import RequestError
 from batchmill.web.live import Live
 from batchmill.web.promql.api import PrometheusApi
 from batchmill.web.query_pool import QueryPool
-from batchmill.web.responses import Guard, not_served, refused
+from batchmill.web.responses import METRICS, Guard, not_served, refused
 
 
 def make_app(
@@ -29,9 +34,9 @@ def make_app(
 ) -> Starlette:
     """The ASGI application for the store at ``store_url``, which need not exist yet.
 
-    With a token in ``access``, everything under ``/api`` requires it; the static files contain no
-    data. ``run`` reads the status of a run for the pipeline page; None without a run. ``hosts`` are
-    the host names that requests may use; empty for any.
+    With a token in ``access``, ``/metrics`` and everything under ``/api`` require it; the static
+    files contain no data. ``run`` reads the status of a run for the pipeline page; None without a
+    run. ``hosts`` are the host names that requests may use; empty for any.
     """
     pool = QueryPool(store_url)
     live = Live(pool, run)
@@ -49,6 +54,7 @@ def make_app(
             *Api(pool, run).routes(),
             *PrometheusApi(pool).routes(),
             *live.routes(),
+            Route(METRICS, _metrics, methods=["GET"]),
             *pages.routes(),
         ],
         middleware=[Middleware(Guard, access=access or Access(), hosts=hosts)],
@@ -58,3 +64,10 @@ def make_app(
     app.state.pool = pool
     app.state.live = live  # the server closes it before it waits for open requests
     return app
+
+
+async def _metrics(request: Request) -> Response:
+    """The components of this process, for Prometheus."""
+    text_format = TextFormat.accepted(request.headers.get("accept", ""))
+    body = await asyncio.to_thread(render_telemetry, text_format)
+    return Response(body, headers={"content-type": text_format.value})

@@ -19,6 +19,7 @@ from batchmill.web.errors import RequestError
 log = logging.getLogger("batchmill.web")
 
 API = "/api"
+METRICS = "/metrics"
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -124,6 +125,6 @@ class Guard:
 
     def _is_authenticated(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        if path != API and not path.startswith(f"{API}/"):
+        if path not in (API, METRICS) and not path.startswith(f"{API}/"):
             return True
         return self._access.allows(dict(scope["headers"]).get(b"authorization"))

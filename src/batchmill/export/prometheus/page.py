@@ -33,7 +33,7 @@ from batchmill.export.prometheus.series import (
     select_series,
 )
 from batchmill.store import Store
-from batchmill.telemetry.exposition import TextFormat, render
+from batchmill.telemetry.exposition import TextFormat, open_ended, render, render_telemetry
 
 _EXPORT, _PIPELINE = RESERVED
 _GZIP_LEVEL = 3
@@ -117,13 +117,17 @@ class MetricsPage:
             snapshot = self._current()
             body = snapshot.bodies.get((text_format, gzipped))
             if body is None:
-                body = render(snapshot.metrics, text_format)
+                body = open_ended(render(snapshot.metrics, text_format))
                 if gzipped:
                     body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
                 snapshot.bodies[text_format, gzipped] = body
-            return body
         finally:
             self._lock.release()
+        # Of this moment, not of the minute that was read: so it is not kept with it.
+        telemetry = render_telemetry(text_format)
+        if gzipped:  # what is gzipped in several parts is one text
+            telemetry = gzip.compress(telemetry, _GZIP_LEVEL, mtime=0)
+        return body + telemetry
 
     def close(self) -> None:
         """Close the store."""

@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 from batchmill.errors import ConfigError
 from batchmill.sources import bucket_end, bucket_start, minute_bucket
 from batchmill.store import BucketValues, StoredMetric
+from batchmill.telemetry import prometheus_names
 
 log = logging.getLogger("batchmill.export")
 
@@ -195,7 +196,7 @@ def series_names(metrics: Sequence[StoredMetric]) -> dict[str, str]:
     already, or that is reserved, gets one more at its end.
     """
     names: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = prometheus_names()  # the page has the queues of its process, too
     for metric in sorted(metrics, key=lambda metric: metric.name):
         name = PREFIX + NOT_A_NAME.sub("_", metric.name)
         while name in taken or (name.startswith(RESERVED) and not name.endswith("_")):

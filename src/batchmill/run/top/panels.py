@@ -59,6 +59,10 @@ def draw_queues(status: StatusJson, sheet: Sheet, *, titled: bool = True) -> lis
         lines.append(_queue_line(queue, sheet))
         if queue.get("threads"):
             lines.append(_threads_line(queue["threads"], sheet))
+        if flows := queue.get("flows"):
+            text = f"  flows     {flows.get('active', 0):,} active, {flows.get('assigned', 0):,} "
+            text += f"assigned, {flows.get('completed', 0):,} completed"
+            lines.append(cut_line(Text(text), sheet.width))
         if queue.get("moves"):
             newest = "; ".join(queue.get("last_moves", ())[:2])
             text = f"  balancer  {count_of(queue['moves'], 'move')}: {newest}"
@@ -108,13 +112,17 @@ def level_text(status: StatusJson) -> Text:
 
 
 def draw_pressure(status: StatusJson, sheet: Sheet, *, titled: bool = True) -> list[Text]:
-    """Each measure against its thresholds."""
+    """Each measure of ingest, and each other depth that has thresholds, against them."""
     thresholds = status.get("thresholds") or {}
     level = str(thresholds.get("level", "unknown"))
     lines = []
     if titled:
         lines.append(heading("pressure").append(level, LEVEL_STYLES.get(level, DIM)))
     lines += [_measure_line(measure, sheet) for measure in thresholds.get("measures", ())]
+    lines += [
+        _measure_line({**other, "name": f"{other.get('process')}/{other.get('name')}"}, sheet)
+        for other in status.get("levels", ())
+    ]
     if not thresholds:
         lines.append(Text("no report of ingest", DIM))
     elif thresholds.get("why"):

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from batchmill.files import write_json
+from batchmill.process_stats import ProcessStats
 from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.l2.report import BatchReport
 from batchmill.spark.l2.writer import StreamWriter
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.store import Store, StreamInfo
-from batchmill.telemetry import ProcessStats
 
 log = logging.getLogger("batchmill.spark")
 
@@ -87,6 +87,8 @@ class Progress:
     """The newest micro-batches of this process, the newest last."""
     queues: tuple[Mapping[str, Any], ...] = ()
     """The queues of this process (a store's writers), as in ``batchmill status --json``."""
+    levels: tuple[Mapping[str, Any], ...] = ()
+    """Its thresholds, the same way."""
 
     def with_lag(self, unread: Unread, now: float) -> Progress:
         """The same, with a newer ``unread``."""
@@ -218,8 +220,7 @@ class Upkeep:
                     unread = self._source.unread(self._writer.last, now)
                     progress = self._last.with_lag(unread, now)
                 self._last = progress
-                with_queues = replace(progress, queues=tuple(self._process.queues()))
-                with_queues.write(self._checkpoint.folder)
+                replace(progress, **self._process.report()).write(self._checkpoint.folder)
                 self._fault = ""
         except Exception as error:  # noqa: BLE001 - the progress is only for people
             if str(error) != self._fault:  # once, not every second while a broker is down

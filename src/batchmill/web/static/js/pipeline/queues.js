@@ -1,10 +1,11 @@
-// Queues: depth of each partition, load of each drain thread, moves of the balancer.
+// Queues, micro-batchers, flows: depth of each partition or worker, load of each thread, moves.
 
 import { h, panel, setAttribute, setChildren, setText } from "../dom.js";
 import { count, countOf } from "../format.js";
 
 const share = (depth, capacity) => (capacity ? depth / capacity : depth ? 1 : 0);
 const heat = (fill) => (fill <= 0 ? 0 : fill < 0.25 ? 1 : fill < 0.5 ? 2 : fill < 0.8 ? 3 : 4);
+const KINDS = { batcher: "micro-batcher", flows: "flow dispatcher" };
 const percent = (fill) => `${fill > 0 && fill < 0.01 ? "<1" : Math.round(fill * 100)} %`;
 
 export function queues() {
@@ -15,9 +16,9 @@ export function queues() {
   return {
     element,
     show({ queues: reported = [] }) {
-      setText(note, reported.length ? "one cell per partition; a stronger colour means fuller" : "");
+      setText(note, reported.length ? "one cell per partition or worker; a stronger colour means fuller" : "");
       const wanted = reported.map((queue) => {
-        const key = `${queue.process} ${queue.name}`;
+        const key = `${queue.process} ${queue.kind} ${queue.name}`;
         const card = known.get(key) ?? known.set(key, queueCard()).get(key);
         card.update(queue);
         return card.element;
@@ -47,7 +48,8 @@ function queueCard() {
     update(queue) {
       const unit = queue.unit ? ` ${queue.unit}` : "";
       setText(name, queue.name);
-      setText(where, `${queue.kind === "batcher" ? "micro-batcher" : "queue"} of ${queue.process}`);
+      setText(where, `${KINDS[queue.kind] ?? "queue"} of ${queue.process}`);
+      const part = queue.kind === "flows" ? "worker" : "partition";
       setText(depth, count(queue.depth));
       setText(room, queue.capacity ? ` of ${count(queue.capacity)}${unit}` : unit);
       const fills = (queue.partitions ?? []).map((partition) => share(partition.depth, partition.capacity));
@@ -57,11 +59,11 @@ function queueCard() {
         setAttribute(cells[index], "data-heat", heat(fill));
         // A single partition is a bar: there are no others to compare it with.
         cells[index].style.width = fills.length === 1 ? `${Math.max(fill > 0 ? 0.5 : 0, Math.min(1, fill) * 100)}%` : "";
-        setAttribute(cells[index], "title", `Partition ${index}: ${count(now)}${capacity ? ` of ${count(capacity)}` : ", unbounded"}`);
+        setAttribute(cells[index], "title", `${part === "worker" ? "Worker" : "Partition"} ${index}: ${count(now)}${capacity ? ` of ${count(capacity)}` : ", unbounded"}`);
       });
       element.classList.toggle("single", fills.length === 1);
       const used = fills.filter((fill) => fill > 0).length;
-      setAttribute(row, "aria-label", `${countOf(fills.length, "partition")}, ${count(used)} in use, the fullest ${percent(Math.max(0, ...fills))}`);
+      setAttribute(row, "aria-label", `${countOf(fills.length, part)}, ${count(used)} in use, the fullest ${percent(Math.max(0, ...fills))}`);
       grow(bars, threads, (queue.threads ?? []).length, () => {
         const label = h("span");
         const bar = h("span", { class: "bar", "aria-hidden": "true" }, h("span"));
@@ -76,7 +78,8 @@ function queueCard() {
       });
       (queue.threads ?? []).forEach((thread, index) => bars[index].update(thread));
       const rejected = Object.entries(queue.rejected ?? {}).filter(([, n]) => n);
-      setText(figures, `${count(queue.accepted)} accepted${rejected.length ? `, refused: ${rejected.map(([why, n]) => `${count(n)} ${why}`).join(", ")}` : ", none refused"}`);
+      const flows = queue.flows ? `${countOf(queue.flows.active, "flow")} active, ${count(queue.flows.assigned)} assigned, ${count(queue.flows.completed)} completed; ` : "";
+      setText(figures, `${flows}${count(queue.accepted)} accepted${rejected.length ? `, refused: ${rejected.map(([why, n]) => `${count(n)} ${why}`).join(", ")}` : ", none refused"}`);
       const last = queue.last_moves ?? [];
       details.hidden = !queue.moves;
       setText(moved, `${countOf(queue.moves, "move")} by the balancer${last[0] ? `; last: ${last[0]} (UTC)` : ""}`);

@@ -1,4 +1,4 @@
-// The measures behind the level, each on a scale with its thresholds.
+// The measures behind the level of ingest, and all other depths with thresholds, each on a scale.
 
 import { h, panel, setChildren, setText } from "../dom.js";
 import { bytes, count, plain } from "../format.js";
@@ -8,12 +8,13 @@ const MARKS = [["warning", "warning"], ["critical", "critical"], ["critical_plus
 export function thresholds() {
   const { element, note } = panel("Thresholds", { id: "thresholds" });
   const list = h("div", { class: "body gauges" });
-  const empty = h("p", { class: "empty" }, "Ingest has not reported its thresholds.");
+  const empty = h("p", { class: "empty" }, "No process reports thresholds.");
   const known = new Map();
   return {
     element,
     show(state) {
-      const measures = state.thresholds?.measures ?? [];
+      const own = state.thresholds?.measures ?? [];
+      const measures = [...own, ...(state.levels ?? []).map((level) => ({ ...level, name: `${level.process}: ${level.name}` }))];
       setText(note, state.thresholds ? `current level: ${state.thresholds.level.replace("_", " ")}` : "");
       const wanted = measures.map((measure) => {
         const gauge = known.get(measure.name) ?? known.set(measure.name, gaugeOf()).get(measure.name);
@@ -46,7 +47,9 @@ function gaugeOf() {
       MARKS.forEach(([key], index) => {
         marks[index].style.left = `${((measure[key] / most) * 100).toFixed(1)}%`;
       });
-      setText(text, MARKS.map(([key, label]) => `${label} from ${form(measure[key])}`).join(", "));
+      const decided = Object.entries(measure.decisions ?? {}).map(([what, n]) => `${count(n)} ${what}`);
+      const marked = MARKS.map(([key, label]) => `${label} from ${form(measure[key])}`).join(", ");
+      setText(text, decided.length ? `${marked}; decided: ${decided.join(", ")}` : marked);
     },
   };
 }

@@ -1,7 +1,7 @@
-"""Stats of all queues and micro-batchers of a process, as plain data for its status file.
+"""Stats of all components of a process, as plain data for its status file.
 
-Queues and batchers register themselves, so whoever writes a status need not know who made them.
-Both kinds give the same fields; the pipeline page and ``batchmill top`` show them.
+They register themselves, so whoever writes a status need not know who made them. Queues, batchers
+and flows give the same fields; the pipeline page and ``batchmill top`` show them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchmill.batcher import BatcherStats, snapshot_batchers
+from batchmill.pressure import ThresholdStats, snapshot_thresholds
 from batchmill.queue import BatchQueueStats, PartitionMove, snapshot_queues
 
 _MAX_PARTITIONS = 512
@@ -30,7 +31,7 @@ class _ThreadTime:
 
 
 class ProcessStats:
-    """Collects the stats of every queue of this process; one thread at a time may use it.
+    """Collects the stats of every component of this process; one thread at a time may use it.
 
     A thread's load is that since the previous call of :meth:`queues`.
     """
@@ -39,6 +40,14 @@ class ProcessStats:
         self._clock = clock
         self._collected_s: float | None = None
         self._times: dict[tuple[str, str], _ThreadTime] = {}
+
+    def report(self) -> dict[str, Any]:
+        """What a status file says of the components: ``queues`` and ``levels``."""
+        return {"queues": self.queues(), "levels": self.levels()}
+
+    def levels(self) -> list[dict[str, Any]]:
+        """A JSON object for the thresholds of each queue, batcher or other depth, by name."""
+        return [_level(stats) for stats in snapshot_thresholds()]
 
     def queues(self) -> list[dict[str, Any]]:
         """A JSON object for each queue, then for each micro-batcher, by name."""
@@ -105,6 +114,20 @@ def _batcher(stats: BatcherStats, threads: list[dict[str, Any]]) -> dict[str, An
 def _batcher_threads(stats: BatcherStats) -> Iterator[_ThreadTime]:
     for worker in stats.workers:
         yield _ThreadTime(worker.name, worker.busy_seconds)
+
+
+def _level(stats: ThresholdStats) -> dict[str, Any]:
+    decisions = {
+        f"{level.name.lower()} {action.value}": count
+        for (level, action), count in stats.decisions.items()
+    }
+    return {
+        "name": stats.name,
+        "level": "NORMAL" if stats.level is None else stats.level.name,
+        "value": stats.depth,
+        **stats.limits,
+        "decisions": _nonzero(decisions),
+    }
 
 
 def _load(before: _ThreadTime | None, now: _ThreadTime, elapsed_s: float) -> float:

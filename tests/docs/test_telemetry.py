@@ -1,0 +1,51 @@
+"""docs/telemetry.md lists the metrics that the collector gives, all of them and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from batchmill import BatchQueue, BatchQueueSettings, ThreadPolicy
+from batchmill.batcher import MicroBatcher
+from batchmill.pressure import QueueThresholdSettings
+from batchmill.telemetry import PrometheusCollector
+from tests.docs import telemetry
+from tests.docs.kit import code_in, tables
+from tests.kit.threads import WAIT_S
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """The page of a process with one component of each kind, all of which have worked."""
+    thresholds = QueueThresholdSettings(max_queue_size=100)
+    settings = BatchQueueSettings(
+        threads=ThreadPolicy.fixed(1), consumer=lambda batch: None, thresholds=thresholds
+    )
+    batcher: MicroBatcher[int] = MicroBatcher(lambda batch: batch, None, thresholds, name="listed")
+    with BatchQueue[int]("listed", settings) as queue, batcher:
+        queue.produce(1)
+        assert queue.flush(WAIT_S)
+        batcher.submit(1).result(WAIT_S)
+        assert batcher.flush(WAIT_S)
+        pages = CollectorRegistry()
+        pages.register(PrometheusCollector())
+        yield generate_latest(pages).decode()
+
+
+def test_every_metric_on_a_page_is_listed(page: str) -> None:
+    """By its name, with its labels; and each one listed is on a page."""
+    rows = tables(telemetry.PAGE, telemetry.HEADING)
+    listed = {code_in(row["Prometheus"])[0]: set(code_in(row["labels"])) for row in rows}
+    shown = {
+        name: {label for sample in family.samples for label in sample.labels} - {"le"}
+        for family in text_string_to_metric_families(page)
+        for name in [family.name + ("_total" if family.type == "counter" else "")]
+    }
+    ours = {name: labels for name, labels in shown.items() if name in listed}
+    assert ours == listed
+    own = re.compile(r"batchmill_(queue|batcher|thresholds|flows|telemetry)_")
+    assert not [name for name in shown if own.match(name) and name not in listed]
