@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 from collections.abc import Sequence
@@ -54,6 +55,9 @@ least = from(ServiceInstanceJVMCPU.usePercent).minDouble();
 """
 
 
+kernel_of = functools.cache(Kernel)
+
+
 def split(events: dict[str, list[Row]], pieces: int, seed: int) -> list[dict[str, list[Row]]]:
     """The rows of each source in any order, cut into pieces, of which some may be empty."""
     rng = random.Random(seed)
@@ -83,7 +87,7 @@ def kernel() -> Kernel:
     return Kernel(EVERY_FUNCTION)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(pieces=st.integers(2, 6), seed=st.integers(0, 2**32 - 1))
 def test_any_split_gives_the_same_deltas(
     kernel: Kernel, events: dict[str, list[Row]], pieces: int, seed: int
@@ -95,7 +99,7 @@ def test_any_split_gives_the_same_deltas(
     assert kernel.states(merged) == kernel.states(whole)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_merging_is_associative_and_commutative(
     kernel: Kernel, events: dict[str, list[Row]], seed: int
@@ -120,7 +124,7 @@ def test_merging_does_not_change_what_is_merged(
     assert (content_of(a), content_of(b)) == before
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(pieces=st.integers(2, 5), seed=st.integers(0, 2**32 - 1))
 def test_any_split_makes_the_same_store(
     kernel: Kernel, events: dict[str, list[Row]], pieces: int, seed: int
@@ -137,7 +141,7 @@ def test_any_split_makes_the_same_store(
     assert found[0] == found[1]
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(pieces=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 def test_deltas_travel_as_arrow_tables(
     kernel: Kernel, events: dict[str, list[Row]], pieces: int, seed: int
@@ -161,7 +165,7 @@ def test_deltas_travel_as_arrow_tables(
         assert content(aggregator.merge(read)) == content(whole)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_rolling_up_is_the_same_at_once_and_in_steps(
     kernel: Kernel, events: dict[str, list[Row]], seed: int
@@ -197,7 +201,7 @@ def test_whole_numbers_are_exact(
     rows: Sequence[tuple[int, int | None, str | None]], cut: int
 ) -> None:
     """Sums beyond 64 bits, extremes, buckets of numbers of any size, labels of any text."""
-    kernel = Kernel(EXTREMES)
+    kernel = kernel_of(EXTREMES)
     made = [
         {
             "time": START + timedelta(minutes=minute),
@@ -255,7 +259,7 @@ def plain_state(name: str, rows: Sequence[tuple[int | None, str | None]]) -> obj
 @given(numbers=st.lists(st.none() | DOUBLES, min_size=1, max_size=12), cut=st.integers(0, 12))
 def test_doubles_are_as_exact_as_in_the_store(numbers: Sequence[float | None], cut: int) -> None:
     """The sum of the limbs of each number, tiny, negative and large; extremes as they came."""
-    kernel = Kernel(DOUBLE)
+    kernel = kernel_of(DOUBLE)
     rows: list[Row] = [
         {"time": START, "id": "i", "name": "i", "serviceName": "s", "usePercent": number}
         for number in numbers

@@ -115,6 +115,8 @@ def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
         "format": _FORMAT,
         "source": plan.source.name,
         "grain": deltas.grain.value,
+        "roles": plan.roles,
+        "fields": plan.types,
         "metrics": plan.definitions,
         "apdex_ms": plan.thresholds,
     }
@@ -141,13 +143,14 @@ def check_schema(schema: pa.Schema, plan: SourcePlan) -> Grain:
         )
     if content["source"] != source:
         raise DeltasError(source, f"they are of {content['source']}")
-    if different := differences(plan.definitions, content["metrics"]):
-        raise DeltasError(source, "; ".join(different))
+    different = differences(plan.definitions, content["metrics"])
+    different += differences(plan.types, content["fields"], "field ")
+    if content["roles"] != list(plan.roles):
+        different.append(f"entities by {content['roles']}, here by {list(plan.roles)}")
     if content["apdex_ms"] != plan.thresholds:
-        raise DeltasError(source, f"apdex thresholds {content['apdex_ms']}, here {plan.thresholds}")
-    columns = {START, ROWS, *plan.roles, *plan.totals, *plan.tallies}
-    if set(schema.names) != columns:
-        raise DeltasError(source, "the fields of its event type are defined in another way")
+        different.append(f"apdex thresholds {content['apdex_ms']}, here {plan.thresholds}")
+    if different:
+        raise DeltasError(source, "; ".join(different))
     return Grain(content["grain"])
 
 

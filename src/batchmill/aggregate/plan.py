@@ -8,7 +8,7 @@ a value by label. Metrics that need the same total or tally share it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -43,6 +43,7 @@ Part: TypeAlias = Literal["value", "upper", "lower", "limb1", "limb2", "limb3"]
 """Which part of a number: the value itself; the upper or lower 32 bits of a whole number, or of a
 double's whole part; or 30 bits of a double's fraction."""
 
+_MISSING = "not defined"
 _PARTS: Mapping[str, tuple[Part, ...]] = {
     "int": ("value",),
     "long": ("upper", "lower"),
@@ -149,6 +150,11 @@ class SourcePlan:
         return {metric.name: metric.text for metric in self.metrics}
 
     @cached_property
+    def types(self) -> dict[str, str]:
+        """The type of each value that is read, by its path."""
+        return {path.text: str(path.type) for path in self._paths}
+
+    @cached_property
     def thresholds(self) -> dict[str, int]:
         """The apdex thresholds that make a difference: none if no metric is an apdex."""
         states = (state for metric in self.metrics for state in metric.states)
@@ -245,14 +251,10 @@ def _text(part: object) -> str:
     return str(part)
 
 
-def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Sequence[str]:
-    """In words, how the definitions of two sets of metrics differ; empty: they are equal."""
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str], what: str = "") -> list[str]:
+    """In words, how the definitions of two sides differ; empty: they are equal."""
     return [
-        f"{name}: {_side(theirs, name)}, here {_side(ours, name)}"
+        f"{what}{name}: {theirs.get(name, _MISSING)}, here {ours.get(name, _MISSING)}"
         for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     ]
-
-
-def _side(definitions: Mapping[str, str], name: str) -> str:
-    return definitions.get(name, "not defined")
