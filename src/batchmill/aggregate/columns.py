@@ -19,7 +19,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """The function that merges a column, by how it merges."""
-_PACKED_LIMIT = 1 << 62
+_PACKED_BITS = 62
+_PACKED_LIMIT = 1 << _PACKED_BITS
 _DENSE = 8
 """Up to this many possible groups a row, a table of all possible groups is the quickest."""
 
@@ -210,27 +211,36 @@ def _count_equal(
     if not entries:
         return codes, keys, amounts or (codes,)
     low = int(keys.min())
-    span = int(keys.max()) - low + 1
-    order: Longs | None = None
-    if (int(codes.max()) + 1) * span < _PACKED_LIMIT:
-        # Both in one number: sorting numbers is several times as fast as sorting by two keys.
-        packed = codes * span + (keys - low)
-        if amounts is None:
-            packed.sort()
-        else:
-            order = np.argsort(packed, kind="stable")
-            packed = packed[order]
-        starts = _run_starts(np.diff(packed) != 0)
-        codes, keys = np.divmod(packed[starts], span)
-        keys += low
+    key_bits = (int(keys.max()) - low).bit_length()
+    bits = int(codes.max()).bit_length() + key_bits
+    if bits < _PACKED_BITS:
+        # Both in one number.
+        packed = (codes << key_bits) + (keys - low)
+        order = _order(packed, bits)
+        packed = packed[order]
+        starts = _run_starts(packed[1:] != packed[:-1])
+        packed = packed[starts]
+        codes, keys = packed >> key_bits, (packed & (1 << key_bits) - 1) + low
     else:
         order = np.lexsort((keys, codes))
         codes, keys = codes[order], keys[order]
-        starts = _run_starts((np.diff(codes) != 0) | (np.diff(keys) != 0))
+        starts = _run_starts((codes[1:] != codes[:-1]) | (keys[1:] != keys[:-1]))
         codes, keys = codes[starts], keys[starts]
     if amounts is None:
         return codes, keys, (np.diff(starts, append=entries),)
     return codes, keys, tuple(np.add.reduceat(amount[order], starts) for amount in amounts)
+
+
+def _order(numbers: Longs, bits: int) -> Longs:
+    """The order that sorts whole numbers of so many bits, none of them negative.
+
+    By 16 bits at a time: such numbers NumPy sorts by radix, several times as fast as longer ones.
+    """
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    for shift in range(16, bits, 16):
+        digits = (numbers >> shift).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+    return order
 
 
 def _run_starts(changes: Mask) -> Longs:
