@@ -46,7 +46,7 @@ def thresholds() -> QueueThresholdSettings:
         default=strategies.graceful_degradation(),
     )
     return QueueThresholdSettings(
-        max_queue_size=MAX_QUEUE_SIZE, warning_handler=by_kind, retry_after_s=BATCH_S
+        max_queue_size=MAX_QUEUE_SIZE, critical_handler=by_kind, retry_after_s=BATCH_S
     )
 
 

@@ -64,7 +64,7 @@ def test_drop_is_a_third_outcome() -> None:
 
 def test_accept_fills_up_to_the_hard_capacity() -> None:
     """Past it even ACCEPT rejects."""
-    with held(levels(warning_handler=strategies.accept()), waiting=8) as (batcher, _):
+    with held(levels(critical_handler=strategies.accept()), waiting=8) as (batcher, _):
         result = answer(batcher.submit("one too many"))
         assert isinstance(result.error, QueueFullError)
         assert (result.error.threshold, result.error.level) == (8, ThresholdLevel.CRITICAL_PLUS)
@@ -138,7 +138,8 @@ def test_the_hard_capacity_is_checked_again_on_commit() -> None:
     """Filled up while the handler said ACCEPT: rejected, and the depth stays within bounds."""
     box: list[MicroBatcher[Any]] = []
     handler = _filling(box, 6, [])
-    with held(levels(warning_handler=handler), waiting=2) as (batcher, _):
+    config = levels(warning_handler=handler, critical_handler=handler)
+    with held(config, waiting=2) as (batcher, _):
         box.append(batcher)
         assert isinstance(answer(batcher.submit("raced")).error, QueueFullError)
         assert batcher.queue_depth == 8
@@ -316,7 +317,8 @@ def test_dead_letters_are_not_lost() -> None:
 
     with held(
         levels(
-            warning_handler=strategies.accept(), critical_plus_handler=strategies.dead_letter(sink)
+            critical_handler=strategies.accept(),
+            critical_plus_handler=strategies.dead_letter(sink),
         ),
         waiting=6,
     ) as (batcher, _):

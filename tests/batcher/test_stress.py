@@ -47,16 +47,16 @@ def _backend(batch: list[int]) -> list[Any]:
     return [ValueError(item) if item % 11 == 0 else _payload(item) for item in batch]
 
 
+BY_PRIORITY = strategies.by_priority(
+    lambda item: item % 4,
+    {
+        0: strategies.retry(initial_ms=0.1, max_ms=1, max_attempts=4),
+        1: strategies.drop(),
+        2: strategies.accept(),
+    },
+)
 THRESHOLDS = QueueThresholdSettings(
-    max_queue_size=40,
-    warning_handler=strategies.by_priority(
-        lambda item: item % 4,
-        {
-            0: strategies.retry(initial_ms=0.1, max_ms=1, max_attempts=4),
-            1: strategies.drop(),
-            2: strategies.accept(),
-        },
-    ),
+    max_queue_size=40, warning_handler=BY_PRIORITY, critical_handler=BY_PRIORITY
 )
 VARIANTS = {
     "plain": (BatcherSettings(batch_size=16, linger_ms=0.1), None),
@@ -179,7 +179,7 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
 
 def test_the_hard_capacity_holds_under_a_stampede() -> None:
     """However many submit at once, the depth never passes it."""
-    thresholds = QueueThresholdSettings(max_queue_size=10, warning_handler=strategies.accept())
+    thresholds = QueueThresholdSettings(max_queue_size=10, critical_handler=strategies.accept())
     deepest: list[int] = []
 
     def backend(batch: list[int]) -> list[int]:

@@ -29,6 +29,13 @@ def test_it_carries_what_it_knows() -> None:
     )
 
 
+def test_a_text_alone_is_enough() -> None:
+    """QueueFullError("text") says the text, and knows nothing else."""
+    error = QueueFullError("no room at the inn")
+    assert str(error) == "no room at the inn"
+    assert (error.depth, error.threshold, error.level, error.retry_after) == (0, 0, None, None)
+
+
 def test_it_is_queue_full() -> None:
     """Code that catches the standard library's error catches this one."""
     assert issubclass(QueueFullError, queue.Full)
@@ -52,6 +59,8 @@ def test_the_message_tells_what_to_do(error: QueueFullError, parts: list[str]) -
     ("error", "builtin"),
     [
         (QueueFullError(12, 10, ThresholdLevel.WARNING, 0.5, "why"), queue.Full),
+        (QueueFullError("text"), queue.Full),
+        (QueueFullError(12, 10, ThresholdLevel.WARNING, text="text"), queue.Full),
         (DroppedError(ThresholdLevel.CRITICAL), RuntimeError),
         (BackendContractError(3, "2 results"), TypeError),
         (BatcherClosedError("why"), RuntimeError),

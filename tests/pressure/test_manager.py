@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
+import time
 from typing import Any
 
 import pytest
@@ -67,17 +69,19 @@ def test_a_critical_handler_decides_at_critical_plus_too(depth: int, action: Que
 
 
 def test_the_handler_gets_the_whole_context() -> None:
-    """Item, depth, threshold, level, attempt, and the time on the manager's clock."""
+    """Item, depth, threshold, level, attempt, the time on the manager's clock and of the wall."""
     seen: list[QueueThresholdContext[Any]] = []
 
     def handler(context: QueueThresholdContext[Any]) -> QueueDecision:
         seen.append(context)
         return QueueDecision.accept()
 
-    config = levels(warning_handler=handler)
+    config = levels(critical_handler=handler)
     manager = QueueThresholdManager(config, lambda: 5, clock=lambda: 77.0)
+    before = time.time()
     manager.check("item", attempt=3)
     assert seen == [QueueThresholdContext("item", 5, 4, CRITICAL, 3, 77.0)]
+    assert before <= seen[0].timestamp <= time.time()
 
 
 def _raises(context: object) -> QueueDecision:
@@ -98,7 +102,7 @@ def test_a_handler_that_fails_leaves_it_to_the_default_action(
 
 def test_past_the_hard_capacity_even_accept_rejects() -> None:
     """The error names the hard capacity."""
-    decision = _manager(8, warning_handler=strategies.accept()).check("item")
+    decision = _manager(8, critical_handler=strategies.accept()).check("item")
     assert decision is not None
     assert isinstance(decision.reason, QueueFullError)
     assert (decision.reason.threshold, decision.reason.level) == (8, PLUS)
@@ -106,19 +110,20 @@ def test_past_the_hard_capacity_even_accept_rejects() -> None:
 
 def test_a_rejection_at_the_hard_capacity_is_counted_as_one() -> None:
     """Though the handler said ACCEPT."""
-    manager = _manager(8, warning_handler=strategies.accept())
+    manager = _manager(8, critical_handler=strategies.accept())
     manager.check("item")
     assert manager.stats().decisions == {(PLUS, REJECT): 1}
 
 
 def test_just_below_the_hard_capacity_accept_holds() -> None:
     """Its boundary is exact."""
-    assert _action(_manager(7, warning_handler=strategies.accept())) is ACCEPT
+    assert _action(_manager(7, critical_handler=strategies.accept())) is ACCEPT
 
 
 def test_decisions_are_counted_by_level() -> None:
     """Each action at each level has a count of its own."""
-    manager = _manager(0, warning_handler=strategies.graceful_degradation())
+    handler = strategies.graceful_degradation()
+    manager = _manager(0, warning_handler=handler, critical_handler=handler)
     for depth in (2, 3, 4, 6, 7, 7):
         manager.decide("item", depth)
     assert manager.stats().decisions == {
@@ -168,6 +173,32 @@ def test_a_full_queue_tells_when_to_come_back(handler: Any) -> None:
     assert decision is not None
     assert isinstance(decision.reason, QueueFullError)
     assert decision.reason.retry_after == 9
+
+
+def test_a_rejection_with_a_text_says_that_and_carries_the_rest() -> None:
+    """A queue.Full with the handler's words, and depth, threshold, level and retry_after."""
+    handler = always(QueueDecision.reject("come back tomorrow"))
+    decision = _manager(5, critical_handler=handler, retry_after_s=9).check(1)
+    assert decision is not None
+    error = decision.reason
+    assert isinstance(error, queue.Full)
+    assert isinstance(error, QueueFullError)
+    assert str(error) == "come back tomorrow"
+    assert (error.depth, error.threshold, error.level, error.retry_after) == (5, 4, CRITICAL, 9)
+
+
+class _Drops:
+    """A handler that is an object."""
+
+    def handle(self, context: QueueThresholdContext[Any]) -> QueueDecision:
+        return QueueDecision.drop()
+
+
+@pytest.mark.parametrize("name", ["warning_handler", "critical_handler", "critical_plus_handler"])
+def test_a_handler_may_be_an_object(name: str) -> None:
+    """With the method handle(context)."""
+    depth = {"warning_handler": 2, "critical_handler": 4, "critical_plus_handler": 6}[name]
+    assert _action(_manager(depth, **{name: _Drops()})) is DROP
 
 
 def test_a_custom_reason_is_kept() -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from batchmill import ConfigError
-from batchmill.pressure import QueueAction, QueueThresholdSettings, ThresholdLevel, strategies
+from batchmill.batcher import BatcherSettings, MicroBatcher
+from batchmill.pressure import (
+    QueueAction,
+    QueueDecision,
+    QueueThresholdContext,
+    QueueThresholdSettings,
+    ThresholdLevel,
+    strategies,
+)
 
 WARNING, CRITICAL, PLUS = ThresholdLevel
 
@@ -70,9 +78,9 @@ def test_listeners_become_a_tuple() -> None:
         ({"warning_threshold": 1001}, "critical_threshold=1000", "from warning_threshold, 1001"),
         ({"critical_threshold": 9999}, "critical_threshold=9999", "critical_plus_threshold, 1500"),
         ({"hard_capacity": 1499}, "hard_capacity=1499", "at least critical_plus_threshold, 1500"),
-        ({"critical_handler": 5}, "critical_handler=5", "a callable from context to decision"),
+        ({"critical_handler": 5}, "critical_handler=5", "or an object with handle(context)"),
         ({"default_action": "drop"}, "default_action='drop'", "a QueueAction"),
-        ({"listeners": (5,)}, "listeners=5", "callables that take an event"),
+        ({"listeners": (5,)}, "listeners=5", "or objects with on_threshold(event)"),
         ({"listener_capacity": 0}, "listener_capacity=0", "at least 1"),
         ({"leave_ratio": 0}, "leave_ratio=0", "above 0 and at most 1"),
         ({"leave_ratio": float("nan")}, "leave_ratio=nan", "above 0 and at most 1"),
@@ -86,15 +94,35 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], field: str, allowed: st
     assert allowed in str(caught.value)
 
 
-def test_a_level_without_handler_takes_the_next_lower_one() -> None:
+def test_critical_plus_without_a_handler_takes_that_of_critical() -> None:
     """A priority handler given for CRITICAL also decides at CRITICAL_PLUS."""
     handler = strategies.drop()
     config = QueueThresholdSettings(critical_handler=handler)
     assert config.handlers == {WARNING: None, CRITICAL: handler, PLUS: handler}
 
 
-def test_a_warning_handler_decides_everywhere_above_too() -> None:
-    """Unless a level has one of its own."""
+def test_a_warning_handler_decides_at_warning_only() -> None:
+    """Above, a level without a handler has the default action."""
     low, high = strategies.accept(), strategies.drop()
+    config = QueueThresholdSettings(warning_handler=low)
+    assert config.handlers == {WARNING: low, CRITICAL: None, PLUS: None}
     config = QueueThresholdSettings(warning_handler=low, critical_plus_handler=high)
-    assert config.handlers == {WARNING: low, CRITICAL: low, PLUS: high}
+    assert config.handlers == {WARNING: low, CRITICAL: None, PLUS: high}
+
+
+def test_a_warning_handler_that_accepts_does_not_let_the_queue_grow() -> None:
+    """A queue of 1,000 stays one: at CRITICAL the default action rejects."""
+    seen: list[ThresholdLevel] = []
+
+    def log_and_accept(context: QueueThresholdContext[Any]) -> QueueDecision:
+        seen.append(context.level)
+        return QueueDecision.accept()
+
+    config = QueueThresholdSettings(warning_handler=log_and_accept)
+    settings = BatcherSettings(batch_size=10_000, linger_ms=3_600_000)
+    batcher: MicroBatcher[int] = MicroBatcher(lambda batch: batch, settings, config)
+    with batcher:
+        batcher.submit_many(range(3000))
+        assert batcher.queue_depth == 1000
+        assert batcher.stats().rejected == 2000
+    assert seen == [WARNING] * 500

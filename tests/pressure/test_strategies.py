@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import pytest
 
 from batchmill import ConfigError
-from batchmill.pressure import QueueAction, QueueDecision, QueueFullError, ThresholdLevel
+from batchmill.pressure import (
+    QueueAction,
+    QueueDecision,
+    QueueFullError,
+    QueueThresholdContext,
+    ThresholdHandler,
+    ThresholdLevel,
+)
 from batchmill.pressure.strategies import (
     accept,
     by_priority,
@@ -164,11 +172,42 @@ def test_by_priority_has_a_default() -> None:
     assert handler(context()).action is QueueAction.ACCEPT
 
 
-def test_a_text_becomes_an_error() -> None:
-    """reject("...") is enough of a reason."""
-    reason = QueueDecision.reject("closed for lunch").reason
-    assert isinstance(reason, Exception)
-    assert str(reason) == "closed for lunch"
+@pytest.mark.parametrize(
+    "decision",
+    [QueueDecision.reject("closed for lunch"), reject("closed for lunch")(context())],
+    ids=["decision", "strategy"],
+)
+def test_a_text_becomes_an_error(decision: QueueDecision) -> None:
+    """reject("...") is enough of a reason, and the sender gets a queue.Full."""
+    assert isinstance(decision.reason, queue.Full)
+    assert str(decision.reason) == "closed for lunch"
+
+
+def test_reject_takes_seconds_by_name() -> None:
+    """Its only argument by position is a text."""
+    with pytest.raises(ConfigError, match="retry_after_s"):
+        reject(5)  # type: ignore[arg-type]
+
+
+class _Handler:
+    """A handler that is an object."""
+
+    def handle(self, context: QueueThresholdContext[Any]) -> QueueDecision:
+        return QueueDecision.accept()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        by_priority(lambda item: item, {"item": _Handler()}),
+        by_priority(lambda item: item, {}, default=_Handler()),
+        dead_letter(print, otherwise=_Handler()),
+    ],
+    ids=["priority", "default", "otherwise"],
+)
+def test_strategies_take_objects(handler: ThresholdHandler) -> None:
+    """Where a strategy asks another handler, that may be an object with handle(context)."""
+    assert handler(context()).action is QueueAction.ACCEPT
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), "1", True, None])

@@ -17,7 +17,12 @@ from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.stats import BatcherStats
 from batchmill.batcher.threads import Clock, SystemClock, current_pool
 from batchmill.errors import ConfigError, WouldDeadlockError
-from batchmill.pressure import QueueThresholdSettings
+from batchmill.pressure import (
+    QueueThresholdListener,
+    QueueThresholdManager,
+    QueueThresholdSettings,
+    ThresholdListener,
+)
 from batchmill.waiters import TaskWaiter
 
 T = TypeVar("T")
@@ -180,6 +185,22 @@ class MicroBatcher(Generic[T]):
             return self.close(timeout)
         self._engine.begin_close()
         return await asyncio.to_thread(self._engine.finish_close, self._close_until(timeout))
+
+    def add_listener(self, listener: ThresholdListener | QueueThresholdListener) -> None:
+        """Have a listener called with every event of the thresholds from now on."""
+        self._thresholds().add_listener(listener)
+
+    def remove_listener(self, listener: ThresholdListener | QueueThresholdListener) -> bool:
+        """Call a listener no more; False when it is not there."""
+        return self._thresholds().remove_listener(listener)
+
+    def _thresholds(self) -> QueueThresholdManager:
+        manager = self._engine.thresholds
+        if manager is None:
+            raise ConfigError(
+                "thresholds", None, "a QueueThresholdSettings: without one there are no events"
+            )
+        return manager
 
     def stats(self) -> BatcherStats:
         """What waits now, and the counters since the start."""

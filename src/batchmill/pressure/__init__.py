@@ -11,6 +11,8 @@ from batchmill.pressure.decision import (
     QueueDecision,
     QueueThresholdContext,
     QueueThresholdEvent,
+    QueueThresholdHandler,
+    QueueThresholdListener,
     ThresholdHandler,
     ThresholdListener,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "QueueThresholdConfig",
     "QueueThresholdContext",
     "QueueThresholdEvent",
+    "QueueThresholdHandler",
+    "QueueThresholdListener",
     "QueueThresholdManager",
     "ThresholdHandler",
     "ThresholdLevel",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from time import time as wall_clock
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from batchmill.errors import ConfigError
-from batchmill.pressure.levels import ThresholdLevel
+from batchmill.pressure.levels import QueueFullError, ThresholdLevel
 
 T = TypeVar("T")
 
@@ -43,9 +44,9 @@ class QueueDecision:
 
     @staticmethod
     def reject(reason: Exception | str | None = None) -> QueueDecision:
-        """Refuse the item; ``reason`` is what its sender gets (a text becomes an error)."""
+        """Refuse the item; ``reason`` is what its sender gets (a text: as a QueueFullError)."""
         if isinstance(reason, str):
-            reason = RuntimeError(reason)
+            reason = QueueFullError(reason)
         return QueueDecision(QueueAction.REJECT, reason=reason)
 
     @staticmethod
@@ -82,10 +83,20 @@ class QueueThresholdContext(Generic[T]):
     """1 for the first time, 2 for the first retry, and so on."""
     time: float
     """When, on the monotonic clock, in seconds."""
+    timestamp: float = field(default_factory=wall_clock, compare=False)
+    """When, by the wall clock, in seconds since 1970."""
 
 
 ThresholdHandler: TypeAlias = Callable[[QueueThresholdContext[Any]], QueueDecision]
 """Decides about an item. Called on the submitting thread, outside any lock: it should be quick."""
+
+
+class QueueThresholdHandler(Protocol):
+    """A handler that is an object."""
+
+    def handle(self, context: QueueThresholdContext[Any], /) -> QueueDecision:
+        """Decide about an item, as a :data:`ThresholdHandler` does."""
+        ...
 
 
 class EventKind(enum.Enum):
@@ -117,7 +128,45 @@ class QueueThresholdEvent(Generic[T]):
     """The item, for a decision."""
     decision: QueueDecision | None = None
     """What was decided, for a decision."""
+    timestamp: float = field(default_factory=wall_clock, compare=False)
+    """When, by the wall clock, in seconds since 1970."""
 
 
 ThresholdListener: TypeAlias = Callable[[QueueThresholdEvent[Any]], object]
 """Receives events on a thread of its own; see QueueThresholdSettings.listeners."""
+
+
+class QueueThresholdListener(Protocol):
+    """A listener that is an object."""
+
+    def on_threshold(self, event: QueueThresholdEvent[Any], /) -> object:
+        """Receive an event, as a :data:`ThresholdListener` does."""
+        ...
+
+
+def handler_function(
+    handler: ThresholdHandler | QueueThresholdHandler, field: str = "handler"
+) -> ThresholdHandler:
+    """The function of a handler: its method ``handle``, or the callable itself.
+
+    A :class:`ConfigError` about ``field`` if it has neither.
+    """
+    method = getattr(handler, "handle", handler)
+    if not callable(method):
+        allowed = "a callable from context to decision, or an object with handle(context)"
+        raise ConfigError(field, handler, allowed)
+    return method
+
+
+def listener_function(
+    listener: ThresholdListener | QueueThresholdListener, field: str = "listener"
+) -> ThresholdListener:
+    """The function of a listener: its method ``on_threshold``, or the callable itself.
+
+    A :class:`ConfigError` about ``field`` if it has neither.
+    """
+    method = getattr(listener, "on_threshold", listener)
+    if not callable(method):
+        allowed = "callables that take an event, or objects with on_threshold(event)"
+        raise ConfigError(field, listener, allowed)
+    return method

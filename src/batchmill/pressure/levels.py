@@ -88,25 +88,35 @@ class QueueFullError(BatchmillError, queue.Full):
     """An item was refused because too much is waiting already.
 
     Carries ``depth``, ``threshold`` and ``level`` as they were, and ``retry_after``: seconds after
-    which another try makes sense, or None when nobody can tell.
+    which another try makes sense, or None when nobody can tell. With a ``text``, which may be the
+    only argument, that is its message.
+
+    >>> str(QueueFullError("come back tomorrow"))
+    'come back tomorrow'
     """
 
     def __init__(
         self,
-        depth: int,
-        threshold: int,
-        level: ThresholdLevel | None,
+        depth: int | str = 0,
+        threshold: int = 0,
+        level: ThresholdLevel | None = None,
         retry_after: float | None = None,
         detail: str = "",
+        text: str = "",
     ) -> None:
-        super().__init__(depth, threshold, level, retry_after, detail)
+        if isinstance(depth, str):
+            text, depth = depth, 0
+        super().__init__(depth, threshold, level, retry_after, detail, text)
         self.depth = depth
         self.threshold = threshold
         self.level = level
         self.retry_after = retry_after
         self.detail = detail
+        self.text = text
 
     def __str__(self) -> str:
+        if self.text:
+            return self.text
         where = self.level.name if self.level is not None else "hard capacity"
         hint = (
             f"try again in {self.retry_after:g} s"

@@ -26,6 +26,9 @@ from batchmill.pressure.decision import (
     QueueDecision,
     QueueThresholdContext,
     QueueThresholdEvent,
+    QueueThresholdListener,
+    ThresholdListener,
+    listener_function,
 )
 from batchmill.pressure.levels import LevelTracker, QueueFullError, ThresholdLevel
 from batchmill.pressure.settings import QueueThresholdSettings
@@ -62,9 +65,12 @@ class QueueThresholdManager:
         self._clock = clock
         self._event_queue: BatchQueue[Any] | None = None
         self._closed = False
+        self._listeners: dict[object, ThresholdListener] = {}
         self._default_retry = strategies.retry(initial_ms=_FIRST_RETRY_MS)
         self._limits = limits_of(config)
         self._reset()
+        for listener in config.listeners:
+            self.add_listener(listener)
         lifecycle.track(self)
         self._registration = register(self)
 
@@ -100,7 +106,7 @@ class QueueThresholdManager:
         context = QueueThresholdContext(
             item, depth, thresholds.of(level), level, attempt, self._clock()
         )
-        decision = self._with_reason(self._call_handler(context), depth)
+        decision = self._with_reason(self._call_handler(context), context)
         event = QueueThresholdEvent(
             EventKind.DECISION,
             depth,
@@ -109,6 +115,7 @@ class QueueThresholdManager:
             context.time,
             item=item,
             decision=decision,
+            timestamp=context.timestamp,
         )
         with self._lock:
             key = (level, decision.action)
@@ -152,6 +159,27 @@ class QueueThresholdManager:
             self._enqueue(events)
         self._notify_synchronous(events)
 
+    def add_listener(self, listener: ThresholdListener | QueueThresholdListener) -> None:
+        """Have a listener called with every event from now on; any thread may call this.
+
+        One that is there already is not added again.
+        """
+        function = listener_function(listener)
+        with self._lock:
+            # A new dict each time: the listeners' thread reads it without the lock.
+            self._listeners = {**self._listeners, _identity(listener): function}
+
+    def remove_listener(self, listener: ThresholdListener | QueueThresholdListener) -> bool:
+        """Call a listener no more; False when it is not there. Any thread may call this.
+
+        It gets no event after this, except for a call that is under way on another thread.
+        """
+        with self._lock:
+            left = dict(self._listeners)
+            was_there = left.pop(_identity(listener), None) is not None
+            self._listeners = left
+        return was_there
+
     def stats(self) -> ThresholdStats:
         """A snapshot of what was decided so far."""
         with self._lock:
@@ -191,7 +219,10 @@ class QueueThresholdManager:
         """Reset the lock, the level and the counters; the listeners' queue restarts by itself."""
         self._reset()
 
-    def _with_reason(self, decision: QueueDecision, depth: int) -> QueueDecision:
+    def _with_reason(
+        self, decision: QueueDecision, context: QueueThresholdContext[Any]
+    ) -> QueueDecision:
+        depth = context.depth
         if decision.action is QueueAction.ACCEPT:
             if depth < self.config.hard_capacity:
                 return decision
@@ -201,13 +232,16 @@ class QueueThresholdManager:
         reason = decision.reason
         if reason is None:
             return QueueDecision.reject(self.full_error(depth))
-        if type(reason) is QueueFullError and reason.retry_after is None:
+        if type(reason) is QueueFullError and (reason.retry_after is None or not reason.threshold):
+            measured = reason if reason.threshold else context  # one of a text only knows neither
+            retry_after = reason.retry_after
             error = QueueFullError(
-                reason.depth,
-                reason.threshold,
-                reason.level,
-                self.config.retry_after_s,
+                measured.depth,
+                measured.threshold,
+                measured.level,
+                self.config.retry_after_s if retry_after is None else retry_after,
                 reason.detail,
+                reason.text,
             )
             error.__cause__ = reason.__cause__
             return QueueDecision.reject(error)
@@ -248,7 +282,7 @@ class QueueThresholdManager:
 
     def _enqueue(self, events: list[QueueThresholdEvent[Any]]) -> None:
         """Queue events for the listeners; under the lock, so that they arrive in order."""
-        if not self.config.listeners or self.config.synchronous_listeners or not events:
+        if not self._listeners or self.config.synchronous_listeners or not events:
             return
         if self._event_queue is None and not self._closed:
             self._event_queue = BatchQueue(
@@ -272,7 +306,7 @@ class QueueThresholdManager:
 
     def _notify(self, events: list[QueueThresholdEvent[Any]]) -> None:
         for event in events:
-            for listener in self.config.listeners:
+            for listener in self._listeners.values():
                 try:
                     listener(event)
                 except Exception:
@@ -284,6 +318,15 @@ class QueueThresholdManager:
 def snapshot_thresholds() -> tuple[ThresholdStats, ...]:
     """The stats of all thresholds of this process that are not closed yet, by name."""
     return tuple(manager.stats() for manager in default_registry.components(THRESHOLDS))
+
+
+def _identity(listener: Any) -> object:
+    """What makes two listeners the same: equality for bound methods, else identity.
+
+    ``obj.method`` is a new object each time it is read, but it is the same listener.
+    """
+    owner = getattr(listener, "__self__", None)
+    return id(listener) if owner is None else (id(owner), listener.__name__)
 
 
 REJECTED = "rejected"
@@ -333,6 +376,14 @@ class ThresholdGuard:
     def observe(self, depth: int) -> None:
         """Record a depth; see :meth:`QueueThresholdManager.observe`."""
         self.manager.observe(depth)
+
+    def add_listener(self, listener: ThresholdListener | QueueThresholdListener) -> None:
+        """Have a listener called with every event from now on."""
+        self.manager.add_listener(listener)
+
+    def remove_listener(self, listener: ThresholdListener | QueueThresholdListener) -> bool:
+        """Call a listener no more; False when it is not there."""
+        return self.manager.remove_listener(listener)
 
     def close(self) -> None:
         """Deliver the remaining events, and end the listeners' thread."""

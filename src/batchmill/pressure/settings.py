@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchmill.errors import ConfigError
-from batchmill.pressure.decision import QueueAction, ThresholdHandler, ThresholdListener
+from batchmill.pressure.decision import (
+    QueueAction,
+    QueueThresholdHandler,
+    QueueThresholdListener,
+    ThresholdHandler,
+    ThresholdListener,
+    handler_function,
+    listener_function,
+)
 from batchmill.pressure.levels import ThresholdLevel, Thresholds
 
 if TYPE_CHECKING:
@@ -38,20 +46,23 @@ class QueueThresholdSettings:
     hard_capacity: int = 0
     """Depth past which even ACCEPT rejects; 0: twice ``max_queue_size``."""
 
-    warning_handler: ThresholdHandler | None = None
-    """Decides at WARNING; without it, items are accepted there."""
+    warning_handler: ThresholdHandler | QueueThresholdHandler | None = None
+    """Decides at WARNING, and only there; without it, items are accepted there."""
 
-    critical_handler: ThresholdHandler | None = None
-    """Decides at CRITICAL; without it the WARNING handler does, else ``default_action``."""
+    critical_handler: ThresholdHandler | QueueThresholdHandler | None = None
+    """Decides at CRITICAL; without it ``default_action`` does."""
 
-    critical_plus_handler: ThresholdHandler | None = None
-    """Decides at CRITICAL_PLUS; without it the next lower handler does."""
+    critical_plus_handler: ThresholdHandler | QueueThresholdHandler | None = None
+    """Decides at CRITICAL_PLUS; without it the CRITICAL handler does, else ``default_action``."""
 
     default_action: QueueAction = QueueAction.REJECT
     """What happens at CRITICAL and above where no handler decides, or where one fails."""
 
-    listeners: tuple[ThresholdListener, ...] = ()
-    """Called with every event, on a thread of their own."""
+    listeners: tuple[ThresholdListener | QueueThresholdListener, ...] = ()
+    """Called with every event, on a thread of their own.
+
+    More can be added to, and removed from, a running manager, batcher or queue.
+    """
 
     listener_capacity: int = 1024
     """Events that may wait for the listeners; more are dropped and counted."""
@@ -90,20 +101,15 @@ class QueueThresholdSettings:
                 self.hard_capacity,
                 f"at least critical_plus_threshold, {self.critical_plus_threshold}",
             )
-        for name in ("warning_handler", "critical_handler", "critical_plus_handler"):
-            handler = getattr(self, name)
-            if handler is not None and not callable(handler):
-                raise ConfigError(name, handler, "a callable from context to decision")
         if not isinstance(self.default_action, QueueAction):
             raise ConfigError("default_action", self.default_action, "a QueueAction")
         object.__setattr__(self, "listeners", tuple(self.listeners))
         for listener in self.listeners:
-            if not callable(listener):
-                raise ConfigError("listeners", listener, "callables that take an event")
+            listener_function(listener, "listeners")
         _check_whole("listener_capacity", self.listener_capacity, 1)
         if not 0 < self.leave_ratio <= 1:
             raise ConfigError("leave_ratio", self.leave_ratio, "above 0 and at most 1")
-        object.__setattr__(self, "handlers", self._fall_back())
+        object.__setattr__(self, "handlers", self._handlers())
         thresholds = Thresholds(
             self.warning_threshold, self.critical_threshold, self.critical_plus_threshold
         )
@@ -120,17 +126,19 @@ class QueueThresholdSettings:
             object.__setattr__(self, name, default)
         _check_whole(name, getattr(self, name), 1)
 
-    def _fall_back(self) -> dict[ThresholdLevel, ThresholdHandler | None]:
-        """The handler of each level: its own, or the next lower level's."""
+    def _handlers(self) -> dict[ThresholdLevel, ThresholdHandler | None]:
+        """The handler of each level; CRITICAL_PLUS without one inherits CRITICAL's.
+
+        WARNING's is not inherited: it decides where there is room left, so one that logs and
+        accepts would let the queue grow past its maximum.
+        """
         handlers: dict[ThresholdLevel, ThresholdHandler | None] = {}
-        nearest: ThresholdHandler | None = None
-        for level, own in (
-            (ThresholdLevel.WARNING, self.warning_handler),
-            (ThresholdLevel.CRITICAL, self.critical_handler),
-            (ThresholdLevel.CRITICAL_PLUS, self.critical_plus_handler),
-        ):
-            nearest = own or nearest
-            handlers[level] = nearest
+        for level in ThresholdLevel:
+            name = f"{level.name.lower()}_handler"
+            own = getattr(self, name)
+            handlers[level] = None if own is None else handler_function(own, name)
+        critical = handlers[ThresholdLevel.CRITICAL]
+        handlers[ThresholdLevel.CRITICAL_PLUS] = handlers[ThresholdLevel.CRITICAL_PLUS] or critical
         return handlers
 
 

@@ -15,7 +15,9 @@ from batchmill.errors import ConfigError
 from batchmill.pressure.decision import (
     QueueDecision,
     QueueThresholdContext,
+    QueueThresholdHandler,
     ThresholdHandler,
+    handler_function,
 )
 from batchmill.pressure.levels import QueueFullError, ThresholdLevel
 
@@ -35,11 +37,18 @@ def accept() -> ThresholdHandler:
     return lambda context: QueueDecision.accept()
 
 
-def reject(retry_after_s: float | None = None) -> ThresholdHandler:
-    """Refuse with a QueueFullError that carries depth, threshold, level and ``retry_after``."""
+def reject(text: str = "", *, retry_after_s: float | None = None) -> ThresholdHandler:
+    """Refuse with a QueueFullError that carries depth, threshold, level and ``retry_after``.
+
+    ``text`` is its message; without one it says how full the queue is.
+    """
+    if not isinstance(text, str):
+        raise ConfigError("text", text, "a text; seconds are given as retry_after_s=…")
 
     def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
-        error = QueueFullError(context.depth, context.threshold, context.level, retry_after_s)
+        error = QueueFullError(
+            context.depth, context.threshold, context.level, retry_after_s, text=text
+        )
         return QueueDecision.reject(error)
 
     return decide
@@ -101,14 +110,15 @@ def graceful_degradation() -> ThresholdHandler:
 
 
 def dead_letter(
-    sink: Callable[[Any], object], otherwise: ThresholdHandler | None = None
+    sink: Callable[[Any], object],
+    otherwise: ThresholdHandler | QueueThresholdHandler | None = None,
 ) -> ThresholdHandler:
     """Give the item to ``sink`` (any callable) and drop it; if that fails, reject it.
 
     It happens at CRITICAL_PLUS; below, ``otherwise`` decides (default: accept at WARNING, reject
     at CRITICAL). An item is never lost: either the sink has it, or its sender gets the error.
     """
-    below = otherwise or graceful_degradation()
+    below = graceful_degradation() if otherwise is None else handler_function(otherwise)
 
     def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
         if context.level is not ThresholdLevel.CRITICAL_PLUS:
@@ -131,16 +141,17 @@ def dead_letter(
 
 def by_priority(
     priority: Callable[[Any], Any],
-    handlers: Mapping[Any, ThresholdHandler],
-    default: ThresholdHandler | None = None,
+    handlers: Mapping[Any, ThresholdHandler | QueueThresholdHandler],
+    default: ThresholdHandler | QueueThresholdHandler | None = None,
 ) -> ThresholdHandler:
     """Let the handler of the item's priority decide; ``default`` (reject) for any other.
 
     >>> by_priority(lambda order: order.kind, {"vip": accept(), "bulk": drop()})  # doctest: +SKIP
     """
-    fallback = default or reject()
+    fallback = reject() if default is None else handler_function(default)
+    functions = {key: handler_function(handler) for key, handler in handlers.items()}
 
     def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
-        return handlers.get(priority(context.item), fallback)(context)
+        return functions.get(priority(context.item), fallback)(context)
 
     return decide
