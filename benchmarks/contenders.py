@@ -22,6 +22,8 @@ MILL = "batchmill"
 MILL_TIGHT = "batchmill, tight"
 MILL_BULK = "batchmill produce_many"
 MILL_BULK_TIGHT = "batchmill produce_many, tight"
+MILL_MIXED = "batchmill produce_many, mixed"
+MILL_LOOP = "batchmill, a loop of produce over the same lists"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +54,16 @@ def _mills(roomy: int) -> list[Contender]:
         _mill(MILL_TIGHT, BOUND, Feed.SINGLE),
         _mill(MILL_BULK, roomy, Feed.CHUNKS_OF_ONE_CLASS),
         _mill(MILL_BULK_TIGHT, BOUND, Feed.CHUNKS_OF_ONE_CLASS),
-        _mill("batchmill produce_many, mixed", roomy, Feed.MIXED_CHUNKS),
+        _mill(MILL_MIXED, roomy, Feed.MIXED_CHUNKS),
+        _mill(MILL_LOOP, roomy, Feed.MIXED_CHUNKS, loop=True),
     ]
 
 
-def _mill(name: str, capacity: int, feed: Feed) -> Contender:
+def _mill(name: str, capacity: int, feed: Feed, loop: bool = False) -> Contender:
     make_config = mill.tight_config if capacity == BOUND else mill.roomy_config
     return Contender(
         name=name,
-        build=lambda handlers, items: mill.MillPeer(handlers, make_config(), feed),
+        build=lambda handlers, items: mill.MillPeer(handlers, make_config(), feed, loop),
         capacity=capacity,
         feed=feed,
     )

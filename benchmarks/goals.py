@@ -88,6 +88,7 @@ def _throughput_goals(result: Throughput) -> Iterator[Goal]:
         (contenders.MILL, contenders.SIMPLE_QUEUE, 1.3),
         (contenders.MILL_BULK, contenders.QUEUE, 60.0),
         (contenders.MILL_BULK_TIGHT, contenders.QUEUE, 60.0),
+        (contenders.MILL_MIXED, contenders.MILL_LOOP, 2.0),
     ):
         ratio = result.ratio(name, peer)
         value = None if ratio is None else ratio.median

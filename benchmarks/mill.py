@@ -19,15 +19,25 @@ def unique_name() -> str:
 
 
 class MillPeer:
-    """A BatchQueue fed by ``produce``, or by ``produce_many`` where helpings are lists."""
+    """A BatchQueue fed by ``produce``, or by ``produce_many`` where helpings are lists.
 
-    def __init__(self, handlers: Handlers, config: BatchQueueSettings, feed: Feed) -> None:
+    With ``loop``, lists are produced item by item: what ``produce_many`` is compared with.
+    """
+
+    def __init__(
+        self, handlers: Handlers, config: BatchQueueSettings, feed: Feed, loop: bool = False
+    ) -> None:
         self.queue: BatchQueue[Item] = BatchQueue(unique_name(), config)
         for cls, handler in handlers.items():
             self.queue.add_handler(cls, handler)
-        self.put: Callable[[Any], object] = (
-            self.queue.produce if feed is Feed.SINGLE else self.queue.produce_many
-        )
+        self.put: Callable[[Any], object] = self.queue.produce
+        if feed is not Feed.SINGLE:
+            self.put = self._produce_each if loop else self.queue.produce_many
+
+    def _produce_each(self, items: list[Item]) -> None:
+        produce = self.queue.produce
+        for item in items:
+            produce(item)
 
     @property
     def capacity(self) -> int:

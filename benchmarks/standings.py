@@ -6,7 +6,15 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.contenders import MILL, MILL_BULK, MILL_BULK_TIGHT, MILL_TIGHT, Contender
+from benchmarks.contenders import (
+    MILL,
+    MILL_BULK,
+    MILL_BULK_TIGHT,
+    MILL_LOOP,
+    MILL_MIXED,
+    MILL_TIGHT,
+    Contender,
+)
 from benchmarks.peers import BOUND, CONSUMERS, MAX_BATCH
 from benchmarks.report import Table, said, spread
 from benchmarks.work import CHUNK, CLASS_COUNT, PRODUCER_COUNTS
@@ -83,7 +91,8 @@ class Throughput:
 
     def tables(self) -> list[Table]:
         """The rates, then batchmill's ratios: item by item and in bulk, at both capacities."""
-        return [self._rate_table(), *(self._ratio_table(n) for n in RATED)]
+        rated = (self._ratio_table(name) for name in RATED)
+        return [self._rate_table(), *rated, self._ratio_table(MILL_MIXED, MILL_LOOP)]
 
     def _rate_table(self) -> Table:
         rows = []
@@ -110,14 +119,14 @@ class Throughput:
             rows,
         )
 
-    def _ratio_table(self, name: str) -> Table:
+    def _ratio_table(self, name: str, *peers: str) -> Table:
         rows = []
-        for contender in self.contenders:
-            ratio = None if contender.is_mill else self.ratio(name, contender.name)
+        for peer in peers or [c.name for c in self.contenders if not c.is_mill]:
+            ratio = self.ratio(name, peer)
             if ratio is not None:
                 rows.append(
                     [
-                        contender.name,
+                        peer,
                         *(f"{ratio.per_count[count]:.2f}x" for count in PRODUCER_COUNTS),
                         f"{ratio.median:.2f}x",
                         spread(ratio.paired),

@@ -250,10 +250,14 @@ class Pipeline:
             presets.jdbc_batch(self.database, buffer_size=JDBC_BUFFER, max_batch=JDBC_BUFFER),
         )
         self.topn: BatchQueue[Any] = create(
-            presets.TOPN_PERSISTENCE, presets.topn_persistence(buffer_size=TOPN_BUFFER)
+            presets.TOPN_PERSISTENCE,
+            presets.topn_persistence(buffer_size=TOPN_BUFFER),
+            downstream=[self.jdbc],
         )
         self.l2: BatchQueue[Any] = create(
-            presets.METRICS_L2_PERSISTENCE, presets.l2_persistence(buffer_size=L2_BUFFER)
+            presets.METRICS_L2_PERSISTENCE,
+            presets.l2_persistence(buffer_size=L2_BUFFER),
+            downstream=[self.jdbc],
         )
         self.l1: BatchQueue[Any] = create(
             presets.METRICS_L1_AGGREGATION,
@@ -263,6 +267,7 @@ class Pipeline:
                 max_batch=100,
                 rebalance_interval_ms=rebalance_interval_s * 1000,
             ),
+            downstream=[self.l2],
         )
         self._add_handlers()
 
@@ -284,20 +289,16 @@ class Pipeline:
 
     @property
     def queues(self) -> tuple[BatchQueue[Any], ...]:
-        """The queues in the order items pass through them, which is the order to shut them down."""
+        """The queues in the order items pass through them."""
         return (self.l1, self.l2, self.topn, self.jdbc)
 
     def stats(self) -> tuple[BatchQueueStats, ...]:
         """The stats of each queue, in the order of :attr:`queues`."""
         return tuple(queue.stats() for queue in self.queues)
 
-    def shutdown(self) -> None:
-        """Drain the queues one after the other.
-
-        Not all at once, as the manager would: L2 must still be open for what L1 merged.
-        """
-        for queue in self.queues:
-            self._manager.shutdown(queue.name)
+    def shutdown(self) -> bool:
+        """Drain the queues, upstream first; whether all that they accepted got through."""
+        return self._manager.shutdown_all()
 
     def __enter__(self) -> Self:
         return self

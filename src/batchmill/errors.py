@@ -98,7 +98,7 @@ class QueueExistsError(BatchmillError, ValueError):
 
 
 class QueueConflictError(BatchmillError, ValueError):
-    """Two callers want one queue in ways that exclude each other."""
+    """A queue is wanted in ways that exclude each other, or downstream of itself."""
 
     name: str
     why: str

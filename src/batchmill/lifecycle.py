@@ -3,8 +3,8 @@
 * Fork: threads do not survive it. In the child, every tracked object starts anew, empty, with
   threads and locks of its own; what the parent had waiting is the parent's.
 * Exit: whatever was never closed is closed, each within its own timeout, while its threads still
-  run. A child of ``multiprocessing`` that was forked ends without Python's exit hooks, so there
-  multiprocessing's own hook does the same.
+  run; what passes on to others (``downstream``) before them. A child of ``multiprocessing`` that
+  was forked ends without Python's exit hooks, so there multiprocessing's own hook does the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 
 class Tracked(Protocol):
-    """Something to take care of at fork and at exit."""
+    """Something to take care of at fork and at exit.
+
+    It may have an attribute ``downstream``: the tracked things that it passes on to, which must
+    still be open while it drains.
+    """
 
     fork_order: int
     """In a forked child, lower ones start anew first."""
@@ -83,16 +88,31 @@ def leave_forked_child() -> None:
 
 
 def close_all() -> None:
-    """Close everything that is still open: all gates first, then wait for each."""
+    """Close everything that is still open: all gates first, then wait for each.
+
+    What others pass on to comes after them.
+    """
     with _lock:
         things = {*_tracked, *_kept}
     try:
-        for thing in things:
-            thing.begin_close()
-        for thing in things:
-            thing.await_close()
+        for group in closing_groups(things):
+            for thing in group:
+                thing.begin_close()
+            for thing in group:
+                thing.await_close()
     except KeyboardInterrupt:  # the user has waited long enough; a traceback would tell nothing
         pass
+
+
+def closing_groups(things: Iterable[T]) -> Iterator[list[T]]:
+    """``things`` in groups to close one after the other: upstream first, by ``downstream``."""
+    left = list(things)
+    while left:
+        fed = {thing for upstream in left for thing in getattr(upstream, "downstream", ())}
+        group = [thing for thing in left if thing not in fed] or left  # in a cycle: all at once
+        yield group
+        closed = set(group)
+        left = [thing for thing in left if thing not in closed]
 
 
 def _hook_multiprocessing_child() -> None:

@@ -11,7 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-from batchmill import BatchQueueStats, PartitionStats, ThreadLoad
+from batchmill import BatchQueueManagerStats, BatchQueueStats, PartitionStats, ThreadLoad
 from batchmill.batcher import BatcherStats
 from batchmill.client import ClientStats
 from batchmill.export import ExporterStats, RemoteWriteStats
@@ -31,6 +31,7 @@ STATS: dict[type, str] = {
     BatchQueueStats: "`BatchQueue.stats()`",
     PartitionStats: "`BatchQueueStats.partitions`",
     ThreadLoad: "`BatchQueueStats.threads`",
+    BatchQueueManagerStats: "`BatchQueueManager.stats()`",
     ThresholdStats: "`QueueThresholdManager.stats()`, `BatcherStats.thresholds`",
     BatcherStats: "`MicroBatcher.stats()`",
     FlowStats: "`FlowDispatcher.stats()`",

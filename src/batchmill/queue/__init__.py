@@ -12,9 +12,16 @@ from batchmill.queue.settings import (
     BufferStrategy,
     HandlerConsumer,
     PartitionPolicy,
+    QueueErrorHandler,
     ThreadPolicy,
 )
-from batchmill.queue.stats import BatchQueueStats, PartitionMove, PartitionStats, ThreadLoad
+from batchmill.queue.stats import (
+    BatchQueueManagerStats,
+    BatchQueueStats,
+    PartitionMove,
+    PartitionStats,
+    ThreadLoad,
+)
 from batchmill.queue.strategies import DrainBalancer, PartitionSelector
 
 BatchQueueConfig = BatchQueueSettings  # its former name
@@ -23,6 +30,7 @@ __all__ = [
     "BatchQueue",
     "BatchQueueConfig",
     "BatchQueueManager",
+    "BatchQueueManagerStats",
     "BatchQueueSettings",
     "BatchQueueStats",
     "BufferStrategy",
@@ -32,6 +40,7 @@ __all__ = [
     "PartitionPolicy",
     "PartitionSelector",
     "PartitionStats",
+    "QueueErrorHandler",
     "ThreadLoad",
     "ThreadPolicy",
     "default_manager",

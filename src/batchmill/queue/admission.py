@@ -15,6 +15,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from batchmill.errors import ConfigError, WouldDeadlockError
 from batchmill.queue import deadlock
 from batchmill.queue.partition import CLOSED, Lane, Route
 from batchmill.queue.settings import BufferStrategy, Guard, Verdict
+from batchmill.queue.task import current_task
 from batchmill.waiters import TaskWaiter, ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
@@ -54,6 +56,55 @@ def put_fast(core: QueueCore, routes: Mapping[type, Route], item: object) -> boo
     return True
 
 
+def put_grouped(core: QueueCore, batch: list[Any], classes: list[type]) -> int:
+    """Put items of several classes with one lock for each lane; how many of the first were put.
+
+    All slots are claimed before the first item is put: where one of them is not to be had, that
+    item and all that come after it are left to the caller, though other lanes have room.
+    """
+    known = core.layout.lanes
+    lanes = {cls: known.get(cls) or core.layout.lane_of_type(cls) for cls in set(classes)}
+    runs: dict[Lane, list[Any]] = {lane: [] for lane in lanes.values()}
+    by_class = {cls: runs[lane] for cls, lane in lanes.items()}
+    # Appends every item to its run, in order, without a step of Python for each.
+    deque(map(list.append, map(by_class.__getitem__, classes), batch), maxlen=0)
+    try:
+        count = len(batch)
+        claims = {lane: lane.partition.claim(len(run)) for lane, run in runs.items()}
+        if sum(claims.values()) < count:
+            count = _keep_leading(runs, claims, [lanes[cls] for cls in classes])
+        for lane, run in runs.items():
+            lane.buffer.extend(run)
+        # Only now: a thread that is woken waits for the GIL. Whoever sleeps has armed before the
+        # claim, and the flag stays until the thread is awake.
+        for lane in runs:
+            if lane.partition.armed:
+                lane.partition.wake_owner()
+    except BaseException:
+        core.interrupted()
+        raise
+    return count
+
+
+def _keep_leading(runs: dict[Lane, list[Any]], claims: dict[Lane, int], lanes: list[Lane]) -> int:
+    """Cut the runs where the first item has no slot, and give back the slots of later items.
+
+    ``lanes`` has the lane of each item, in order.
+    """
+    unused = dict(claims)
+    count = 0
+    for lane in lanes:
+        if not unused[lane]:
+            break
+        unused[lane] -= 1
+        count += 1
+    for lane, run in runs.items():
+        del run[claims[lane] - unused[lane] :]
+        if unused[lane]:
+            lane.partition.give_back(unused[lane])
+    return count
+
+
 def put(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float | None) -> int:
     """Put ``items``, waiting as the strategy says; how many were accepted.
 
@@ -62,7 +113,7 @@ def put(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float | None) 
     if core.gate is not None:
         attempt = _pass_gate(core.gate, lane, items[0], timeout_s)
         if attempt.accepted or attempt.refused:
-            return int(attempt.accepted)
+            return _noted(core, 1, int(attempt.accepted))
     admission = Admission(core, lane, items, timeout_s)
     waiter = ThreadWaiter()
     try:
@@ -81,7 +132,7 @@ def put(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float | None) 
         lane.partition.leave(waiter)
         core.interrupted()
         raise
-    return admission.accepted
+    return _noted(core, len(items), admission.accepted)
 
 
 async def aput(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float | None) -> int:
@@ -89,7 +140,7 @@ async def aput(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float |
     if core.gate is not None:
         attempt = await _apass_gate(core.gate, lane, items[0], timeout_s)
         if attempt.accepted or attempt.refused:
-            return int(attempt.accepted)
+            return _noted(core, 1, int(attempt.accepted))
     admission = Admission(core, lane, items, timeout_s)
     waiter = TaskWaiter()
     try:
@@ -105,11 +156,21 @@ async def aput(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float |
         lane.partition.leave(waiter)
         core.interrupted()
         raise
-    return admission.accepted
+    return _noted(core, len(items), admission.accepted)
+
+
+def _noted(core: QueueCore, offered: int, accepted: int) -> int:
+    """``accepted``; items that a handler of another queue passed on in vain are counted there."""
+    if accepted < offered:
+        task = current_task()
+        if task is not None:
+            task.core.count_refused_hand_over(core, offered - accepted)
+    return accepted
 
 
 def count_untried(core: QueueCore, lane: Lane, count: int) -> None:
     """Count the items that came after one that was not accepted, and so were not tried."""
+    _noted(core, count, 0)
     if core.gate is not None:
         core.gate.count_dropped("rejected", count)
     elif lane.partition.closed:

@@ -60,7 +60,12 @@ class QueueCore:
         self.abandoned = False
         self.closing = False
         self.deadline = 0.0
-        self._on_done = on_done
+        self.on_done = on_done
+        """The manager's; equal for queues of the same manager."""
+        self.downstream: tuple[QueueCore, ...] = ()
+        """The queues that its handlers pass on to, as declared: they close after this one."""
+        self.upstream: tuple[QueueCore, ...] = ()
+        """The queues that have declared this one as their downstream."""
         self._released = False
         self._registration: Registration | None = None
         self._reset_counters()
@@ -68,6 +73,9 @@ class QueueCore:
     def _reset_counters(self) -> None:
         self.interruptions = 0
         self.recovered_slots = 0
+        self.refused_hand_overs: dict[str, int] = {}
+        self.failed_last_calls = 0
+        self.failed_idle_calls = 0
         self._warned_classes: dict[type, object] = {}
         self._unfinished = len(self.tasks)
 
@@ -81,28 +89,68 @@ class QueueCore:
         for task in self.tasks:
             task.wake()
 
-    def call_safely(self, receiver: Receiver, method: Callable[[], object] | None) -> None:
-        """Call ``on_idle`` or ``on_shutdown``; its error is reported with an empty batch."""
-        if method is None:
+    def call_on_idle(self, receiver: Receiver) -> None:
+        """Call ``on_idle``; an error goes to the error handler, or once a minute to the log."""
+        if receiver.on_idle is None:
             return
         try:
-            method()
-        except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
-            self.report(receiver, [], error)
+            receiver.on_idle()
+        except BaseException as error:
+            with self.layout.lock:
+                self.failed_idle_calls += 1
+            if self.settings.error_handler is not None:
+                self.report(receiver, [], error)
+            elif count := receiver.idle_failures.count(time.monotonic()):
+                log.error(
+                    "batchmill queue %s: on_idle of handler %r failed, %s since the last message "
+                    "(at most one a minute)",
+                    self.name,
+                    receiver.handler,
+                    count_of(count, "time"),
+                    exc_info=error,
+                )
+
+    def call_on_shutdown(self, receiver: Receiver) -> None:
+        """The last call of a handler, which may have merged items that it did not pass on yet."""
+        if receiver.on_shutdown is None:
+            return
+        with receiver.lock or contextlib.nullcontext():
+            try:
+                receiver.on_shutdown()
+            except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
+                with self.layout.lock:
+                    self.failed_last_calls += 1
+                self.report(receiver, [], error)
+
+    def count_refused_hand_over(self, target: QueueCore, count: int) -> None:
+        """Count items that a handler of this queue passed on and that ``target`` refused.
+
+        Refused by a queue that is neither declared nor closing, they are the handler's business:
+        it may well expect that and try again.
+        """
+        same_manager = self.on_done is not None and self.on_done == target.on_done
+        if target in self.downstream or (target.layout.closed and same_manager):
+            with self.layout.lock:
+                counts = self.refused_hand_overs
+                counts[target.name] = counts.get(target.name, 0) + count
 
     def report(self, receiver: Receiver | None, batch: list[Any], error: BaseException) -> None:
         """Pass a handler's error to the error handler, or else log it."""
-        if self.settings.error_handler is None:
+        handler: Any = self.settings.error_handler
+        if handler is None:
+            what = f"on {count_of(len(batch), 'item')}"
+            if not batch:
+                what = "in its last call; what it had merged and not passed on is lost"
             log.error(
-                "batchmill queue %s: handler %r failed on %s",
+                "batchmill queue %s: handler %r failed %s",
                 self.name,
                 receiver.handler if receiver is not None else None,
-                count_of(len(batch), "item"),
+                what,
                 exc_info=error,
             )
             return
         try:
-            self.settings.error_handler(batch, error)
+            getattr(handler, "on_error", handler)(batch, error)
         except BaseException:
             log.exception("batchmill queue %s: the error handler failed", self.name)
 
@@ -144,7 +192,25 @@ class QueueCore:
 
     def await_close(self) -> None:
         """Wait for the final drain until its deadline."""
-        self.done.wait(max(0.0, self.deadline - time.monotonic()))
+        self.await_done(self.deadline)
+
+    def await_done(self, deadline: float) -> bool:
+        """Wait for the final drain; False, and a warning, if it is not over at ``deadline``."""
+        if self.done.wait(max(0.0, deadline - time.monotonic())):
+            return True
+        log.warning(
+            "batchmill queue %s: not drained after %g s; %s left. "
+            "A handler hangs or is slow; raise shutdown_timeout_ms if it is slow.",
+            self.name,
+            self.settings.shutdown_timeout_ms / 1000,
+            count_of(self.stats().pending, "item"),
+        )
+        return False
+
+    @property
+    def may_close_itself(self) -> bool:
+        """Whether nobody refers to it any more, and nobody can still pass items on to it."""
+        return self.abandoned and all(upstream.done.is_set() for upstream in self.upstream)
 
     def abandon(self) -> None:
         """Nobody refers to the queue any more: have the tasks close it.
@@ -171,27 +237,34 @@ class QueueCore:
             self.gate.guard.close()
         self._finish()
 
-    def call_on_shutdown(self, receiver: Receiver) -> None:
-        """The last call of a handler, which may have merged items that it did not pass on yet."""
-        with receiver.lock or contextlib.nullcontext():
-            self.call_safely(receiver, receiver.on_shutdown)
-
     def stats(self) -> BatchQueueStats:
         """A frozen copy of how full the queue is and of its counters."""
         return take_snapshot(self)
 
     def _finish(self) -> None:
         """Everything is drained: release the threads and wake the callers of ``shutdown``."""
+        downstream = self.downstream  # the manager takes them off
+        if self.refused_hand_overs:
+            log.warning(
+                "batchmill queue %s: items that its handlers passed on were refused: %s. Declare "
+                "them (downstream=... of create()), so that they are closed after this queue.",
+                self.name,
+                ", ".join(
+                    f"{count:,} by {name}" for name, count in self.refused_hand_overs.items()
+                ),
+            )
         if not self._released:
             self._released = True
-            if self._on_done is not None:
-                self._on_done(self)
+            if self.on_done is not None:
+                self.on_done(self)
             else:
                 self.scheduler.release()
         lifecycle.release(self)
         if self._registration is not None:
             self._registration.close(self)
         self.done.set()
+        for core in downstream:
+            core.wake_tasks()  # one that nobody refers to has waited for this one
 
     def after_fork_in_child(self) -> None:
         """Start empty, with new threads: the queued items and the old threads are the parent's."""

@@ -33,6 +33,7 @@ Assumptions
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -55,6 +56,25 @@ Route: TypeAlias = tuple[Callable[[], "Partition | None"], Callable[[Any], None]
 """The two calls that put an item: take a slot, append the item."""
 
 
+class FailureLog:
+    """Limits the messages about a call that fails again and again to one a minute."""
+
+    PERIOD_S = 60.0
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next = -math.inf
+
+    def count(self, now: float) -> int:
+        """Count a failure; how many to report now, or 0 when a message would come too soon."""
+        self._count += 1
+        if now < self._next:
+            return 0
+        count, self._count = self._count, 0
+        self._next = now + self.PERIOD_S
+        return count
+
+
 class Receiver:
     """A user's handler: its methods, and the lock that keeps its calls apart.
 
@@ -74,6 +94,7 @@ class Receiver:
         self.consume: Callable[[list[Any]], object] = consume
         self.on_idle = _method(handler, "on_idle")
         self.on_shutdown = _method(handler, "on_shutdown") or self.on_idle
+        self.idle_failures = FailureLog()
         self.lock: threading.Lock | None = threading.Lock() if exclusive else None
         self.classes: set[type] = set()
 
@@ -216,6 +237,17 @@ class Partition:
         if armed:
             self.wake_owner()
         return count
+
+    def claim(self, wanted: int) -> int:
+        """Take up to ``wanted`` slots out, for items that are put right after; how many."""
+        with self.lock:
+            return 0 if self.closed else self._claim(wanted)
+
+    def give_back(self, count: int) -> None:
+        """Return slots that were claimed and not used."""
+        with self.lock:
+            self.reserve += count
+        self._wake_next(count)
 
     def _claim(self, wanted: int) -> int:
         count = min(wanted, self.reserve)

@@ -144,8 +144,8 @@ class BatchQueue(Generic[T]):
     def produce_many(self, items: Iterable[T], timeout: float | None = None) -> int:
         """Put items in order, up to the first that is not accepted; return how many were.
 
-        Much faster than one by one if all are of one class. ``timeout`` bounds the whole call.
-        Every item that was not accepted is counted as dropped.
+        Much faster than one by one. ``timeout`` bounds the whole call. Every item that was not
+        accepted is counted as dropped.
         """
         batch = _as_list(items)
         deadline = _deadline(timeout)
@@ -225,6 +225,22 @@ class BatchQueue(Generic[T]):
         """Decides about items under pressure, if ``thresholds`` were given."""
         return self._core.gate.guard if self._core.gate is not None else None
 
+    def add_listener(self, listener: Any) -> None:
+        """Have a listener called with every event of the thresholds from now on."""
+        self._listened().add_listener(listener)
+
+    def remove_listener(self, listener: Any) -> bool:
+        """Call a listener no more; False when it is not there."""
+        return self._listened().remove_listener(listener)
+
+    def _listened(self) -> Guard:
+        guard = self.guard
+        if guard is None:
+            raise ConfigError(
+                "thresholds", None, "a QueueThresholdSettings: without one there are no events"
+            )
+        return guard
+
     def stats(self) -> BatchQueueStats:
         """A snapshot of how full the queue is and of its counters since the start."""
         return self._core.stats()
@@ -236,6 +252,9 @@ class BatchQueue(Generic[T]):
         and the drain goes on in the background as soon as the handler that hangs returns. Any
         number of threads may call it, any number of times: there is one shutdown. Inside a handler
         of this queue it returns False at once, and the drain finishes when the handler returns.
+
+        Queues that this one passes items on to stay open: shut them down after it, as
+        ``BatchQueueManager.shutdown_all`` does.
         """
         self._core.begin_close()
         if deadlock.is_needed_to_drain(self._core):
@@ -244,14 +263,7 @@ class BatchQueue(Generic[T]):
 
     def _await_drain(self, deadline: float) -> bool:
         core = self._core
-        if not core.done.wait(max(0.0, deadline - time.monotonic())):
-            log.warning(
-                "batchmill queue %s: not drained after %g s; %s left. "
-                "A handler hangs or is slow; raise shutdown_timeout_ms if it is slow.",
-                self.name,
-                self.config.shutdown_timeout_ms / 1000,
-                count_of(self.stats().pending, "item"),
-            )
+        if not core.await_done(deadline):
             return False
         if core.scheduler.stopping:
             core.scheduler.join(deadline)
@@ -297,23 +309,24 @@ class BatchQueue(Generic[T]):
     def _slow_runs(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
         """Put items that can be put fast; yield the others: index of the first, lane, items.
 
-        A batch of one class is yielded whole: it takes the lock once. Otherwise items are put one
-        by one, in order, and only those that could not be put fast are yielded.
+        A batch of one class is yielded whole: it takes the lock once. Otherwise items are put by
+        class; from the first on that has no room they are put one by one, in order, and those that
+        could not be put fast are yielded.
         """
         if not batch:
             return
         classes = list(map(type, batch))
         if classes.count(classes[0]) == len(batch):
             yield 0, self._lane(batch[0]), batch
-        else:
-            yield from self._one_by_one(batch, classes)
-
-    def _one_by_one(
-        self, batch: list[T], classes: list[type[T]]
-    ) -> Iterator[tuple[int, Lane, list[T]]]:
+            return
         if _NONE in classes:
             _refuse_none(None)
-        for index, item in enumerate(batch):
+        start = admission.put_grouped(self._core, batch, classes)
+        if start < len(batch):
+            yield from self._one_by_one(batch, start)
+
+    def _one_by_one(self, batch: list[T], start: int) -> Iterator[tuple[int, Lane, list[T]]]:
+        for index, item in enumerate(batch[start:], start):
             lane = self._put_fast(item)
             if lane is not None:
                 yield index, lane, [item]
@@ -336,7 +349,9 @@ class _InspectingQueue(BatchQueue[T]):
         return core.layout.lane_in(partition, type(item))
 
     def _slow_runs(self, batch: list[T]) -> Iterator[tuple[int, Lane, list[T]]]:
-        return self._one_by_one(batch, list(map(type, batch)))
+        if _NONE in map(type, batch):
+            _refuse_none(None)
+        return self._one_by_one(batch, 0)
 
 
 def _as_list(items: Iterable[T]) -> list[T]:

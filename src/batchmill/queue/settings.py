@@ -130,7 +130,7 @@ class PartitionPolicy:
     def adaptive(multiplier: int = 25) -> PartitionPolicy:
         """Grows as handlers register: one partition each up to ``multiplier`` per thread.
 
-        Past that, every second handler adds one. A handler counts by its weight.
+        Past that, one for two handlers, rounded half up. A handler counts by its weight.
         """
         return PartitionPolicy("adaptive", check_count("multiplier", multiplier))
 
@@ -145,13 +145,13 @@ class PartitionPolicy:
         if self.kind == "thread_multiply":
             return self.count * threads
         # Weights are summed as floats: 100 handlers of 0.05 must count as 5, not as 5.0000001.
-        handlers = math.ceil(round(weighted_handlers, 6))
+        handlers = round(weighted_handlers, 6)
         if handlers <= 0:
             return threads
         one_to_one = threads * self.count
         if handlers <= one_to_one:
-            return handlers
-        return one_to_one + (handlers - one_to_one) // 2
+            return math.ceil(handlers)
+        return one_to_one + math.floor((handlers - one_to_one) / 2 + 0.5)
 
     def __str__(self) -> str:
         return f"{self.kind}({self.count})"
@@ -190,7 +190,16 @@ class HandlerConsumer(Protocol[T]):
 
 
 Handler: TypeAlias = HandlerConsumer[Any] | Callable[[list[Any]], object]
-ErrorHandler: TypeAlias = Callable[[list[Any], BaseException], object]
+
+
+class QueueErrorHandler(Protocol):
+    """An error handler that is an object."""
+
+    def on_error(self, batch: list[Any], error: BaseException, /) -> object:
+        """A handler raised ``error`` on ``batch``, which is empty for ``on_idle``."""
+
+
+ErrorHandler: TypeAlias = Callable[[list[Any], BaseException], object] | QueueErrorHandler
 
 
 class Verdict(Protocol):
@@ -224,6 +233,12 @@ class Guard(Protocol):
 
     def observe(self, depth: int) -> None:
         """Record the present depth."""
+
+    def add_listener(self, listener: Any) -> None:
+        """Have a listener called with every event from now on."""
+
+    def remove_listener(self, listener: Any) -> bool:
+        """Call a listener no more; False when it is not there."""
 
     def close(self) -> None:
         """The queue has drained."""
@@ -269,16 +284,27 @@ class BatchQueueSettings:
     """Whether calls of ``consumer`` on several drain threads are kept apart."""
 
     error_handler: ErrorHandler | None = None
-    """Called with batch and error when a handler raises; without it the error is logged."""
+    """Called with batch and error when a handler raises; without it the error is logged.
+
+    A callable, or an object with ``on_error(batch, error)``.
+    """
 
     max_batch: int = 2_000
     """Items in one handler call at most; the rest waits until the other classes had their turn."""
 
     min_idle_ms: float = 1
-    """First wait of an idle drain thread that has ``on_idle`` handlers to call."""
+    """First wait of an idle drain thread that has ``on_idle`` handlers to call.
+
+    Producers wake a drain thread, so no item waits for this; it is how soon a handler that merges
+    is called again after its last items.
+    """
 
     max_idle_ms: float = 50
-    """Longest such wait; each idle cycle doubles it up to here."""
+    """Longest such wait; each idle cycle doubles it up to here.
+
+    A handler that flushes by a period, such as 500 ms, does so at most this much late. A queue
+    without ``on_idle`` handlers does not wake at all.
+    """
 
     balancer: Balancer | None = None
     """Moves partitions between drain threads as load shifts; ignored with a single thread."""
@@ -301,6 +327,7 @@ class BatchQueueSettings:
         pair = "a pair of a non-empty name and a ThreadPolicy"
         at_least = f"at least min_idle_ms, {self.min_idle_ms:g}"
         consumes = callable(self.consumer) or _none_or_has(self.consumer, "consume")
+        reports = callable(self.error_handler) or _none_or_has(self.error_handler, "on_error")
         for name, valid, allowed in (
             ("threads", (self.threads is None) != (self.shared_scheduler is None), one_of_two),
             ("threads", isinstance(self.threads, ThreadPolicy | None), "a ThreadPolicy"),
@@ -310,7 +337,7 @@ class BatchQueueSettings:
             ("strategy", isinstance(self.strategy, BufferStrategy), "a BufferStrategy"),
             ("consumer", consumes, "a callable, or an object with consume(batch)"),
             ("serialize", isinstance(self.serialize, bool), "True or False"),
-            ("error_handler", _none_or_has(self.error_handler), "a callable (batch, error)"),
+            ("error_handler", reports, "a callable (batch, error), or has on_error(batch, error)"),
             ("max_idle_ms", self.max_idle_ms >= self.min_idle_ms, at_least),
             ("balancer", _none_or_has(self.balancer, "assign"), "a DrainBalancer"),
             ("thresholds", _none_or_has(self.thresholds, "guard"), "a QueueThresholdSettings"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from batchmill.telemetry import (
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 DROPPED_FULL = "full"
 DROPPED_STOPPED = "stopped"
 DROPPED_UNREGISTERED = "unregistered"
+LOST_FAILED = "failed"
+LOST_HAND_OVERS = "refused_hand_overs"
+LOST_LAST_CALLS = "failed_last_calls"
+LOST_NOT_DRAINED = "not_drained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,15 @@ class BatchQueueStats:
     """Items of each handler call that is over."""
     handler_seconds: Distribution = NO_DURATIONS
     """How long each handler call took."""
+    refused_hand_overs: Mapping[str, int] = field(default_factory=dict)
+    """Items that its handlers passed on to another queue, and that were refused; by its name.
+
+    Counted for declared downstream queues, and for a closed queue of the same manager.
+    """
+    failed_last_calls: int = 0
+    """Handlers whose last call raised: what they had merged and not passed on is lost."""
+    failed_idle_calls: int = 0
+    """Calls of ``on_idle`` that raised."""
 
     @property
     def capacity(self) -> int:
@@ -157,10 +170,40 @@ class BatchQueueStats:
         """Items that left their partition and whose handler has not returned."""
         return self.pending - self.total_used
 
+    @property
+    def lost(self) -> dict[str, int]:
+        """Counts of what was accepted and did not get through, by reason; empty if all did.
+
+        ``failed`` and ``unregistered`` items, ``refused_hand_overs`` and ``failed_last_calls``.
+        """
+        counts = {
+            LOST_FAILED: self.failed,
+            DROPPED_UNREGISTERED: self.dropped[DROPPED_UNREGISTERED],
+            LOST_HAND_OVERS: sum(self.refused_hand_overs.values()),
+            LOST_LAST_CALLS: self.failed_last_calls,
+        }
+        return {reason: count for reason, count in counts.items() if count}
+
     def top_n(self, count: int) -> tuple[PartitionStats, ...]:
         """The ``count`` fullest partitions, fullest first."""
         ranked = sorted(self.partitions, key=lambda partition: (-partition.used, partition.index))
         return tuple(ranked[: max(0, count)])
+
+
+@dataclass(frozen=True, slots=True)
+class BatchQueueManagerStats:
+    """The queues of a manager at one moment, and what its latest ``shutdown_all`` came to."""
+
+    queues: tuple[BatchQueueStats, ...]
+    """Every running queue, oldest first."""
+    shut_down: tuple[BatchQueueStats, ...]
+    """The queues that the latest ``shutdown_all`` ended, in that order, as they were then."""
+    lost: Mapping[str, Mapping[str, int]]
+    """What the latest ``shutdown_all`` lost, by queue and reason; empty when it answered True.
+
+    The reasons are those of ``BatchQueueStats.lost``, and ``not_drained``: items left in a queue
+    that ran out of time (0 if only a handler's last call was left).
+    """
 
 
 class DropCounts(dict[str, int]):
@@ -181,6 +224,7 @@ def take_snapshot(core: QueueCore) -> BatchQueueStats:
     with layout.lock:
         partitions = list(layout.partitions)
         rebalances, moved = core.rebalancer.rebalances, layout.moved_partitions
+        refused_hand_overs = DropCounts(core.refused_hand_overs)
         last_moves = tuple(layout.last_moves)
     consumed = failed = unregistered = 0
     rows = []
@@ -234,6 +278,9 @@ def take_snapshot(core: QueueCore) -> BatchQueueStats:
             [tuple(task.durations) for task in core.tasks],
             sum(task.busy_ns for task in core.tasks) / 1e9,
         ),
+        refused_hand_overs=refused_hand_overs,
+        failed_last_calls=core.failed_last_calls,
+        failed_idle_calls=core.failed_idle_calls,
     )
 
 

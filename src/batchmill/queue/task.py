@@ -171,7 +171,7 @@ class DrainTask:
         run_lock = self._run_lock
         while not self.finished and run_lock is self._run_lock:
             worked = self._serve_woken() if self.woken_for else False
-            if core.abandoned and not core.closing:
+            if core.abandoned and not core.closing and core.may_close_itself:
                 core.begin_close()
             if self._seen_version != core.layout.version:
                 self._refresh_layout()
@@ -304,7 +304,7 @@ class DrainTask:
                 continue  # it is consuming: not idle
             self.calling = receiver
             try:
-                self.core.call_safely(receiver, receiver.on_idle)
+                self.core.call_on_idle(receiver)
             finally:
                 self.calling = None
                 if lock is not None:

@@ -15,10 +15,11 @@ from batchmill import (
     PartitionSelector,
     ThreadPolicy,
 )
+from batchmill.queue.partition import FailureLog
 from batchmill.queue.task import DrainTask, current_task
 from tests.kit.queues import Blue, Green, OverlapCheck, Recorder, Red, make_queue, reds
 from tests.kit.threads import WAIT_S, Gate
-from tests.queue.kit import Idler, Parking
+from tests.queue.kit import Idler, Parking, messages
 
 OFTEN: dict[str, Any] = {"min_idle_ms": 1, "max_idle_ms": 1}
 """Idle handlers are told every millisecond or so."""
@@ -215,6 +216,52 @@ def test_error_in_on_idle_is_reported() -> None:
         assert told.wait(WAIT_S)
     batch, error = reported[0]
     assert (batch, str(error)) == ([], "no idea")
+
+
+def test_error_in_on_idle_is_not_logged_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    """One that fails every millisecond is logged once a minute; each failure is counted."""
+
+    class Failing(Idler):
+        def on_idle(self) -> None:
+            super().on_idle()
+            raise ValueError("no idea")
+
+    handler = Failing()
+    with make_queue(**OFTEN) as queue:
+        queue.add_handler(Red, handler)
+        handler.wait_idle(20)
+        assert queue.stats().failed_idle_calls >= 19
+    idle, last = messages(caplog)
+    assert "1 time since the last message" in idle
+    assert "failed in its last call" in last
+
+
+def test_failures_are_reported_once_a_minute_with_their_count() -> None:
+    """The first at once, the next after a minute with all that came meanwhile."""
+    failures = FailureLog()
+    assert [failures.count(now) for now in (5.0, 5.1, 64.9, 65.0, 65.1, 200.0)] == [
+        1, 0, 0, 3, 0, 2,
+    ]  # fmt: skip
+
+
+def test_each_error_in_on_idle_goes_to_the_error_handler() -> None:
+    """It decides itself what to do with repeats."""
+    errors: list[BaseException] = []
+
+    class Failing(Idler):
+        def on_idle(self) -> None:
+            super().on_idle()
+            raise ValueError("no idea")
+
+    class Reporter:
+        def on_error(self, batch: list[Any], error: BaseException) -> None:
+            errors.append(error)
+
+    handler = Failing()
+    with make_queue(**OFTEN, error_handler=Reporter()) as queue:
+        queue.add_handler(Red, handler)
+        handler.wait_idle(5)
+    assert len(errors) >= 5
 
 
 def test_error_in_on_idle_does_not_keep_others_from_theirs() -> None:

@@ -100,7 +100,7 @@ def test_threads_or_shared_scheduler(settings: dict[str, Any], field: str) -> No
         ("buffer_size", None, COUNT),
         ("strategy", "blocking", "a BufferStrategy"),
         ("consumer", 3, "a callable, or an object with consume(batch)"),
-        ("error_handler", 3, "a callable (batch, error)"),
+        ("error_handler", 3, "a callable (batch, error), or has on_error(batch, error)"),
         ("serialize", "no", "True or False"),
         ("max_batch", 0, COUNT),
         ("max_batch", 1.5, COUNT),
