@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
-from batchmill.flows import FlowDispatcher, FlowSettings
-from batchmill.flows.router import Loaded
+from batchmill.flows import Assignment, FlowDispatcher, FlowSettings, LeastLoaded, WorkerView
 
 BATCH_MAX = 128
 QUEUE_CAPACITY = 8_192
@@ -47,17 +46,16 @@ class MillFlows:
         handler: Handler,
         workers: int,
         batch_max: int = BATCH_MAX,
-        assignment: SeedRule | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         config = FlowSettings(
             worker_count=workers,
             worker_queue_capacity=QUEUE_CAPACITY,
             batch_max=batch_max,
             finished=lambda signal: signal.last,
+            assignment=assignment or LeastLoaded(),
         )
         self.dispatcher: FlowDispatcher[FlowSignal] = FlowDispatcher(handler, config)
-        if assignment is not None:
-            self.dispatcher._core.router.assignment = assignment
         self.put = self.dispatcher.dispatch
 
     def finish(self) -> None:
@@ -67,22 +65,13 @@ class MillFlows:
             raise RuntimeError(f"{len(left)} signals were not processed")
 
 
-class SeedRule:
-    """The shortest queue, ties to index 0; running signals do not count."""
-
-    def pick(self, workers: Any, /) -> int:
-        """The index of the worker with the fewest signals queued, the lowest if several."""
-        depths = [worker.depth for worker in workers]
-        return depths.index(min(depths))
-
-
 class RandomRule:
     """For scale: any worker, drawn from a fixed seed, as a hash of the flow would."""
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw
 
-    def pick(self, workers: list[Loaded], /) -> int:
+    def pick(self, workers: Sequence[WorkerView], /) -> int:
         """Any index."""
         return self._draw(len(workers))
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import heapq
 from statistics import quantiles
 
-from batchmill.flows import FlowSettings
-from batchmill.flows.router import Assignment, Router
+from batchmill.flows import Assignment, FlowSettings
+from batchmill.flows.router import Router
 from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Case, Turn, build_arrivals
 
 
-def simulate(rule: Assignment | None, case: Case, seconds: float, seed: int) -> Turn:
-    """The waits under a rule (None: the dispatcher's own)."""
-    config = FlowSettings(worker_count=WORKERS, batch_max=1, idle_ttl=None)
+def simulate(rule: Assignment, case: Case, seconds: float, seed: int) -> Turn:
+    """The waits under a rule."""
+    config = FlowSettings(worker_count=WORKERS, batch_max=1, idle_ttl=None, assignment=rule)
     router = Router(config)
-    if rule is not None:
-        router.assignment = rule
     idle = [True] * WORKERS
     ends: list[tuple[float, int]] = []
     waits_s: list[float] = []

@@ -23,8 +23,9 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
+from batchmill.flows import Assignment, LeastLoaded, ShortestQueue
 from benchmarks.flows_arrivals import SERVICE_S, WORKERS, Arrivals, Case, Turn, build_arrivals
-from benchmarks.flows_peers import FlowSignal, MillFlows, RandomRule, SeedRule
+from benchmarks.flows_peers import FlowSignal, MillFlows, RandomRule
 from benchmarks.flows_simulated import simulate
 from benchmarks.report import Table, say, spread
 from benchmarks.work import SEED
@@ -39,9 +40,9 @@ CASES = (Case(0.1, 1), GOAL_CASE, SIMULATED_GOAL_CASE)
 ATTEMPTS = 4
 LATE_MS = 2.0
 
-RULES: dict[str, Callable[[], Any]] = {
-    OURS: lambda: None,
-    SEEDS: SeedRule,
+RULES: dict[str, Callable[[], Assignment]] = {
+    OURS: LeastLoaded,
+    SEEDS: ShortestQueue,
     RANDOM: lambda: RandomRule(random.Random(SEED).randrange),
 }
 
@@ -157,14 +158,14 @@ def measure(*, turns: int, seconds: float, simulated_seconds: float) -> Waits:
     return result
 
 
-def _least_late(make_rule: Callable[[], Any], arrivals: Arrivals) -> Turn:
+def _least_late(make_rule: Callable[[], Assignment], arrivals: Arrivals) -> Turn:
     attempts: list[Turn] = []
     while len(attempts) < ATTEMPTS and all(turn.late_ms > LATE_MS for turn in attempts):
         attempts.append(_turn(make_rule(), arrivals))
     return min(attempts, key=lambda turn: turn.late_ms)
 
 
-def _turn(rule: Any, arrivals: Arrivals) -> Turn:
+def _turn(rule: Assignment, arrivals: Arrivals) -> Turn:
     waits_s: list[float] = []
 
     def handle(batch: list[FlowSignal]) -> None:

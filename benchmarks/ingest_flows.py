@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -165,15 +166,23 @@ def _requests(delay: float, rate: float, seconds: float) -> list[tuple[float, Sp
 def _batch(spans: list[Made]) -> SpanBatch:
     batch = SpanBatch()
     now = time.time_ns() // 1000
+    resources: dict[str, dict[str, str]] = {}  # spans of one service share it, as the decoder's do
     for each in spans:
-        values = (
-            each.trace_id.hex(), each.span_id.hex(), each.parent.hex() or None, each.name,
-            _KINDS[each.kind], now, now + each.took_ns // 1000, "UNSET", each.service,
-            {"service.name": each.service},
-            {key: str(value) for key, value in each.attributes.items()},
-        )  # fmt: skip
-        for column, value in zip(batch.columns.values(), values, strict=True):
-            column.append(value)
+        span = {
+            "time": now,
+            "end_time": now + each.took_ns // 1000,
+            "trace_id": each.trace_id.hex(),
+            "span_id": each.span_id.hex(),
+            "parent_span_id": each.parent.hex() or None,
+            "name": each.name,
+            "kind": _KINDS[each.kind],
+            "status": "UNSET",
+            "service": each.service,
+            "resource": resources.setdefault(each.service, {"service.name": each.service}),
+            "attributes": {key: str(value) for key, value in each.attributes.items()},
+        }
+        for name, column in batch.columns.items():
+            column.append(span[name])
     return batch
 
 
@@ -238,14 +247,23 @@ def _shares(relations: list[tuple[float, float]]) -> dict[str, float]:
 def _drive(folder: Path, name: str, requests: list[SpanBatch], seconds: float) -> Rate:
     """As many as are taken, with so many under way that the linger does not matter."""
     room = threading.Semaphore(IN_FLIGHT)
+    failures: list[BaseException] = []
+
+    def done(answer: Future[Any]) -> None:
+        error = answer.exception()
+        failures.extend([] if error is None else [error])
+        room.release()
+
     with open_road(folder, name) as road:
         began, cpu, spans = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() - began < seconds:
             batch = requests[spans // len(requests[0]) % len(requests)]
             room.acquire()
-            road.submit(batch).add_done_callback(lambda _: room.release())
+            road.submit(batch).add_done_callback(done)
             spans += len(batch)
         for _ in range(IN_FLIGHT):
             room.acquire()
         took, used = time.perf_counter() - began, time.process_time() - cpu
+    if failures:
+        raise failures[0]
     return Rate(spans / took, used / spans * 1e6)

@@ -76,12 +76,16 @@ class Flowed:
         stored.add_done_callback(lambda done: self._settle(pieces, done))
 
     def _settle(self, pieces: list[Piece], stored: Future[Any]) -> None:
+        error = stored.exception()
         for each in pieces:
             with self._lock:
                 each.left[0] -= 1
-                last = each.left[0] == 0
-            if last:
-                each.answer.set_result(stored.result())
+                if each.answer.done():
+                    continue
+                if error is not None:
+                    each.answer.set_exception(error)
+                elif each.left[0] == 0:
+                    each.answer.set_result(stored.result())
 
 
 ROADS: dict[str, Callable[[Spool], Direct | Flowed]] = {DIRECT: Direct, FLOWS: Flowed}

@@ -32,9 +32,10 @@ def signals(flow: object, count: int, start: int = 0) -> list[Signal]:
 
 
 def config(**settings: Any) -> FlowSettings:
-    """A configuration for :class:`Signal`: one worker, one signal a call, unless said otherwise."""
+    """Settings for :class:`Signal`: one worker, one signal a call, no buffer, unless given."""
     settings = {
         "worker_count": 1,
+        "ingress_capacity": 0,
         "batch_max": 1,
         "flow_id": operator.attrgetter("flow"),
         "finished": operator.attrgetter("last"),
@@ -75,6 +76,8 @@ def assert_balanced(stats: FlowStats) -> None:
     """Every signal that was let in is in exactly one place."""
     gone = sum(stats.evicted.values()) + stats.unprocessed
     assert stats.dispatched == stats.handled + stats.failed + gone + stats.pending
+    forgotten = stats.completed_flows + stats.expired_flows + stats.displaced_flows
+    assert stats.assigned_flows == forgotten + stats.active_flows
 
 
 def hold(dispatcher: Any, gate: Gate, flow: str | None = "held") -> None:

@@ -133,33 +133,85 @@ def test_evicting_a_flows_last_signal_for_its_own_next_keeps_the_flow() -> None:
     assert gate.items[1:] == [Signal("a", 3)]
 
 
-def test_the_ingress_bound_is_over_all_workers() -> None:
-    """It has a reason of its own, and a depth of its own."""
+def test_the_ingress_buffer_comes_before_backpressure() -> None:
+    """A full worker queue drops nothing while the buffer has room; each has its own depth."""
     gate = Gate()
     with dispatching(
-        gate, worker_count=2, ingress_capacity=2, backpressure=DROP_NEWEST
+        gate,
+        worker_count=2,
+        worker_queue_capacity=2,
+        ingress_capacity=3,
+        backpressure=DROP_NEWEST,
     ) as dispatcher:
         for flow in "ab":
             hold(dispatcher, gate, flow)
-        assert dispatcher.dispatch(Signal("a", 1))
+        accepted = [dispatcher.dispatch(signal) for signal in signals("a", 7, start=1)]
+        assert accepted == [True] * 5 + [False] * 2
         assert dispatcher.dispatch(Signal("b", 1))
-        assert not dispatcher.dispatch(Signal("a", 2))
         stats = dispatcher.stats()
-        assert (stats.ingress_depth, stats.ingress_capacity) == (2, 2)
-        assert stats.dropped["drop_newest", "ingress_full"] == 1
+        assert (stats.ingress_depth, stats.ingress_capacity, stats.queued) == (3, 3, 6)
+        busy, other = sorted(stats.workers, key=lambda worker: -worker.buffered)
+        assert (busy.depth, busy.buffered, busy.capacity, busy.load) == (2, 3, 2, 6)
+        assert (other.depth, other.buffered) == (1, 0)
+        assert stats.dropped["drop_newest", "ingress_full"] == 2
+        assert_balanced(stats)
+    numbers = [signal.number for signal in gate.items if signal.flow == "a"]
+    assert numbers == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_ingress_bound_evicts_from_the_longest_queue() -> None:
-    """A worker with little queued does not pay for one with much."""
+def test_producers_wait_only_when_the_ingress_buffer_is_full_too(
+    about_to_wait: threading.Semaphore,
+) -> None:
+    """BLOCK: the first that finds neither room waits, and gets in when a batch is taken."""
+    gate = Gate()
+    with dispatching(gate, worker_queue_capacity=1, ingress_capacity=2) as dispatcher:
+        hold(dispatcher, gate)
+        for signal in signals("held", 3, start=1):
+            assert dispatcher.dispatch(signal, timeout=0)
+        with spawn(lambda: dispatcher.dispatch(Signal("held", 4))) as producer:
+            assert about_to_wait.acquire(timeout=WAIT_S)
+            assert dispatcher.stats().ingress_depth == 2
+            gate.open()
+            assert producer.result(WAIT_S)
+    assert [signal.number for signal in gate.items] == [0, 1, 2, 3, 4]
+
+
+def test_with_an_ingress_buffer_the_oldest_of_the_same_worker_is_evicted() -> None:
+    """DROP_OLDEST: another worker does not pay, and what is in the buffer moves up."""
     gate = Gate()
     with dispatching(
-        gate, worker_count=2, ingress_capacity=3, backpressure=DROP_OLDEST
+        gate,
+        worker_count=2,
+        worker_queue_capacity=2,
+        ingress_capacity=1,
+        backpressure=DROP_OLDEST,
     ) as dispatcher:
         for flow in "ab":
             hold(dispatcher, gate, flow)
-        for number in (1, 2, 3):
+        for number in (1, 2, 3, 4):
             assert dispatcher.dispatch(Signal("a", number))
-        assert dispatcher.dispatch(Signal("b", 1))
-        assert dispatcher.stats().evicted == {"queue_full": 0, "ingress_full": 1}
-    assert Signal("a", 1) not in gate.items
-    assert Signal("b", 1) in gate.items
+        for number in (1, 2):
+            assert dispatcher.dispatch(Signal("b", number))
+        stats = dispatcher.stats()
+        assert stats.evicted == {"queue_full": 0, "ingress_full": 1}
+        assert stats.ingress_depth == 1
+        assert_balanced(stats)
+    assert [signal.number for signal in gate.items if signal.flow == "a"] == [0, 2, 3, 4]
+    assert [signal.number for signal in gate.items if signal.flow == "b"] == [0, 1, 2]
+
+
+def test_close_returns_what_is_in_the_ingress_buffer() -> None:
+    """In the order in which it was dispatched, with what is in the queues."""
+    gate = Gate()
+    with dispatching(
+        gate, worker_count=2, worker_queue_capacity=1, ingress_capacity=9
+    ) as dispatcher:
+        for flow in "ab":
+            hold(dispatcher, gate, flow)
+        sent = [Signal(flow, number) for number in range(1, 4) for flow in "ab"]
+        assert all(dispatcher.dispatch(signal) for signal in sent)
+        assert dispatcher.stats().ingress_depth == 4
+        assert dispatcher.close(0) == sent
+        stats = dispatcher.stats()
+        assert (stats.ingress_depth, stats.unprocessed) == (0, 6)
+        assert_balanced(stats)

@@ -43,7 +43,7 @@ def test_close_returns_what_was_not_processed_in_the_order_it_was_dispatched() -
         dispatcher.dispatch(signal)
     assert dispatcher.close(0) == sent
     stats = dispatcher.stats()
-    assert (stats.unprocessed, stats.in_handlers, stats.ingress_depth) == (6, 2, 0)
+    assert (stats.unprocessed, stats.in_handlers, stats.queued) == (6, 2, 0)
     assert_balanced(stats)
     gate.open()
     assert dispatcher.close(WAIT_S) == []
@@ -73,18 +73,25 @@ def test_a_closed_dispatcher_refuses() -> None:
         assert dispatcher.stats().dropped[policy.value, "closed"] == 3
 
 
-@pytest.mark.parametrize("bound", ["worker_queue_capacity", "ingress_capacity", "max_flows"])
+@pytest.mark.parametrize(
+    ("bounds", "queued"),
+    [
+        ({"worker_queue_capacity": 1}, 1),
+        ({"worker_queue_capacity": 1, "ingress_capacity": 1}, 2),
+        ({"max_flows": 1}, 0),
+    ],
+)
 def test_close_wakes_blocked_producers_with_false(
-    about_to_wait: threading.Semaphore, bound: str
+    about_to_wait: threading.Semaphore, bounds: dict[str, int], queued: int
 ) -> None:
     """Whatever they wait for; their signals are not in, and no flow of theirs is left."""
     gate = Gate()
-    dispatcher = held(gate, **{bound: 1})
-    if bound != "max_flows":
-        dispatcher.dispatch(Signal("held", 1))
+    dispatcher = held(gate, **bounds)
+    for signal in signals("held", queued, start=1):
+        dispatcher.dispatch(signal)
     with (
-        spawn(lambda: dispatcher.dispatch(Signal("new", 2))) as first,
-        spawn(lambda: dispatcher.dispatch(Signal("new", 3))) as second,
+        spawn(lambda: dispatcher.dispatch(Signal("new", 8))) as first,
+        spawn(lambda: dispatcher.dispatch(Signal("new", 9))) as second,
     ):
         for _ in range(2):
             assert about_to_wait.acquire(timeout=WAIT_S)
@@ -95,7 +102,7 @@ def test_close_wakes_blocked_producers_with_false(
             assert closer.result(WAIT_S) == []
     stats = dispatcher.stats()
     assert (stats.refused["closed"], stats.blocked, stats.active_flows) == (2, 0, 1)
-    assert {signal.number for signal in gate.items} <= {0, 1}
+    assert [signal.number for signal in gate.items] == list(range(1 + queued))
 
 
 def test_close_waits_for_the_handler(about_to_wait: threading.Semaphore) -> None:

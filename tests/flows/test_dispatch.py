@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from batchmill.flows import snapshot_flows
 from batchmill.testing import ManualClock
-from tests.flows.kit import Recorder, Signal, dispatching, hold, signals
-from tests.kit.threads import WAIT_S, Gate
+from tests.flows.kit import Recorder, Signal, assert_balanced, dispatching, hold, signals
+from tests.kit.threads import WAIT_S, Gate, until
 
 
 def test_a_flow_is_handled_in_order() -> None:
@@ -141,3 +142,43 @@ def test_skew_is_the_largest_load_over_the_mean() -> None:
         assert stats.skew == 4.0
         assert (stats.in_handlers, stats.pending) == (1, 2)
         assert max(worker.load for worker in stats.workers) == 2
+
+
+def test_every_dispatcher_is_listed_as_long_as_it_runs() -> None:
+    """By name, whoever made it, with flows and workers; one that is closed is gone."""
+    gate = Gate()
+    with dispatching(gate, name="two", worker_count=2) as two, dispatching(gate, name="one"):
+        for flow in "ab":
+            hold(two, gate, flow)
+        two.dispatch(Signal("a", 1))
+        one, other = snapshot_flows()
+        assert (one.name, other.name) == ("one", "two")
+        assert sorted(worker.depth for worker in other.workers) == [0, 1]
+        flows = (other.assigned_flows, other.completed_flows, other.active_flows)
+        assert flows == (2, 0, 2)
+    assert snapshot_flows() == ()
+
+
+def test_flows_are_counted_from_assignment_to_completion() -> None:
+    """An id that is used again after its flow has ended is a flow of its own."""
+    recorder = Recorder()
+    with dispatching(recorder) as dispatcher:
+        for number in range(3):
+            dispatcher.dispatch(Signal("a", number, last=True))
+            until(lambda: dispatcher.stats().active_flows == 0)
+        dispatcher.dispatch(Signal("b"))
+        dispatcher.complete("never seen")
+        stats = dispatcher.stats()
+        assert (stats.assigned_flows, stats.completed_flows, stats.active_flows) == (4, 3, 1)
+        assert_balanced(stats)
+
+
+def test_a_flow_whose_first_signal_never_gets_in_is_not_counted() -> None:
+    """Its producer waited in vain: it was never assigned, and nothing was completed."""
+    gate = Gate()
+    with dispatching(gate, worker_queue_capacity=1) as dispatcher:
+        hold(dispatcher, gate)
+        dispatcher.dispatch(Signal("held", 1))
+        assert not dispatcher.dispatch(Signal("new", last=True), timeout=0.001)
+        stats = dispatcher.stats()
+        assert (stats.assigned_flows, stats.completed_flows, stats.active_flows) == (1, 0, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from batchmill.flows import RoundRobin
 from tests.flows.kit import LOGGER, Recorder, Signal, assert_balanced, dispatching, hold, signals
 from tests.kit.threads import Gate
 
@@ -112,3 +113,50 @@ def test_an_unhashable_flow_id_is_a_type_error() -> None:
         assert (stats.dispatched, stats.pending) == (2, 2)
         assert_balanced(stats)
     assert [signal.number for signal in gate.items] == [0, 1]
+
+
+def test_handler_and_error_handler_may_be_objects() -> None:
+    """With the methods consume and on_error; being callable as well changes nothing."""
+
+    class Orders:
+        def __init__(self) -> None:
+            self.batches: list[list[Signal]] = []
+            self.errors: list[tuple[list[Signal], BaseException]] = []
+
+        def __call__(self, *_: object) -> None:
+            raise AssertionError("the method is called, not the object")
+
+        def consume(self, batch: list[Signal]) -> None:
+            self.batches.append(batch)
+            raise ValueError("no")
+
+        def on_error(self, batch: list[Signal], error: BaseException) -> None:
+            self.errors.append((batch, error))
+
+    orders = Orders()
+    with dispatching(orders, error_handler=orders) as dispatcher:
+        dispatcher.dispatch(Signal("a"))
+    assert orders.batches == [[Signal("a")]]
+    assert [(batch, str(error)) for batch, error in orders.errors] == [([Signal("a")], "no")]
+
+
+def test_an_assignment_rule_that_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first time with its traceback; all failures are counted."""
+
+    class Broken(RoundRobin):
+        def pick(self, workers: Any, /) -> int:
+            raise LookupError("no idea")
+
+    recorder = Recorder()
+    with (
+        caplog.at_level(logging.WARNING, LOGGER),
+        dispatching(recorder, worker_count=2, assignment=Broken()) as dispatcher,
+    ):
+        for flow in "abcd":
+            assert dispatcher.dispatch(Signal(flow))
+    assert sorted(signal.flow for signal in recorder.items) == ["a", "b", "c", "d"]
+    assert dispatcher.stats().assignment_failures == 4
+    [record] = caplog.records
+    assert "least loaded worker was taken" in record.getMessage()
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], LookupError)

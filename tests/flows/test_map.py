@@ -22,12 +22,12 @@ class Life:
     worker: int
     pending: int = 0
     waiting: int = 0
-    is_open: bool = False
+    is_open: bool | None = None
     idle_since: float = field(default=0.0)
 
     @property
     def idle(self) -> bool:
-        return self.is_open and not self.pending and not self.waiting
+        return bool(self.is_open) and not self.pending and not self.waiting
 
 
 def entry(flow: Flow) -> Entry:
@@ -46,6 +46,8 @@ class FlowMapMachine(RuleBasedStateMachine):
         self.homes = [SimpleNamespace(flows=0) for _ in range(WORKERS)]
         self.flows = FlowMap(self.homes, ttl, most)
         self.model: dict[str, Life] = {}
+        self.assigned = 0
+        self.completed = 0
         self.expired = 0
         self.displaced = 0
 
@@ -54,6 +56,7 @@ class FlowMapMachine(RuleBasedStateMachine):
         if self._known_or_added(key, worker):
             self.flows.accept(self._flow(key), finish)
             life = self.model[key]
+            self.assigned += life.is_open is None
             life.pending += 1
             life.is_open = not finish
 
@@ -84,7 +87,8 @@ class FlowMapMachine(RuleBasedStateMachine):
     def finish(self, key: str) -> None:
         assert self.flows.finish(key, self.now) is (key in self.model)
         if key in self.model:
-            self.model[key].is_open = False
+            if self.model[key].is_open:
+                self.model[key].is_open = False
             self._rest(key)
 
     @rule(seconds=st.integers(1, 4))
@@ -121,7 +125,10 @@ class FlowMapMachine(RuleBasedStateMachine):
             )
         workers = [life.worker for life in self.model.values()]
         assert [home.flows for home in self.homes] == [workers.count(n) for n in range(WORKERS)]
-        assert (self.flows.expired, self.flows.displaced) == (self.expired, self.displaced)
+        flows = self.flows
+        assert (flows.assigned, flows.completed) == (self.assigned, self.completed)
+        assert (flows.expired, flows.displaced) == (self.expired, self.displaced)
+        assert flows.active == sum(life.is_open is not None for life in self.model.values())
 
     @invariant()
     def a_flow_is_known_as_long_as_it_is_open_or_something_of_it_is_left(self) -> None:
@@ -154,6 +161,7 @@ class FlowMapMachine(RuleBasedStateMachine):
         life = self.model[key]
         life.idle_since = self.now
         if not (life.pending or life.waiting or life.is_open):
+            self.completed += life.is_open is not None
             del self.model[key]
 
     def _is_due(self, life: Life) -> bool:
@@ -186,4 +194,4 @@ def test_a_new_signal_reopens_a_finished_flow_that_has_signals_left() -> None:
 
 def test_a_flow_in_repr_says_where_it_stands() -> None:
     """For whoever debugs."""
-    assert repr(Flow("a", 2)) == "<Flow 'a' on 2, finished, 0 pending, 0 waiting>"
+    assert repr(Flow("a", 2)) == "<Flow 'a' on 2, new, 0 pending, 0 waiting>"

@@ -318,7 +318,7 @@ def test_ctrl_c_in_the_middle_of_a_dispatch_leaves_the_counts_right(
         stats = dispatcher.stats()
         assert_balanced(stats)
         queued = int(when == "after")
-        assert (stats.ingress_depth, stats.active_flows) == (queued, 1 + queued)
+        assert (stats.queued, stats.active_flows) == (queued, 1 + queued)
         for number in range(2, 5 - queued):
             assert dispatcher.dispatch(Signal("c", number, last=True), timeout=0)
         assert not dispatcher.dispatch(Signal("c", 9), timeout=0)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchmill.flows import Backpressure
+from batchmill.flows import Assignment, Backpressure, WorkerView
+from batchmill.flows.assignment import LeastLoaded, RoundRobin, ShortestQueue
 from batchmill.flows.flow_map import Flow
 from batchmill.flows.queues import Ticket, WorkerQueue
-from batchmill.flows.router import LeastLoaded, RoundRobin, Router
+from batchmill.flows.router import Router
 from tests.flows.kit import Signal, config
 
 KEYS = st.sampled_from(["a", "a", "b", "c", None])
@@ -37,7 +40,7 @@ class RouterMachine(RuleBasedStateMachine):
         policy=st.sampled_from(Backpressure),
         workers=st.integers(1, 3),
         capacity=st.integers(1, 3),
-        ingress=st.integers(1, 7),
+        ingress=st.integers(0, 4),
         most=st.one_of(st.none(), st.integers(1, 3)),
         ttl=st.one_of(st.none(), st.integers(1, 3)),
         batch=st.integers(1, 3),
@@ -70,6 +73,8 @@ class RouterMachine(RuleBasedStateMachine):
         self.tally: Counter[str] = Counter()
         self.arrivals: list[Signal] = []
         self.seen: dict[Any, int] = {}
+        self.accepted: set[Any] = set()
+        """Flows with a signal accepted since they were last unknown."""
 
     @rule(key=KEYS, finish=st.booleans())
     def offer(self, key: str | None, finish: bool) -> None:
@@ -144,9 +149,10 @@ class RouterMachine(RuleBasedStateMachine):
         models = zip(self.queues, self.running, strict=True)
         for queue, (signals, running) in zip(self.router.queues, models, strict=True):
             assert [entry[0] for entry in queue.queued()] == signals
-            assert queue.depth == len(signals) <= self.config.worker_queue_capacity
+            assert queue.depth == len(signals)
+            assert queue.buffered == len(signals[queue.capacity :])
             assert queue.load == len(signals) + len(running)
-        assert self.router.depth <= self.config.ingress_capacity
+        assert self.router.ingress_depth <= self.config.ingress_capacity
         assert self.router.waiting == len(self.tickets)
 
     @invariant()
@@ -169,13 +175,17 @@ class RouterMachine(RuleBasedStateMachine):
         if not hasattr(self, "router"):
             return
         promised = [ticket for ticket, _ in self.tickets if ticket.granted]
-        room = self.config.ingress_capacity - self.router.depth - len(promised)
+        free = {
+            queue: queue.capacity - queue.depth - sum(other.queue is queue for other in promised)
+            for queue in self.router.queues
+        }
+        in_ingress = sum(-room for room in free.values() if room < 0)
+        assert in_ingress <= self.config.ingress_capacity
         for index, (ticket, _) in enumerate(self.tickets):
             behind = any(other.key == ticket.key for other, _ in self.tickets[:index] if ticket.key)
             if not ticket.granted and not behind and ticket.queue is not None:
-                queue = ticket.queue
-                here = sum(other.queue is queue for other in promised)
-                assert room < 1 or queue.depth + here >= queue.capacity
+                assert free[ticket.queue] < 1
+                assert in_ingress == self.config.ingress_capacity
 
     @invariant()
     def every_signal_is_counted_once(self) -> None:
@@ -187,6 +197,9 @@ class RouterMachine(RuleBasedStateMachine):
         pending = sum(map(len, self.queues)) + sum(map(len, self.running))
         assert router.dispatched == settled + sum(router.evicted.values()) + pending
         assert sum(router.evicted.values()) == self.tally["evicted"]
+        flows = router.flows
+        self.accepted = {key for key in self.accepted if flows.get(key)}
+        assert flows.active == len(self.accepted)
         for reason, count in router.refused.items():
             assert count == self.tally[f"refused {reason}"]
 
@@ -235,6 +248,7 @@ class RouterMachine(RuleBasedStateMachine):
             gone = [old for old in signals if old not in now_there]
             if gone:
                 assert self.config.backpressure is Backpressure.DROP_OLDEST
+                assert queue.index == index
                 victims = [old for old in signals if not old.last] or signals
                 assert gone == victims[:1]
                 self.queues[queue.index].remove(gone[0])
@@ -242,6 +256,7 @@ class RouterMachine(RuleBasedStateMachine):
         self._arrive(signal, index)
 
     def _arrive(self, signal: Signal, index: int) -> None:
+        self.accepted.add(signal.flow)
         self.queues[index].append(signal)
         self.arrivals.append(signal)
 
@@ -283,26 +298,55 @@ def test_finish_signals_that_were_passed_over_keep_their_place() -> None:
     assert [entry[0] for entry in queue.take(9)] == [4, 9]
 
 
-def test_who_waits_under_the_ingress_bound_is_served_in_turn() -> None:
-    """A busy worker's producers do not keep those of an idle one waiting."""
-    router = Router(config(worker_count=2, ingress_capacity=1))
-    assert router.offer("a1", "a", False, 0.0) is None
-    [busy] = [queue for queue in router.queues if queue.depth]
-    tickets = []
-    for key in "bac":
-        reason = router.offer(f"{key}2", key, False, 0.0)
-        assert reason == "ingress_full"
-        tickets.append(Ticket(f"{key}2", key, False, reason, Flag()))
-        router.add_waiting(tickets[-1], 0.0)
-    queues = [ticket.queue for ticket in tickets]
-    assert queues.count(busy) in (1, 2)
+def test_the_ingress_buffer_takes_what_a_full_queue_cannot() -> None:
+    """Its room is beside that of the queues, and all workers share it."""
+    router = Router(config(worker_count=2, worker_queue_capacity=2, ingress_capacity=3))
+    for key in "ab":
+        for number in range(2):
+            assert router.offer(number, key, False, 0.0) is None
+    assert [router.offer(2, key, False, 0.0) for key in "aba"] == [None, None, None]
+    assert [queue.depth for queue in router.queues] == [4, 3]
+    assert router.ingress_depth == 3
+    assert router.offer(9, "b", False, 0.0) == "ingress_full"
+    assert router.offer(9, "new", False, 0.0) == "ingress_full"
+
+
+def test_a_full_ingress_buffer_stops_only_workers_that_are_full() -> None:
+    """What has room in its worker's queue does not pass through the buffer."""
+    router = Router(config(worker_count=2, worker_queue_capacity=2, ingress_capacity=1))
+    for number in range(3):
+        assert router.offer(number, "a", False, 0.0) is None
+    assert router.offer(3, "a", False, 0.0) == "ingress_full"
+    assert [router.offer(number, "b", False, 0.0) for number in range(2)] == [None, None]
+
+
+def test_signals_leave_the_ingress_buffer_in_order() -> None:
+    """They move up as the worker takes batches, and the buffer has room again."""
+    router = Router(config(worker_queue_capacity=2, ingress_capacity=2, batch_max=3))
+    for number in range(4):
+        assert router.offer(number, "a", False, 0.0) is None
+    assert [entry[0] for entry in router.take(router.queues[0], 0.0)] == [0, 1, 2]
+    assert router.ingress_depth == 0
+    for number in range(4, 7):
+        assert router.offer(number, "a", False, 0.0) is None
+    assert router.offer(7, "a", False, 0.0) == "ingress_full"
+    assert [entry[0] for entry in router.clear(0.0)] == [3, 4, 5, 6]
+
+
+def test_room_in_the_ingress_buffer_goes_round_the_workers() -> None:
+    """A busy worker's producers do not keep those of another one waiting."""
+    router = Router(config(worker_count=2, worker_queue_capacity=1, ingress_capacity=2))
+    for key in "abab":
+        assert router.offer("signal", key, False, 0.0) is None
+    tickets = [lined_up(router, key) for key in ("a", "c", "a", "b")]
+    assert [router.offer("signal", key, False, 0.0) for key in "ab"] == ["ingress_full"] * 2
     served = []
-    for queue in router.queues:
-        router.take(queue if queue.depth else busy, 0.0)
+    for _ in range(2):
+        router.take(router.queues[0], 0.0)  # each time room in the buffer, not in the other queue
         [ticket] = [ticket for ticket in tickets if ticket.granted and not ticket.gone]
         assert router.accept_granted(ticket, 0.0)
         served.append(ticket.queue)
-    assert len({id(queue) for queue in served}) == 2
+    assert served == router.queues
 
 
 def test_a_ticket_whose_loop_is_gone_gets_no_promise() -> None:
@@ -345,21 +389,6 @@ def lined_up(router: Router, key: str | None) -> Ticket:
     ticket = Ticket("signal", key, False, reason, Flag())
     router.add_waiting(ticket, 0.0)
     return ticket
-
-
-def test_a_queue_for_which_a_handler_waits_is_served_first() -> None:
-    """Under the ingress bound its room must not go where only that handler could free it."""
-    for waits in (False, True):
-        router = Router(config(worker_count=2, ingress_capacity=1))
-        assert router.offer("a1", "a", False, 0.0) is None
-        [busy] = [queue for queue in router.queues if queue.depth]
-        [idle] = [queue for queue in router.queues if not queue.depth]
-        other, same = lined_up(router, "b"), lined_up(router, "a")
-        assert (other.queue, same.queue) == (idle, busy)
-        router._last_reserved = busy.index  # the idle one's turn is next
-        idle.blocked_on = busy if waits else None
-        router.take(busy, 0.0)
-        assert (other.granted, same.granted) == (not waits, waits)
 
 
 def test_producers_without_a_flow_wait_on_their_own() -> None:
@@ -406,6 +435,7 @@ class Worker:
     load: int = 0
     flows: int = 0
     free: int = 1
+    depth: int = 0
 
 
 workers = st.lists(
@@ -456,3 +486,53 @@ def test_round_robin_passes_over_full_workers(crew: list[Worker], picks: int) ->
     assert [rule.pick(crew) for _ in range(picks)] == [
         turns[step % len(turns)] for step in range(picks)
     ]
+
+
+def test_the_shortest_queue_counts_only_what_waits() -> None:
+    """The rule of the proposal: running signals do not count, the lowest index wins."""
+    busy, idle = Worker(load=1, depth=0), Worker(load=0, depth=0)
+    assert ShortestQueue().pick([busy, idle]) == 0
+    assert ShortestQueue().pick([Worker(depth=2), Worker(depth=1), Worker(depth=1)]) == 1
+
+
+@pytest.mark.parametrize("rule", [LeastLoaded, RoundRobin])
+def test_a_rule_serves_dispatchers_of_different_sizes(rule: type[Assignment]) -> None:
+    """Settings, and the rule in them, may be shared."""
+    shared = rule()
+    for count in (5, 5, 5, 5, 2, 1, 5):
+        assert 0 <= shared.pick([Worker() for _ in range(count)]) < count
+
+
+class Fixed:
+    """An assignment that always returns the same."""
+
+    def __init__(self, picked: Any) -> None:
+        self.picked = picked
+
+    def pick(self, workers: Sequence[WorkerView], /) -> Any:
+        if isinstance(self.picked, Exception):
+            raise self.picked
+        return self.picked
+
+
+def test_the_assignment_rule_chooses_the_worker_of_a_new_flow() -> None:
+    """Only of a new one: the other signals of a flow follow its first."""
+    rule = Fixed(2)
+    router = Router(config(worker_count=3, assignment=rule))
+    for key in "ab":
+        assert router.offer("signal", key, False, 0.0) is None
+    rule.picked = 0
+    for key in "abc":
+        assert router.offer("signal", key, False, 0.0) is None
+    assert [queue.depth for queue in router.queues] == [1, 0, 4]
+
+
+@pytest.mark.parametrize("picked", [3, -1, None, "0", RuntimeError("no idea")])
+def test_an_assignment_rule_that_fails_is_replaced_and_counted(picked: object) -> None:
+    """The flow goes to the least loaded worker; nothing is lost."""
+    router = Router(config(worker_count=3, assignment=Fixed(picked)))
+    for key in "abc":
+        assert router.offer("signal", key, False, 0.0) is None
+    assert [queue.depth for queue in router.queues] == [1, 1, 1]
+    assert router.assignment_failures == 3
+    assert isinstance(router.assignment_error, Exception)

@@ -14,7 +14,7 @@ from tests.flows.kit import Recorder, config, dispatching
 
 
 def test_the_defaults_are_the_documents() -> None:
-    """64 Ki signals in all, 8 Ki a worker, 128 a call, and nothing is dropped."""
+    """64 Ki signals in the ingress buffer, 8 Ki a worker, 128 a call, and nothing is dropped."""
     settings = FlowSettings()
     assert settings.ingress_capacity == 65_536
     assert settings.worker_queue_capacity == 8_192
@@ -26,16 +26,22 @@ def test_the_defaults_are_the_documents() -> None:
 def test_there_is_a_worker_for_each_core_up_to_eight(
     monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
 ) -> None:
-    """worker_count is min(cores, 8) unless it is given."""
+    """worker_count is min(cores, 8) unless it is given; stats have the cores and the workers."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr("batchmill.cores.cpu_quota", lambda: None)
     assert FlowSettings().worker_count == workers
+    with FlowDispatcher(Recorder()) as dispatcher:
+        stats = dispatcher.stats()
+    assert (stats.cores, stats.worker_count) == (cores, workers)
 
 
-def test_the_number_of_cores_is_found_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Systems that have no affinity, or do not say, still get a worker."""
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert FlowSettings().worker_count == 1
+def test_the_container_quota_limits_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with two CPUs on a machine of 64 cores gets two workers, not eight."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr("batchmill.cores.cpu_quota", lambda: 1.5)
+    with FlowDispatcher(Recorder()) as dispatcher:
+        stats = dispatcher.stats()
+    assert (stats.cores, stats.worker_count) == (2, 2)
 
 
 def test_the_config_is_frozen() -> None:
@@ -55,10 +61,11 @@ def test_the_config_takes_keywords_only() -> None:
     [
         ("worker_count", 0, "a whole number of at least 1"),
         ("worker_count", True, "a whole number of at least 1"),
-        ("ingress_capacity", -1, "a whole number of at least 1"),
+        ("ingress_capacity", -1, "a whole number of at least 0"),
         ("worker_queue_capacity", 1.5, "a whole number of at least 1"),
         ("batch_max", "8", "a whole number of at least 1"),
         ("backpressure", "block", "a Backpressure"),
+        ("assignment", max, "an object with a method pick(workers)"),
         ("flow_id", None, "a callable signal -> hashable or None"),
         ("finished", 1, "a callable signal -> bool, or None"),
         ("idle_ttl", 0, "a finite number of seconds above 0, or None"),

@@ -135,8 +135,7 @@ def test_two_handlers_that_wait_for_each_other_get_an_error(
     assert outcome == {"a": True, "b": "told"}
 
 
-@pytest.mark.parametrize("bound", ["ingress_capacity", "max_flows"])
-def test_a_handler_does_not_wait_for_a_bound_that_all_share(bound: str) -> None:
+def test_a_handler_does_not_wait_for_a_place_among_the_flows() -> None:
     """Only its own return might bring the room: told, not hung."""
     outcome: list[str] = []
     tried = threading.Event()
@@ -150,10 +149,44 @@ def test_a_handler_does_not_wait_for_a_bound_that_all_share(bound: str) -> None:
                 outcome.append("told")
             tried.set()
 
-    with dispatching(handle, worker_count=2, **{bound: 1}) as dispatcher:
+    with dispatching(handle, worker_count=2, max_flows=1) as dispatcher:
         dispatcher.dispatch(Signal("a", 0))
         assert tried.wait(WAIT_S)
     assert outcome == ["told"]
+
+
+def test_a_handler_may_wait_for_another_worker_though_the_ingress_buffer_is_full(
+    about_to_wait: threading.Semaphore,
+) -> None:
+    """Room comes when that worker takes something, whoever has filled the buffer."""
+    gate = Gate()
+    outcome: list[bool] = []
+
+    def handle(batch: list[Signal]) -> None:
+        if batch == [Signal("a", 0)]:
+            inside.wait(WAIT_S)
+            inside.wait(WAIT_S)  # the queues and the buffer are full
+            outcome.append(dispatcher.dispatch(Signal("b", 3)))
+            tried.set()
+        elif batch[0].flow == "b":
+            gate(batch)
+
+    inside, tried = threading.Barrier(2), threading.Event()
+    with dispatching(
+        handle, worker_count=2, worker_queue_capacity=1, ingress_capacity=1
+    ) as dispatcher:
+        dispatcher.dispatch(Signal("a", 0))
+        inside.wait(WAIT_S)
+        dispatcher.dispatch(Signal("b", 0))
+        gate.wait_entered()
+        for flow, number in (("b", 1), ("a", 1), ("a", 2)):
+            assert dispatcher.dispatch(Signal(flow, number), timeout=0)
+        inside.wait(WAIT_S)
+        assert about_to_wait.acquire(timeout=WAIT_S)
+        gate.open()
+        assert tried.wait(WAIT_S)
+    assert outcome == [True]
+    assert [signal.number for signal in gate.items] == [0, 1, 3]
 
 
 def test_a_handler_may_dispatch_where_there_is_room() -> None:

@@ -98,16 +98,24 @@ BATCHER = {
     "snapshot_batchers",
 }
 FLOWS = {
+    "Assignment",
     "Backpressure",
     "BatchmillError",
     "ConfigError",
     "FlowConfig",
     "FlowDispatcher",
+    "FlowErrorHandler",
+    "FlowHandler",
     "FlowSettings",
     "FlowStats",
     "LatencyStats",
+    "LeastLoaded",
+    "RoundRobin",
+    "ShortestQueue",
     "WorkerStats",
+    "WorkerView",
     "WouldDeadlockError",
+    "snapshot_flows",
 }
 SOURCES = {
     "BLANK_NAME",

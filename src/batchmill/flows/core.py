@@ -19,19 +19,24 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from batchmill import lifecycle
+from batchmill.cores import available_cores
 from batchmill.errors import WouldDeadlockError
 from batchmill.flows.queues import Ticket, WorkerQueue
 from batchmill.flows.router import Router
-from batchmill.flows.settings import Backpressure, FlowSettings
-from batchmill.flows.stats import CANCELLED, CLOSED, INGRESS_FULL, FlowStats, latency_stats
+from batchmill.flows.settings import (
+    Backpressure,
+    ErrorHandler,
+    FlowSettings,
+    Handler,
+    method_or_self,
+)
+from batchmill.flows.stats import CANCELLED, CLOSED, FlowStats, latency_stats
 from batchmill.flows.worker import Worker
 from batchmill.waiters import TaskWaiter, ThreadWaiter, Waiter
 from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.flows")
 
-Handler: TypeAlias = Callable[[list[Any]], object]
-ErrorHandler: TypeAlias = Callable[[list[Any], BaseException], object]
 Clock: TypeAlias = Callable[[], float]
 
 _JOIN_S = 5.0
@@ -45,17 +50,23 @@ class FlowCore:
 
     def __init__(
         self,
-        handler: Handler,
+        handler: Handler[Any],
         settings: FlowSettings,
         name: str,
-        error_handler: ErrorHandler | None,
+        error_handler: ErrorHandler[Any] | None,
         clock: Clock,
     ) -> None:
         self.handler = handler
+        self.consume = method_or_self("handler", handler, "consume", "(batch)")
+        self.on_error = (
+            None
+            if error_handler is None
+            else method_or_self("error_handler", error_handler, "on_error", "(batch, error)")
+        )
         self.settings = settings
         self.name = name
-        self.error_handler = error_handler
         self.clock = clock
+        self.cores = available_cores()
         self.abandoned = False
         self.deadline = 0.0
         self._reset()
@@ -235,9 +246,8 @@ class FlowCore:
 
     def after_fork_in_child(self) -> None:
         """Start anew and empty: queued signals and threads are the parent's."""
-        closed, assignment = self.router.closed, self.router.assignment
+        closed = self.router.closed
         self._reset()
-        self.router.assignment = assignment
         if closed:
             self.router.closed = True
             self.done = True
@@ -256,32 +266,42 @@ class FlowCore:
                 running=not router.closed,
                 policy=self.settings.backpressure,
                 workers=tuple(worker.stats(waiting[worker.queue], now) for worker in self.workers),
-                ingress_depth=router.depth,
+                cores=self.cores,
+                ingress_depth=router.ingress_depth,
                 ingress_capacity=self.settings.ingress_capacity,
                 blocked=router.waiting,
                 dispatched=router.dispatched,
                 refused=types.MappingProxyType(dict(router.refused)),
                 evicted=types.MappingProxyType(dict(router.evicted)),
                 unprocessed=router.unprocessed,
-                active_flows=len(router.flows),
+                assigned_flows=router.flows.assigned,
+                completed_flows=router.flows.completed,
+                active_flows=router.flows.active,
                 expired_flows=router.flows.expired,
                 displaced_flows=router.flows.displaced,
+                assignment_failures=router.assignment_failures,
                 handler_latency=latency_stats(worker.latency for worker in self.workers),
                 wait=latency_stats(worker.wait for worker in self.workers),
             )
+
+
+def snapshot_flows() -> tuple[FlowStats, ...]:
+    """The stats of every running dispatcher of this process, sorted by name."""
+    running = [core for core in lifecycle.tracked(FlowCore) if not core.router.closed]
+    return tuple(core.stats() for core in sorted(running, key=lambda core: core.name))
 
 
 def _may_wait(ticket: Ticket, own: WorkerQueue, timeout: float | None) -> bool:
     """Whether a handler that runs on ``own`` can wait for this ticket without a deadlock.
 
     Waiting for another worker's queue is safe unless that worker waits, directly or through
-    others, for this one. Room under the bounds that all workers share may depend on this very
-    handler, so it is waited for only with a timeout.
+    others, for this one: what becomes free there is for its own producers only. A place among the
+    flows may depend on this very handler, so it is waited for only with a timeout.
     """
     if timeout is not None:
         return ticket.queue is not own
     queue = ticket.queue
-    if queue is None or ticket.reason == INGRESS_FULL or queue.depth == 0:
+    if queue is None or queue.depth == 0:
         return False
     while queue is not None:
         if queue is own:

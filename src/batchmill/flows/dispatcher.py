@@ -12,7 +12,7 @@ from batchmill import lifecycle
 from batchmill.errors import ConfigError, WouldDeadlockError
 from batchmill.flows.core import FlowCore
 from batchmill.flows.queues import Ticket
-from batchmill.flows.settings import FlowSettings
+from batchmill.flows.settings import ErrorHandler, FlowSettings, Handler
 from batchmill.flows.stats import FlowStats
 from batchmill.waiters import TaskWaiter, ThreadWaiter, give_way
 from batchmill.wording import count_of
@@ -31,15 +31,17 @@ class FlowDispatcher(Generic[T]):
     * *In order*: the signals of a flow are handled in the order in which they were dispatched, on
       one worker for as long as the flow lives. Signals without a flow have no order.
     * *Spread*: a new flow goes to the worker with the least queued and running.
-    * *Bounded*: each worker's queue, all of them together, and the number of flows.
+    * *Bounded*: each worker's queue, the ingress buffer for what has no room there, and the number
+      of flows.
     * *Accounted for*: a signal for which ``dispatch`` returned True is handled once, or evicted
       (DROP_OLDEST), or returned by :meth:`close`; each is counted.
     * *After fork*: the child's dispatcher is empty and running; what was queued is the parent's.
 
     ``handler`` gets a list of up to ``batch_max`` signals, which is its to keep. Calls for
     different workers run at the same time. What it raises marks the batch failed and goes to
-    ``error_handler``, called with the batch and the error, or else to the log. ``clock`` is what
-    ages and durations are measured by.
+    ``error_handler``, called with the batch and the error, or else to the log. Both are callables,
+    or objects with a method ``consume`` and ``on_error``. ``clock`` is what ages and durations are
+    measured by.
 
     >>> config = FlowSettings(worker_count=2, flow_id=lambda signal: signal[0])
     >>> with FlowDispatcher(lambda batch: None, config) as dispatcher:
@@ -49,17 +51,13 @@ class FlowDispatcher(Generic[T]):
 
     def __init__(
         self,
-        handler: Callable[[list[T]], object],
+        handler: Handler[T],
         config: FlowSettings | None = None,
         *,
-        error_handler: Callable[[list[T], BaseException], object] | None = None,
+        error_handler: ErrorHandler[T] | None = None,
         name: str = "flows",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not callable(handler):
-            raise ConfigError("handler", handler, "a callable that takes a list of signals")
-        if error_handler is not None and not callable(error_handler):
-            raise ConfigError("error_handler", error_handler, "a callable (batch, error), or None")
         config = FlowSettings() if config is None else config
         if not isinstance(config, FlowSettings):
             raise ConfigError("config", config, "a FlowSettings")

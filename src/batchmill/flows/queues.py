@@ -54,7 +54,10 @@ Tickets: TypeAlias = OrderedDict[Ticket, None]
 
 
 class WorkerQueue:
-    """What one worker has queued, what it is working on, and who waits for room here."""
+    """What one worker has queued, what it is working on, and who waits for room here.
+
+    What is beyond ``capacity`` is in the ingress buffer; the router bounds that.
+    """
 
     __slots__ = (
         "_queue",
@@ -80,7 +83,9 @@ class WorkerQueue:
         # Finish signals that eviction passed over: each is older than all that is in _queue.
         self._spared: deque[Entry] = deque()
         self.free = capacity
-        """Room that is neither taken nor reserved for a producer that waited for it."""
+        """Room that is neither taken nor reserved for a producer that waited for it.
+
+        Negative for what is taken or reserved in the ingress buffer."""
         self.load = 0
         """Signals queued or in the handler."""
         self.flows = 0
@@ -100,8 +105,13 @@ class WorkerQueue:
 
     @property
     def depth(self) -> int:
-        """Signals queued."""
+        """Signals queued, those in the ingress buffer included."""
         return len(self._queue) + len(self._spared)
+
+    @property
+    def buffered(self) -> int:
+        """Signals in the ingress buffer."""
+        return max(0, self.depth - self.capacity)
 
     def put(self, entry: Entry) -> None:
         """Queue a signal and wake the worker if it sleeps; the caller has checked the room."""

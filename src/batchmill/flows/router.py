@@ -8,106 +8,31 @@ Guarantees
       the same flow.
     * Room is only reserved: the producer queues its signal itself, or has given up meanwhile. A
       reservation that is given up goes to the next that waits.
-    * No worker's queue ever holds more than its capacity, nor all together more than the
-      ingress capacity.
+    * No worker's queue ever holds more than its capacity. What has no room there waits in the
+      ingress buffer, which all workers share and which holds no more than its own capacity.
     * Every signal that is refused or evicted is counted under a reason, once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable
+from typing import Any
 
+from batchmill.flows.assignment import LeastLoaded, RoundRobin
 from batchmill.flows.flow_map import Entry, Flow, FlowMap
 from batchmill.flows.queues import Ticket, WaitLists, WorkerQueue
 from batchmill.flows.settings import Backpressure, FlowSettings
 from batchmill.flows.stats import CANCELLED, CLOSED, INGRESS_FULL, MAX_FLOWS, QUEUE_FULL
 
 
-class Loaded(Protocol):
-    """A worker's queue, as far as an assignment is concerned."""
-
-    load: int
-    """Signals queued or in the handler."""
-    flows: int
-    """Flows assigned to it now."""
-    free: int
-    """Signals its queue has room for; less than 1 when it is full."""
-
-
-class Assignment(Protocol):
-    """Picks a worker for a flow that has none."""
-
-    def pick(self, workers: Sequence[Loaded], /) -> int:
-        """The index of the worker to take."""
-
-
-class LeastLoaded:
-    """The least load; among equals the fewest flows; among those, take turns.
-
-    A worker with a full queue is picked only when all are full. The load of a worker is what it has
-    queued *and* what is in its handler now: by the queue alone, a worker that is busy with one
-    signal would look as free as an idle one.
-
-    >>> from types import SimpleNamespace as Worker
-    >>> idle, busy = Worker(load=0, flows=3, free=9), Worker(load=1, flows=0, free=9)
-    >>> LeastLoaded().pick([busy, idle])
-    1
-    """
-
-    __slots__ = ("_next",)
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def pick(self, workers: Sequence[Loaded], /) -> int:
-        """The index of the worker to take; the search starts behind the one picked last."""
-        count = len(workers)
-        start = self._next
-        best = -1
-        best_full, best_load, best_flows = False, 0, 0
-        for step in range(count):
-            index = start + step
-            if index >= count:
-                index -= count
-            worker = workers[index]
-            load, flows, full = worker.load, worker.flows, worker.free < 1
-            if best >= 0:
-                if full is not best_full:
-                    if full:
-                        continue
-                elif load > best_load or (load == best_load and flows >= best_flows):
-                    continue
-            best, best_full, best_load, best_flows = index, full, load, flows
-        self._next = best + 1 if best + 1 < count else 0
-        return best
-
-
-class RoundRobin:
-    """One after the other, skipping those whose queue is full unless all are."""
-
-    __slots__ = ("_next",)
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def pick(self, workers: Sequence[Loaded], /) -> int:
-        """The index of the worker to take."""
-        count = len(workers)
-        start = self._next
-        picked = start
-        for step in range(count):
-            index = (start + step) % count
-            if workers[index].free > 0:
-                picked = index
-                break
-        self._next = (picked + 1) % count
-        return picked
-
-
 class Router:
-    """The queues, the flows, the producers that wait, and the counts."""
+    """The queues, the ingress buffer, the flows, the producers that wait, and the counts.
+
+    The ingress buffer is part of the workers' queues: a queue with more signals than its capacity
+    has the rest in the buffer, behind the others. So a signal never changes its place, and a full
+    buffer holds up nobody whose worker has room.
+    """
 
     def __init__(self, settings: FlowSettings) -> None:
         self.queues = [
@@ -115,12 +40,14 @@ class Router:
             for index in range(settings.worker_count)
         ]
         self.flows = FlowMap(self.queues, settings.idle_ttl, settings.max_flows)
-        self.assignment: Assignment = LeastLoaded()
+        self._assignment = settings.assignment
+        self._fallback = LeastLoaded()
         self._round_robin = RoundRobin()
         self._drops_oldest = settings.backpressure is Backpressure.DROP_OLDEST
         self._batch_max = settings.batch_max
-        self._capacity = settings.ingress_capacity
-        self._free = settings.ingress_capacity
+        self._ingress_capacity = settings.ingress_capacity
+        self._ingress_free = settings.ingress_capacity
+        self._full = INGRESS_FULL if settings.ingress_capacity else QUEUE_FULL
         self._waiting = WaitLists()
         self._last_reserved = -1
         self.closed = False
@@ -129,6 +56,9 @@ class Router:
         self.unprocessed = 0
         self.refused = {QUEUE_FULL: 0, INGRESS_FULL: 0, MAX_FLOWS: 0, CLOSED: 0, CANCELLED: 0}
         self.evicted = {QUEUE_FULL: 0, INGRESS_FULL: 0}
+        self.assignment_failures = 0
+        self.assignment_error: Exception | None = None
+        """The first failure of the assignment rule, until a worker has logged it."""
 
     def offer(self, signal: Any, key: Hashable | None, finish: bool, now: float) -> str | None:
         """Queue a signal; None if it was queued, else the reason, and nothing has changed."""
@@ -138,13 +68,12 @@ class Router:
         if flow is None or flow.waiting:
             return self._offer_new(signal, key, flow, finish, now)
         queue = self.queues[flow.worker]
-        if queue.free < 1 or self._free < 1 or self.closed:
-            return self._offer_full(signal, flow, queue, finish, now)
+        if queue.free < 1 or self.closed:
+            return self._offer_at(queue, signal, flow, finish, now)
         self.flows.accept(flow, finish)
         # What _put does, without the call: most signals come this way.
         number = self._numbers
         self._numbers = number + 1
-        self._free -= 1
         queue.put((signal, flow, finish, now, number))
         return None
 
@@ -164,7 +93,7 @@ class Router:
             ticket.flow = flow
             queue = self.queues[flow.worker]
         self._waiting.join(ticket, queue)
-        self._reserve_free(queue, now)
+        self._reserve_free(now)
 
     def accept_granted(self, ticket: Ticket, now: float) -> bool:
         """Queue the signal of a producer that was woken; False when closed in the meantime."""
@@ -177,7 +106,7 @@ class Router:
             ticket.flow.waiting -= 1
             self.flows.accept(ticket.flow, ticket.finish)
         self._put(queue, ticket.signal, ticket.flow, ticket.finish, now)
-        self._reserve_free(queue, now)  # the next with the same flow may go on
+        self._reserve_free(now)  # the next with the same flow may go on
         return True
 
     def give_up(self, ticket: Ticket, reason: str, now: float) -> None:
@@ -185,8 +114,7 @@ class Router:
         if ticket.gone:
             return
         self._withdraw(ticket, reason, now)
-        if ticket.queue is not None:
-            self._reserve_free(ticket.queue, now)
+        self._reserve_free(now)
 
     def _withdraw(self, ticket: Ticket, reason: str, now: float) -> None:
         self._leave(ticket)
@@ -210,9 +138,9 @@ class Router:
     def take(self, queue: WorkerQueue, now: float) -> list[Entry]:
         """The next batch of a worker; its room in the queue is free at once."""
         taken = queue.take(self._batch_max)
-        self._free += len(taken)
+        self._leave_ingress(queue, len(taken))
         if self._waiting.count:
-            self._reserve_free(queue, now)
+            self._reserve_free(now)
         return taken
 
     def settle(self, queue: WorkerQueue, succeeded: bool, now: float) -> None:
@@ -240,9 +168,12 @@ class Router:
 
     def clear(self, now: float) -> list[Entry]:
         """Remove all that is queued; returned in the order it was dispatched."""
-        left = [entry for queue in self.queues for entry in queue.clear()]
+        left: list[Entry] = []
+        for queue in self.queues:
+            cleared = queue.clear()
+            self._leave_ingress(queue, len(cleared))
+            left += cleared
         left.sort(key=lambda entry: entry[4])  # its number
-        self._free += len(left)
         self.unprocessed += len(left)
         self.flows.settle(left, now)
         return left
@@ -253,9 +184,9 @@ class Router:
         return self._numbers - self._numbers_lost
 
     @property
-    def depth(self) -> int:
-        """Signals queued, over all workers."""
-        return sum(queue.depth for queue in self.queues)
+    def ingress_depth(self) -> int:
+        """Signals in the ingress buffer."""
+        return sum(queue.buffered for queue in self.queues)
 
     @property
     def waiting(self) -> int:
@@ -279,14 +210,15 @@ class Router:
         self._numbers_lost = self._numbers - done - gone - len(entries)
         for queue in self.queues:
             queue.recount(sum(ticket.queue is queue for ticket in reserved))
-        self._free = self._capacity - self.depth - len(reserved)
+        in_ingress = sum(max(0, -queue.free) for queue in self.queues)
+        self._ingress_free = self._ingress_capacity - in_ingress
         self.flows.recount(
             [flow for _, flow, _, _, _ in entries if flow is not None],
             [ticket.flow for ticket in self._waiting if ticket.flow is not None],
             now,
         )
         self._admit_new_flows(now)
-        self._reserve_free(self.queues[0], now)
+        self._reserve_free(now)
 
     def interrupt(self, ticket: Ticket | None, now: float) -> None:
         """A producer was interrupted at an unknown point: drop its ticket, correct the counts."""
@@ -302,18 +234,15 @@ class Router:
         if self.closed:
             return CLOSED
         if flow is not None:
-            return QUEUE_FULL  # behind the producers that wait with the same flow
+            return self._full  # behind the producers that wait with the same flow
         if key is None:
             queue = self.queues[self._round_robin.pick(self.queues)]
             return self._offer_at(queue, signal, None, finish, now)
-        worker = self.assignment.pick(self.queues)
+        worker = self._pick()
         queue = self.queues[worker]
-        if not self._drops_oldest:
+        if not self._drops_oldest and queue.free < 1 and self._ingress_free < 1:
             # The flow is added only if the signal fits: a refused signal must leave no flow behind.
-            if self._free < 1:
-                return INGRESS_FULL
-            if queue.free < 1:
-                return QUEUE_FULL
+            return self._full
         if self._waiting.has_new_flows or not self.flows.make_room():
             return MAX_FLOWS
         return self._offer_at(queue, signal, self.flows.add(key, worker), finish, now)
@@ -321,32 +250,23 @@ class Router:
     def _offer_at(
         self, queue: WorkerQueue, signal: Any, flow: Flow | None, finish: bool, now: float
     ) -> str | None:
-        if queue.free < 1 or self._free < 1:
-            return self._offer_full(signal, flow, queue, finish, now)
-        if flow is not None:
-            self.flows.accept(flow, finish)
-        self._put(queue, signal, flow, finish, now)
-        return None
-
-    def _offer_full(
-        self, signal: Any, flow: Flow | None, queue: WorkerQueue, finish: bool, now: float
-    ) -> str | None:
         if self.closed:
             return CLOSED
-        reason = QUEUE_FULL if queue.free < 1 else INGRESS_FULL
-        if not self._drops_oldest:
-            return reason
+        full = queue.free < 1 and self._ingress_free < 1
+        if full and not self._drops_oldest:
+            return self._full
         if flow is not None:
             # Before the eviction: the evicted signal may be the last one of this very flow.
             self.flows.accept(flow, finish)
-        self._evict(queue if queue.free < 1 else max(self.queues, key=_depth), reason, now)
+        if full:
+            self._evict(queue, now)
         self._put(queue, signal, flow, finish, now)
         return None
 
-    def _evict(self, queue: WorkerQueue, reason: str, now: float) -> None:
+    def _evict(self, queue: WorkerQueue, now: float) -> None:
         victim = queue.evict()
-        self._free += 1
-        self.evicted[reason] += 1
+        self._leave_ingress(queue, 1)
+        self.evicted[self._full] += 1
         self.flows.settle((victim,), now)
 
     def _put(
@@ -354,35 +274,47 @@ class Router:
     ) -> None:
         number = self._numbers
         self._numbers = number + 1
-        self._free -= 1
+        if queue.free < 1:
+            self._ingress_free -= 1
         queue.put((signal, flow, finish, now, number))
 
+    def _leave_ingress(self, queue: WorkerQueue, count: int) -> None:
+        """Free the buffer's room for those that moved up in ``queue``, which lost ``count``."""
+        if queue.free < count:
+            self._ingress_free += min(count, count - queue.free)
+
+    def _pick(self) -> int:
+        """The worker of a new flow."""
+        try:
+            index = self._assignment.pick(self.queues)
+        except Exception as error:  # noqa: BLE001 - user code; counted, and a worker logs it
+            return self._pick_instead(error)
+        if isinstance(index, int) and 0 <= index < len(self.queues):
+            return index
+        return self._pick_instead(ValueError(f"{index!r} is not the index of a worker"))
+
+    def _pick_instead(self, error: Exception) -> int:
+        if not self.assignment_failures:
+            self.assignment_error = error
+        self.assignment_failures += 1
+        return self._fallback.pick(self.queues)
+
     def _add_flow(self, key: Hashable) -> Flow:
-        return self.flows.add(key, self.assignment.pick(self.queues))
+        return self.flows.add(key, self._pick())
 
     def _leave(self, ticket: Ticket) -> None:
         """Remove a ticket, and free the room that may be reserved for it."""
         if self._waiting.leave(ticket) and ticket.queue is not None:
-            self._free += 1
             ticket.queue.free += 1
+            self._leave_ingress(ticket.queue, 1)
 
-    def _reserve_free(self, queue: WorkerQueue, now: float) -> None:
-        """Reserve free room for producers that wait: at each queue, first come, first served.
-
-        ``queue`` has new room. If a handler waits for that queue without a timeout, it comes first:
-        under the ingress bound the room might otherwise go to a queue that only the return of that
-        handler could empty again.
-        """
-        if self.closed:
-            return
-        if any(other.blocked_on is queue for other in self.queues):
-            while queue.tickets and queue.free > 0 and self._free > 0:
-                self._reserve(queue, now)
-        while self._free > 0:
+    def _reserve_free(self, now: float) -> None:
+        """Reserve free room for producers that wait: at each queue, first come, first served."""
+        while not self.closed:
             # The queues take turns, so that no queue can keep the others waiting.
             for index in range(self._last_reserved + 1, self._last_reserved + 1 + len(self.queues)):
                 queue = self.queues[index % len(self.queues)]
-                if queue.tickets and queue.free > 0:
+                if queue.tickets and (queue.free > 0 or self._ingress_free > 0):
                     self._last_reserved = queue.index
                     self._reserve(queue, now)
                     break
@@ -391,8 +323,9 @@ class Router:
 
     def _reserve(self, queue: WorkerQueue, now: float) -> None:
         ticket = self._waiting.reserve_first(queue)
+        if queue.free < 1:
+            self._ingress_free -= 1
         queue.free -= 1
-        self._free -= 1
         ticket.granted = True
         if not ticket.waiter.wake():
             # Its event loop is closed, so nobody will use the room; the caller goes on to the next.
@@ -405,16 +338,12 @@ class Router:
             flow = self._add_flow(key)
             queue = self.queues[flow.worker]
             for ticket in tickets:
-                ticket.flow, ticket.reason = flow, QUEUE_FULL
+                ticket.flow, ticket.reason = flow, self._full
                 self.flows.wait(flow)
                 self._waiting.join(ticket, queue)
-            self._reserve_free(queue, now)
+            self._reserve_free(now)
 
     def _expire(self, now: float) -> None:
         self.flows.expire(now)
         if self._waiting.has_new_flows:
             self._admit_new_flows(now)
-
-
-def _depth(queue: WorkerQueue) -> int:
-    return queue.depth

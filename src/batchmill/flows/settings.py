@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import math
 import operator
-import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from batchmill.cores import available_cores
 from batchmill.errors import ConfigError
+from batchmill.flows.assignment import Assignment, LeastLoaded
+
+T = TypeVar("T")
 
 FlowIdOf: TypeAlias = Callable[[Any], Hashable | None]
 IsFinished: TypeAlias = Callable[[Any], object]
@@ -34,11 +37,35 @@ class Backpressure(enum.Enum):
 
 def default_worker_count() -> int:
     """One worker for each core that this process may use, eight at most."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return max(1, min(cores, MOST_WORKERS))
+    return min(available_cores(), MOST_WORKERS)
+
+
+class FlowHandler(Protocol[T]):
+    """A handler as an object; a callable that takes a batch will do too."""
+
+    def consume(self, batch: list[T], /) -> object:
+        """Handle ``batch``; an exception marks all of it failed. The list is yours to keep."""
+
+
+class FlowErrorHandler(Protocol[T]):
+    """An error handler as an object; a callable ``(batch, error)`` will do too."""
+
+    def on_error(self, batch: list[T], error: BaseException, /) -> object:
+        """The handler has raised ``error`` on ``batch``."""
+
+
+Handler: TypeAlias = FlowHandler[T] | Callable[[list[T]], object]
+ErrorHandler: TypeAlias = FlowErrorHandler[T] | Callable[[list[T], BaseException], object]
+
+
+def method_or_self(field: str, value: Any, method: str, signature: str) -> Callable[..., object]:
+    """The method of that name if the object has it, else the object itself, which is callable."""
+    calls: tuple[object, ...] = (getattr(value, method, None), value)
+    for call in calls:
+        if callable(call):
+            return call
+    allowed = f"a callable {signature}, or an object with a method {method}{signature}"
+    raise ConfigError(field, value, allowed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +77,16 @@ class FlowSettings:
     """
 
     worker_count: int = field(default_factory=default_worker_count)
-    """Worker threads, each with a queue of its own."""
+    """Worker threads, each with a queue of its own; by default one per core, eight at most.
+
+    Cores are counted by the process's affinity and by the CPU quota of its container.
+    """
 
     ingress_capacity: int = 65_536
-    """Signals queued at most over all workers together.
+    """Signals that the ingress buffer holds, which all workers share; 0: no buffer.
 
-    There is no ingress queue to fill: a signal is routed on its producer's thread. This is the
-    bound on what the dispatcher holds, beside each worker's own.
+    A signal whose worker's queue is full waits there, and moves up in its turn. Backpressure begins
+    when the buffer is full too.
     """
 
     worker_queue_capacity: int = 8_192
@@ -67,6 +97,9 @@ class FlowSettings:
 
     backpressure: Backpressure = Backpressure.BLOCK
     """What happens to a signal for which there is no room."""
+
+    assignment: Assignment = field(default_factory=LeastLoaded)
+    """The rule that chooses the worker of a new flow."""
 
     flow_id: FlowIdOf = field(default_factory=lambda: operator.attrgetter("flow_id"))
     """The flow of a signal, hashable; by default its attribute ``flow_id``.
@@ -88,11 +121,15 @@ class FlowSettings:
 
     def __post_init__(self) -> None:
         _check_count("worker_count", self.worker_count)
-        _check_count("ingress_capacity", self.ingress_capacity)
+        _check_count("ingress_capacity", self.ingress_capacity, least=0)
         _check_count("worker_queue_capacity", self.worker_queue_capacity)
         _check_count("batch_max", self.batch_max)
         if not isinstance(self.backpressure, Backpressure):
             raise ConfigError("backpressure", self.backpressure, "a Backpressure")
+        if not callable(getattr(self.assignment, "pick", None)):
+            raise ConfigError(
+                "assignment", self.assignment, "an object with a method pick(workers)"
+            )
         if not callable(self.flow_id):
             raise ConfigError("flow_id", self.flow_id, "a callable signal -> hashable or None")
         if self.finished is not None and not callable(self.finished):
@@ -104,9 +141,9 @@ class FlowSettings:
         _check_seconds("close_timeout", self.close_timeout, " above 0")
 
 
-def _check_count(name: str, value: object, otherwise: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(name, value, f"a whole number of at least 1{otherwise}")
+def _check_count(name: str, value: object, otherwise: str = "", *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(name, value, f"a whole number of at least {least}{otherwise}")
 
 
 def _check_seconds(name: str, value: object, bound: str) -> None:

@@ -49,6 +49,8 @@ class WorkerStats:
     """Its number, from 0."""
     depth: int
     """Signals in its queue now."""
+    buffered: int
+    """Signals for it in the ingress buffer now."""
     capacity: int
     """Signals its queue can hold."""
     running: int
@@ -66,8 +68,8 @@ class WorkerStats:
 
     @property
     def load(self) -> int:
-        """Signals queued or running: a new flow goes to the worker with the least."""
-        return self.depth + self.running
+        """Signals queued, buffered or running: a new flow goes to the worker with the least."""
+        return self.depth + self.buffered + self.running
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class FlowStats:
     """A dispatcher at one moment, and its counters since the start.
 
     Taken in one critical section, so it always balances:
-    ``dispatched == handled + failed + sum(evicted.values()) + unprocessed + pending``.
+    ``dispatched == handled + failed + sum(evicted.values()) + unprocessed + pending``, and
+    ``assigned_flows == completed_flows + expired_flows + displaced_flows + active_flows``.
     """
 
     name: str
@@ -86,10 +89,12 @@ class FlowStats:
     """The backpressure policy."""
     workers: tuple[WorkerStats, ...]
     """Every worker, in order."""
+    cores: int
+    """Cores that the process may use, by affinity and by container quota."""
     ingress_depth: int
-    """Signals queued now, over all workers."""
+    """Signals in the ingress buffer now: those whose worker's queue is full."""
     ingress_capacity: int
-    """Signals that may be queued, over all workers."""
+    """Signals that the ingress buffer can hold."""
     blocked: int
     """Producers that wait for room now, whatever they wait for."""
     dispatched: int
@@ -97,24 +102,32 @@ class FlowStats:
     refused: Mapping[str, int]
     """Signals that were never queued, by reason.
 
-    ``queue_full``: the worker's queue was full. ``ingress_full``: all queues together were.
-    ``max_flows``: a new flow, and every known one had signals pending. Under BLOCK these three
-    count waits that ended without room (timeout). ``closed``: at or after close.
-    ``cancelled``: the producer's wait was cancelled or interrupted.
+    ``ingress_full``: the worker's queue and the ingress buffer were full. ``queue_full``: the
+    worker's queue was, and there is no ingress buffer (``ingress_capacity=0``). ``max_flows``: a
+    new flow, and every known one had signals pending. Under BLOCK these three count waits that
+    ended without room (timeout). ``closed``: at or after close. ``cancelled``: the producer's wait
+    was cancelled or interrupted.
     """
     evicted: Mapping[str, int]
     """Signals that were queued and then dropped to make room (DROP_OLDEST), by reason.
 
-    ``queue_full``: for a signal of the same worker. ``ingress_full``: for one of any worker.
+    Always for a signal of the same worker; the reasons are those of ``refused``.
     """
     unprocessed: int
     """Signals that ``close()`` returned unprocessed."""
+    assigned_flows: int
+    """Flows that were given a worker."""
+    completed_flows: int
+    """Flows that ended: finished, and all their signals out of the dispatcher."""
     active_flows: int
     """Flows that have a worker now."""
     expired_flows: int
     """Flows forgotten because they were idle for ``idle_ttl``."""
     displaced_flows: int
     """Idle flows forgotten because a new one needed the place (``max_flows``)."""
+    assignment_failures: int
+    """New flows for which the assignment rule raised or returned no worker: the least loaded
+    worker got them."""
     handler_latency: LatencyStats
     """How long a handler call took, successful or not: one duration per call."""
     wait: LatencyStats
@@ -136,9 +149,19 @@ class FlowStats:
         return sum(worker.running for worker in self.workers)
 
     @property
+    def queued(self) -> int:
+        """Signals that wait now, in the workers' queues and in the ingress buffer."""
+        return self.ingress_depth + sum(worker.depth for worker in self.workers)
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers there are."""
+        return len(self.workers)
+
+    @property
     def pending(self) -> int:
         """Signals accepted and not finished: queued, or in a handler call now."""
-        return self.ingress_depth + self.in_handlers
+        return self.queued + self.in_handlers
 
     @property
     def dropped(self) -> Mapping[tuple[str, str], int]:

@@ -71,10 +71,13 @@ class Worker:
                         return True
                     core.worker_ended()
                     return False
+                assignment_error, router.assignment_error = router.assignment_error, None
+            if assignment_error is not None:
+                _report_assignment(core, assignment_error)
             signals = [entry[0] for entry in batch]
             started = clock()
             try:
-                core.handler(signals)
+                core.consume(signals)
                 succeeded = True
             except BaseException as error:  # noqa: BLE001 - user code; reported, the worker goes on
                 succeeded = False
@@ -89,7 +92,8 @@ class Worker:
         queue = self.queue
         return WorkerStats(
             index=queue.index,
-            depth=queue.depth,
+            depth=queue.depth - queue.buffered,
+            buffered=queue.buffered,
             capacity=queue.capacity,
             running=len(queue.running),
             blocked=blocked,
@@ -125,8 +129,18 @@ def _run(reference: weakref.ref[FlowCore], worker: Worker, waiter: ThreadWaiter)
         waiter.wait(None)
 
 
+def _report_assignment(core: FlowCore, error: Exception) -> None:
+    log.warning(
+        "batchmill flows %s: the assignment %r failed, the least loaded worker was taken; "
+        "stats().assignment_failures counts further failures",
+        core.name,
+        core.settings.assignment,
+        exc_info=error,
+    )
+
+
 def _report(core: FlowCore, batch: list[Any], error: BaseException) -> None:
-    if core.error_handler is None:
+    if core.on_error is None:
         log.error(
             "batchmill flows %s: handler %r failed on %s",
             core.name,
@@ -136,6 +150,6 @@ def _report(core: FlowCore, batch: list[Any], error: BaseException) -> None:
         )
         return
     try:
-        core.error_handler(batch, error)
+        core.on_error(batch, error)
     except BaseException:
         log.exception("batchmill flows %s: the error handler failed", core.name)
