@@ -10,9 +10,13 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from batchmill import snapshot_queues
+from batchmill.cli import _parser, ingest
 from batchmill.files import read_json
 from tests.kit.exporters import Mill, last_totals, measurements, mill, one, stored
-from tests.kit.otlp import GrpcReceiver, Verdict
+from tests.kit.otlp import GrpcReceiver, Verdict, points_of
 from tests.kit.processes import Life, wait_for_json
 from tests.kit.threads import PATIENCE_S
 
@@ -87,6 +91,34 @@ def test_it_waits_for_a_pipeline_that_has_not_come_yet(tmp_path: Path) -> None:
     assert "--outbox" in again.stderr
 
 
+def test_a_request_has_so_many_values_at_most(one: Mill) -> None:
+    """``--batch`` bounds a request: more of them, and the same totals in the end."""
+    one.commit(*measurements(0))
+    with (
+        GrpcReceiver() as receiver,
+        export(one, receiver.target, "--once", "--batch", "1", "--buffer", "2") as process,
+    ):
+        process.end(0)
+        sizes = [len(points_of(request)) for request in receiver.requests]
+        assert last_totals(receiver.points()) == stored(one.store)
+    assert len(sizes) > 5
+    assert max(sizes) < sum(sizes) / 5
+
+
+def test_a_peer_that_is_silent_is_given_up_in_time(one: Mill, tmp_path: Path) -> None:
+    """``--timeout`` ends the wait for an answer, and ``--retry-max`` the pause before the next."""
+    release, status = threading.Event(), tmp_path / "status.json"
+    given = ("--timeout", "0.2", "--retry-max", "0.1", "--drain", "0.1", "--status", str(status))
+    with GrpcReceiver(lambda number: Verdict(hold=release)) as receiver:
+        one.commit(*measurements(0))
+        with export(one, receiver.target, *given) as process:
+            receiver.wait_for(lambda: receiver.seen >= 3)
+            os.kill(process.pid, signal.SIGTERM)
+            process.end(0)
+        release.set()
+    assert (read_json(status) or {})["sent_values"] == 0
+
+
 def test_it_can_be_forgotten(one: Mill) -> None:
     """Nothing waits for it any more."""
     one.store.join_outbox("old", one.outbox.place)
@@ -95,3 +127,17 @@ def test_it_can_be_forgotten(one: Mill) -> None:
         process.end(0)
     assert one.files() == one.named() == []
     assert one.store.exporters() == []
+
+
+def test_the_buffers_of_forwarded_requests_are_options_of_ingest() -> None:
+    """``--export-forward-mb`` and ``--export-forward-buffer`` bound what waits for the broker."""
+    pytest.importorskip("confluent_kafka", reason="install it: pip install 'batchmill[kafka]'")
+    limits = ("--export-forward-mb", "1", "--export-forward-buffer", "7")
+    topic = "kafka://127.0.0.1:1/topic"
+    given = _parser().parse_args(["ingest", "--export-traces", topic, *limits])
+    with ingest._forwarders(given) as forwarders:
+        forwarder = forwarders["traces"]
+        [queue] = snapshot_queues()
+        assert queue.capacity == 7
+        forwarder.offer(b"x" * (2**20 + 1), "application/x-protobuf", 2)
+        assert forwarder.stats()["dropped"] == {"too many bytes in hand": 2}

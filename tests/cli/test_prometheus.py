@@ -87,6 +87,17 @@ def test_it_writes_until_sigint(url: str, tmp_path: Path) -> None:
         }
 
 
+def test_a_remote_write_has_so_many_samples_at_most(url: str, tmp_path: Path) -> None:
+    """``--batch`` is for remote write too: one sample a request, and all of them arrive."""
+    position = tmp_path / "position.json"
+    given = ("--store", url, "--position", str(position), "--batch", "1", "--poll", "0.05")
+    with receiving() as receiver, export(tmp_path, *given, "--to", receiver.url) as process:
+        wait_for_json(position)
+        os.kill(process.pid, signal.SIGINT)
+        process.end(0)
+        assert len(receiver.requests) == len(receiver.samples()) > 1
+
+
 def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     """After kill -9 the next one sends every minute since, and none from before."""
     url, position = f"sqlite:///{tmp_path}/store.db", tmp_path / "position.json"
@@ -127,6 +138,9 @@ def test_it_waits_for_a_store(tmp_path: Path) -> None:
         (["--to", "prometheus://0.0.0.0:0"], "loopback"),
         (["--to", "prometheus://127.0.0.1:0/elsewhere"], "such as prometheus://127.0.0.1:9464"),
         (["--to", "prometheus://127.0.0.1:0", "--once"], "for targets with an outbox"),
+        (["--to", "prometheus://127.0.0.1:0", "--buffer", "9"], "sends nothing"),
+        (["--to", "prometheus://127.0.0.1:0", "--retry-max", "9"], "--retry-max"),
+        (["--to", "remote+http://:1", "--poll", "0"], "--poll"),
         (["--to", "remote+http://:1"], "remote+http://host:port/path"),
     ],
 )

@@ -18,7 +18,7 @@ from batchmill.export import ExporterInUseError, forget_exporter
 from batchmill.files import read_json
 from batchmill.run import Health, Home, RunState, UnknownSettingError, assess, resolve
 from batchmill.run.runner import remove_exporters
-from batchmill.run.specs import export_names, export_spec, pipeline_spec
+from batchmill.run.specs import export_names, export_spec, ingest_spec, pipeline_spec
 from batchmill.run.status import export_text
 from tests.kit.exporters import Mill, last_totals, measurements, one, running, stored
 from tests.kit.otlp import GrpcReceiver
@@ -86,6 +86,72 @@ def test_the_table_export_starts_exporters_and_an_outbox(tmp_path: Path) -> None
         assert "x y" not in " ".join(spec.arguments)
         assert spec.environment == {"BATCHMILL_EXPORT_HEADERS": "authorization=x y"}
     _parser().parse_args(list(pipeline_spec(found, home).arguments))
+
+
+SENDING = {
+    "buffer": 500,
+    "batch": 50,
+    "poll": 0.25,
+    "timeout": 3.0,
+    "retry_max": 2.0,
+    "drain": 1.5,
+}
+
+
+@pytest.mark.parametrize("target", ["otlp+grpc://a:1", "kafka://b:2/t", "remote+http://c:3/write"])
+def test_buffers_batches_and_periods_reach_every_exporter_that_sends(
+    tmp_path: Path, target: str
+) -> None:
+    """From the table, under the same names; what is not set keeps the exporter's own default."""
+    for table in (SENDING, {}):
+        found = settings(to=target, **table)
+        spec = export_spec(found, Home(tmp_path), "export", target)
+        given = vars(_parser().parse_args(list(spec.arguments)))
+        expected = table or {"buffer": 20_000, "batch": 2_000, "drain": 5.0}
+        assert {name: given[name] for name in SENDING if given[name] is not None} == expected
+
+
+def test_a_page_that_is_scraped_has_nothing_to_send(tmp_path: Path) -> None:
+    """The settings of sending are for the other targets."""
+    target = "prometheus://127.0.0.1:9464"
+    spec = export_spec(settings(to=target, **SENDING), Home(tmp_path), "export", target)
+    given = vars(_parser().parse_args(list(spec.arguments)))
+    assert {given[name] for name in SENDING} == {None}
+
+
+def test_the_buffers_of_forwarded_requests_reach_ingest(tmp_path: Path) -> None:
+    """Where there is a topic to forward to."""
+    found = settings(traces="kafka://b:2/t", forward_buffer=7, forward_mb=3)
+    given = _parser().parse_args(list(ingest_spec(found, Home(tmp_path)).arguments))
+    assert (given.export_forward_buffer, given.export_forward_mb) == (7, 3)
+    without = settings(forward_buffer=7)
+    assert not any(
+        word.startswith("--export-forward")
+        for word in ingest_spec(without, Home(tmp_path)).arguments
+    )
+
+
+def test_where_a_setting_of_an_exporter_comes_from_is_known() -> None:
+    """The file, a variable or a flag, as for every setting."""
+    variables = {"BATCHMILL_EXPORT_BATCH": "30"}
+    file = {"export": {"buffer": 10, "batch": 20, "poll": 1}}
+    found = resolve(file, "batchmill.toml", variables, {"export_poll": "2"})
+    values = {name: found.values[f"export_{name}"] for name in ("buffer", "batch", "poll", "drain")}
+    assert {name: (value.value, value.origin) for name, value in values.items()} == {
+        "buffer": (10, "batchmill.toml"),
+        "batch": (30, "BATCHMILL_EXPORT_BATCH"),
+        "poll": (2.0, "--export-poll"),
+        "drain": (5.0, "default"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("buffer", 0), ("batch", "x"), ("poll", 0), ("drain", -1), ("timeout", "")]
+)
+def test_a_buffer_or_a_period_of_nothing_is_refused(name: str, value: object) -> None:
+    """Before anything is started; the message names the setting and what is allowed."""
+    with pytest.raises(ConfigError, match=f"export_{name}.*number"):
+        settings(**{name: value})
 
 
 def test_without_a_target_there_is_no_outbox(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 STATUS_S = 1.0
 WAITING = "waiting for the pipeline"
+_SENDING = ("buffer", "batch", "poll", "timeout", "retry_max", "drain")
 _PATIENCE = RetryPolicy(give_up_after_s=5.0)
 _SCRAPE_PATIENCE = RetryPolicy(give_up_after_s=3.0)
 """How long a scrape tries to read the store, before it is answered 503."""
@@ -83,12 +84,25 @@ def add_parser(commands: Any) -> None:
     text = f"sent with each request; {better}machine see command lines"
     add.values("--header", "NAME=VALUE", text)
     add_kafka_option(parser)
-    add.value("--timeout", "S", "for an answer (default: 10)", type=float)
     add.switch("--once", "send what is there, then end")
     add.switch("--forget", "remove the exporter: nothing waits for it any more")
     add.value("--status", "FILE", "report there each second how it is doing", type=Path)
     add.switch("--verbose", "log more")
+    group = parser.add_argument_group("Sending", "not for prometheus://, whose page is scraped")
+    _add_sending_options(Options(group))
     _add_prometheus_options(Options(parser.add_argument_group("Prometheus")))
+
+
+def _add_sending_options(add: Options) -> None:
+    add.value("--buffer", "N", "values in memory at most (default: 20000)", type=whole())
+    add.value("--batch", "N", "values in a request at most (default: 2000)", type=whole())
+    text = "how often to look for new values (default: 0.5, remote write 1)"
+    add.value("--poll", "S", text, type=number())
+    add.value("--timeout", "S", "for an answer (default: 10, remote write 30)", type=number())
+    text = "the longest wait between two tries (default: 15, remote write 5)"
+    add.value("--retry-max", "S", text, type=number())
+    text = "how long to send what is in memory after a signal (default: 5)"
+    add.value("--drain", "S", text, type=number())
 
 
 def _add_prometheus_options(add: Options) -> None:
@@ -122,6 +136,10 @@ def run(given: argparse.Namespace) -> int:
         if from_store:
             require_exporter(given.to)
         target = check_address(given.to)
+        for name in _SENDING if is_scraped(target) else ():
+            if getattr(given, name) is not None:
+                allowed = "left out: a page that is scraped sends nothing"
+                raise ConfigError(f"--{name.replace('_', '-')}", given.to, allowed)
         with Signals() as signals:
             if is_scraped(target):
                 return _serve_page(given, signals)
@@ -175,7 +193,16 @@ def _send_changes(
 
     name = given.name or target
     settings = ExporterSettings(
-        headers=headers, kafka_options=kafka_options(given), **only_given(timeout_s=given.timeout)
+        headers=headers,
+        kafka_options=kafka_options(given),
+        **only_given(
+            buffer_size=given.buffer,
+            max_batch=given.batch,
+            poll_s=given.poll,
+            timeout_s=given.timeout,
+            max_ms=_ms(given.retry_max),
+            drain_s=given.drain,
+        ),
     )
     require_exporter(target)
     status = StatusFile(given.status, name, target=target)
@@ -298,7 +325,14 @@ def _write_remote(given: argparse.Namespace, headers: Mapping[str, str], signals
     settings = RemoteWriteSettings(
         limits=_limits(given),
         **only_given(
-            catch_up_minutes=given.catch_up, late_minutes=given.late, timeout_s=given.timeout
+            catch_up_minutes=given.catch_up,
+            late_minutes=given.late,
+            buffer_samples=given.buffer,
+            max_samples=given.batch,
+            poll_s=given.poll,
+            timeout_s=given.timeout,
+            max_ms=_ms(given.retry_max),
+            close_timeout_s=given.drain,
         ),
     )
     shown = remote_address(given.to)
@@ -318,6 +352,10 @@ def _write_remote(given: argparse.Namespace, headers: Mapping[str, str], signals
         status.write({**_writer_report(writer), "state": "ended"})
         print(summary(writer.stats()), flush=True)
     return 0
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
 
 
 def _status_file(given: argparse.Namespace, target: str) -> StatusFile:

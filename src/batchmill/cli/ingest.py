@@ -51,6 +51,9 @@ def add_parser(commands: Any) -> None:
     text = "kafka://host:port/topic: forward {} there, {}; never blocks"
     add.value("--export-traces", "TARGET", text.format("traces", "once they are stored"))
     add.value("--export-logs", "TARGET", text.format("logs", "and nowhere else"))
+    text = "requests that may wait for such a topic (default: 20000); beyond it they are dropped"
+    add.value("--export-forward-buffer", "N", text, type=whole())
+    add.value("--export-forward-mb", "MB", "the same by size (default: 64)", type=whole())
     add.value("--bind", "HOST", "listen here (default: %(default)s)", default="127.0.0.1")
     add.value("--http-port", "P", "default: %(default)s", type=int, default=4318)
     add.value("--grpc-port", "P", "default: %(default)s", type=int, default=4317)
@@ -104,7 +107,13 @@ def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]
                 from batchmill.export import KafkaForwarder, Target
 
                 forwarder = KafkaForwarder(
-                    Target.parse(target), signal=name, options=kafka_options(given)
+                    Target.parse(target),
+                    signal=name,
+                    options=kafka_options(given),
+                    **only_given(
+                        buffer_size=given.export_forward_buffer,
+                        max_bytes=_mib(given.export_forward_mb),
+                    ),
                 )
                 forwarders[name] = stack.enter_context(contextlib.closing(forwarder))
         yield forwarders

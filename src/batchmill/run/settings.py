@@ -142,6 +142,13 @@ def _seconds(given: Any) -> float:
     return value
 
 
+def _period(given: Any) -> float:
+    value = _seconds(given)
+    if not value:
+        raise ValueError
+    return value
+
+
 def _duration(given: Any) -> str:
     """As ``batchmill pipeline --dedup`` takes it; ``off`` for none."""
     text = _text(given)
@@ -193,6 +200,7 @@ SPANS_TOPIC = Kind(
 )
 SWITCH = Kind(_switch, "true or false", switch=True)
 SECONDS = Kind(_seconds, f"a number of seconds from 0 to {_DAY_S:g}", "S")
+PERIOD = Kind(_period, f"a number of seconds above 0, up to {_DAY_S:g}", "S")
 DURATION = Kind(_duration, "a number with s, m or h, such as 10m, or off", "10m")
 PORT = _whole(0, 65_535)
 COUNT = _whole(1, 1_000_000)
@@ -242,6 +250,37 @@ SETTINGS: tuple[Setting, ...] = (
         COUNT,
         1024,
         "how much may wait for exporters; beyond it the oldest is dropped",
+    ),
+    Setting("export_buffer", COUNT, 20_000, "how many values an exporter holds in memory"),
+    Setting("export_batch", COUNT, 2_000, "the most values in a request of an exporter"),
+    Setting(
+        "export_poll",
+        PERIOD,
+        None,
+        "how often an exporter looks for new values while there are none; unset: 0.5 s, remote "
+        "write 1 s",
+    ),
+    Setting(
+        "export_timeout",
+        PERIOD,
+        None,
+        "how long a peer may take to answer an exporter; unset: 10 s, remote write 30 s",
+    ),
+    Setting(
+        "export_retry_max",
+        PERIOD,
+        None,
+        "the longest wait between two tries of a request; unset: 15 s, remote write 5 s",
+    ),
+    Setting("export_drain", PERIOD, 5.0, "how long an exporter that ends sends what it holds"),
+    Setting(
+        "export_forward_buffer",
+        COUNT,
+        20_000,
+        "how many requests may wait for the topic of export_traces, and for that of export_logs",
+    ),
+    Setting(
+        "export_forward_mb", COUNT, 64, "how many MiB of them; beyond either, they are dropped"
     ),
     Setting("log_mb", COUNT, 10, "the size at which a log file is rotated"),
     Setting("log_files", _whole(1, 100), 3, "how many log files of a process are kept"),

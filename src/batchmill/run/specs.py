@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from batchmill.export import reads_store
+from batchmill.export import is_scraped, reads_store
 from batchmill.run.home import Home
 from batchmill.run.settings import RunSettings
 from batchmill.run.supervisor import Spec
@@ -30,6 +30,11 @@ SPOOL_SETTINGS = (
     *("segment_rows", "unread_warning_mb", "unread_critical_mb", "unread_critical_plus_mb"),
 )
 """Settings that a run with a topic must not have."""
+SENDING_SETTINGS = (
+    *("export_buffer", "export_batch", "export_poll", "export_timeout", "export_retry_max"),
+    "export_drain",
+)
+"""Settings of exporters that send; a page that is scraped has none of them."""
 _SERVER_SETTINGS = ("bind", "token_file", "tls_cert", "tls_key", "tls_client_ca", "insecure")
 
 
@@ -47,6 +52,8 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
             arguments += _options(settings, "linger")
     else:
         arguments += _options(settings, "linger", *SPOOL_SETTINGS)
+    if settings["export_traces"] or settings["export_logs"]:
+        arguments += _options(settings, "export_forward_buffer", "export_forward_mb")
     if settings["kafka"] or settings["export_traces"] or settings["export_logs"]:
         arguments += _options(settings, "kafka_config")
     return Spec(
@@ -97,6 +104,10 @@ def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Sp
     arguments = ["export", "--to", target, "--name", f"{EXPORTER_PREFIX}{target}"]
     arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
     arguments += ["--status", str(home.export(name))]
+    if not is_scraped(target):
+        # --buffer of `batchmill export` is --export-buffer of a run.
+        options = _options(settings, *SENDING_SETTINGS)
+        arguments += [word.replace("--export-", "--") for word in options]
     if target.startswith("kafka://"):
         arguments += _options(settings, "kafka_config")
     environment = {}
