@@ -14,6 +14,8 @@ from tests.kit.files import ROOT
 from tests.kit.threads import PATIENCE_S
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+POSTGRES = ROOT / "examples" / "batcher_postgres.py"
+"""It needs a database."""
 
 
 def promised(example: Path) -> str:
@@ -31,14 +33,26 @@ def test_there_is_an_example_for_each_usage_of_thresholds() -> None:
     ]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_prints_what_it_says(example: Path) -> None:
-    """It ends by itself, prints what it promises, warns of nothing and complains of nothing."""
+def output_of(example: Path, *arguments: str) -> tuple[int, str, str]:
+    """The exit code and what it prints, with warnings as errors."""
     result = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
+        [sys.executable, "-W", "error", str(example), *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (result.returncode, result.stdout, result.stderr) == (0, promised(example), "")
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    "example", [path for path in EXAMPLES if path != POSTGRES], ids=lambda example: example.stem
+)
+def test_an_example_prints_what_it_says(example: Path) -> None:
+    """It ends by itself, prints what it promises, warns of nothing and complains of nothing."""
+    assert output_of(example) == (0, promised(example), "")
+
+
+def test_the_example_with_postgresql_prints_what_it_says(postgres_url: str) -> None:
+    """The same with a real server: one poison row, every payment sent twice."""
+    assert output_of(POSTGRES, postgres_url) == (0, promised(POSTGRES), "")
