@@ -90,16 +90,17 @@ def leave_forked_child() -> None:
 def close_all() -> None:
     """Close everything that is still open: all gates first, then wait for each.
 
-    What others pass on to comes after them.
+    What others pass on to comes after them, and what stands on others hands over before they close.
     """
-    with _lock:
-        things = {*_tracked, *_kept}
+    begun: set[Any] = set()
     try:
-        for group in closing_groups(things):
-            for thing in group:
-                thing.begin_close()
-            for thing in group:
-                thing.await_close()
+        while things := _alive() - begun:  # handing over may make new ones
+            for group in closing_groups(things):
+                for thing in sorted(group, key=lambda thing: -thing.fork_order):
+                    thing.begin_close()
+                for thing in group:
+                    thing.await_close()
+            begun |= things
     except KeyboardInterrupt:  # the user has waited long enough; a traceback would tell nothing
         pass
 
@@ -113,6 +114,11 @@ def closing_groups(things: Iterable[T]) -> Iterator[list[T]]:
         yield group
         closed = set(group)
         left = [thing for thing in left if thing not in closed]
+
+
+def _alive() -> set[Any]:
+    with _lock:
+        return {*_tracked, *_kept}
 
 
 def _hook_multiprocessing_child() -> None:

@@ -16,7 +16,7 @@ from batchmill.extras import lazy_names
 if TYPE_CHECKING:
     from batchmill.aggregate.aggregator import Aggregator, Made
     from batchmill.aggregate.cells import Contribution, EntityBook, contribution
-    from batchmill.aggregate.deltas import Deltas, from_arrow, is_deltas, to_arrow
+    from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
 
 __all__ = [
     "Aggregator",
@@ -25,6 +25,7 @@ __all__ = [
     "DeltasError",
     "EntityBook",
     "Made",
+    "ROW_COUNT",
     "SourcePlan",
     "contribution",
     "from_arrow",
@@ -38,6 +39,7 @@ _MODULES = {
     "Deltas": "deltas",
     "EntityBook": "cells",
     "Made": "aggregator",
+    "ROW_COUNT": "deltas",
     "contribution": "cells",
     "from_arrow": "deltas",
     "is_deltas": "deltas",

@@ -29,7 +29,9 @@ from batchmill.aggregate.plan import SourcePlan, differences
 from batchmill.errors import ConfigError
 from batchmill.sources import Grain
 
-START, ROWS = "_start", "_rows"
+START = "_start"
+ROW_COUNT = "_rows"
+"""The column that says how many rows went into the states of an entity and a bucket."""
 _FORMAT = 1
 _METADATA = b"batchmill.deltas"
 
@@ -101,7 +103,7 @@ def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
     """Deltas as a table that says which metrics it is for; :func:`from_arrow` reads it."""
     columns: dict[str, pa.Array] = {START: pa.array(deltas.starts)}
     columns |= dict(zip(plan.roles, deltas.roles, strict=True))
-    columns[ROWS] = pa.array(deltas.rows)
+    columns[ROW_COUNT] = pa.array(deltas.rows)
     for name, column in deltas.totals.items():
         mask = None if column.valid is None else ~column.valid
         columns[name] = pa.array(column.values, mask=mask)
@@ -170,7 +172,7 @@ def from_arrow(table: pa.Table, plan: SourcePlan) -> Deltas:
         grain,
         columns[START].to_numpy(),
         tuple(columns[role].cast(pa.string()) for role in plan.roles),
-        columns[ROWS].to_numpy(),
+        columns[ROW_COUNT].to_numpy(),
         totals,
         {name: _read_tallies(columns[name]) for name in plan.tallies},
     )

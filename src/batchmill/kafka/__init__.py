@@ -25,12 +25,23 @@ from batchmill.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from batchmill.kafka.client import Behind, ConnectionErrors, behind, check_readable
-    from batchmill.kafka.messages import Message, Span, Spans, decode, encode, span_rows
+    from batchmill.kafka.messages import (
+        DeltaFile,
+        Message,
+        Span,
+        Spans,
+        decode,
+        deltas_in,
+        encode,
+        encode_deltas,
+        span_rows,
+    )
     from batchmill.kafka.sink import KafkaSink, KafkaStats
 
 __all__ = [
     "Behind",
     "ConnectionErrors",
+    "DeltaFile",
     "JavaOptions",
     "KafkaAddress",
     "KafkaAddressError",
@@ -49,7 +60,9 @@ __all__ = [
     "check_options",
     "check_readable",
     "decode",
+    "deltas_in",
     "encode",
+    "encode_deltas",
     "hide_secrets",
     "java_options",
     "read_options",
@@ -66,8 +79,11 @@ _MODULES = {
     "Spans": "messages",
     "behind": "client",
     "check_readable": "client",
+    "DeltaFile": "messages",
     "decode": "messages",
+    "deltas_in": "messages",
     "encode": "messages",
+    "encode_deltas": "messages",
     "span_rows": "messages",
 }
 

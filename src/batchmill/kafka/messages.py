@@ -1,7 +1,8 @@
-"""Spans as protobuf messages, and back: one message for the spans of a trace that came together.
+"""Spans and deltas as protobuf messages, and back.
 
-The schema of a message is derived from :data:`batchmill.spool.SPAN_SCHEMA`; docs/kafka.md shows it
-as a .proto file. It is proto2, since proto3 cannot tell an empty name from no name.
+A message has the spans of a trace that came together; or deltas of one event type, as the bytes of
+a segment. The schema of a span is derived from :data:`batchmill.spool.SPAN_SCHEMA`; docs/kafka.md
+shows it as a .proto file. It is proto2, since proto3 cannot tell an empty name from no name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from batchmill.spool import (
     BadRowsError,
     SpanBatch,
     SpanColumn,
+    delta_file,
     span_table,
 )
 
@@ -30,6 +32,8 @@ _Field = descriptor_pb2.FieldDescriptorProto
 _TYPES = {"time": _Field.TYPE_INT64, "id": _Field.TYPE_BYTES, "text": _Field.TYPE_STRING}
 _SPANS_TAG = b"\x0a"
 """Field 1 of Spans, followed by its length."""
+_DELTAS_TAG = b"\x12"
+"""Field 2 of Spans: deltas."""
 _FRAME_BYTES = 6
 """What a span takes beside its bytes, at most: the tag, and its length."""
 _MISFIT = (ValueError, TypeError, OverflowError)
@@ -54,12 +58,25 @@ def _schema() -> descriptor_pb2.FileDescriptorProto:
             field.type_name = f".{_PACKAGE}.Span.{entry.name}"
         else:
             field.type, field.label = _TYPES[column.kind], _Field.LABEL_OPTIONAL
-    file.message_type.add(name="Spans").field.add(
+    deltas = file.message_type.add(name="Deltas")
+    for number, (name, kind) in enumerate(
+        (("source", _Field.TYPE_STRING), ("parquet", _Field.TYPE_BYTES)), 1
+    ):
+        deltas.field.add(name=name, number=number, type=kind, label=_Field.LABEL_OPTIONAL)
+    message = file.message_type.add(name="Spans")
+    message.field.add(
         name="spans",
         number=1,
         type=_Field.TYPE_MESSAGE,
         type_name=f".{_PACKAGE}.Span",
         label=_Field.LABEL_REPEATED,
+    )
+    message.field.add(
+        name="deltas",
+        number=2,
+        type=_Field.TYPE_MESSAGE,
+        type_name=f".{_PACKAGE}.Deltas",
+        label=_Field.LABEL_OPTIONAL,
     )
     return file
 
@@ -75,11 +92,19 @@ Spans: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PAC
 class Message(NamedTuple):
     """A message to produce."""
 
-    key: bytes
-    """The bytes of the trace id: the spans of a trace are in one partition, in order."""
+    key: bytes | None
+    """The bytes of the trace id: the spans of a trace are in one partition, in order. None for
+    deltas, which may be in any."""
     value: bytes
     spans: int
-    """How many spans are in it."""
+    """How many spans, or deltas, are in it."""
+
+
+class DeltaFile(NamedTuple):
+    """Deltas of one event type, as the bytes of a segment."""
+
+    source: str
+    parquet: bytes
 
 
 def encode(batch: SpanBatch, max_bytes: int = 2**20, topic: str = "") -> list[Message]:
@@ -108,6 +133,39 @@ def encode(batch: SpanBatch, max_bytes: int = 2**20, topic: str = "") -> list[Me
         for some in _portions(parts, max_bytes):
             messages.append(Message(keys[trace], _framed(some), len(some)))
     return messages
+
+
+def encode_deltas(
+    source: str, deltas: pa.Table, max_bytes: int = 2**20, topic: str = ""
+) -> list[Message]:
+    """The messages of deltas of one event type: one, or more where it would exceed ``max_bytes``.
+
+    Raises MessageTooLargeError, which names ``topic``, if a single delta exceeds ``max_bytes``.
+    """
+    value = Spans(deltas={"source": source, "parquet": bytes(delta_file(deltas))})
+    data = value.SerializeToString()
+    rows = deltas.num_rows
+    if len(data) <= max_bytes:
+        return [Message(None, data, rows)]
+    if rows <= 1:
+        raise MessageTooLargeError(len(data), max_bytes, topic)
+    halves = deltas.slice(0, rows // 2), deltas.slice(rows // 2)
+    return [part for half in halves for part in encode_deltas(source, half, max_bytes, topic)]
+
+
+def deltas_in(value: bytes | None) -> DeltaFile | None:
+    """The deltas of a message, as the bytes of a segment; None if it holds none."""
+    if not value or value[:1] != _DELTAS_TAG:
+        return None
+    try:
+        message = Spans.FromString(value)
+    except DecodeError:
+        return None
+    deltas = message.deltas
+    # The name becomes that of a folder.
+    if message.spans or not deltas.source.isidentifier() or not deltas.parquet:
+        return None
+    return DeltaFile(deltas.source, deltas.parquet)
 
 
 def decode(value: bytes) -> SpanBatch:

@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from batchmill import lifecycle
@@ -31,7 +32,7 @@ from batchmill.kafka import client
 from batchmill.kafka.address import KafkaAddress
 from batchmill.kafka.client import ConnectionErrors
 from batchmill.kafka.errors import KafkaWriteError
-from batchmill.kafka.messages import Message, encode
+from batchmill.kafka.messages import Message, encode, encode_deltas
 from batchmill.kafka.settings import KafkaSettings
 from batchmill.spool import (
     SPAN_SOURCE,
@@ -141,12 +142,32 @@ class KafkaSink(GaugedSink):
         if not messages:  # nothing to write
             answer.set_result(None)
             return answer
+        return self._send(messages, answer, accepted=False)
+
+    def submit_deltas(self, source: str, deltas: pa.Table) -> Future[None]:
+        """Send deltas of an event type; the future is done once the broker has acknowledged them.
+
+        ``deltas`` is a table of :func:`batchmill.aggregate.to_arrow`. Their events were accepted
+        before, so they are refused at no level. Raises SpoolClosedError, and MessageTooLargeError
+        for the states of an entity's minute that no message can hold. If the future fails, the
+        deltas may be in the topic nevertheless.
+        """
+        answer: Future[None] = Future()
+        answer.set_running_or_notify_cancel()
+        limit = self._limit - _RESERVED_BYTES
+        messages = encode_deltas(source, deltas, limit, self.address.topic)
+        return self._send(messages, answer, accepted=True)
+
+    def _send(
+        self, messages: list[Message], answer: Future[None], *, accepted: bool
+    ) -> Future[None]:
         size = sum([len(message.value) for message in messages])
-        self._gauge.admit(len(batch), size)
+        rows = sum([message.spans for message in messages])
+        self._gauge.admit(rows, size, accepted=accepted)
         with self._lock:
             link = self._link
             link.open += 1
-        self._produce(link, messages, _Sending(self, link, answer, len(messages), len(batch), size))
+        self._produce(link, messages, _Sending(self, link, answer, len(messages), rows, size))
         return answer
 
     def hurry(self) -> bool:

@@ -34,7 +34,7 @@ from batchmill.spool.span import (
 )
 
 if TYPE_CHECKING:
-    from batchmill.spool.rows import span_table
+    from batchmill.spool.rows import delta_file, event_tables, span_table, table_of
     from batchmill.spool.spool import Spool, SpoolStats
 
 __all__ = [
@@ -61,10 +61,20 @@ __all__ = [
     "SpoolStats",
     "SpoolWriteError",
     "Unread",
+    "delta_file",
+    "event_tables",
     "span_table",
+    "table_of",
     "unread",
 ]
 
-_NEED_PYARROW = {"Spool": "spool", "SpoolStats": "spool", "span_table": "rows"}
+_NEED_PYARROW = {
+    "Spool": "spool",
+    "SpoolStats": "spool",
+    "delta_file": "rows",
+    "event_tables": "rows",
+    "span_table": "rows",
+    "table_of": "rows",
+}
 
 __getattr__ = lazy_names(__name__, _NEED_PYARROW, feature="the spool", extra="spool")

@@ -160,11 +160,14 @@ class Gauge:
             pressure = self._checked(rows)
         _raise_if_overloaded(pressure)
 
-    def admit(self, rows: int, size: int) -> None:
-        """Count a batch as waiting; raises Overloaded or SpoolClosedError if it is refused."""
+    def admit(self, rows: int, size: int, *, accepted: bool = False) -> None:
+        """Count a batch as waiting; raises Overloaded or SpoolClosedError if it is refused.
+
+        What was ``accepted`` before is refused at no level.
+        """
         self._refresh()
         with self._lock:
-            pressure = self._checked(rows)
+            pressure = self._closed_or_calm() if accepted else self._checked(rows)
             if pressure.level < Level.CRITICAL:
                 if self._fault:  # the only one to try for a while
                     self._fault_until = self._clock() + self._settings.retry_after_s
@@ -283,10 +286,14 @@ class Gauge:
         retry_after_s = settings.retry_after_s * (2 if level is Level.CRITICAL_PLUS else 1)
         return Pressure(level, "; ".join(reasons), retry_after_s)
 
-    def _checked(self, rows: int) -> Pressure:
-        """The pressure a batch meets; counts it as refused where it is."""
+    def _closed_or_calm(self) -> Pressure:
         if self._closed:
             raise SpoolClosedError(self._name)
+        return _CALM[Level.NORMAL]
+
+    def _checked(self, rows: int) -> Pressure:
+        """The pressure a batch meets; counts it as refused where it is."""
+        self._closed_or_calm()
         pressure = self._pressure()
         if pressure.level >= Level.CRITICAL:
             self._refused[pressure.level] = self._refused.get(pressure.level, 0) + 1

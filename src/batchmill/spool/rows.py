@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -106,20 +106,38 @@ class SpanTable:
         return int(self.table.num_rows)
 
 
-def _joined(batches: Sequence[SpanTable]) -> pa.Table:
+class DeltaTable:
+    """Deltas of one event type that wait for their segment."""
+
+    __slots__ = ("table", "weight")
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.weight = int(table.nbytes)
+        """The bytes it counts for."""
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+
+def joined(batches: Sequence[SpanTable | DeltaTable]) -> pa.Table:
+    """The rows of tables, one after the other."""
     return pa.concat_tables([batch.table for batch in batches])
 
 
 def converter(source: str, kind: SourceType | None) -> Convert:
     """The function that converts batches of an event type to a table."""
     if source == SPAN_SOURCE or kind is None:
-        return _joined
+        return joined
     return event_tables(kind)
 
 
-def event_tables(source: SourceType) -> Convert:
-    """The function that converts events of ``source`` to a table."""
+def event_tables(source: SourceType, columns: Collection[str] | None = None) -> Convert:
+    """The function that converts events of ``source`` to a table of all ``columns``, or some."""
     schema = source.arrow_schema()
+    if columns is not None:
+        known = {TIME_COLUMN, *columns}
+        schema = pa.schema([column for column in schema if column.name in known])
     adapters = {known.column: _adapter(known.type) for known in source.fields.values()}
 
     def convert(batches: Sequence[EventBatch]) -> pa.Table:
@@ -143,6 +161,30 @@ def encode(table: pa.Table) -> memoryview:
     pq.write_table(
         table, out, compression="zstd", use_dictionary=repeating, write_statistics=[TIME_COLUMN]
     )
+    return memoryview(out.getvalue())
+
+
+def delta_file(table: pa.Table) -> memoryview:
+    """A table of deltas as the bytes of a Parquet file.
+
+    Smaller by a half than with :func:`encode`: most of it are small numbers in wide columns, and
+    Arrow's own description of the columns, which says nothing that Parquet's does not.
+    """
+    leaves = _leaves(table.schema)
+    texts = [path for path, kind in leaves.items() if pa.types.is_string(kind)]
+    numbers = [path for path in leaves if path not in texts]
+    out = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        out,
+        table.schema.remove_metadata(),
+        compression="zstd",
+        use_dictionary=texts,
+        column_encoding=dict.fromkeys(numbers, "BYTE_STREAM_SPLIT"),
+        write_statistics=False,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(table.replace_schema_metadata(None))
+        writer.add_key_value_metadata(table.schema.metadata or {})
     return memoryview(out.getvalue())
 
 
@@ -230,12 +272,12 @@ def _struct(value: Any, adapters: Mapping[str, Callable[[Any], Any] | None]) -> 
     return members
 
 
-def _leaves(schema: pa.Schema) -> list[str]:
-    return [path for column in schema for path in _paths(column.name, column.type)]
+def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The Parquet columns of a table, as pyarrow's writer names them, and their types."""
+    return dict(leaf for column in schema for leaf in _paths(column.name, column.type))
 
 
-def _paths(path: str, kind: pa.DataType) -> list[str]:
-    """The Parquet columns of a field, as pyarrow's writer names them."""
+def _paths(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
     if pa.types.is_map(kind):
         return [
             *_paths(f"{path}.key_value.key", kind.key_type),
@@ -245,4 +287,4 @@ def _paths(path: str, kind: pa.DataType) -> list[str]:
         return _paths(f"{path}.list.element", kind.value_type)
     if pa.types.is_struct(kind):
         return [leaf for member in kind for leaf in _paths(f"{path}.{member.name}", member.type)]
-    return [path]
+    return [(path, kind)]

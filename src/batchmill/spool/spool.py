@@ -18,18 +18,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+
 from batchmill import lifecycle
 from batchmill.batcher import BatcherClosedError, BatcherSettings, ItemResult, MicroBatcher
-from batchmill.sources import SourceType, catalog
+from batchmill.sources import catalog
 from batchmill.spool import rows as arrow_rows
 from batchmill.spool.gauge import Gauge, GaugedSink, SegmentBacklog
-from batchmill.spool.rows import SpanTable
+from batchmill.spool.rows import Convert, DeltaTable, SpanTable
 from batchmill.spool.segment import Disk, remove_leftovers, write_error, write_segment
 from batchmill.spool.settings import SpoolSettings
 from batchmill.spool.sink import (
@@ -40,10 +42,12 @@ from batchmill.spool.sink import (
 from batchmill.spool.span import SPAN_SOURCE, EventBatch, SpanBatch
 from batchmill.wording import count_of
 
-Waiting: TypeAlias = SpanTable | EventBatch
+Waiting: TypeAlias = SpanTable | DeltaTable | EventBatch
 """A batch that waits for its segment."""
 
 log = logging.getLogger("batchmill.spool")
+
+_DELTAS = "deltas"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +151,28 @@ class Spool(GaugedSink):
         written.add_done_callback(finish)
         return answer
 
+    def submit_deltas(self, source: str, deltas: pa.Table) -> Future[Path]:
+        """Write deltas of an event type as a segment; the future gets its path once it is durable.
+
+        ``deltas`` is a table of :func:`batchmill.aggregate.to_arrow`. Their events were accepted
+        before, so they are refused at no level. The future fails with SpoolWriteError or
+        SpoolClosedError.
+        """
+        batcher = self._batchers.get(f"{source} {_DELTAS}") or self._batcher(source, deltas=True)
+        waiting = DeltaTable(deltas)
+        rows, weight = len(waiting), waiting.weight
+        answer: Future[Path] = Future()
+        answer.set_running_or_notify_cancel()
+        self._gauge.admit(rows, weight, accepted=True)
+        try:
+            written = batcher.submit(waiting)
+        except BaseException:
+            self._gauge.settle(rows, weight, stored=False)
+            raise
+        finish = functools.partial(_finish, self._gauge, str(self.folder), answer, rows, weight)
+        written.add_done_callback(finish)
+        return answer
+
     def stats(self) -> SpoolStats:
         """A snapshot of what waits, and of the counters since the start."""
         stats, backlog = self._gauge.stats(), self._backlog
@@ -216,26 +242,33 @@ class Spool(GaugedSink):
         with self._lock:
             return list(self._batchers.values())
 
-    def _batcher(self, source: str) -> MicroBatcher[Waiting]:
+    def _batcher(self, source: str, *, deltas: bool = False) -> MicroBatcher[Waiting]:
         # The name becomes a folder's name: only one that the catalog knows gets through.
         kind = None if source == SPAN_SOURCE else catalog().source(source)
-        writer = SegmentWriter(self.folder, source, kind, self._gauge, self._backlog, self._disk)
+        convert, encode = arrow_rows.converter(source, kind), arrow_rows.encode
+        if deltas:
+            convert, encode = arrow_rows.joined, arrow_rows.delta_file
+        writer = SegmentWriter(
+            self.folder, source, convert, encode, self._gauge, self._backlog, self._disk
+        )
         settings = self.settings
+        name = f"{source} {_DELTAS}" if deltas else source
         with self._lock:
             if self.closed:
                 raise SpoolClosedError(str(self.folder))
-            batcher = self._batchers.get(source)
+            batcher = self._batchers.get(name)
             if batcher is None:
                 batching = BatcherSettings(
-                    batch_size=settings.max_rows,
-                    linger_ms=settings.linger_s * 1000,
+                    # Deltas have been merged for as long as they may wait.
+                    batch_size=1 if deltas else settings.max_rows,
+                    linger_ms=0 if deltas else settings.linger_s * 1000,
                     max_in_flight=settings.writers,
                     max_weight=settings.max_rows * settings.max_bytes,
                     weigh=functools.partial(_share, settings.max_rows, settings.max_bytes),
                     close_timeout_s=settings.close_timeout_s,
                 )
-                batcher = MicroBatcher(writer, batching, name=f"spool-{source}")
-                self._batchers[source] = batcher
+                batcher = MicroBatcher(writer, batching, name=f"spool-{name}")
+                self._batchers[name] = batcher
             return batcher
 
 
@@ -246,14 +279,16 @@ class SegmentWriter:
         self,
         root: Path,
         source: str,
-        kind: SourceType | None,
+        convert: Convert,
+        encode: Callable[[pa.Table], memoryview],
         gauge: Gauge,
         backlog: SegmentBacklog,
         disk: Disk,
     ) -> None:
         self._folder = root / source
         self._source = source
-        self._convert = arrow_rows.converter(source, kind)
+        self._convert = convert
+        self._encode = encode
         self._gauge = gauge
         self._backlog = backlog
         self._disk = disk
@@ -268,7 +303,7 @@ class SegmentWriter:
         if converted.table is None:
             return [errors[number] for number in numbers]
         try:
-            written = write_segment(self._folder, arrow_rows.encode(converted.table), self._disk)
+            written = write_segment(self._folder, self._encode(converted.table), self._disk)
         except OSError as error:
             self._gauge.fail(str(write_error(self._folder, error)))
             # An error for each: they are raised on different threads.

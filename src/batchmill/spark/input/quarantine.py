@@ -3,6 +3,7 @@
     <quarantine>/<Source>/<segment>.parquet           a segment that cannot be read, as it was
     <quarantine>/<Source>/<segment>.parquet.reason    why, in one line
     <quarantine>/<Source>/rows-<stream>-<batch>/      rows that do not fit, with `_reason`
+    <quarantine>/<Source>/deltas-<stream>-<batch>.parquet    deltas that do not fit, likewise
 
 Names follow from the batch, so a batch that is run again writes the same files.
 """
@@ -13,12 +14,14 @@ import logging
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from batchmill.files import sync
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import disk_full_error, is_disk_full
-from batchmill.spark.input.reader import write_parquet
+from batchmill.spark.input.reader import REASON, write_parquet
 from batchmill.spark.input.segments import BadSegment, local_path
 
 log = logging.getLogger("batchmill.spark")
@@ -52,6 +55,19 @@ class Quarantine:
         """Write rows that do not fit."""
         target = self.folder / source / f"rows-{stream}-{number}"
         write_parquet(rows, target, overwrite=True)
+
+    def add_deltas(
+        self, source: str, stream: str, number: int, deltas: pa.Table, reason: str
+    ) -> None:
+        """Write deltas that do not fit."""
+        target = self.folder / source / f"deltas-{stream}-{number}.parquet"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        reasons = pa.array([reason] * deltas.num_rows, pa.string())
+        part = target.with_name(f".{target.name}.part")
+        pq.write_table(deltas.append_column(REASON, reasons), part)
+        sync(part)
+        part.replace(target)
+        sync(target.parent)
 
 
 def _copy(path: str, target: Path) -> None:

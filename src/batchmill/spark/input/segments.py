@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from batchmill.aggregate import ROW_COUNT, is_deltas
 from batchmill.spark.errors import PipelineError
 
 _T = TypeVar("_T")
@@ -57,7 +59,13 @@ class Segment:
     source: str
     """The name of its folder: the event type."""
     rows: int
+    """Its rows; of a segment of deltas, the events that went into them."""
     schema: pa.Schema
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether a process has aggregated its events itself; see :mod:`.deltas`."""
+        return is_deltas(self.schema)
 
 
 @dataclass(frozen=True)
@@ -143,10 +151,19 @@ def local_path(path: str) -> str | None:
     return path if path.startswith("/") else None
 
 
+def read_table(segment: Segment) -> pa.Table | BadSegment:
+    """The whole content of a segment, or what is wrong with it."""
+    return _read(segment.path, lambda file: file.read())
+
+
 def _inspect(path: str) -> Segment | BadSegment:
-    return _read(
-        path, lambda file: Segment(path, source_of(path), file.metadata.num_rows, _schema(file))
-    )
+    def look(file: pq.ParquetFile) -> Segment:
+        schema, rows = _schema(file), file.metadata.num_rows
+        if is_deltas(schema) and ROW_COUNT in schema.names:
+            rows = pc.sum(file.read([ROW_COUNT])[ROW_COUNT]).as_py() or 0
+        return Segment(path, source_of(path), rows, schema)
+
+    return _read(path, look)
 
 
 def _read_all(file: pq.ParquetFile) -> None:

@@ -1,6 +1,7 @@
 """Makes one micro-batch: from the names of its segments to what the store commits.
 
     inspect segments ─► rows of each source ─► L1 ─► deltas of three grains ─┐
+             ├─► deltas of processes that have made them themselves ─► …     │
              └─► spans ─► rows of sources, links, TopN ─► L1 ─► …            ├─► Batch
                            └─► pending spans ────────────────────────────────┘
 
@@ -22,6 +23,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from batchmill.aggregate import Aggregator, Contribution, EntityBook, contribution
 from batchmill.errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
 from batchmill.spark.failures import (
@@ -30,6 +32,7 @@ from batchmill.spark.failures import (
     is_content_error,
     spark_local_folders,
 )
+from batchmill.spark.input.deltas import AHEAD, DeltaReader
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.reader import (
     FITS,
@@ -44,13 +47,13 @@ from batchmill.spark.input.reader import (
 from batchmill.spark.input.segments import BadSegment, Segment, cut, find_corrupt, inspect
 from batchmill.spark.l1.fusion import Fusion, Part, Rows, fuse
 from batchmill.spark.l1.plan import SourcePlan
-from batchmill.spark.l2.deltas import EntityBook, SourceDeltas, to_deltas
+from batchmill.spark.l2.deltas import to_deltas
 from batchmill.spark.l2.report import DELTAS, L1, READ, SPANS, BatchStats, Stopwatch
 from batchmill.spark.settings import PipelineSettings
 from batchmill.spark.spans.dedup import REASON as DUPLICATE
 from batchmill.spark.spans.pending import PendingFiles
 from batchmill.spark.spans.processor import SpanProcessor, SpanResults
-from batchmill.store import Batch
+from batchmill.store import Batch, Layout
 from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
@@ -101,6 +104,14 @@ class _Draft:
     invalid: dict[str, DataFrame] = field(default_factory=dict)
     """Invalid rows of sources that lie in no segment."""
     segments: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))
+    """Segments of rows, by source."""
+    made: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))
+    """Segments of deltas, by source."""
+
+    @property
+    def arrived(self) -> int:
+        """How many rows there are to aggregate."""
+        return sum(segment.rows for few in self.segments.values() for segment in few)
 
 
 class BatchMaker:
@@ -111,6 +122,8 @@ class BatchMaker:
         spark: SparkSession,
         catalog: Catalog,
         plans: Mapping[str, SourcePlan],
+        readers: Mapping[str, DeltaReader],
+        layout: Layout,
         settings: PipelineSettings,
         quarantine: Quarantine,
         spans: SpanProcessor,
@@ -118,6 +131,8 @@ class BatchMaker:
         self._spark = spark
         self._catalog = catalog
         self._plans = plans
+        self._readers = readers
+        self._layout = layout
         self._settings = settings
         self._quarantine = quarantine
         self._spans = spans
@@ -160,10 +175,11 @@ class BatchMaker:
             latest_us=latest_us,
         )
         for segment in segments:
-            draft.segments[segment.source].append(segment)
+            kind = draft.made if segment.has_deltas else draft.segments
+            kind[segment.source].append(segment)
         for bad_segment in bad:
             self._quarantine_segment(draft, bad_segment)
-        arrived = sum(segment.rows for segment in segments)
+        arrived = draft.arrived
         draft.small = arrived <= self._settings.small_batch_rows and not work.frames
         self._tune(draft, arrived, bool(work.frames))
         sources = {
@@ -210,13 +226,17 @@ class BatchMaker:
             Part(self._plans[source], rows, of_spans=True)
             for source, rows in results.sources.items()
         ]
-        arrived = sum(segment.rows for few in draft.segments.values() for segment in few)
-        fusions = fuse(parts, together=draft.small, most_rows=arrived)
+        fusions = fuse(parts, together=draft.small, most_rows=draft.arrived)
         tables = _run(fusions, results.jobs)
         draft.work.watch.lap(L1)
         for fusion, own in zip(fusions, tables, strict=True):
             for part, table in zip(fusion.parts, own, strict=True):
-                self._add(draft, part, to_deltas(table, part.plan, draft.book))
+                deltas = to_deltas(table, part.plan, draft.book)
+                self._add(draft, part.plan.source.name, deltas, of_spans=part.of_spans)
+                if deltas.invalid:
+                    self._quarantine_rows(draft, part.plan.source)
+        for source, segments in draft.made.items():
+            self._add_made(draft, source, segments)
         self._spans.add_to(draft.batch, results, draft.book)
 
     def _unreadable(self, segments: Sequence[Segment], latest_us: int) -> list[BadSegment]:
@@ -226,6 +246,7 @@ class BatchMaker:
         several fail: then it is not their fault, and they must not be lost.
         """
         unreadable = []
+        segments = [segment for segment in segments if not segment.has_deltas]
         for segment in segments:
             source = SPAN if segment.source == SPAN.name else self._catalog.source(segment.source)
             plan = self._plans.get(segment.source)
@@ -333,14 +354,37 @@ class BatchMaker:
         adaptive = "false" if draft.small else "true"
         self._spark.conf.set("spark.sql.adaptive.enabled", adaptive)
 
-    def _add(self, draft: _Draft, part: Part, deltas: SourceDeltas) -> None:
+    def _add_made(self, draft: _Draft, source: str, segments: Sequence[Segment]) -> None:
+        """Put deltas into the batch that processes have made themselves."""
+        work = draft.work
+        # Without any metric of the source, the reader says which ones are missing here.
+        reader = self._readers.get(source) or DeltaReader(
+            Aggregator(self._catalog.source(source), ())
+        )
+        latest_us = int((work.now + self._settings.max_ahead_s) * 1_000_000)
+        merged = reader.read(segments, latest_us)
+        for bad_segment in merged.bad:
+            self._quarantine_segment(draft, bad_segment)
+        if merged.ahead is not None:
+            self._quarantine.add_deltas(source, work.stream, work.number, merged.ahead, AHEAD)
+            draft.counters["quarantined", source, AHEAD] += merged.ahead_rows
+            draft.stats.quarantined_rows += merged.ahead_rows
+            events = count_of(merged.ahead_rows, "event")
+            log.warning("%s: deltas of %s quarantined: %s", source, events, AHEAD)
+        if source in self._readers:
+            deltas = contribution(merged.deltas, reader.aggregator, self._layout, draft.book)
+            self._add(draft, source, deltas)
+
+    def _add(
+        self, draft: _Draft, source: str, deltas: Contribution, *, of_spans: bool = False
+    ) -> None:
         """Put a source's deltas into the batch.
 
         Rows of spans are not counted as late here: the spans are, when they arrive, and some of
         them arrived long ago.
         """
-        late_before_us = None if part.of_spans else self._late_before_us(draft.work.newest)
-        batch, source = draft.batch, part.plan.source.name
+        late_before_us = None if of_spans else self._late_before_us(draft.work.newest)
+        batch = draft.batch
         batch.deltas += deltas.deltas
         draft.stats.rows += deltas.rows
         draft.counters["rows", source, ""] += deltas.rows
@@ -354,8 +398,6 @@ class BatchMaker:
             if late_before_us is not None and last_us < late_before_us:
                 draft.counters["late", source, ""] += rows
                 draft.stats.late += rows
-        if deltas.invalid:
-            self._quarantine_rows(draft, part.plan.source)
 
     def _count_spans(self, draft: _Draft, results: SpanResults) -> None:
         arrived = sum(segment.rows for segment in draft.segments.get(SPAN.name, ()))

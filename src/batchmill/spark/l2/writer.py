@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
 from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.input.deltas import delta_readers
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.l1.plan import SourcePlan, plan_source
 from batchmill.spark.l2.batch import BatchMaker, Work
@@ -62,6 +63,7 @@ class StreamWriter:
         spark: SparkSession,
         metrics: MetricSet,
         plans: dict[str, SourcePlan],
+        layout: Layout,
         store: Store,
         stream: str,
         claimed: Claim,
@@ -73,12 +75,10 @@ class StreamWriter:
         expire: bool = True,
         dedup_s: float | None = None,
         outbox: Outbox | None = None,
-        layout: Layout | None = None,
     ) -> None:
-        """``layout`` gives the metrics of the columns in the ``outbox``'s files."""
         self.stream = stream
         self._outbox = outbox
-        self._layout = layout or Layout({})
+        self._layout = layout
         self._store = store
         self._claim = claim
         self._stale = False
@@ -94,7 +94,16 @@ class StreamWriter:
             spark, checkpoint.pending_spans, settings, frozenset(plans), index
         )
         self._enter(claimed)
-        self._maker = BatchMaker(spark, metrics.catalog, plans, settings, quarantine, self._spans)
+        self._maker = BatchMaker(
+            spark,
+            metrics.catalog,
+            plans,
+            delta_readers(metrics, settings.apdex_ms),
+            self._layout,
+            settings,
+            quarantine,
+            self._spans,
+        )
 
     def write(
         self,

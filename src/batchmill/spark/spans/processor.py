@@ -34,7 +34,7 @@ from batchmill.spark.spans.topn import SERVICE_DATABASE, statement_stats, topn_r
 from batchmill.store import Batch, Carry, StatementRow, TopNRow
 
 if TYPE_CHECKING:
-    from batchmill.spark.l2.deltas import EntityBook
+    from batchmill.aggregate import EntityBook
 
 _LARGE = 1_000_000
 """From this many rows on, several files are written."""

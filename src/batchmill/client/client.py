@@ -1,6 +1,6 @@
-"""The client that an application embeds: writes its own events to a spool.
+"""The client: turns events into rows, and gives them to a spool or to an edge.
 
-It turns events into rows; threads, segments and bounds are the spool's.
+Threads, segments and bounds are theirs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from batchmill import lifecycle
+from batchmill.client.settings import EdgeSettings
+from batchmill.errors import ConfigError
+from batchmill.extras import require_extra
+from batchmill.oal import MetricSet, load
 from batchmill.sources import (
     TIME_COLUMN,
     SourceType,
@@ -29,10 +33,13 @@ from batchmill.sources import (
 from batchmill.spool import BadRowsError, Overloaded
 
 if TYPE_CHECKING:
+    from batchmill.client.edge import Edge
+    from batchmill.kafka import KafkaSink
     from batchmill.spool import Spool
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_KAFKA = "kafka://"
 _PAUSE_S = 0.02
 """How often a client that waits for room tries again."""
 
@@ -53,6 +60,8 @@ class ClientStats:
     """Events whose future failed."""
     refused: int
     """Events that were not accepted: too much was waiting, and ``wait_s`` was over."""
+    invalid: Mapping[str, int] = field(default_factory=dict)
+    """Events that a client that aggregates could not count, by reason; their futures failed."""
 
     @property
     def waiting(self) -> int:
@@ -64,8 +73,13 @@ class Client:
     """Writes events of your own types to a spool, for the pipeline to read.
 
     ``spool`` is a folder, or a :class:`batchmill.spool.Spool` that others use, too; the client
-    closes only a spool that it opened. At CRITICAL a call waits up to ``wait_s`` seconds for room,
-    then raises :class:`batchmill.spool.Overloaded`. Other keywords are settings of the spool.
+    closes only what it opened. At CRITICAL a call waits up to ``wait_s`` seconds for room, then
+    raises :class:`batchmill.spool.Overloaded`. Other keywords are settings of the spool.
+
+    With ``aggregate``, the pipeline's metrics, events are aggregated in this process: what is
+    written, and acknowledged, are the states of each entity and minute. ``edge`` says how long they
+    are merged. In place of a spool there may be a topic then, ``kafka://broker:9092/topic``. Events
+    that no metric reads are written as they are.
 
     >>> with Client("spool") as client:  # doctest: +SKIP
     ...     client.emit(Sale(datetime.now(UTC), "shop", 250))
@@ -74,17 +88,36 @@ class Client:
     fork_order = 4  # after the spool
 
     def __init__(
-        self, spool: str | os.PathLike[str] | Spool, *, wait_s: float = 1.0, **settings: Any
+        self,
+        spool: str | os.PathLike[str] | Spool | KafkaSink,
+        *,
+        aggregate: str | Path | Iterable[str | Path] | MetricSet | None = None,
+        edge: EdgeSettings | None = None,
+        wait_s: float = 1.0,
+        **settings: Any,
     ) -> None:
-        if isinstance(spool, (str, os.PathLike)):
-            from batchmill.spool import Spool
+        if aggregate is None and edge is not None:
+            raise ConfigError("edge", edge, "left out where there is no aggregate")
+        if aggregate is not None and not isinstance(aggregate, MetricSet):
+            aggregate = load(aggregate)
+        from batchmill.spool import Spool
 
-            self._spool, self._own = Spool(spool, **settings), True
-        else:
-            if settings:
-                names = ", ".join(settings)
-                raise TypeError(f"give {names} to the Spool: this client does not open it")
-            self._spool, self._own = spool, False
+        self._sink, self._own = _open(spool, settings)
+        self._spool: Spool | None = None
+        """The sink, if it takes events as they are."""
+        if isinstance(self._sink, Spool):
+            self._spool = self._sink
+        elif aggregate is None:
+            self._sink.close()
+            allowed = "the pipeline's metrics: a topic takes events only as deltas"
+            raise ConfigError("aggregate", None, allowed)
+        self._edge: Edge | None = None
+        if aggregate is not None:
+            require_extra("aggregate= of a client", "aggregate", "numpy", "pyarrow")
+            from batchmill.client.edge import Edge
+
+            name = str(self._spool.folder if self._spool else self._sink)
+            self._edge = Edge(aggregate, self._sink, name, edge or EdgeSettings())
         self._wait_s = wait_s
         self._reset()
         lifecycle.track(self)
@@ -94,9 +127,9 @@ class Client:
         self._emitted = self._written = self._failed = self._refused = 0
 
     @property
-    def spool(self) -> Spool:
-        """The spool that the events are written to."""
-        return self._spool
+    def spool(self) -> Spool | KafkaSink:
+        """The spool that the events are written to, or the topic."""
+        return self._sink
 
     def emit(self, event: object, source: str | None = None) -> Future[Path]:
         """Write one event; the future gets the path of its segment once that is durable.
@@ -134,19 +167,24 @@ class Client:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Write what waits now; True when all of it is answered before ``timeout`` seconds."""
-        return self._spool.flush(timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        flushed = self._edge is None or self._edge.flush(timeout)
+        return (self._spool is None or self._spool.flush(_left(until))) and flushed
 
     async def aflush(self, timeout: float | None = None) -> bool:
         """Like :meth:`flush`, without blocking the event loop."""
-        return await asyncio.to_thread(self._spool.flush, timeout)
+        return await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Write what waits, and close the spool if it is the client's own; True if in time."""
-        if self._own:
-            return self._spool.close(timeout)
-        return self._spool.flush(
-            self._spool.settings.close_timeout_s if timeout is None else timeout
-        )
+        if timeout is None:
+            timeout = self._sink.settings.close_timeout_s
+        until = time.monotonic() + timeout
+        if not self._own:
+            flushed = self.flush(timeout)
+            return (self._edge is None or self._edge.close(_left(until))) and flushed
+        handed_over = self._edge is None or self._edge.close(timeout)
+        return self._sink.close(_left(until)) and handed_over
 
     async def aclose(self, timeout: float | None = None) -> bool:
         """Like :meth:`close`, without blocking the event loop."""
@@ -154,8 +192,9 @@ class Client:
 
     def stats(self) -> ClientStats:
         """What became of the events so far."""
+        invalid = {} if self._edge is None else self._edge.invalid
         with self._lock:
-            return ClientStats(self._emitted, self._written, self._failed, self._refused)
+            return ClientStats(self._emitted, self._written, self._failed, self._refused, invalid)
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +229,7 @@ class Client:
         count = len(rows)
         self._count(emitted=count)  # first: they may be written before submit() returns
         try:
-            answer = self._spool.submit(name, rows)
+            answer = self._submit(name, rows)
         except Overloaded:
             try_again = time.monotonic() < until
             self._count(emitted=-count, refused=0 if try_again else count)
@@ -202,6 +241,15 @@ class Client:
             raise
         answer.add_done_callback(functools.partial(self._answered, count))
         return answer
+
+    def _submit(self, name: str, rows: list[dict[str, Any]]) -> Future[Path]:
+        if self._edge is not None and self._edge.takes(name):
+            return self._edge.submit(name, rows)
+        if self._spool is None:
+            raise ConfigError(
+                "event", name, "of a type that a metric reads: a topic takes events only as deltas"
+            )
+        return self._spool.submit(name, rows)
 
     def _answered(self, count: int, answer: Future[Path]) -> None:
         if answer.exception() is None:
@@ -217,6 +265,28 @@ class Client:
             self._written += written
             self._failed += failed
             self._refused += refused
+
+
+def _open(
+    spool: str | os.PathLike[str] | Spool | KafkaSink, settings: dict[str, Any]
+) -> tuple[Spool | KafkaSink, bool]:
+    """The sink, and whether it was opened here."""
+    if isinstance(spool, str) and spool.startswith(_KAFKA):
+        from batchmill.kafka import KafkaSink
+
+        return KafkaSink(spool, **settings), True
+    if isinstance(spool, (str, os.PathLike)):
+        from batchmill.spool import Spool
+
+        return Spool(spool, **settings), True
+    if settings:
+        names = ", ".join(settings)
+        raise TypeError(f"give {names} to the {type(spool).__name__}: this client does not open it")
+    return spool, False
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 def row_for(event: object, source: str | None) -> tuple[str, dict[str, Any]]:
