@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, settings
 from pyspark.sql import SparkSession
 
+from batchmill.aggregate import Aggregator, to_arrow
+from batchmill.oal import load
 from batchmill.sources import Grain
 from batchmill.spark import Pipeline, PipelineSettings
+from batchmill.spool import delta_file
 from batchmill.store import Store, TopRecord, open_store
 from tests.kit.stores import all_states
 from tests.oracle.catalog import Row
@@ -450,3 +453,25 @@ def quarantined_rows(folder: Path) -> list[dict[str, Any]]:
         time = table["time"].cast(pa.timestamp("us")).cast(moments)
         rows += table.set_column(table.column_names.index("time"), "time", time).to_pylist()
     return rows
+
+
+def write_deltas(
+    folder: Path,
+    source: str,
+    rows: Sequence[Row],
+    oal: str,
+    name: str = "0",
+    order: int = 0,
+    apdex_ms: Mapping[str, int] | None = None,
+) -> Path:
+    """One segment of the spool ``folder``, as a client that aggregates by ``oal`` writes it."""
+    metrics = load(oal)
+    own = metrics.by_source()[source]
+    aggregator = Aggregator(metrics.catalog.source(source), own, apdex_ms=apdex_ms)
+    made = aggregator.make(to_table(source, rows))
+    assert not made.invalid, made.invalid
+    path = folder / source / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(delta_file(to_arrow(made.deltas, aggregator.plan)))
+    set_order(path, order)
+    return path

@@ -9,6 +9,7 @@ import pytest
 import batchmill
 import batchmill.aggregate
 import batchmill.batcher
+import batchmill.client
 import batchmill.export
 import batchmill.flows
 import batchmill.kafka
@@ -195,6 +196,7 @@ OAL = {
 }
 KAFKA = {
     "Behind",
+    "DeltaFile",
     "JavaOptions",
     "KafkaLoginError",
     "KafkaReadError",
@@ -216,7 +218,9 @@ KAFKA = {
     "Span",
     "Spans",
     "decode",
+    "deltas_in",
     "encode",
+    "encode_deltas",
     "read_options",
     "span_rows",
 }
@@ -244,9 +248,13 @@ SPOOL = {
     "SpoolStats",
     "SpoolWriteError",
     "Unread",
+    "delta_file",
+    "event_tables",
     "span_table",
+    "table_of",
     "unread",
 }
+CLIENT = {"Client", "ClientStats", "EdgeSettings", "row_for"}
 AGGREGATE = {
     "Aggregator",
     "Contribution",
@@ -254,6 +262,7 @@ AGGREGATE = {
     "DeltasError",
     "EntityBook",
     "Made",
+    "ROW_COUNT",
     "SourcePlan",
     "contribution",
     "from_arrow",
@@ -410,6 +419,7 @@ PROMISED = [
     pytest.param(batchmill.kafka, KAFKA, id="batchmill.kafka"),
     pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
     pytest.param(batchmill.aggregate, AGGREGATE, id="batchmill.aggregate"),
+    pytest.param(batchmill.client, CLIENT, id="batchmill.client"),
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
     pytest.param(batchmill.export, EXPORT, id="batchmill.export"),

@@ -64,12 +64,15 @@ def test_a_segment_has_these_columns() -> None:
 def test_a_message_has_these_fields() -> None:
     """With these numbers and types."""
     assert Spans.DESCRIPTOR.full_name == "batchmill.Spans"
-    (spans,) = Spans.DESCRIPTOR.fields
-    assert (spans.name, spans.number, spans.message_type.full_name) == (
-        "spans",
-        1,
-        "batchmill.Span",
-    )
+    spans, deltas = Spans.DESCRIPTOR.fields
+    assert [(each.name, each.number, each.message_type.full_name) for each in (spans, deltas)] == [
+        ("spans", 1, "batchmill.Span"),
+        ("deltas", 2, "batchmill.Deltas"),
+    ]
+    assert [(each.number, each.name, each.type) for each in deltas.message_type.fields] == [
+        (1, "source", FieldDescriptor.TYPE_STRING),
+        (2, "parquet", FieldDescriptor.TYPE_BYTES),
+    ]
     fields = spans.message_type.fields
     assert [(field.number, field.name, field.type) for field in fields] == [
         (number, name, PROTOBUF[kind]) for number, name, kind in PINNED

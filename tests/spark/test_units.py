@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchmill.aggregate import EntityBook
 from batchmill.errors import ConfigError
 from batchmill.oal import load
 from batchmill.sources import builtin_catalog, service_id
@@ -32,7 +33,7 @@ from batchmill.spark.input.segments import (
 )
 from batchmill.spark.l1.plan import MINUTE, ROWS, SourcePlan
 from batchmill.spark.l1.states import column_of, group
-from batchmill.spark.l2.deltas import EntityBook, to_deltas
+from batchmill.spark.l2.deltas import to_deltas
 from batchmill.spark.l2.writer import plans_for
 from batchmill.spark.runtime.checkpoint import open_checkpoint
 from batchmill.store import Layout, cells

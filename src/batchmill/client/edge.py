@@ -113,7 +113,9 @@ class Edge:
             for source, own in metrics.by_source().items()
         }
         self._convert = {
-            source: event_tables(aggregator.plan.source, aggregator.plan.columns)
+            source: event_tables(
+                aggregator.plan.source, {field.column for field in aggregator.plan.fields}
+            )
             for source, aggregator in self._aggregators.items()
         }
         self._closed = False

@@ -92,8 +92,8 @@ Spans: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PAC
 class Message(NamedTuple):
     """A message to produce."""
 
-    key: bytes | None
-    """The bytes of the trace id: the spans of a trace are in one partition, in order. None for
+    key: bytes
+    """The bytes of the trace id: the spans of a trace are in one partition, in order. Empty for
     deltas, which may be in any."""
     value: bytes
     spans: int
@@ -146,7 +146,7 @@ def encode_deltas(
     data = value.SerializeToString()
     rows = deltas.num_rows
     if len(data) <= max_bytes:
-        return [Message(None, data, rows)]
+        return [Message(b"", data, rows)]
     if rows <= 1:
         raise MessageTooLargeError(len(data), max_bytes, topic)
     halves = deltas.slice(0, rows // 2), deltas.slice(rows // 2)

@@ -240,7 +240,7 @@ class KafkaSink(GaugedSink):
         topic, produce, delivered = self.address.topic, link.producer.produce, sending.delivered
         for number, message in enumerate(messages):
             try:
-                produce(topic, message.value, message.key, on_delivery=delivered)
+                produce(topic, message.value, message.key or None, on_delivery=delivered)
             except BufferError:
                 sending.give_up(len(messages) - number, KafkaError(KafkaError._QUEUE_FULL))
                 return

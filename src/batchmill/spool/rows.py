@@ -283,7 +283,7 @@ def _paths(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
             *_paths(f"{path}.key_value.key", kind.key_type),
             *_paths(f"{path}.key_value.value", kind.item_type),
         ]
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _paths(f"{path}.list.element", kind.value_type)
     if pa.types.is_struct(kind):
         return [leaf for member in kind for leaf in _paths(f"{path}.{member.name}", member.type)]

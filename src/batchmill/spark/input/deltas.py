@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from batchmill.aggregate import Aggregator, Deltas, DeltasError, from_arrow, to_arrow
 from batchmill.oal import MetricSet
 from batchmill.sources import Grain
 from batchmill.spark.input.segments import BadSegment, Segment, read_table
+from batchmill.spool import delta_file
 
 AHEAD = "time too far ahead"
 _MINUTE_US = 60_000_000
@@ -42,8 +44,10 @@ class DeltaReader:
 
     def __init__(self, aggregator: Aggregator) -> None:
         self.aggregator = aggregator
-        empty = to_arrow(aggregator.empty(), aggregator.plan)
-        self._types = {column.name: column.type for column in empty.schema}
+        empty = delta_file(to_arrow(aggregator.empty(), aggregator.plan))
+        self._types = {
+            column.name: column.type for column in pq.read_schema(pa.BufferReader(empty))
+        }
 
     def read(self, segments: Sequence[Segment], latest_us: int) -> MergedDeltas:
         """Merge segments; ``latest_us`` is the latest valid start, in microseconds since 1970."""

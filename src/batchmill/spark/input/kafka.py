@@ -2,25 +2,29 @@
 
 Spark's Python workers decode a message once, into Parquet files under the checkpoint; the several
 passes over a batch read those, without Python. The files can be made again from the topic, and are
-removed when the next batch begins. A message in another format is kept in them as it came, and goes
-to the quarantine with the invalid rows.
+removed when the next batch begins. A message of deltas is a file of its own, named by its place in
+the topic. A message in another format is kept in the spans' files as it came, and goes to the
+quarantine with the invalid rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from batchmill.files import write_whole
 from batchmill.kafka import (
     KafkaAddress,
     behind,
     check_readable,
+    deltas_in,
     java_options,
     span_rows,
 )
@@ -32,6 +36,7 @@ from batchmill.spark.settings import PipelineSettings
 from batchmill.spool import FOREIGN
 
 _SCHEMA = T.StructType([*SPAN_SCHEMA, T.StructField(FOREIGN, T.BinaryType())])
+_COLUMNS = ("value", "partition", "offset")
 _MESSAGES_AT_ONCE = 1000
 _POLL_S = 1.0
 _LOST = ("KAFKA_DATA_LOSS", "some data may have been missed", "Some data may have been lost")
@@ -44,11 +49,34 @@ def connector_conf() -> dict[str, str]:
     return {"spark.jars.packages": connector}
 
 
-def _decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
-            values = batch.column("value").slice(first, _MESSAGES_AT_ONCE).to_pylist()
-            yield from span_rows(values).to_batches()
+def _decoder(folder: Path) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function that decodes messages to rows of spans, and writes deltas to files.
+
+    A task that runs again writes the same files.
+    """
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
+                some = batch.slice(first, _MESSAGES_AT_ONCE)
+                yield from span_rows(_without_deltas(some, folder)).to_batches()
+
+    return decode
+
+
+def _without_deltas(messages: pa.RecordBatch, folder: Path) -> list[bytes | None]:
+    """The other messages; those of deltas are written to a folder."""
+    others = []
+    columns = (messages[name].to_pylist() for name in _COLUMNS)
+    for value, partition, offset in zip(*columns, strict=True):
+        deltas = deltas_in(value)
+        if deltas is None:
+            others.append(value)
+            continue
+        place = folder / deltas.source
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(place / f"{partition}-{offset}.parquet", deltas.parquet, mode=0o644)
+    return others
 
 
 class KafkaInput:
@@ -88,16 +116,18 @@ class KafkaInput:
             .option("failOnDataLoss", str(not settings.skip_lost).lower())
             .option("maxOffsetsPerTrigger", settings.max_batch_messages)
             .load()
-            .select("value")
+            .select(*_COLUMNS)
         )
 
     def segments(self, batch: DataFrame, number: int) -> Sequence[str]:
         """Decode the batch's messages into segments, replacing those of an earlier attempt."""
         self._clear(keep=str(number))
-        folder = self._staging / str(number) / SPAN.name
-        rows = batch.select("value").mapInArrow(_decode, _SCHEMA)
-        rows.write.mode("overwrite").parquet(spark_path(folder))
-        return [spark_path(path) for path in sorted(folder.glob("*.parquet"))]
+        folder = self._staging / str(number)
+        spans, deltas = folder / SPAN.name, folder / "deltas"
+        rows = batch.select(*_COLUMNS).mapInArrow(_decoder(deltas), _SCHEMA)
+        rows.write.mode("overwrite").parquet(spark_path(spans))
+        paths = (*spans.glob("*.parquet"), *deltas.glob("*/*.parquet"))
+        return [spark_path(path) for path in sorted(paths)]
 
     def unread(self, last: int | None, now: float) -> Unread:
         """By a request to the broker, within seconds."""

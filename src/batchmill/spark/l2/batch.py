@@ -280,7 +280,8 @@ class BatchMaker:
         known, unknown = [], []
         for segment in segments:
             source = segment.source
-            if source == SPAN.name or source in self._catalog.sources:
+            is_span = source == SPAN.name and not segment.has_deltas
+            if is_span or source in self._catalog.sources:
                 known.append(segment)
             else:
                 detail = f"there is no event type named {source!r}"
