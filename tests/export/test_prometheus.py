@@ -18,6 +18,7 @@ from batchmill.export.prometheus.series import complete_minute
 from batchmill.store import RetryPolicy, Store, open_store
 from batchmill.telemetry.exposition import TextFormat
 from batchmill.testing import ManualClock
+from tests.kit.queues import make_queue
 from tests.kit.servers.prometheus import after, expected, metrics_of, parsed, texts_of
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer
 from tests.kit.threads import WAIT_S
@@ -237,10 +238,13 @@ def test_counters_are_totals(store: Store) -> None:
 
 def test_a_metric_cannot_take_a_name_of_ours(store: Store) -> None:
     """A metric that is called as one of the page's own figures has another name there."""
-    script = "export_series = from(Endpoint.*).count();"
+    script = "export_series = from(Endpoint.*).count(); queue_depth = from(Endpoint.*).count();"
     Writer(store, script=script).write(*ROWS)
-    found = parsed(text(page_of(store)))
-    assert found["batchmill_export_series", frozenset()] == len(ODD)
+    with make_queue("ours", consumer=lambda batch: None):
+        found = parsed(text(page_of(store)))
+    assert found["batchmill_queue_depth", frozenset({("queue", "ours")})] == 0
+    assert sum(name == "batchmill_queue_depth_" for name, _ in found) == len(ODD)
+    assert found["batchmill_export_series", frozenset()] == 2 * len(ODD)
     assert sum(name == "batchmill_export_series_" for name, _ in found) == len(ODD)
 
 

@@ -18,10 +18,11 @@ from urllib.request import urlopen
 import pytest
 
 from batchmill import ConfigError
-from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
+from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings, TelemetryServer
 from batchmill.http import Access
 from batchmill.store import RetryPolicy, open_store
 from batchmill.telemetry.exposition import TextFormat
+from tests.kit.queues import make_queue
 from tests.kit.servers.prometheus import (
     Key,
     expected,
@@ -63,7 +64,10 @@ def url(tmp_path: Path) -> str:
 
 
 def get(
-    server: PrometheusServer, path: str = "/metrics", method: str = "GET", **headers: str
+    server: PrometheusServer | TelemetryServer,
+    path: str = "/metrics",
+    method: str = "GET",
+    **headers: str,
 ) -> tuple[http.client.HTTPResponse, bytes]:
     """The answer to a request, and its body."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
@@ -98,6 +102,46 @@ def test_a_packed_page_is_served(url: str) -> None:
         response, body = get(server, Accept_Encoding="gzip")
     assert response.headers["Content-Encoding"] == "gzip"
     assert metrics_of(parsed(gzip.decompress(body).decode())) == stored(url)
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize(
+    ("accept", "form"), [("", TextFormat.PROMETHEUS), (OPEN, TextFormat.OPENMETRICS)]
+)
+def test_the_page_has_the_queues_of_its_process(
+    url: str, accept: str, form: TextFormat, encoding: str
+) -> None:
+    """As they are at that moment, though the store is not read again; in every form of a page."""
+    labels = frozenset({("queue", "exporting")})
+    pages = []
+    with (
+        serving(url, page=PageSettings(recheck_s=1e6)) as server,
+        make_queue("exporting", consumer=lambda batch: None) as queue,
+    ):
+        for _ in range(2):
+            queue.produce(1)
+            assert queue.flush(WAIT_S)
+            _, body = get(server, Accept=accept, Accept_Encoding=encoding)
+            text = (gzip.decompress(body) if encoding == "gzip" else body).decode()
+            pages.append(parsed(text, form))
+        assert text.endswith("# EOF\n") is (form is TextFormat.OPENMETRICS)
+    consumed = [page["batchmill_queue_consumed_items_total", labels] for page in pages]
+    assert consumed[1] == consumed[0] + 1
+    assert metrics_of(pages[0]) == metrics_of(pages[1]) == stored(url)
+
+
+def test_a_process_without_a_store_serves_its_queues() -> None:
+    """To those who show the token."""
+    settings = PrometheusSettings(port=0, access=Access(token="s3cret"))
+    with (
+        TelemetryServer(settings) as server,
+        make_queue("serving", consumer=lambda batch: None),
+    ):
+        refused, _ = get(server)
+        response, body = get(server, Authorization="Bearer s3cret")
+    assert (refused.status, response.status) == (401, 200)
+    page = parsed(body.decode())
+    assert page["batchmill_queue_depth", frozenset({("queue", "serving")})] == 0
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from tests.kit.ingest import (
     span_id,
     stored,
 )
+from tests.kit.servers.prometheus import parsed
 from tests.kit.threads import PATIENCE_S, WAIT_S, spawn, until
 
 
@@ -100,6 +101,18 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
     assert {span_id(21), span_id(22)} <= {span["span_id"] for span in shared.spans()}
     # The file may be a second old, now and then.
     until(lambda: sum(shared.status()["rejected"].values()) >= sum(before.values()) + 3)
+
+
+def test_the_page_for_prometheus_has_the_queues_of_the_process(shared: Ingest) -> None:
+    """Beside the receiver's own counters: the micro-batcher in front of the spool, and levels."""
+    shared.post(request(31))
+    found = parsed(shared.ask("GET", "/metrics").body.decode())
+    spool = frozenset({("batcher", "spool-Span")})
+    assert found["batchmill_batcher_succeeded_items_total", spool] >= 1
+    assert found["batchmill_batcher_backend_duration_seconds_count", spool] >= 1
+    rows = frozenset({("thresholds", "queue rows")})
+    assert found["batchmill_thresholds_level", rows] == 0
+    assert found["batchmill_ingest_acknowledged_spans_total", frozenset()] >= 1
 
 
 def test_a_request_without_spans_is_a_success(shared: Ingest) -> None:

@@ -359,6 +359,7 @@ EXPORT = {
     "SeriesLimits",
     "StoreUnreadableError",
     "Target",
+    "TelemetryServer",
     "by_label",
     "check_address",
     "complete_minute",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from batchmill.run import (
 from batchmill.run.runner import check
 from batchmill.run.specs import (
     demo_spec,
+    export_names,
     export_spec,
     ingest_spec,
     pipeline_spec,
@@ -200,6 +202,7 @@ def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
 
     given = {"max_body_mb": 1, "max_connections": 1, "request_timeout": 1, "token_file": "t"}
     given |= {f"unread_{level}_mb": 1 for level in ("warning", "critical", "critical_plus")}
+    given |= {"metrics_port": 9465, "insecure": True}
     found = settings({**given, "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"})
     home = Home(tmp_path)
     for each in (ingest_spec(found, home), pipeline_spec(found, home)):
@@ -257,6 +260,30 @@ def test_the_token_of_exporters_is_on_no_command_line(tmp_path: Path) -> None:
     spec = export_spec(found, Home(tmp_path), "export", target)
     assert spec.environment == {"BATCHMILL_EXPORT_TOKEN": "s3cret"}
     assert "s3cret" not in " ".join(spec.arguments)
+
+
+def test_every_process_has_a_page_for_prometheus(tmp_path: Path) -> None:
+    """The pipeline's at ``metrics_port``, then exporters without a page of their own; all with the
+    access of ingest, and the token in the environment.
+    """
+    targets = ["otlp+http://a:4318", "prometheus://127.0.0.1:9464", "kafka://b:9092/t"]
+    given = {"metrics_port": 9465, "bind": "0.0.0.0", "token": "s3cret", "tls_cert": "c.pem"}
+    found = settings({**given, "export": {"to": targets}})
+    home = Home(tmp_path)
+    names = export_names(targets)
+    specs = [export_spec(found, home, *pair) for pair in zip(names, targets, strict=True)]
+    pages = {}
+    for spec in (pipeline_spec(found, home), *specs):
+        arguments = " ".join(spec.arguments)
+        assert "s3cret" not in arguments
+        if port := re.search(r"--metrics-port (\d+)", arguments):
+            pages[spec.name] = int(port[1])
+            assert "--metrics-bind 0.0.0.0" in arguments
+            assert "--metrics-tls-cert c.pem" in arguments
+            assert spec.environment["BATCHMILL_TOKEN"] == "s3cret"
+    assert pages == {"pipeline": 9465, "export": 9466, "export-3": 9468}
+    without = pipeline_spec(settings(), home)
+    assert "--metrics" not in " ".join(without.arguments)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
 from batchmill import ConfigError
 from batchmill.http import Access
 from batchmill.store import open_store
+from batchmill.telemetry.exposition import TextFormat
 from batchmill.web import WebServer, WebSettings, make_app, query_pool
+from tests.kit.queues import make_queue
+from tests.kit.servers.prometheus import parsed
 from tests.kit.threads import WAIT_S
 from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
@@ -115,10 +119,25 @@ def test_the_api_asks_for_the_token(tmp_path: Path) -> None:
         assert client.ask("/api/v1/status")[0] == 200
         for token in (None, "wrong"):
             stranger = Client(client.address, token)
-            for path in ("/api/v1/status", "/api/v1/query", "/api/none", "/api"):
+            for path in ("/api/v1/status", "/api/v1/query", "/api/none", "/api", "/metrics"):
                 status, headers, _ = stranger.raw(path)
                 assert (status, headers["www-authenticate"]) == (401, "Bearer")
             assert stranger.raw("/other")[0] == 404
+
+
+def test_the_queues_of_its_process_are_served_to_prometheus(tmp_path: Path) -> None:
+    """In the format that the scraper prefers."""
+    accept = {"": TextFormat.PROMETHEUS, TextFormat.OPENMETRICS.value: TextFormat.OPENMETRICS}
+    with (
+        serving(_url(tmp_path)) as client,
+        make_queue("beside", consumer=lambda batch: None),
+    ):
+        for header, text_format in accept.items():
+            request = Request(f"{client.address}/metrics", headers={"Accept": header})
+            with urlopen(request, timeout=WAIT_S) as response:
+                assert response.headers["Content-Type"] == text_format.value
+                found = parsed(response.read().decode(), text_format)
+            assert found["batchmill_queue_depth", frozenset({("queue", "beside")})] == 0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from batchmill.cli.options import (
     Options,
     add_kafka_option,
+    add_metrics_options,
     kafka_options,
+    metrics_page,
     number,
     only_given,
     token_of,
@@ -91,6 +93,7 @@ def add_parser(commands: Any) -> None:
     group = parser.add_argument_group("Sending", "not for prometheus://, whose page is scraped")
     _add_sending_options(Options(group))
     _add_prometheus_options(Options(parser.add_argument_group("Prometheus")))
+    add_metrics_options(parser)
 
 
 def _add_sending_options(add: Options) -> None:
@@ -141,11 +144,12 @@ def run(given: argparse.Namespace) -> int:
                 allowed = "left out: a page that is scraped sends nothing"
                 raise ConfigError(f"--{name.replace('_', '-')}", given.to, allowed)
         with Signals() as signals:
-            if is_scraped(target):
+            if is_scraped(target):  # that page has the queues of this process, too
                 return _serve_page(given, signals)
-            if from_store:
-                return _write_remote(given, headers, signals)
-            return _send_changes(given, target, headers, signals)
+            with metrics_page(given):
+                if from_store:
+                    return _write_remote(given, headers, signals)
+                return _send_changes(given, target, headers, signals)
     except (BatchmillError, OSError) as error:
         print(f"batchmill export: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -10,7 +11,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,12 +160,66 @@ def access_of(given: argparse.Namespace) -> Access:
 
 def token_of(given: argparse.Namespace, variable: str) -> str | None:
     """The token in ``--token-file``, else in the environment."""
-    if given.token_file is None:
+    return _read_token(given.token_file, variable)
+
+
+def _read_token(file: Path | None, variable: str) -> str | None:
+    if file is None:
         return os.environ.get(variable)
-    token = str(given.token_file.read_text().strip())
+    token = file.read_text().strip()
     if not token:
-        raise ConfigError("token_file", str(given.token_file), "a file with a token: it is empty")
+        raise ConfigError("token_file", str(file), "a file with a token: it is empty")
     return token
+
+
+def add_metrics_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a page with the queues of the process, for Prometheus."""
+    add = Options(parser.add_argument_group("page for Prometheus"))
+    text = "serve the queues, batchers and flows of this process; 0: any free port"
+    add.value("--metrics-port", "P", text, type=whole(0))
+    add.value("--metrics-bind", "HOST", "default: %(default)s", default="127.0.0.1")
+    text = f"a file with the bearer token that scrapers must send, else {TOKEN_VARIABLE}"
+    add.value("--metrics-token-file", "FILE", text, type=Path)
+    add.value("--metrics-tls-cert", "FILE", "the page's certificate, PEM", type=Path)
+    add.value("--metrics-tls-key", "FILE", "its key, PEM", type=Path)
+    add.value("--metrics-tls-client-ca", "FILE", "scrapers need a certificate of it", type=Path)
+    add.switch("--metrics-insecure", "let anybody scrape who can reach the address")
+
+
+@contextlib.contextmanager
+def metrics_page(given: argparse.Namespace) -> Iterator[None]:
+    """Serve the page of :func:`add_metrics_options`, if there is to be one.
+
+    The command does without it where the port is in use.
+    """
+    if given.metrics_port is None:
+        yield
+        return
+    from batchmill.export import PrometheusSettings, TelemetryServer
+    from batchmill.http import Access
+
+    token = _read_token(given.metrics_token_file, TOKEN_VARIABLE)
+    access = Access(
+        token=token,
+        tls_cert=given.metrics_tls_cert,
+        tls_key=given.metrics_tls_key,
+        client_ca=given.metrics_tls_client_ca,
+    )
+    settings = PrometheusSettings(
+        bind=given.metrics_bind,
+        port=given.metrics_port,
+        access=access,
+        insecure=given.metrics_insecure,
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(TelemetryServer(settings))
+            print(f"queues of this process for Prometheus: {server.address}", flush=True)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            print(f"no page for Prometheus: {error} (set --metrics-port)", file=sys.stderr)
+        yield
 
 
 def add_kafka_option(parser: argparse._ActionsContainer) -> None:

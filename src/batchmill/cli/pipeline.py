@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from batchmill.cli.options import (
     Options,
     add_kafka_option,
+    add_metrics_options,
     add_sources_option,
     import_sources,
     kafka_options,
+    metrics_page,
     number,
     only_given,
     pair,
@@ -65,6 +67,7 @@ def add_parser(commands: Any) -> None:
     )
     backfill.add_argument("folder", help="with one sub-folder for each event type")
     add_pipeline_options(backfill)
+    add_metrics_options(pipeline)
     for parser in (pipeline, backfill):
         Options(parser).switch("--verbose", "log more; print stack traces")
 
@@ -177,6 +180,11 @@ class _Stop:
 
 def _pipeline(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
     pipeline.on_batch = lambda report: print(batch_line(report), flush=True)
+    with metrics_page(given):
+        return _process(pipeline, given, stop)
+
+
+def _process(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
     if given.once:
         reports = pipeline.run_available()
         if pipeline.cut_short:

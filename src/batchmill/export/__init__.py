@@ -38,7 +38,11 @@ if TYPE_CHECKING:
         help_text,
         series_names,
     )
-    from batchmill.export.prometheus.server import PrometheusServer, PrometheusSettings
+    from batchmill.export.prometheus.server import (
+        PrometheusServer,
+        PrometheusSettings,
+        TelemetryServer,
+    )
     from batchmill.export.remote_write.client import remote_address
     from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
     from batchmill.export.remote_write.writer import RemoteWriter
@@ -64,6 +68,7 @@ __all__ = [
     "SeriesLimits",
     "StoreUnreadableError",
     "Target",
+    "TelemetryServer",
     "by_label",
     "check_address",
     "complete_minute",
@@ -87,6 +92,7 @@ _MODULES = {
     "PageSettings": "prometheus.page",
     "PrometheusServer": "prometheus.server",
     "PrometheusSettings": "prometheus.server",
+    "TelemetryServer": "prometheus.server",
     "RemoteWriteSettings": "remote_write.stats",
     "RemoteWriteStats": "remote_write.stats",
     "RemoteWriter": "remote_write.writer",

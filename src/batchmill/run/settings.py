@@ -240,6 +240,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("drain", SECONDS, 15.0, "how long shutdown waits for the pipeline to read the rest"),
     Setting("web", SWITCH, True, "serve the web UI"),
     Setting("web_port", PORT, 8080, "port of the web UI; 0 for any free port"),
+    Setting(
+        "metrics_port",
+        _whole(1, 65_000),
+        None,
+        "port of the pipeline's page for Prometheus; exporters without one take the next ports",
+    ),
     Setting("export_to", TARGETS, (), "where exporters send the changes of each commit"),
     Setting("export_traces", TARGET, None, "a Kafka topic that gets the traces as well"),
     Setting("export_logs", TARGET, None, "a Kafka topic that gets the logs, which are not stored"),

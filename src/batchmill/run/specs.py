@@ -90,8 +90,10 @@ def pipeline_spec(settings: RunSettings, home: Home) -> Spec:
         arguments += _options(settings, "dedup")
     if not all(map(reads_store, settings["export_to"])):
         arguments += ["--outbox", "--outbox-mb", str(settings["export_outbox_mb"])]
+    arguments += _metrics_page(settings)
     ready = READY_FOR_MESSAGES if settings["kafka"] else READY
-    return Spec(name="pipeline", arguments=arguments, ready_line=ready)
+    environment = _token(settings) if settings["metrics_port"] else {}
+    return Spec(name="pipeline", arguments=arguments, environment=environment, ready_line=ready)
 
 
 def export_names(targets: Sequence[str]) -> list[str]:
@@ -115,6 +117,10 @@ def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Sp
         environment[EXPORT_HEADERS_VARIABLE] = ",".join(settings["export_headers"])
     if settings["export_token"]:
         environment[EXPORT_TOKEN_VARIABLE] = settings["export_token"]
+    if not is_scraped(target):
+        position = export_names(settings["export_to"]).index(name)
+        arguments += _metrics_page(settings, 1 + position)
+        environment |= _token(settings) if settings["metrics_port"] else {}
     return Spec(
         name=name, arguments=arguments, environment=environment, ready_file=home.export(name)
     )
@@ -150,6 +156,18 @@ def with_ports(spec: Spec, report: Mapping[str, Any]) -> Spec:
         if port.isdecimal() and option in arguments:
             arguments[arguments.index(option) + 1] = port
     return replace(spec, arguments=arguments)
+
+
+def _metrics_page(settings: RunSettings, offset: int = 0) -> list[str]:
+    """The options of a process's page for Prometheus, with the access of ingest and the web UI."""
+    if not settings["metrics_port"]:
+        return []
+    arguments = ["--metrics-port", str(settings["metrics_port"] + offset)]
+    flags = {settings.values[name].setting.flag for name in _SERVER_SETTINGS}
+    return arguments + [
+        word.replace("--", "--metrics-", 1) if word in flags else word
+        for word in _options(settings, *_SERVER_SETTINGS)
+    ]
 
 
 def _options(settings: RunSettings, *names: str) -> list[str]:

@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 from batchmill.export.remote_write.client import write_request_class
 from batchmill.sources import bucket_end, minute_bucket
 from batchmill.store import Store
+from batchmill.telemetry import prometheus_names
 from batchmill.telemetry.exposition import TextFormat
 from tests.kit.processes import free_port
 from tests.kit.threads import WAIT_S, until
@@ -158,9 +159,13 @@ def parsed(page: str, form: TextFormat = TextFormat.PROMETHEUS) -> dict[Key, flo
 
 
 def metrics_of(found: dict[Key, float]) -> dict[Key, float]:
-    """The values of metrics alone, without figures about the page and the pipeline."""
-    own = ("batchmill_export_", "batchmill_pipeline_")
-    return {key: value for key, value in found.items() if not key[0].startswith(own)}
+    """The values of metrics alone, without figures about the page, the pipeline and its queues."""
+    own, queues = ("batchmill_export_", "batchmill_pipeline_"), prometheus_names()
+    return {
+        key: value
+        for key, value in found.items()
+        if not key[0].startswith(own) and key[0] not in queues
+    }
 
 
 def expected(store: Store, minute: int) -> dict[Key, float]:

@@ -82,6 +82,18 @@ class _Snapshot:
     """The pages made of it so far, by format and whether they are gzipped."""
 
 
+class TelemetryPage:
+    """Makes a page of the components of this process: queues, batchers, thresholds, flows."""
+
+    def body(self, text_format: TextFormat, *, gzipped: bool, timeout_s: float) -> bytes:
+        """The page, of this moment; it waits for nothing."""
+        body = render_telemetry(text_format)
+        return gzip.compress(body, _GZIP_LEVEL, mtime=0) if gzipped else body
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 class MetricsPage:
     """Makes the page; reads the store again only where there may be something new.
 
@@ -100,6 +112,7 @@ class MetricsPage:
         self._settings = settings or PageSettings()
         self._clock = clock
         self._server_metrics = server_metrics
+        self._telemetry = TelemetryPage()
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._snapshot: _Snapshot | None = None
@@ -123,11 +136,9 @@ class MetricsPage:
                 snapshot.bodies[text_format, gzipped] = body
         finally:
             self._lock.release()
-        # Of this moment, not of the minute that was read: so it is not kept with it.
-        telemetry = render_telemetry(text_format)
-        if gzipped:  # what is gzipped in several parts is one text
-            telemetry = gzip.compress(telemetry, _GZIP_LEVEL, mtime=0)
-        return body + telemetry
+        # Of this moment, not of the minute that was read, so it is not kept with it. What is
+        # gzipped in two parts is one text.
+        return body + self._telemetry.body(text_format, gzipped=gzipped, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Close the store."""

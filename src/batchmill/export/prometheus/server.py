@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.requests import Request
@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from batchmill.closing import Closing
 from batchmill.export.errors import StoreUnreadableError
-from batchmill.export.prometheus.page import MetricsPage, PageSettings
+from batchmill.export.prometheus.page import MetricsPage, PageSettings, TelemetryPage
 from batchmill.export.prometheus.series import RESERVED
 from batchmill.http import (
     ConnectionRefusal,
@@ -84,24 +84,26 @@ class PrometheusSettings(ServerSettings):
     """From a connection's start to the last byte of its response; a slower scraper is cut off."""
 
 
-class PrometheusServer(Closing):
-    """Serves the newest complete minute of a store, on threads of its own, until it is closed.
+class Page(Protocol):
+    """What a server serves."""
 
-    ``open_store`` is called for the first scrape, and again after the store could not be read;
-    until it can be, scrapers are answered 503 with the reason.
+    def body(self, text_format: TextFormat, *, gzipped: bool, timeout_s: float) -> bytes:
+        """The page; raises :class:`StoreUnreadableError`, also after ``timeout_s``."""
+        ...
 
-    >>> metrics = lambda: open_store("sqlite:///metrics.db", create=False)
-    >>> with PrometheusServer(metrics) as server:  # doctest: +SKIP
-    ...     print(server.address)
-    """
+    def close(self) -> None:
+        """Let go of what it reads."""
+        ...
 
-    def __init__(
-        self, open_store: Callable[[], Store], settings: PrometheusSettings | None = None
-    ) -> None:
-        self.settings = settings = settings or PrometheusSettings()
+
+class PageServer(Closing):
+    """Serves a page to Prometheus, on threads of its own, until it is closed."""
+
+    def __init__(self, page: Page, settings: PrometheusSettings) -> None:
+        self.settings = settings
         self._answers: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._page = MetricsPage(open_store, settings.page, server_metrics=self._metrics)
+        self._page = page
         # A thread for each connection: they wait together while one of them reads the store.
         self._readers = ThreadPoolExecutor(settings.max_connections, "batchmill-prometheus-page")
         self._http = HttpServer(
@@ -194,6 +196,28 @@ class PrometheusServer(Closing):
         with self._lock:
             self._answers[outcome] += 1
 
+
+class PrometheusServer(PageServer):
+    """Serves the newest complete minute of a store, on threads of its own, until it is closed.
+
+    ``open_store`` is called for the first scrape, and again after the store could not be read;
+    until it can be, scrapers are answered 503 with the reason. The queues of this process are on
+    the page, too.
+
+    >>> metrics = lambda: open_store("sqlite:///metrics.db", create=False)
+    >>> with PrometheusServer(metrics) as server:  # doctest: +SKIP
+    ...     print(server.address)
+    """
+
+    _page: MetricsPage
+
+    def __init__(
+        self, open_store: Callable[[], Store], settings: PrometheusSettings | None = None
+    ) -> None:
+        settings = settings or PrometheusSettings()
+        page = MetricsPage(open_store, settings.page, server_metrics=self._metrics)
+        super().__init__(page, settings)
+
     def _metrics(self) -> list[Metric]:
         scrapes = CounterMetricFamily(
             f"{RESERVED[0]}scrapes",
@@ -203,3 +227,10 @@ class PrometheusServer(Closing):
         for outcome, count in sorted(self.answers().items()):
             scrapes.add_metric([outcome], count)
         return [scrapes]
+
+
+class TelemetryServer(PageServer):
+    """Serves the queues, batchers, thresholds and flows of this process, until it is closed."""
+
+    def __init__(self, settings: PrometheusSettings | None = None) -> None:
+        super().__init__(TelemetryPage(), settings or PrometheusSettings())

@@ -1,0 +1,1 @@
+"""A service whose queues a Prometheus scrapes: `python -m examples.telemetry_prometheus`."""

@@ -1,0 +1,63 @@
+"""--metrics-port: a page with the queues of a pipeline's or an exporter's process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from batchmill import ConfigError
+from batchmill.cli import _parser
+from batchmill.cli.options import metrics_page
+from tests.kit.queues import make_queue
+from tests.kit.servers.prometheus import parsed
+from tests.kit.threads import WAIT_S
+
+
+@pytest.mark.parametrize("command", [["pipeline"], ["export", "--to=kafka://a:1/t"]])
+def test_the_queues_of_the_process_are_served(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To those who have the token of the file; the command prints where."""
+    (tmp_path / "token").write_text("s3cret\n")
+    options = ["--metrics-port=0", f"--metrics-token-file={tmp_path / 'token'}"]
+    given = _parser().parse_args([*command, *options])
+    with metrics_page(given), make_queue("inside", consumer=lambda batch: None):
+        address = re.findall(r"http://\S+", capsys.readouterr().out)[0]
+        request = Request(address, headers={"Authorization": "Bearer s3cret"})
+        with urlopen(request, timeout=WAIT_S) as response:
+            found = parsed(response.read().decode())
+        with pytest.raises(HTTPError) as refused:
+            urlopen(address, timeout=WAIT_S)
+        refused.value.close()
+    assert found["batchmill_queue_depth", frozenset({("queue", "inside")})] == 0
+    assert refused.value.code == 401
+
+
+def test_without_the_option_there_is_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing is printed."""
+    with metrics_page(_parser().parse_args(["pipeline"])):
+        assert capsys.readouterr() == ("", "")
+
+
+def test_a_port_in_use_does_not_end_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says so, and which option sets another one."""
+    with metrics_page(_parser().parse_args(["pipeline", "--metrics-port=0"])):
+        port = re.findall(r":(\d+)/metrics", capsys.readouterr().out)[0]
+        with metrics_page(_parser().parse_args(["pipeline", f"--metrics-port={port}"])):
+            pass
+    said = capsys.readouterr().err
+    assert port in said
+    assert "--metrics-port" in said
+
+
+def test_a_page_for_all_needs_a_token_or_a_decision() -> None:
+    """As every server that listens beyond this machine."""
+    options = ["pipeline", "--metrics-port=0", "--metrics-bind=0.0.0.0"]
+    with pytest.raises(ConfigError), metrics_page(_parser().parse_args(options)):
+        pass
+    with metrics_page(_parser().parse_args([*options, "--metrics-insecure"])):
+        pass
