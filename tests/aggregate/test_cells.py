@@ -40,7 +40,8 @@ GROUPS = st.lists(st.lists(LONG, max_size=6), min_size=1, max_size=6)
 def counted(groups: Sequence[Sequence[Any]], keys: Any, amounts: Any = None) -> list[str | None]:
     """The text of each group's keys; ``keys`` and ``amounts`` are those of all groups."""
     codes = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    made: list[str | None] = texts(Tallies.counted(codes, len(groups), keys, amounts)).to_pylist()
+    amounts = amounts or (np.ones(len(codes), np.int64),)
+    made: list[str | None] = texts(Tallies.summed(codes, len(groups), keys, amounts)).to_pylist()
     return made
 
 

@@ -8,22 +8,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchmill.aggregate.columns import (
     Column,
     Groups,
     Longs,
+    Mask,
+    Runs,
     Tallies,
+    cast,
+    count,
     group,
     numbered,
     numbered_starts,
 )
 from batchmill.aggregate.deltas import Deltas, concat
 from batchmill.aggregate.plan import Key, SourcePlan, TallyColumn, Total, Where
-from batchmill.aggregate.rows import Rows, check
+from batchmill.aggregate.rows import Rows, both, check, is_valid
 from batchmill.errors import ConfigError
-from batchmill.oal import Metric
+from batchmill.oal import Metric, Path
 from batchmill.sources import Grain, SourceType
 
 
@@ -82,14 +85,14 @@ class Aggregator:
 
 
 def _make(rows: Rows, plan: SourcePlan) -> Deltas:
-    roles = tuple(map(rows.texts, plan.roles))
+    roles = tuple(map(rows.role, plan.roles))
     groups = group([numbered_starts(rows.minutes), *map(numbered, roles)])
     firsts = pa.array(groups.firsts)
     counter = _RowCounter(rows, groups)
     return Deltas(
         Grain.MINUTE,
         rows.minutes[groups.firsts],
-        tuple(role.take(firsts) for role in roles),
+        tuple(cast(role.take(firsts), pa.string()) for role in roles),
         counter.count(()),
         {name: counter.total(total) for name, total in plan.totals.items()},
         {name: counter.tallies(tally) for name, tally in plan.tallies.items()},
@@ -97,79 +100,86 @@ def _make(rows: Rows, plan: SourcePlan) -> Deltas:
 
 
 class _RowCounter:
-    """Totals and tallies of grouped rows."""
+    """Totals and tallies of grouped rows; what several of them need is computed once."""
 
     def __init__(self, rows: Rows, groups: Groups) -> None:
         self._rows = rows
         self._groups = groups
-        self._codes: dict[Where, Longs] = {}
-        self._counted: dict[tuple[Key, Where], Tallies] = {}
+        self._counts: dict[Where, Longs] = {}
+        self._keys: dict[Key, _SortedKeys] = {}
 
     def count(self, where: Where) -> Longs:
         """How many rows of each group meet the tests."""
-        return np.bincount(self._group_of(where), minlength=len(self._groups)).astype(np.int64)
+        if where not in self._counts:
+            met = self._rows.where(where)
+            self._counts[where] = count(self._groups.codes, len(self._groups), met)
+        return self._counts[where]
 
     def total(self, total: Total) -> Column:
         """One number of each group."""
         if total.value is None:
             return Column("sum", self.count(total.where), None)
         values, valid = self._rows.number(total.value, total.part)
-        met = self._rows.where(total.where)
-        counts = met if valid is None else valid if met is None else met & valid
+        counts = both(self._rows.where(total.where), valid)
         return Column.reduced(total.how, values, counts, self._groups.codes, len(self._groups))
 
     def tallies(self, tally: TallyColumn) -> Tallies:
         """One tally of each group."""
+        if tally.key not in self._keys:
+            self._keys[tally.key] = self._sorted(tally.key)
+        keys = self._keys[tally.key]
+        runs = keys.runs(tally.coarser, tally.last)
+        met, amounts = self._rows.where(tally.where), []
         if tally.summed is not None:
-            return self._label_sums(tally)
-        known = (tally.key, tally.where)
-        if known not in self._counted:
-            self._counted[known] = self._count_keys(tally.key, tally.where)
-        if tally.key.width is None:
-            return self._counted[known]
-        return self._counted[known].coarsened(tally.coarser, tally.last)
-
-    def _count_keys(self, key: Key, where: Where) -> Tallies:
-        met = self._rows.where(where)
-        if key.width is None:
-            texts = self._rows.label(key.value)
-            present = (
-                pc.is_valid(texts).to_numpy(zero_copy_only=False) if texts.null_count else None
-            )
-            counts = met if present is None else present if met is None else met & present
-            codes = self._groups.codes
-            if counts is not None:
-                texts, codes = texts.filter(pa.array(counts)), codes[counts]
-            return Tallies.counted(codes, len(self._groups), texts)
-        keys, valid = self._rows.bucket(key)
-        counts = met if valid is None else valid if met is None else met & valid
-        codes = self._groups.codes
-        if counts is not None:
-            keys, codes = keys[counts], codes[counts]
-        return Tallies.counted(codes, len(self._groups), keys)
-
-    def _label_sums(self, tally: TallyColumn) -> Tallies:
-        assert tally.summed is not None
-        upper, valid = self._rows.number(tally.summed, "upper")
-        lower, _ = self._rows.number(tally.summed, "lower")
-        labels = self._rows.label(tally.key.value)
-        counts = np.ones(len(self._rows), np.bool_) if valid is None else valid.copy()
-        if labels.null_count:
-            counts &= pc.is_valid(labels).to_numpy(zero_copy_only=False)
-        met = self._rows.where(tally.where)
+            upper, valid = self._rows.number(tally.summed, "upper")
+            lower, _ = self._rows.number(tally.summed, "lower")
+            met = both(met, valid)
+            halves = (upper, lower) if met is None else (upper * met, lower * met)
+            amounts = [runs.sums(half) for half in halves]
+        before = None if met is None else keys.before(tally.where, tally.summed, met)
+        amounts.append(runs.counts(before))
+        codes, numbers = runs.codes, runs.keys
         if met is not None:
-            counts &= met
-        ones = np.ones(int(counts.sum()), np.int64)
-        return Tallies.counted(
-            self._groups.codes[counts],
-            len(self._groups),
-            labels.filter(pa.array(counts)),
-            (upper[counts].astype(np.int64), lower[counts].astype(np.int64), ones),
-        )
+            present = np.flatnonzero(amounts[-1])
+            codes, numbers = codes[present], numbers[present]
+            amounts = [amount[present] for amount in amounts]
+        texts = numbers if keys.texts is None else keys.texts.take(pa.array(numbers))
+        return Tallies.of_sorted(len(self._groups), codes, texts, tuple(amounts))
 
-    def _group_of(self, where: Where) -> Longs:
-        """The groups of the rows that meet the tests."""
-        if where not in self._codes:
-            met = self._rows.where(where)
-            self._codes[where] = self._groups.codes if met is None else self._groups.codes[met]
-        return self._codes[where]
+    def _sorted(self, key: Key) -> _SortedKeys:
+        texts = None
+        if key.width is None:
+            encoded = self._rows.label(key.value).dictionary_encode()
+            texts, indices = encoded.dictionary, encoded.indices
+            valid = is_valid(indices)
+            numbers = indices.fill_null(0).to_numpy().astype(np.int64)
+        else:
+            numbers, valid = self._rows.bucket(key)
+        codes = self._groups.codes
+        if valid is None:
+            return _SortedKeys(texts, Runs.of(codes, len(self._groups), numbers))
+        places = np.flatnonzero(valid)
+        runs = Runs.of(codes[places], len(self._groups), numbers[places])
+        return _SortedKeys(texts, replace(runs, order=places[runs.order]))
+
+
+class _SortedKeys:
+    """The rows that have a key, sorted by group and key."""
+
+    def __init__(self, texts: pa.Array | None, runs: Runs) -> None:
+        self.texts = texts
+        """The keys, where they are texts; the runs have places in it."""
+        self._runs: dict[tuple[int, int | None], Runs] = {(1, None): runs}
+        self._before: dict[tuple[Where, Path | None], Longs] = {}
+
+    def runs(self, coarser: int, last: int | None) -> Runs:
+        """The runs of wider buckets."""
+        if (coarser, last) not in self._runs:
+            self._runs[coarser, last] = self._runs[1, None].coarsened(coarser, last)
+        return self._runs[coarser, last]
+
+    def before(self, where: Where, summed: Path | None, met: Mask) -> Longs:
+        """How many of the sorted rows before each place meet tests, and have a value."""
+        if (where, summed) not in self._before:
+            self._before[where, summed] = self._runs[1, None].before(met)
+        return self._before[where, summed]

@@ -6,12 +6,13 @@ Whole numbers stay whole numbers: nothing passes through a float.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Numbers: TypeAlias = npt.NDArray[Any]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -19,10 +20,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 REDUCE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """The function that merges a column, by how it merges."""
-_PACKED_BITS = 62
-_PACKED_LIMIT = 1 << _PACKED_BITS
+_PACKED_LIMIT = 1 << 62
 _DENSE = 8
-"""Up to this many possible groups a row, a table of all possible groups is the quickest."""
+"""Up to this many possible groups for each row, a table of all of them is the quickest."""
 
 
 def identity(dtype: np.dtype[Any], how: str) -> Any:
@@ -49,20 +49,34 @@ class Groups:
 def group(columns: Sequence[tuple[Longs, int]]) -> Groups:
     """Group rows by several columns, each given as whole numbers from 0 up to below a size."""
     codes, size = columns[0]
-    for numbers, more in columns[1:]:
-        if size * more >= _PACKED_LIMIT:
-            codes = np.unique(codes, return_inverse=True)[1]
-            size = int(codes.max(initial=-1)) + 1
-        codes, size = codes * more + numbers, size * more
     rows = len(codes)
-    if size > max(_DENSE * rows, 1024):
-        _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
-        return Groups(codes, firsts)
-    place = np.full(size, -1, np.int64)
-    # The last assignment stays, so in reverse the first row of each group.
-    place[codes[::-1]] = np.arange(rows - 1, -1, -1)
-    present = place >= 0
-    return Groups((np.cumsum(present, dtype=np.int64) - 1)[codes], place[present])
+    most = max(_DENSE * rows, 1024)
+    for numbers, more in columns[1:]:
+        if size * more > most:
+            codes, size = _renumbered(codes, size, most)
+        if size == 1:
+            codes = numbers
+        elif more > 1:
+            codes = codes * more + numbers
+        size *= more
+    codes, size = _renumbered(codes, size, most)
+    firsts = np.empty(size, np.int64)
+    # Of several assignments the last one stays: in reverse, that of the first row.
+    firsts[codes[::-1]] = np.arange(rows - 1, -1, -1)
+    return Groups(codes, firsts)
+
+
+def _renumbered(codes: Longs, size: int, most: int) -> tuple[Longs, int]:
+    """Numbers below ``size`` without gaps, and how many there are; a table has ``most`` places."""
+    if not len(codes):
+        return codes, 0
+    if size <= most:
+        present = np.zeros(size, np.bool_)
+        present[codes] = True
+        places = np.cumsum(present, dtype=np.int64)
+        return (places - 1)[codes], int(places[-1])
+    encoded = pa.array(codes).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
 
 def numbered_starts(starts: Longs) -> tuple[Longs, int]:
@@ -75,9 +89,38 @@ def numbered_starts(starts: Longs) -> tuple[Longs, int]:
 
 def numbered(array: pa.Array) -> tuple[Longs, int]:
     """Texts as numbers from 0: equal texts have one number, null has one, too."""
+    if pa.types.is_dictionary(array.type) and not array.indices.null_count:
+        # A dictionary may have a text twice.
+        numbers, size = numbered(array.dictionary)
+        return numbers[array.indices.to_numpy()], size
+    array = cast(array, pa.string())
+    if len(array) > 1 and array[0] == array[-1] and pc.all(pc.equal(array, array[0])).as_py():
+        return np.zeros(len(array), np.int64), 1
     encoded = array.dictionary_encode(null_encoding="encode")
-    indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return indices, len(encoded.dictionary)
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+
+
+def count(codes: Longs, groups: int, counts: Mask | None) -> Longs:
+    """How many rows of each group count; None: all."""
+    if counts is None:
+        return np.bincount(codes, minlength=groups).astype(np.int64, copy=False)
+    # Quicker than to select the rows.
+    both = np.bincount((codes << 1) + counts, minlength=2 * groups)
+    return both[1::2].astype(np.int64)
+
+
+def truncated(numbers: Longs, divisor: int) -> Longs:
+    """Quotients rounded toward zero."""
+    quotients = numbers // divisor
+    if len(numbers) and numbers.min() < 0:
+        # The least of all numbers has no opposite, so signs are not simply turned.
+        quotients += (numbers < 0) & (numbers % divisor != 0)
+    return quotients
+
+
+def cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array of another type; the same array if it is of that type."""
+    return array if array.type == kind else pc.cast(array, kind)
 
 
 @dataclass(frozen=True)
@@ -95,16 +138,15 @@ class Column:
         cls, how: str, values: Numbers, valid: Mask | None, codes: Longs, groups: int
     ) -> Column:
         """Reduce values to one for each group; ``valid`` says which of them count."""
-        if valid is not None:
-            values, codes = values[valid], codes[valid]
         if values.dtype.kind == "i":
             values = values.astype(np.int64, copy=False)
-        merged = np.full(groups, identity(values.dtype, how))
-        REDUCE[how].at(merged, codes, values)
+        neutral = identity(values.dtype, how)
+        merged = np.full(groups, neutral)
         if valid is None:
+            REDUCE[how].at(merged, codes, values)
             return cls(how, merged, None)
-        present = np.zeros(groups, np.bool_)
-        present[codes] = True
+        REDUCE[how].at(merged, codes, np.where(valid, values, neutral))
+        present = count(codes, groups, valid) > 0
         return cls(how, merged, None if present.all() else present)
 
     @classmethod
@@ -140,7 +182,7 @@ Keys: TypeAlias = Longs | pa.Array
 
 @dataclass(frozen=True)
 class Tallies:
-    """One tally of each group: keys in order, each once, with its amounts."""
+    """One tally of each group: keys, numbers in order, each once, with its amounts."""
 
     offsets: Longs
     """Where the entries of each group start, and where the last one's end."""
@@ -149,23 +191,39 @@ class Tallies:
     """The count of rows; or the upper and lower half of a sum, then the count of what it sums."""
 
     @classmethod
-    def counted(
-        cls, codes: Longs, groups: int, keys: Keys, amounts: tuple[Longs, ...] | None = None
+    def of_sorted(
+        cls, groups: int, codes: Longs, keys: Keys, amounts: tuple[Longs, ...]
     ) -> Tallies:
-        """Count entries by group and key; ``codes`` is the group of each entry.
-
-        Without ``amounts`` every entry counts 1.
-        """
-        texts: pa.Array | None = None
-        numbers = keys
-        if isinstance(keys, pa.Array):
-            encoded = keys.dictionary_encode()
-            numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-            texts = encoded.dictionary
-        codes, numbers, sums = _count_equal(codes, np.asarray(numbers), amounts)
+        """From entries that are sorted by group; ``codes`` is the group of each."""
         offsets = np.zeros(groups + 1, np.int64)
         np.cumsum(np.bincount(codes, minlength=groups), out=offsets[1:])
-        return cls(offsets, numbers if texts is None else texts.take(pa.array(numbers)), sums)
+        return cls(offsets, keys, amounts)
+
+    @classmethod
+    def summed(cls, codes: Longs, groups: int, keys: Keys, amounts: tuple[Longs, ...]) -> Tallies:
+        """Add up entries of equal group and key; ``codes`` is the group of each."""
+        if isinstance(keys, pa.Array):
+            encoded = keys.dictionary_encode()
+            numbers = encoded.indices.to_numpy().astype(np.int64)
+            tallies = cls.summed(codes, groups, numbers, amounts)
+            return replace(tallies, keys=encoded.dictionary.take(pa.array(tallies.keys)))
+        if not len(keys):
+            return cls.of_sorted(groups, codes, keys, amounts)
+        low = int(keys.min())
+        bits = (int(keys.max()) - low).bit_length()
+        if groups << bits > _DENSE * len(keys):
+            runs = Runs.of(codes, groups, keys)
+            sums = tuple(runs.sums(amount) for amount in amounts)
+            return cls.of_sorted(groups, runs.codes, runs.keys, sums)
+        # In tables of all possible pairs.
+        packed = (codes << bits) | (keys - low)
+        tables = [np.zeros(groups << bits, np.int64) for _ in amounts]
+        for table, amount in zip(tables, amounts, strict=True):
+            np.add.at(table, packed, amount)
+        # The last amount is a count, which is never 0.
+        pairs = np.flatnonzero(tables[-1])
+        sums = tuple(table[pairs] for table in tables)
+        return cls.of_sorted(groups, pairs >> bits, (pairs & (1 << bits) - 1) + low, sums)
 
     @classmethod
     def concat(cls, tallies: Sequence[Tallies]) -> Tallies:
@@ -187,61 +245,84 @@ class Tallies:
 
     def merged(self, groups: Groups) -> Tallies:
         """One tally for each group of groups."""
-        return Tallies.counted(groups.codes[self.rows], len(groups), self.keys, self.amounts)
+        return Tallies.summed(groups.codes[self.rows], len(groups), self.keys, self.amounts)
 
-    def coarsened(self, by: int, last: int | None) -> Tallies:
+
+@dataclass(frozen=True)
+class Runs:
+    """Entries sorted by group and key: runs of equal ones, whose amounts can be added up."""
+
+    order: Longs
+    """The order that sorts the entries."""
+    bounds: Longs
+    """Where each run starts, and where the last one ends."""
+    codes: Longs
+    """The group of each run."""
+    keys: Longs
+    """The key of each run."""
+
+    @classmethod
+    def of(cls, codes: Longs, groups: int, keys: Longs) -> Runs:
+        """Sort entries; ``codes`` is the group of each."""
+        if not len(keys):
+            return cls(codes, np.zeros(1, np.int64), codes, keys)
+        low = int(keys.min())
+        bits = (int(keys.max()) - low).bit_length()
+        if groups << bits >= _PACKED_LIMIT:
+            order = np.lexsort((keys, codes))
+            codes, keys = codes[order], keys[order]
+            changes = (codes[1:] != codes[:-1]) | (keys[1:] != keys[:-1])
+            bounds = _bounds(changes)
+            return cls(order, bounds, codes[bounds[:-1]], keys[bounds[:-1]])
+        # Both in one number, which is sorted several times as fast as two.
+        packed = (codes << bits) | (keys - low)
+        order = _sorted_order(packed, groups << bits)
+        packed = packed[order]
+        bounds = _bounds(packed[1:] != packed[:-1])
+        packed = packed[bounds[:-1]]
+        return cls(order, bounds, packed >> bits, (packed & (1 << bits) - 1) + low)
+
+    def coarsened(self, by: int, last: int | None) -> Runs:
         """The same with wider buckets, and with all beyond the first and ``last`` in those."""
-        assert isinstance(self.keys, np.ndarray)
-        keys = self.keys
-        if by > 1:
-            # Rounded toward zero, also the least of all numbers, which has no opposite.
-            keys = keys // by + ((keys < 0) & (keys % by != 0))
+        keys = truncated(self.keys, by) if by > 1 else self.keys
         if last is not None:
             keys = np.clip(keys, 0, last)
-        if keys is self.keys:
+        if not len(keys):
             return self
-        return Tallies.counted(self.rows, len(self.offsets) - 1, keys, self.amounts)
+        # The order of the entries stays.
+        runs = _bounds((self.codes[1:] != self.codes[:-1]) | (keys[1:] != keys[:-1]))
+        starts = runs[:-1]
+        return Runs(self.order, self.bounds[runs], self.codes[starts], keys[starts])
+
+    def sums(self, amount: Longs) -> Longs:
+        """The sum of each run; ``amount`` is that of each entry."""
+        if not len(self.codes):
+            return self.codes
+        return np.add.reduceat(amount[self.order], self.bounds[:-1])
+
+    def counts(self, before: Longs | None) -> Longs:
+        """How many entries of each run count; ``before`` is from :meth:`before`, None: all."""
+        return np.diff(self.bounds if before is None else before[self.bounds])
+
+    def before(self, counts: Mask) -> Longs:
+        """How many of the sorted entries before each place count."""
+        before = np.zeros(len(self.order) + 1, np.int64)
+        np.cumsum(counts[self.order], out=before[1:])
+        return before
 
 
-def _count_equal(
-    codes: Longs, keys: Longs, amounts: tuple[Longs, ...] | None
-) -> tuple[Longs, Longs, tuple[Longs, ...]]:
-    """Entries sorted by group and key, each pair once, with the sums of its amounts."""
-    entries = len(keys)
-    if not entries:
-        return codes, keys, amounts or (codes,)
-    low = int(keys.min())
-    key_bits = (int(keys.max()) - low).bit_length()
-    bits = int(codes.max()).bit_length() + key_bits
-    if bits < _PACKED_BITS:
-        # Both in one number.
-        packed = (codes << key_bits) + (keys - low)
-        order = _order(packed, bits)
-        packed = packed[order]
-        starts = _run_starts(packed[1:] != packed[:-1])
-        packed = packed[starts]
-        codes, keys = packed >> key_bits, (packed & (1 << key_bits) - 1) + low
-    else:
-        order = np.lexsort((keys, codes))
-        codes, keys = codes[order], keys[order]
-        starts = _run_starts((codes[1:] != codes[:-1]) | (keys[1:] != keys[:-1]))
-        codes, keys = codes[starts], keys[starts]
-    if amounts is None:
-        return codes, keys, (np.diff(starts, append=entries),)
-    return codes, keys, tuple(np.add.reduceat(amount[order], starts) for amount in amounts)
+def _sorted_order(numbers: Longs, size: int) -> Longs:
+    """The order that sorts numbers below ``size``.
 
-
-def _order(numbers: Longs, bits: int) -> Longs:
-    """The order that sorts whole numbers of so many bits, none of them negative.
-
-    By 16 bits at a time: such numbers NumPy sorts by radix, several times as fast as longer ones.
+    By 16 bits at a time, which NumPy sorts by radix: several times as fast as all bits at once.
     """
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
-    for shift in range(16, bits, 16):
+    for shift in range(16, (size - 1).bit_length(), 16):
         digits = (numbers >> shift).astype(np.uint16)
         order = order[np.argsort(digits[order], kind="stable")]
     return order
 
 
-def _run_starts(changes: Mask) -> Longs:
-    return np.concatenate(([0], np.flatnonzero(changes) + 1))
+def _bounds(changes: Mask) -> Longs:
+    """Where runs start, and the last one's end, from where values differ from the one before."""
+    return np.concatenate(([0], np.flatnonzero(changes) + 1, [len(changes) + 1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -184,7 +184,8 @@ def _totals(state: Count | ApdexCount | Sum | DoubleSum | Extreme) -> list[Total
         case Count():
             return [Total("sum", None, "value", state.where)]
         case ApdexCount():
-            return [Total("sum", None, "value", (*state.where, state))]
+            # Without its own conditions, it is evaluated once for all.
+            return [Total("sum", None, "value", (*state.where, replace(state, where=())))]
         case Extreme():
             return [Total(state.which, state.value, "value", state.where)]
         case Sum() | DoubleSum():

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.aggregate.columns import Longs, Mask, Numbers
+from batchmill.aggregate.columns import Longs, Mask, Numbers, cast, truncated
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
     Key,
@@ -64,7 +64,7 @@ def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
     """
     given = {column.name for column in table.schema if not pa.types.is_null(column.type)}
     columns = {
-        field.column: _one_array(table[field.column])
+        field.column: _one_array(table[field.column], decode=field.column not in plan.roles)
         for field in plan.fields
         if field.column in given
     }
@@ -147,11 +147,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.minutes)
 
-    def texts(self, name: str) -> pa.Array:
-        """A column as texts; all null if the rows do not have it."""
+    def role(self, name: str) -> pa.Array:
+        """A column that identifies entities, maybe as a dictionary; all null if there is none."""
         if name not in self._columns:
             return pa.nulls(len(self), pa.string())
-        return _cast(self._columns[name], pa.string())
+        return self._columns[name]
 
     def path(self, path: Path) -> pa.Array:
         """The value at a path."""
@@ -164,15 +164,14 @@ class Rows:
         if tests not in self._wheres:
             met: Mask | None = None
             for test in tests:
-                one = self._test(test)
-                met = one if met is None else met & one
+                met = both(met, self._test(test))
             self._wheres[tests] = None if met is not None and met.all() else met
         return self._wheres[tests]
 
     def number(self, path: Path, part: Part) -> tuple[Numbers, Mask | None]:
         """Part of a number of each row, and where there is one; None: everywhere."""
         array = self.path(path)
-        valid = _mask(pc.is_valid(array)) if array.null_count else None
+        valid = is_valid(array)
         values = _filled(array)
         if part == "value":
             # Of 0.0 and -0.0, which are equal, either might be the maximum.
@@ -195,16 +194,11 @@ class Rows:
         assert key.width is not None
         values, valid = self.number(key.value, "value")
         values = values.astype(np.int64, copy=False)
-        if key.width == 1:
-            return values, valid
-        if len(values) and values.min() >= 0:
-            return values // key.width, valid
-        # The least of all numbers has no opposite, so signs are not simply turned.
-        return values // key.width + ((values < 0) & (values % key.width != 0)), valid
+        return (values if key.width == 1 else truncated(values, key.width)), valid
 
     def label(self, path: Path) -> pa.Array:
         """The label of each row, as text."""
-        return _cast(self.path(path), pa.string())
+        return cast(self.path(path), pa.string())
 
     def _test(self, test: Test) -> Mask:
         if test not in self._tests:
@@ -225,8 +219,9 @@ class Rows:
             limits = np.asarray(by_name, np.int64)[names.indices.to_numpy()]
         ms = _filled(value)
         within = ms <= limits if state.which == "satisfied" else (ms > limits) & (ms <= 4 * limits)
-        met: Mask = within & status
-        return met & _mask(pc.is_valid(value)) if value.null_count else met
+        met = both(within & status, is_valid(value))
+        assert met is not None
+        return met
 
     def _evaluate(self, path: Path) -> pa.Array:
         array = self._columns.get(top_column(path))
@@ -239,7 +234,7 @@ class Rows:
                 member = array.type.get_field_index(part)
                 array = None if member < 0 else pc.struct_field(array, [member])
         kind = pa.string() if path.cast else path.type.arrow_type()
-        array = pa.nulls(len(self), kind) if array is None else _cast(array, kind)
+        array = pa.nulls(len(self), kind) if array is None else cast(array, kind)
         return array if path.cast is None else _read_whole(array, path.cast)
 
 
@@ -329,17 +324,27 @@ def _micros(time: pa.Array, plan: SourcePlan) -> Longs:
             f"column {TIME_COLUMN}: {kind}",
             f"a table with the columns of {plan.source.name}; {TIME_COLUMN} is a timestamp",
         )
-    return _filled(_cast(time, pa.int64()))
+    return _filled(cast(time, pa.int64()))
 
 
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return array if array.type == kind else pc.cast(array, kind)
-
-
-def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _one_array(column: pa.ChunkedArray | pa.Array, *, decode: bool = True) -> pa.Array:
+    """A column in one piece, and not as a dictionary unless ``decode`` is False."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    is_encoded = pa.types.is_dictionary(column.type)
+    return column.dictionary_decode() if decode and is_encoded else column
+
+
+def is_valid(array: pa.Array) -> Mask | None:
+    """Where there is a value; None: everywhere."""
+    return _mask(pc.is_valid(array)) if array.null_count else None
+
+
+def both(one: Mask | None, other: Mask | None) -> Mask | None:
+    """Where both masks are true; None is true everywhere."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one & other
 
 
 def _filled(array: pa.Array) -> Numbers:

@@ -7,7 +7,7 @@ hashable, and equal to another exactly when it means the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from batchmill.sources import FieldType
@@ -50,7 +50,7 @@ class Path:
     """
 
     parts: tuple[str | MapKey, ...]
-    type: FieldType
+    type: FieldType = field(hash=False)
     """The type of the value, after the cast."""
     cast: Cast | None = None
     """The type that a string is read as; null where it is not such a number, or too big."""
