@@ -42,6 +42,7 @@ from batchmill.queue import (
 
 if TYPE_CHECKING:
     from batchmill.client import Client
+    from batchmill.workers import Embedded
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "DrainBalancer",
+    "Embedded",
     "HandlerConsumer",
     "HandlerExistsError",
     "MissingExtraError",
@@ -78,9 +80,12 @@ __all__ = [
 ]
 
 
+_LAZY = {"Client": "batchmill.client", "Embedded": "batchmill.workers"}
+
+
 def __getattr__(name: str) -> Any:
-    if name != "Client":
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module("batchmill.client").Client
+    return getattr(importlib.import_module(_LAZY[name]), name)

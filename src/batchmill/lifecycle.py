@@ -41,11 +41,24 @@ class Tracked(Protocol):
         ...
 
 
+class Pausing(Protocol):
+    """Something that must not be in the middle of its work while the process forks."""
+
+    def before_fork(self) -> None:
+        """Pause, if that is possible within a few seconds."""
+        ...
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        ...
+
+
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _tracked: weakref.WeakSet[Any] = weakref.WeakSet()
 _kept: set[Any] = set()
+_pausing: weakref.WeakSet[Any] = weakref.WeakSet()
 _hooked_multiprocessing = False
 _hooked_child = 0
 
@@ -55,6 +68,12 @@ def track(thing: Tracked) -> None:
     with _lock:
         _tracked.add(thing)
     _hook_multiprocessing_child()
+
+
+def pause_at_fork(thing: Pausing) -> None:
+    """Have ``thing`` pause at every fork, for as long as it lives."""
+    with _lock:
+        _pausing.add(thing)
 
 
 def tracked(kind: type[T]) -> list[T]:
@@ -134,11 +153,15 @@ def _hook_multiprocessing_child() -> None:
 
 def _before_fork() -> None:
     _hook_multiprocessing()
+    for thing in list(_pausing):
+        thing.before_fork()
     _lock.acquire()
 
 
 def _after_fork_in_parent() -> None:
     _lock.release()
+    for thing in list(_pausing):
+        thing.after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:

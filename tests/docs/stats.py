@@ -22,6 +22,7 @@ from batchmill.spool import SinkStats, SpoolStats
 from batchmill.store import OutboxDepth
 from batchmill.store.postgres.writers import WriterStats
 from batchmill.telemetry import Distribution, RegistryStats
+from batchmill.workers import EmbeddedStats
 from tests.docs.kit import DOCS
 
 PAGE = DOCS / "counters.md"
@@ -41,6 +42,7 @@ STATS: dict[type, str] = {
     SpoolStats: "`Spool.stats()`",
     KafkaStats: "`KafkaSink.stats()`",
     ClientStats: "`Client.stats()`",
+    EmbeddedStats: "`Embedded.stats()`",
     WriterStats: "`store.writers.stats()` of a PostgreSQL store",
     ExporterStats: "`Exporter.stats()`",
     OutboxDepth: "`ExporterStats.waiting`",

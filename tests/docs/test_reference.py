@@ -32,6 +32,7 @@ from batchmill.spool import Spool
 from batchmill.store import EXPIRED, TOO_OLD
 from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
+from batchmill.workers import events, l2
 from tests.docs import settings, sources, stats, telemetry
 from tests.docs.kit import DOCS, code_in, tables
 from tests.kit.files import ROOT
@@ -149,6 +150,7 @@ def test_every_counter_of_the_store_is_explained() -> None:
     counted |= {EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
     counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
     counted |= {exporter_stats.POINTS_REFUSED, exporter_stats.ROWS_DROPPED}
+    counted |= {l2.INVALID}
     listed = {
         name
         for row in tables(COUNTERS, "The pipeline")
@@ -166,6 +168,7 @@ def test_every_reason_of_the_pipeline_is_explained() -> None:
     reasons |= texts_in(reader, r'"((?:no|time|not) [a-z0-9 ]+)"\)')
     reasons |= texts_in(links, r"THEN '([a-z ]+)'")
     reasons |= texts_in(batch, r'"unused", source, "([^"]+)"')
+    reasons |= texts_in(events, r'"(time: [a-z ]+)"')
     reasons |= {dedup.REASON, TOO_OLD, outbox.FULL, outbox.LEFT}
     reasons |= {exporter.FULL, exporter.GONE, exporter.UNREADABLE}
     reasons |= {values.EXPIRED, values.UNKNOWN}
@@ -244,6 +247,7 @@ def test_every_public_stats_class_has_a_table() -> None:
             ".pressure",
             ".spool",
             ".telemetry",
+            ".workers",
         )
         for name in importlib.import_module(f"batchmill{package}").__all__
         if name.endswith("Stats")

@@ -54,9 +54,15 @@ from batchmill.sources import builtin_catalog
 next(iter(builtin_catalog().sources.values())).arrow_schema()
 """,
     "aggregate": """
-import batchmill.aggregate
-for name in batchmill.aggregate.__all__:
-    getattr(batchmill.aggregate, name)
+import batchmill, batchmill.aggregate, batchmill.workers
+for package, name in ((batchmill.aggregate, "Aggregator"), (batchmill.workers, "Committer")):
+    try:
+        getattr(package, name)
+    except batchmill.MissingExtraError as error:
+        assert error.extra == "aggregate"
+    else:
+        raise AssertionError(name)
+batchmill.Embedded
 """,
     "postgres": """
 from batchmill.store import open_store

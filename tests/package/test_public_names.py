@@ -23,6 +23,7 @@ import batchmill.store
 import batchmill.telemetry
 import batchmill.testing
 import batchmill.web
+import batchmill.workers
 
 QUEUE = {
     "BatchQueue",
@@ -152,7 +153,9 @@ SOURCES = {
     "instance_relation",
     "is_normal",
     "minute_bucket",
+    "plain_value",
     "row_of",
+    "source_classes",
     "service",
     "service_id",
     "service_relation",
@@ -250,12 +253,37 @@ SPOOL = {
     "Unread",
     "delta_file",
     "event_tables",
+    "adapter",
     "span_table",
     "table_of",
     "unread",
 }
 CLIENT = {"Client", "ClientStats", "EdgeSettings", "row_for"}
+WORKERS = {
+    "CommitCounts",
+    "Committer",
+    "Embedded",
+    "EmbeddedStats",
+    "L1Worker",
+    "L2Worker",
+    "SourceStates",
+    "Statement",
+    "TopNWorker",
+    "WorkerSettings",
+    "exit_on_sigterm",
+}
 AGGREGATE = {
+    "CACHE_READ",
+    "CACHE_WRITE",
+    "DATABASE",
+    "NORMALISED",
+    "SERVICE_DATABASE",
+    "SlowThresholds",
+    "SlowestStatements",
+    "Statement",
+    "TopNThresholds",
+    "entity_number",
+    "normalise",
     "Aggregator",
     "Contribution",
     "Deltas",
@@ -410,7 +438,7 @@ TESTING = {
     "ManualClock",
 }
 PROMISED = [
-    pytest.param(batchmill, QUEUE | ERRORS | {"Client", "__version__"}, id="batchmill"),
+    pytest.param(batchmill, QUEUE | ERRORS | {"Client", "Embedded", "__version__"}, id="batchmill"),
     pytest.param(batchmill.queue, QUEUE, id="batchmill.queue"),
     pytest.param(batchmill.pressure, PRESSURE, id="batchmill.pressure"),
     pytest.param(batchmill.batcher, BATCHER, id="batchmill.batcher"),
@@ -421,6 +449,7 @@ PROMISED = [
     pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
     pytest.param(batchmill.aggregate, AGGREGATE, id="batchmill.aggregate"),
     pytest.param(batchmill.client, CLIENT, id="batchmill.client"),
+    pytest.param(batchmill.workers, WORKERS, id="batchmill.workers"),
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
     pytest.param(batchmill.export, EXPORT, id="batchmill.export"),

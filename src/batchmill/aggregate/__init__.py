@@ -1,7 +1,8 @@
 """Aggregates rows to mergeable states: one kernel for the in-process workers and for Spark.
 
 :class:`Aggregator` makes :class:`Deltas` of the rows of one event type, merges them, and rolls them
-up to hours and days; :func:`contribution` turns them into what a store commits. NumPy and Arrow, no
+up to hours and days; :func:`contribution` turns them into what a store commits.
+:class:`SlowestStatements` keeps the slowest calls of databases and caches. NumPy and Arrow, no
 Spark and no database. Loads without its extra, ``aggregate``.
 """
 
@@ -11,6 +12,19 @@ from typing import TYPE_CHECKING
 
 from batchmill.aggregate.errors import DeltasError
 from batchmill.aggregate.plan import SourcePlan
+from batchmill.aggregate.topn import (
+    CACHE_READ,
+    CACHE_WRITE,
+    DATABASE,
+    NORMALISED,
+    SERVICE_DATABASE,
+    SlowestStatements,
+    SlowThresholds,
+    Statement,
+    TopNThresholds,
+    entity_number,
+    normalise,
+)
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
@@ -19,6 +33,11 @@ if TYPE_CHECKING:
     from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
 
 __all__ = [
+    "CACHE_READ",
+    "CACHE_WRITE",
+    "DATABASE",
+    "NORMALISED",
+    "SERVICE_DATABASE",
     "Aggregator",
     "Contribution",
     "Deltas",
@@ -26,10 +45,16 @@ __all__ = [
     "EntityBook",
     "Made",
     "ROW_COUNT",
+    "SlowThresholds",
+    "SlowestStatements",
     "SourcePlan",
+    "Statement",
+    "TopNThresholds",
     "contribution",
+    "entity_number",
     "from_arrow",
     "is_deltas",
+    "normalise",
     "to_arrow",
 ]
 

@@ -245,13 +245,14 @@ class BatchQueue(Generic[T]):
         """A snapshot of how full the queue is and of its counters since the start."""
         return self._core.stats()
 
-    def shutdown(self) -> bool:
+    def shutdown(self, timeout: float | None = None) -> bool:
         """Accept nothing more, drain what was accepted, end the threads.
 
-        True when all of that happened within ``shutdown_timeout_ms``; else False and a warning,
-        and the drain goes on in the background as soon as the handler that hangs returns. Any
-        number of threads may call it, any number of times: there is one shutdown. Inside a handler
-        of this queue it returns False at once, and the drain finishes when the handler returns.
+        True when all of that happened within ``timeout`` seconds, or without one within
+        ``shutdown_timeout_ms``; else False and a warning, and the drain goes on in the background
+        as soon as the handler that hangs returns. Any number of threads may call it, any number of
+        times: there is one shutdown. Inside a handler of this queue it returns False at once, and
+        the drain finishes when the handler returns.
 
         Queues that this one passes items on to stay open: shut them down after it, as
         ``BatchQueueManager.shutdown_all`` does.
@@ -259,7 +260,8 @@ class BatchQueue(Generic[T]):
         self._core.begin_close()
         if deadlock.is_needed_to_drain(self._core):
             return self._core.done.is_set()
-        return self._await_drain(time.monotonic() + self.config.shutdown_timeout_ms / 1000)
+        wait_s = self.config.shutdown_timeout_ms / 1000 if timeout is None else timeout
+        return self._await_drain(time.monotonic() + wait_s)
 
     def _await_drain(self, deadline: float) -> bool:
         core = self._core

@@ -98,6 +98,12 @@ def source(*, entity: Entity) -> Callable[[C], C]:
     return add
 
 
+def source_classes() -> dict[type, SourceType]:
+    """Every class that :func:`source` made an event type, with that type."""
+    with _lock:
+        return dict(_by_class)
+
+
 def source_of(cls: type) -> SourceType:
     """The event type that :func:`source` made of a class."""
     try:
@@ -110,7 +116,7 @@ def source_of(cls: type) -> SourceType:
 def row_of(event: object) -> dict[str, Any]:
     """An event as a row: column to plain value, with its start as ``time`` where it has one."""
     fields = source_of(type(event)).fields.items()
-    row = {field.column: _plain(getattr(event, name)) for name, field in fields}
+    row = {field.column: plain_value(getattr(event, name)) for name, field in fields}
     start = getattr(event, TIME_COLUMN, None)
     if isinstance(start, datetime):
         row[TIME_COLUMN] = start
@@ -291,10 +297,11 @@ def _is_time(hint: object) -> bool:
     return _without_none(hint)[0] is datetime
 
 
-def _plain(value: object) -> object:
+def plain_value(value: object) -> object:
+    """A field's value as a row has it: an enum by its name, a dataclass as a dict."""
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
-        return {field.name: _plain(getattr(value, field.name)) for field in fields}
+        return {field.name: plain_value(getattr(value, field.name)) for field in fields}
     return value

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
+from batchmill.aggregate import SlowThresholds
 from batchmill.errors import ConfigError, check_int, check_number
-from batchmill.spark.sql import literal
 
 MEBIBYTE = 2**20
 _LONGEST_TRIGGER_S = 86_400.0
@@ -66,65 +65,6 @@ class PipelineSettings:
             check_int(f"apdex_ms[{name!r}]", ms, 1)
         SlowThresholds.parse(self.slow_database_ms)
         SlowThresholds.parse(self.slow_cache_ms)
-
-
-@dataclass(frozen=True)
-class SlowThresholds:
-    """Above how many milliseconds a statement is slow, by database or cache system.
-
-    >>> SlowThresholds.parse("default:200,mongodb:100").systems["mongodb"]
-    100
-    """
-
-    default_ms: int
-    systems: Mapping[str, int] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        for name, limit in (("default", self.default_ms), *self.systems.items()):
-            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-                raise ConfigError(
-                    f"slow threshold of {name}", limit, "whole milliseconds, 0 or more"
-                )
-        object.__setattr__(self, "systems", MappingProxyType(dict(self.systems)))
-
-    @classmethod
-    def parse(cls, text: str) -> SlowThresholds:
-        """Read ``system:ms`` pairs with commas between; ``default`` must be among them."""
-        limits: dict[str, int] = {}
-        for pair in text.split(","):
-            system, colon, digits = (part.strip() for part in pair.rpartition(":"))
-            if not (colon and system and digits.isascii() and digits.isdigit()):
-                raise ConfigError(
-                    "slow thresholds",
-                    text,
-                    f"pairs like default:200,mongodb:100, which {pair.strip()!r} is not",
-                )
-            if system in limits:
-                raise ConfigError(
-                    "slow thresholds", text, f"unambiguous: {system!r} is there twice"
-                )
-            limits[system] = int(digits)
-        if "default" not in limits:
-            raise ConfigError(
-                "slow thresholds", text, "complete: it has no default, as in default:200"
-            )
-        return cls(limits.pop("default"), limits)
-
-    def sql(self, system: str) -> str:
-        """The limit as SQL, where ``system`` is the SQL of the system's name."""
-        cases = "".join(
-            f" WHEN {literal(name)} THEN {literal(limit)}" for name, limit in self.systems.items()
-        )
-        default = literal(self.default_ms)
-        return f"CASE {system}{cases} ELSE {default} END" if cases else default
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopNThresholds:
-    """The slow thresholds of databases and of caches."""
-
-    database: SlowThresholds = field(default_factory=lambda: SlowThresholds(200, {"mongodb": 100}))
-    cache: SlowThresholds = field(default_factory=lambda: SlowThresholds(20, {"redis": 10}))
 
 
 def check_dedup_s(seconds: float | None) -> float | None:

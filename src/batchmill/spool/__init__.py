@@ -34,7 +34,7 @@ from batchmill.spool.span import (
 )
 
 if TYPE_CHECKING:
-    from batchmill.spool.rows import delta_file, event_tables, span_table, table_of
+    from batchmill.spool.rows import adapter, delta_file, event_tables, span_table, table_of
     from batchmill.spool.spool import Spool, SpoolStats
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "SpoolStats",
     "SpoolWriteError",
     "Unread",
+    "adapter",
     "delta_file",
     "event_tables",
     "span_table",
@@ -71,6 +72,7 @@ __all__ = [
 _NEED_PYARROW = {
     "Spool": "spool",
     "SpoolStats": "spool",
+    "adapter": "rows",
     "delta_file": "rows",
     "event_tables": "rows",
     "span_table": "rows",

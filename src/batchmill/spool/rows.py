@@ -138,7 +138,7 @@ def event_tables(source: SourceType, columns: Collection[str] | None = None) -> 
     if columns is not None:
         known = {TIME_COLUMN, *columns}
         schema = pa.schema([column for column in schema if column.name in known])
-    adapters = {known.column: _adapter(known.type) for known in source.fields.values()}
+    adapters = {known.column: adapter(known.type) for known in source.fields.values()}
 
     def convert(batches: Sequence[EventBatch]) -> pa.Table:
         rows = [row for batch in batches for row in batch.rows]
@@ -217,7 +217,7 @@ def _shared_maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
     return _maps(distinct).take(pa.array(indices, pa.int32()))
 
 
-def _adapter(kind: FieldType) -> Callable[[Any], Any] | None:
+def adapter(kind: FieldType) -> Callable[[Any], Any] | None:
     """What turns a value into what Arrow expects; None where Arrow takes the value itself.
 
     Arrow wants a map as its pairs, would take a number for a bool, and a text for a list of
@@ -232,7 +232,7 @@ def _adapter(kind: FieldType) -> Callable[[Any], Any] | None:
     if kind.kind == "list":
         return _list
     if kind.kind == "struct":
-        inside = {member.name: _adapter(member.type) for member in kind.fields}
+        inside = {member.name: adapter(member.type) for member in kind.fields}
         return lambda value: _struct(value, inside)
     return None
 

@@ -45,6 +45,9 @@ MetricRef: TypeAlias = str | StoredMetric
 """A metric's name, which means its newest version, or one of its versions."""
 ALL = Selection()
 
+_abandoned: list[Store] = []
+"""Never collected: closing a connection that the parent has open, too, could disturb it."""
+
 
 class Store(ABC):
     """Where metrics are kept. One writer a stream, any number of readers.
@@ -84,8 +87,8 @@ class Store(ABC):
         """Run ``work`` on a snapshot of what is committed."""
 
     @abstractmethod
-    def _lock(self, stream: str) -> bool:
-        """Take the lock of a stream's writer; False if another holds it."""
+    def _lock(self, stream: str, *, wait: bool) -> bool:
+        """Take the lock of a stream's writer; False if another holds it, after a moment or now."""
 
     @abstractmethod
     def _unlock(self, stream: str) -> None:
@@ -112,15 +115,21 @@ class Store(ABC):
     # Writing.
 
     def register(
-        self, metrics: Iterable[Metric], *, retire: bool = True, stream: str = ""
+        self,
+        metrics: Iterable[Metric],
+        *,
+        retire: bool = True,
+        stream: str = "",
+        owner: str | None = None,
     ) -> Layout:
         """Give each metric its columns; call it before the first commit, not while one runs.
 
         The same definition keeps its columns and its history. A changed one, or one that comes
         back, is a new version with columns of its own. Metrics that ``stream`` computed, and no
         other stream does, are retired if they are not in the set; pass ``retire=False`` for a
-        stream that writes for a while only. Raises :class:`MetricConflictError` where another
-        stream computes a metric of that name with another definition.
+        stream that writes for a while only. Streams with one ``owner`` count as one: the processes
+        of an application, for example. Raises :class:`MetricConflictError` where another stream
+        computes a metric of that name with another definition.
         """
         wanted = list(metrics)
         with self._writing:
@@ -131,7 +140,7 @@ class Store(ABC):
                     commit_sql.read_newest_minute(session),
                     ttl_days=self._ttl_days,
                     retire=retire,
-                    stream=stream,
+                    stream=stream if owner is None else owner,
                     has_writer=lambda other: self._has_writer(session, other),
                 )
             )
@@ -146,6 +155,7 @@ class Store(ABC):
         fresh: bool,
         committed: int | None,
         planned: int | Exempt | None = Exempt.NO_LOG,
+        wait: bool = True,
     ) -> Claim:
         """Become the one writer of a stream.
 
@@ -153,12 +163,13 @@ class Store(ABC):
         checkpoint has marked done, None for none. ``planned``: the newest batch whose input the
         checkpoint has planned, None for none; without a log of plans, ``Exempt.NO_LOG``. Raises
         :class:`StoreInUseError` while another live process has the stream, and
-        :class:`CheckpointMismatchError` where store and checkpoint do not match.
+        :class:`CheckpointMismatchError` where store and checkpoint do not match. With ``wait``, a
+        process that has just ended is given a moment to be gone.
         """
         checkpoint = Checkpoint(checkpoint_id, fresh, committed, planned)
         with self._writing:
             ours = stream in self._locked_streams()
-            if not ours and not self.retrier.run(lambda: self._lock(stream)):
+            if not ours and not self.retrier.run(lambda: self._lock(stream, wait=wait)):
                 holder = self._read(lambda session: commit_sql.stream_holder(session, stream))
                 raise StoreInUseError(self.url, stream, holder)
             try:
@@ -381,6 +392,16 @@ class Store(ABC):
                     with contextlib.suppress(StoreError):
                         self._unlock(stream)
                 self._disconnect()
+
+    def prepare_fork(self) -> None:  # noqa: B027 - for connections that a child must not inherit
+        """Before a fork: close such connections; the next use opens them again.
+
+        Nobody may use the store between this call and the fork.
+        """
+
+    def abandon(self) -> None:
+        """In a forked child: leave the connections and locks to the parent. Do not use it again."""
+        _abandoned.append(self)
 
     def __enter__(self) -> Self:
         return self

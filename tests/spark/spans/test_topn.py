@@ -34,7 +34,7 @@ def ran(ms: int, facts: dict[str, str], text: str | None = None, **changes: Any)
 
 def test_statements_above_the_threshold_of_their_system_are_records(spark: SparkSession) -> None:
     """Each stream with its entity; exactly at the threshold is not slow."""
-    from batchmill.spark.settings import SlowThresholds, TopNThresholds
+    from batchmill.aggregate import SlowThresholds, TopNThresholds
     from batchmill.spark.spans.topn import topn_records
 
     spans = [
@@ -166,15 +166,13 @@ NORMALISED = {
 
 def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> None:
     """The normalised text, in Spark and by the same patterns in Python."""
+    from batchmill.aggregate import normalise
     from batchmill.spark.spans import topn
 
     frame = spark.createDataFrame([(text,) for text in NORMALISED], "text string")
     found = [row[0] for row in frame.selectExpr(topn.normalise("text")).collect()]
     assert found == list(NORMALISED.values())
-    for text, expected in NORMALISED.items():
-        for pattern, replacement in topn.NORMALISED:
-            text = re.sub(pattern, replacement.replace("$1", r"\1"), text)
-        assert text.strip(" ") == expected
+    assert [normalise(text) for text in NORMALISED] == list(NORMALISED.values())
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> N
 )
 def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
     """The message has the text, and says what is wrong with it."""
-    from batchmill.spark.settings import SlowThresholds
+    from batchmill.aggregate import SlowThresholds
 
     with pytest.raises(ConfigError, match=re.escape(why)) as caught:
         SlowThresholds.parse(text)
@@ -202,11 +200,11 @@ def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
 
 def test_thresholds_by_system(spark: SparkSession) -> None:
     """By system, else the default; odd names survive the way into SQL."""
-    from batchmill.spark.settings import SlowThresholds
-    from batchmill.spark.spans.topn import topn_records
+    from batchmill.aggregate import SlowThresholds
+    from batchmill.spark.spans.topn import threshold_sql, topn_records
 
     limits = SlowThresholds.parse("default:200, mongodb:100,a'b:7")
-    sql = limits.sql("s")
+    sql = threshold_sql(limits, "s")
     row = spark.sql(f"SELECT {sql} FROM VALUES ('mongodb'), ('a\\'b'), ('z'), (NULL) AS v(s)")
     assert [each[0] for each in row.collect()] == [100, 7, 200, 200]
     with pytest.raises(ConfigError, match="at least 1"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,17 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.sources import split_entity_id
+from batchmill.aggregate import SlowThresholds, TopNThresholds, entity_number
 from batchmill.spark.input.reader import SPAN_SCHEMA, read_parquet, write_parquet
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.l1.fusion import Rows
-from batchmill.spark.settings import PipelineSettings, SlowThresholds, TopNThresholds
+from batchmill.spark.settings import PipelineSettings
 from batchmill.spark.spans import dedup, pending
 from batchmill.spark.spans.columns import compact
 from batchmill.spark.spans.links import SUMMARY_SCHEMA, Links, link
 from batchmill.spark.spans.pending import PendingFiles
 from batchmill.spark.spans.sources import count_spans, direct_sources, relation_sources
-from batchmill.spark.spans.topn import SERVICE_DATABASE, statement_stats, topn_records
+from batchmill.spark.spans.topn import statement_stats, topn_records
 from batchmill.store import Batch, Carry, StatementRow, TopNRow
 
 if TYPE_CHECKING:
@@ -261,9 +261,9 @@ class SpanProcessor:
             batch.counters[key] = batch.counters.get(key, 0) + row["spans"]
         # The columns of both tables are named after the fields.
         for row in _rows(results.top):
-            batch.topn.append(TopNRow(**row | {"entity": _entity(row, book)}))
+            batch.topn.append(TopNRow(**row | _numbered(row, book)))
         for row in _rows(results.statements):
-            batch.statements.append(StatementRow(**row | {"entity": _entity(row, book)}))
+            batch.statements.append(StatementRow(**row | _numbered(row, book)))
 
     def remove_unused(self, used: Sequence[Carry]) -> None:
         """Remove the files that are not ``used``: no commit names them, nobody will read them."""
@@ -279,10 +279,5 @@ def _rows(table: pa.Table | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _entity(row: Mapping[str, Any], book: EntityBook) -> int:
-    """The number of the entity of a TopN record."""
-    called = row["stream"] != SERVICE_DATABASE
-    layers = {"VIRTUAL_CACHE" if "cache" in row["stream"] else "VIRTUAL_DATABASE"}
-    id_ = row["entity"]
-    names = split_entity_id("service", id_)
-    return book.number("service", id_, names, layers if called else {"GENERAL"})
+def _numbered(row: dict[str, Any], book: EntityBook) -> dict[str, Any]:
+    return {"entity": entity_number(row["stream"], row["entity"], book)}

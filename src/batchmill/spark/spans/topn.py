@@ -9,36 +9,19 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr as _expr
 
+from batchmill.aggregate import (
+    CACHE_READ,
+    CACHE_WRITE,
+    DATABASE,
+    NORMALISED,
+    SERVICE_DATABASE,
+    SlowThresholds,
+    TopNThresholds,
+)
 from batchmill.errors import ConfigError
 from batchmill.sources import BLANK_NAME, SERVICE_NAME_LIMIT
-from batchmill.spark.settings import TopNThresholds
 from batchmill.spark.spans.columns import is_blank
 from batchmill.spark.sql import literal
-
-# Slow statements per database, the same per calling service, slow cache reads, slow cache writes.
-# The entity of each stream is a service.
-DATABASE = "top_n_database_statement"
-SERVICE_DATABASE = "top_n_service_database_statement"
-CACHE_READ = "top_n_cache_read_command"
-CACHE_WRITE = "top_n_cache_write_command"
-
-NORMALISED = (
-    # A text in quotes; a quote inside is written twice. Several side by side are one.
-    (r"(?:'[^']*')+", "?"),
-    # A number that is no part of a name, with fraction, exponent and sign of a placeholder ($1).
-    (
-        r"(?<![A-Za-z0-9_])[$]?(?:0[xX][0-9A-Fa-f]+|[0-9]+(?:[.][0-9]+)?(?:[eE][+-]?[0-9]+)?)"
-        r"(?![A-Za-z0-9_])",
-        "?",
-    ),
-    # Blanks: space, tab, line feed, vertical tab, form feed, carriage return.
-    (r"[ \t\n\x0B\f\r]+", " "),
-    # A list of placeholders, however long.
-    (r"(?<![A-Za-z0-9_])([iI][nN]) ?[(] ?[?][?, ]*[)]", "$1 (?)"),
-)
-"""Patterns and replacements that turn statements which differ only in their values into one text.
-Applied in this order; then blanks at both ends are removed. The patterns mean the same in Java and
-in Python."""
 
 
 def topn_records(
@@ -54,8 +37,8 @@ def topn_records(
         raise ConfigError("n", n, "a whole number of at least 1")
     limits = thresholds or TopNThresholds()
     slow = (
-        f"latency > IF(cache_operation IS NULL, {limits.database.sql('system')}, "
-        f"{limits.cache.sql('system')})"
+        f"latency > IF(cache_operation IS NULL, {threshold_sql(limits.database, 'system')}, "
+        f"{threshold_sql(limits.cache, 'system')})"
     )
     record = "STRUCT(latency, time_us, trace_id, span_id, statement)"
     # The statement comes last, so that duplicates of a span have an order as well.
@@ -91,6 +74,15 @@ def service_id(name: str, normal: str) -> str:
     text = f"SUBSTRING(COALESCE({name}, ''), 1, {SERVICE_NAME_LIMIT})"
     encoded = f"IF({blank}, {_base64(literal(BLANK_NAME))}, {_base64(text)})"
     return f"CONCAT({encoded}, IF({normal}, '.1', '.0'))"
+
+
+def threshold_sql(thresholds: SlowThresholds, system: str) -> str:
+    """SQL of the limit, where ``system`` is the SQL of the system's name."""
+    cases = "".join(
+        f" WHEN {literal(name)} THEN {literal(limit)}" for name, limit in thresholds.systems.items()
+    )
+    default = literal(thresholds.default_ms)
+    return f"CASE {system}{cases} ELSE {default} END" if cases else default
 
 
 def normalise(statement: str) -> str:

@@ -125,8 +125,8 @@ class PostgresStore(Store):
             connection.close()
             self._open.pop(name, None)
 
-    def _lock(self, stream: str) -> bool:
-        return self._take_lock(stream, LOCK_WAIT)
+    def _lock(self, stream: str, *, wait: bool) -> bool:
+        return self._take_lock(stream, LOCK_WAIT if wait else "1ms")
 
     def _take_lock(self, stream: str, wait: str) -> bool:
         import psycopg

@@ -131,11 +131,11 @@ class SqliteStore(Store):
             raise StoreMissingError(self.url)
         self._locks: dict[str, FileLock] = {}
         self._reading = threading.Lock()
+        self._connecting = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         try:
             with translate_errors(self.url, self.path):
-                self._writer = self._connect()
-                self._reader = self._connect()
+                self._open_connections()
             self.id = self.retrier.run(lambda: self._prepare(create)).store_id
         except BaseException:
             self._disconnect()
@@ -151,6 +151,12 @@ class SqliteStore(Store):
             self._writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             self._writer.execute("PRAGMA journal_mode = WAL")
             return self._in_transaction(lambda session: migrate(session, self.url))
+
+    def _open_connections(self) -> None:
+        """Open both connections, unless they are."""
+        with self._connecting:
+            if not self._connections:
+                self._writer, self._reader = self._connect(), self._connect()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -168,6 +174,7 @@ class SqliteStore(Store):
 
     def _write_once(self, work: Callable[[Session], T]) -> T:
         with translate_errors(self.url, self.path):
+            self._open_connections()
             return self._in_transaction(work)
 
     def _in_transaction(self, work: Callable[[Session], T]) -> T:
@@ -186,6 +193,7 @@ class SqliteStore(Store):
     def _read_once(self, work: Callable[[Session], T]) -> T:
         with self._reading, translate_errors(self.url, self.path):
             self.retrier.check_open()
+            self._open_connections()
             # One snapshot for all queries of one call.
             self._reader.execute("BEGIN")
             try:
@@ -194,9 +202,9 @@ class SqliteStore(Store):
                 if self._reader.in_transaction:
                     self._reader.execute("ROLLBACK")
 
-    def _lock(self, stream: str) -> bool:
+    def _lock(self, stream: str, *, wait: bool) -> bool:
         path = lock_path(self.path, stream)
-        for pause_s in LOCK_PAUSES_S:
+        for pause_s in LOCK_PAUSES_S if wait else (0.0,):
             try:
                 lock = FileLock.take(path, mode=0o644)
             except OSError as error:
@@ -220,6 +228,23 @@ class SqliteStore(Store):
             return stream in self._locks or FileLock.is_taken(lock_path(self.path, stream))
         except OSError:  # not known, so it may have one
             return True
+
+    def prepare_fork(self) -> None:
+        """Before a fork: close the connections; the next use opens them again.
+
+        SQLite keeps the locks of a process in its memory. A child would inherit them with the
+        connections, take them for its own, and could damage the file.
+        """
+        with self._writing:
+            self._disconnect()
+            self._connections.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: leave the connections and locks to the parent. Do not use it again."""
+        super().abandon()
+        for lock in self._locks.values():
+            lock.release()  # closes this process's handle; the parent's still holds the lock
+        self._locks.clear()
 
     def _disconnect(self) -> None:
         with self._reading:
