@@ -62,7 +62,7 @@ def test_a_killed_driver_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
     store's, and increments, each commit's once, add up to them.
     """
     rng = random.Random(4)
-    events = mixed_spool(tmp_path / "spool", rng, typed=8, spans=6)
+    events = mixed_spool(tmp_path / "spool", rng, typed=10, spans=7)
     again = rng.sample(events["Span"], 40)
     write_segment(tmp_path / "spool", "Span", again, "again")
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
@@ -75,7 +75,7 @@ def test_a_killed_driver_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
     run = KilledRun(tmp_path, url, dedup_s=600, remove_read=True, outbox=True)
     with open_store(url, ttl_days=365) as store, GrpcReceiver(judge) as receiver:
         with running(exporter_of(store, outbox, receiver.target, QUICK)):
-            deaths = run.kill_at(shots(rng, at_any_time=4, making=5, inside=7, after=5, settling=4))
+            deaths = run.kill_at(shots(rng, at_any_time=5, making=6, inside=7, after=5, settling=2))
             until(lambda: not store.outbox(outbox.place), "all is exported")
         points = receiver.points()
         totals = stored(store)
