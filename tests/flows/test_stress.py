@@ -79,13 +79,17 @@ def quietly(batch: list[Any], error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("capacity", [2, 8_192])
-def test_every_flow_in_order_and_on_one_worker_at_a_time(capacity: int, fails: bool) -> None:
-    """Blocked or not, failing or not: nothing lost, nothing twice, no flow on two workers."""
+@pytest.mark.parametrize(("capacity", "ingress"), [(2, 0), (2, 5), (8_192, 0)])
+def test_every_flow_in_order_and_on_one_worker_at_a_time(
+    capacity: int, ingress: int, fails: bool
+) -> None:
+    """Blocked, buffered or not, failing or not: nothing lost or twice, no flow on two workers."""
     witness = Witness(fails=fails)
     dispatcher: FlowDispatcher[Any] = FlowDispatcher(
         witness,
-        config(worker_count=4, worker_queue_capacity=capacity, batch_max=3),
+        config(
+            worker_count=4, worker_queue_capacity=capacity, ingress_capacity=ingress, batch_max=3
+        ),
         error_handler=quietly,
     )
 

@@ -1,8 +1,8 @@
 """What the workers of a dispatcher share: the lock, the router, the handler, and closing.
 
 Guarantees
-    * One lock, held for a few steps at a time and never while user code runs. (The exception is a
-      flow id's own ``__hash__`` and ``__eq__``.)
+    * One lock, held for a few steps at a time and never while user code runs. (The exceptions are a
+      flow id's own ``__hash__`` and ``__eq__``, and the assignment rule.)
     * Accepted means handled, evicted, or returned by ``close()``: closing and queueing happen
       under the same lock, and a worker ends only when its queue is empty.
     * Nothing here refers to the ``FlowDispatcher`` itself, so that it can be garbage collected.
