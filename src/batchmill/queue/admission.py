@@ -15,7 +15,6 @@ import asyncio
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -54,55 +53,6 @@ def put_fast(core: QueueCore, routes: Mapping[type, Route], item: object) -> boo
         core.interrupted()
         raise
     return True
-
-
-def put_grouped(core: QueueCore, batch: list[Any], classes: list[type]) -> int:
-    """Put items of several classes with one lock for each lane; how many of the first were put.
-
-    All slots are claimed before the first item is put: where one of them is not to be had, that
-    item and all that come after it are left to the caller, though other lanes have room.
-    """
-    known = core.layout.lanes
-    lanes = {cls: known.get(cls) or core.layout.lane_of_type(cls) for cls in set(classes)}
-    runs: dict[Lane, list[Any]] = {lane: [] for lane in lanes.values()}
-    by_class = {cls: runs[lane] for cls, lane in lanes.items()}
-    # Appends every item to its run, in order, without a step of Python for each.
-    deque(map(list.append, map(by_class.__getitem__, classes), batch), maxlen=0)
-    try:
-        count = len(batch)
-        claims = {lane: lane.partition.claim(len(run)) for lane, run in runs.items()}
-        if sum(claims.values()) < count:
-            count = _keep_leading(runs, claims, [lanes[cls] for cls in classes])
-        for lane, run in runs.items():
-            lane.buffer.extend(run)
-        # Only now: a thread that is woken waits for the GIL. Whoever sleeps has armed before the
-        # claim, and the flag stays until the thread is awake.
-        for lane in runs:
-            if lane.partition.armed:
-                lane.partition.wake_owner()
-    except BaseException:
-        core.interrupted()
-        raise
-    return count
-
-
-def _keep_leading(runs: dict[Lane, list[Any]], claims: dict[Lane, int], lanes: list[Lane]) -> int:
-    """Cut the runs where the first item has no slot, and give back the slots of later items.
-
-    ``lanes`` has the lane of each item, in order.
-    """
-    unused = dict(claims)
-    count = 0
-    for lane in lanes:
-        if not unused[lane]:
-            break
-        unused[lane] -= 1
-        count += 1
-    for lane, run in runs.items():
-        del run[claims[lane] - unused[lane] :]
-        if unused[lane]:
-            lane.partition.give_back(unused[lane])
-    return count
 
 
 def put(core: QueueCore, lane: Lane, items: list[Any], timeout_s: float | None) -> int:

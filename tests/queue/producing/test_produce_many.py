@@ -12,10 +12,11 @@ from batchmill import (
     BufferStrategy,
     PartitionPolicy,
     PartitionSelector,
+    ThreadPolicy,
 )
 from tests.kit.queues import Green, Recorder, Red, make_queue, reds
 from tests.kit.threads import WAIT_S, Gate, spawn
-from tests.queue.kit import Waiters
+from tests.queue.kit import Waiters, make_classes, parked
 
 IF_POSSIBLE = BufferStrategy.IF_POSSIBLE
 
@@ -151,3 +152,38 @@ def test_produce_many_ends_with_shutdown(monkeypatch: pytest.MonkeyPatch) -> Non
         assert queue.shutdown()
         assert queue.stats().dropped["stopped"] == 7
     assert gate.items[1:] == reds(3)
+
+
+def test_mixed_items_reach_a_direct_consumer_in_order() -> None:
+    """One consumer for all classes gets them as they were produced."""
+    recorder = Recorder()
+    mixed = [(Red, Green)[number % 3 % 2](number) for number in range(500)]
+    with make_queue(consumer=recorder, buffer_size=70) as queue:
+        assert queue.produce_many(mixed) == 500
+    assert recorder.items == mixed
+
+
+def test_mixed_items_of_classes_that_nobody_registered() -> None:
+    """They are accepted, and counted when they are drained; the others are consumed."""
+    recorder = Recorder()
+    strangers = [cls() for cls in make_classes(20)]
+    with make_queue(partitions=PartitionPolicy.fixed(3)) as queue:
+        queue.add_handler(Red, recorder)
+        assert queue.produce_many([*strangers, *reds(5), *strangers]) == 45
+        assert queue.flush(WAIT_S)
+        assert queue.stats().dropped["unregistered"] == 40
+    assert recorder.items == reds(5)
+
+
+def test_mixed_items_wake_every_drain_thread() -> None:
+    """Items for sleeping partitions of several threads are all consumed, without another put."""
+    classes = make_classes(8)
+    recorders = {cls: Recorder() for cls in classes}
+    with make_queue(threads=ThreadPolicy.fixed(4), partitions=PartitionPolicy.fixed(8)) as queue:
+        for cls, recorder in recorders.items():
+            queue.add_handler(cls, recorder)
+        for _ in range(20):
+            parked(queue)
+            queue.produce_many([cls() for cls in classes])
+        for recorder in recorders.values():
+            assert len(recorder.wait_for(20)) == 20
