@@ -76,12 +76,6 @@ def pause_at_fork(thing: Pausing) -> None:
         _pausing.add(thing)
 
 
-def tracked(kind: type[T]) -> list[T]:
-    """All of a kind that is taken care of now, in no order."""
-    with _lock:
-        return [thing for thing in _tracked if isinstance(thing, kind)]
-
-
 def keep(thing: Tracked) -> None:
     """Keep something alive that was garbage until its finaliser revived it.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchmill.batcher import BatcherStats, snapshot_batchers
+from batchmill.flows import FlowStats, snapshot_flows
 from batchmill.pressure import ThresholdStats, snapshot_thresholds
 from batchmill.queue import BatchQueueStats, PartitionMove, snapshot_queues
 
@@ -50,7 +51,7 @@ class ProcessStats:
         return [_level(stats) for stats in snapshot_thresholds()]
 
     def queues(self) -> list[dict[str, Any]]:
-        """A JSON object for each queue, then for each micro-batcher, by name."""
+        """A JSON object for each queue, then each micro-batcher, then each flow dispatcher."""
         now_s = self._clock()
         elapsed_s = 0.0 if self._collected_s is None else now_s - self._collected_s
         times: dict[tuple[str, str], _ThreadTime] = {}
@@ -70,8 +71,9 @@ class ProcessStats:
             _batcher(stats, loads(stats.name, _batcher_threads(stats)))
             for stats in snapshot_batchers()
         ]
+        flows = [_flows(stats, loads(stats.name, _workers(stats))) for stats in snapshot_flows()]
         self._collected_s, self._times = now_s, times
-        return queues + batchers
+        return queues + batchers + flows
 
 
 def _queue(stats: BatchQueueStats, threads: list[dict[str, Any]]) -> dict[str, Any]:
@@ -114,6 +116,37 @@ def _batcher(stats: BatcherStats, threads: list[dict[str, Any]]) -> dict[str, An
 def _batcher_threads(stats: BatcherStats) -> Iterator[_ThreadTime]:
     for worker in stats.workers:
         yield _ThreadTime(worker.name, worker.busy_seconds)
+
+
+def _flows(stats: FlowStats, threads: list[dict[str, Any]]) -> dict[str, Any]:
+    dropped = {reason: count for (_, reason), count in stats.dropped.items()}
+    return {
+        "name": stats.name,
+        "kind": "flows",
+        "depth": stats.queued,
+        "capacity": stats.ingress_capacity + sum(worker.capacity for worker in stats.workers),
+        "partitions": [
+            {"depth": worker.depth + worker.buffered, "capacity": worker.capacity}
+            for worker in stats.workers
+        ],
+        "threads": threads,
+        "moves": 0,
+        "last_moves": [],
+        "accepted": stats.dispatched,
+        "rejected": _nonzero({**dropped, "failed": stats.failed}),
+        "flows": {
+            "active": stats.active_flows,
+            "assigned": stats.assigned_flows,
+            "completed": stats.completed_flows,
+            "expired": stats.expired_flows,
+            "displaced": stats.displaced_flows,
+        },
+    }
+
+
+def _workers(stats: FlowStats) -> Iterator[_ThreadTime]:
+    for worker in stats.workers:
+        yield _ThreadTime(f"{stats.name}-{worker.index}", worker.busy_seconds, worker.running > 0)
 
 
 def _level(stats: ThresholdStats) -> dict[str, Any]:

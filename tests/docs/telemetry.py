@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchmill.batcher.stats import BATCHER
+from batchmill.flows.stats import FLOWS
 from batchmill.pressure.stats import THRESHOLDS
 from batchmill.queue.stats import QUEUE
 from batchmill.telemetry import ComponentKind, Instrument, InstrumentKind
@@ -23,6 +24,7 @@ KINDS: dict[ComponentKind[Any], str] = {
     QUEUE: "Queues",
     BATCHER: "Micro-batchers",
     THRESHOLDS: "Thresholds",
+    FLOWS: "Flows",
     TELEMETRY: "The registry itself",
 }
 

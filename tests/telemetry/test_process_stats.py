@@ -8,7 +8,8 @@ from typing import Any
 
 from batchmill import PartitionPolicy, snapshot_queues
 from batchmill.batcher import BatcherSettings, MicroBatcher, snapshot_batchers
-from batchmill.pressure import QueueThresholdSettings
+from batchmill.flows import FlowDispatcher, FlowSettings, snapshot_flows
+from batchmill.pressure import QueueThresholdManager, QueueThresholdSettings
 from batchmill.process_stats import ProcessStats
 from batchmill.testing import ManualClock
 from tests.kit.queues import Red, Scripted, fill, make_queue, owners, rebalance_now, reds, settled
@@ -138,6 +139,49 @@ def test_a_batcher_tells_what_waits_and_how_busy_its_workers_are() -> None:
     assert found["partitions"] == [{"depth": 1, "capacity": 20}]
     assert found["accepted"] == 2
     assert snapshot_batchers() == ()
+
+
+def test_flows_are_told_with_the_depth_of_each_worker() -> None:
+    """And how many flows were assigned, are active, have completed; fit for a JSON file."""
+    gate, clock = Gate(), ManualClock(100.0)
+    process_stats = ProcessStats(clock.now)
+    settings = FlowSettings(
+        worker_count=2,
+        worker_queue_capacity=10,
+        ingress_capacity=5,
+        flow_id=lambda signal: signal[0],
+        finished=lambda signal: signal[1] == "end",
+    )
+    with FlowDispatcher[tuple[str, str]](gate, settings, name="orders") as dispatcher:
+        dispatcher.dispatch(("a", "begin"))
+        gate.wait_entered()
+        process_stats.queues()
+        dispatcher.dispatch(("a", "more"))
+        dispatcher.dispatch(("a", "end"))
+        clock.advance(1)
+        held = named(process_stats.queues(), "orders")
+        gate.open()
+    assert json.loads(json.dumps(held)) == held
+    assert (held["kind"], held["depth"], held["capacity"]) == ("flows", 2, 25)
+    assert sorted(worker["depth"] for worker in held["partitions"]) == [0, 2]
+    assert sorted(worker["load"] for worker in held["threads"]) == [0.0, 1.0]
+    assert held["accepted"] == 3
+    flows = {"active": 1, "assigned": 1, "completed": 0, "expired": 0, "displaced": 0}
+    assert held["flows"] == flows
+    assert snapshot_flows() == ()
+
+
+def test_thresholds_are_told() -> None:
+    """The level, the depth that was seen last, where levels begin, and what was decided."""
+    manager = QueueThresholdManager(
+        QueueThresholdSettings(max_queue_size=10), lambda: 12, name="weir"
+    )
+    manager.check("water")
+    level = named(ProcessStats().report()["levels"], "weir")
+    manager.close()
+    assert json.loads(json.dumps(level)) == level
+    assert (level["level"], level["value"], level["critical"]) == ("CRITICAL", 12, 10)
+    assert level["decisions"] == {"critical reject": 1}
 
 
 def test_a_batcher_without_thresholds_has_no_capacity() -> None:

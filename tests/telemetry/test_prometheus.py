@@ -1,23 +1,19 @@
-"""What the collector gives prometheus_client, and a real Prometheus that scrapes it."""
+"""What the collector gives prometheus_client. A real Prometheus scrapes it in tests/examples."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
-import pytest
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from batchmill import BatchQueueManager, BatchQueueSettings, ThreadPolicy
 from batchmill.telemetry import Distribution, PrometheusCollector, Registry, default_registry
 from batchmill.telemetry.exposition import TextFormat
 from tests.kit.queues import make_queue, reds
-from tests.kit.servers.prometheus import parsed, running_prometheus
-from tests.kit.threads import WAIT_S, until
+from tests.kit.servers.prometheus import parsed
+from tests.kit.threads import WAIT_S
 from tests.telemetry.kit import Tool
 
 
@@ -93,26 +89,3 @@ def test_a_page_with_hundreds_of_queues() -> None:
     ]
     assert accepted == list(range(300))
     assert took_s < WAIT_S
-
-
-@pytest.mark.slow
-def test_a_real_prometheus_scrapes_an_applications_page(tmp_path: Path) -> None:
-    """prometheus_client's own server, our collector, and rates that PromQL computes of it."""
-    pages = _collected()
-    server, thread = start_http_server(0, "127.0.0.1", pages)
-    assert isinstance(server, WSGIServer)
-    with contextlib.ExitStack() as stack:
-        stack.callback(thread.join)
-        stack.callback(server.server_close)
-        stack.callback(server.shutdown)
-        target = f"127.0.0.1:{server.server_port}"
-        prometheus = stack.enter_context(running_prometheus(tmp_path / "prometheus", target))
-        queue = stack.enter_context(make_queue("scraped", consumer=lambda batch: None))
-        queue.produce_many(reds(1_000))
-        assert queue.flush(WAIT_S)
-        query = 'batchmill_queue_consumed_items_total{queue="scraped"}'
-        until(lambda: [v for _, v in prometheus.query(query)] == [1_000], "it was scraped")
-        mean = 'batchmill_queue_batch_size_sum{queue="scraped"}'
-        assert [value for _, value in prometheus.query(mean)] == [1_000]
-        up = prometheus.query('up{job="batchmill"}')
-        assert [value for _, value in up] == [1]

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from batchmill.batcher import BatcherSettings, MicroBatcher
+from batchmill.flows import Backpressure, FlowDispatcher, FlowSettings
 from batchmill.pressure import QueueThresholdManager, QueueThresholdSettings
 from batchmill.telemetry import Distribution, Registry, register
 from tests.kit.processes import in_child
@@ -304,6 +305,71 @@ def test_batchers_register_themselves() -> None:
     assert sizes.counts[sizes.bounds.index(10)] == 2
     assert values[f"{prefix}.backend_duration", "oven"].count == 2
     assert (f"{prefix}.depth", "oven") not in shown()
+
+
+def test_flows_register_themselves() -> None:
+    """Flows assigned, active and completed, the depth of each worker, and what was dropped."""
+    gate = Gate()
+    settings = FlowSettings(
+        worker_count=2,
+        worker_queue_capacity=2,
+        ingress_capacity=1,
+        batch_max=1,
+        backpressure=Backpressure.DROP_NEWEST,
+        flow_id=lambda signal: signal[0],
+        finished=lambda signal: signal[1],
+    )
+    with FlowDispatcher[tuple[str, bool]](gate, settings, name="rivers") as dispatcher:
+        dispatcher.dispatch(("rhine", False))
+        gate.wait_entered()
+        while dispatcher.dispatch(("rhine", False)):
+            pass
+        held = shown()
+        gate.open()
+        dispatcher.complete("rhine")
+    after = shown()
+    prefix = "batchmill.flows"
+    assert (held[f"{prefix}.depth", "rivers"], held[f"{prefix}.capacity", "rivers"]) == (3, 5)
+    assert held[f"{prefix}.ingress_depth", "rivers"] == 1
+    depths = sorted(held[f"{prefix}.worker_depth", "rivers", worker] for worker in "01")
+    assert depths == [0, 3]
+    assert held[f"{prefix}.workers_in_handler", "rivers"] == 1
+    assert held[f"{prefix}.active_flows", "rivers"] == 1
+    assert held[f"{prefix}.dropped_signals", "rivers", "ingress_full"] == 1
+    assert after[f"{prefix}.assigned_flows", "rivers"] == 1
+    assert after[f"{prefix}.completed_flows", "rivers"] == 1
+    assert after[f"{prefix}.handled_signals", "rivers"] == 4
+    assert after[f"{prefix}.batch_size", "rivers"].sum == 4
+    assert after[f"{prefix}.handler_duration", "rivers"].count == 4
+    assert (f"{prefix}.depth", "rivers") not in after
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_dispatcher_that_nobody_refers_to_is_counted_to_the_end() -> None:
+    """It drains itself; what it handles after it was garbage is in the total."""
+    gate, done = Gate(), threading.Event()
+    handled: list[int] = []
+
+    def handle(batch: list[int]) -> None:
+        gate.wait()
+        handled.extend(batch)
+        if len(handled) == 3:
+            done.set()
+
+    settings = FlowSettings(worker_count=1, flow_id=lambda signal: signal)
+    dispatcher: FlowDispatcher[int] = FlowDispatcher(handle, settings, name="stray")
+    workers = [worker.thread for worker in dispatcher._core.workers]
+    dispatcher.dispatch(1)
+    gate.wait_entered()
+    dispatcher.dispatch(2)
+    dispatcher.dispatch(3)
+    del dispatcher
+    gc.collect()
+    gate.open()
+    assert done.wait(WAIT_S)
+    for worker in workers:
+        worker.join(WAIT_S)
+    assert shown()["batchmill.flows.handled_signals", "stray"] == 3
 
 
 def test_thresholds_register_themselves() -> None:

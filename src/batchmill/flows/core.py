@@ -10,6 +10,7 @@ Guarantees
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -30,8 +31,16 @@ from batchmill.flows.settings import (
     Handler,
     method_or_self,
 )
-from batchmill.flows.stats import CANCELLED, CLOSED, FlowStats, latency_stats
+from batchmill.flows.stats import CANCELLED, CLOSED, FLOWS, FlowStats, latency_stats
 from batchmill.flows.worker import Worker
+from batchmill.telemetry import (
+    BATCH_SIZES,
+    DURATIONS_S,
+    Registration,
+    default_registry,
+    merged,
+    register,
+)
 from batchmill.waiters import TaskWaiter, ThreadWaiter, Waiter
 from batchmill.wording import count_of
 
@@ -47,6 +56,7 @@ class FlowCore:
     """The dispatcher behind its public class."""
 
     fork_order = 1
+    kind = FLOWS
 
     def __init__(
         self,
@@ -69,6 +79,7 @@ class FlowCore:
         self.cores = available_cores()
         self.abandoned = False
         self.deadline = 0.0
+        self._registration: Registration | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -93,6 +104,8 @@ class FlowCore:
                         self.worker_ended()
             self.begin_close()
             raise
+        if self._registration is None:  # else this is a forked child
+            self._registration = register(self)
 
     def current_worker(self) -> Worker | None:
         """The worker whose handler is calling, if one is."""
@@ -235,7 +248,14 @@ class FlowCore:
     def take_back(self) -> list[Any]:
         """Remove all that is queued; the signals in the order they were dispatched."""
         with self.lock:
-            return [entry[0] for entry in self.router.clear(self.clock())]
+            left = [entry[0] for entry in self.router.clear(self.clock())]
+        self.leave_registry()
+        return left
+
+    def leave_registry(self) -> None:
+        """Take it from the registry if it is closed and all workers have ended."""
+        if self.done and self._registration is not None:
+            self._registration.close(self)
 
     def join(self) -> None:
         """Wait for the threads to end if all is drained."""
@@ -255,13 +275,18 @@ class FlowCore:
             self.start()
 
     def stats(self) -> FlowStats:
-        """The dispatcher now, in one critical section; flows idle for too long are forgotten."""
+        """The dispatcher now; flows idle for too long are forgotten.
+
+        Its counts are of one critical section. What was measured of handler calls is read after
+        it, and may be of a call or two later.
+        """
         with self.lock:
             now = self.clock()
             router = self.router
             router.expire(now)
             waiting = router.waiting_per_queue()
-            return FlowStats(
+            snapshot = functools.partial(
+                FlowStats,
                 name=self.name,
                 running=not router.closed,
                 policy=self.settings.backpressure,
@@ -280,15 +305,29 @@ class FlowCore:
                 expired_flows=router.flows.expired,
                 displaced_flows=router.flows.displaced,
                 assignment_failures=router.assignment_failures,
-                handler_latency=latency_stats(worker.latency for worker in self.workers),
-                wait=latency_stats(worker.wait for worker in self.workers),
             )
+        # Without the lock: adding up histograms takes long enough to hold up producers.
+        workers = self.workers
+        return snapshot(
+            handler_latency=latency_stats(worker.latency for worker in workers),
+            wait=latency_stats(worker.wait for worker in workers),
+            batch_sizes=merged(
+                BATCH_SIZES,
+                [tuple(worker.batch_sizes) for worker in workers],
+                sum(worker.items for worker in workers),
+            ),
+            handler_seconds=merged(
+                DURATIONS_S,
+                [tuple(worker.durations) for worker in workers],
+                sum(worker.busy_s for worker in workers),
+            ),
+        )
 
 
 def snapshot_flows() -> tuple[FlowStats, ...]:
     """The stats of every running dispatcher of this process, sorted by name."""
-    running = [core for core in lifecycle.tracked(FlowCore) if not core.router.closed]
-    return tuple(core.stats() for core in sorted(running, key=lambda core: core.name))
+    snapshots = [core.stats() for core in default_registry.components(FLOWS)]
+    return tuple(stats for stats in snapshots if stats.running)
 
 
 def _may_wait(ticket: Ticket, own: WorkerQueue, timeout: float | None) -> bool:

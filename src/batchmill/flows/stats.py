@@ -1,4 +1,4 @@
-"""What a dispatcher counts and measures: snapshots of its stats, histograms, and rates."""
+"""What a dispatcher counts and measures: stats, instruments, histograms, and rates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchmill.flows.settings import Backpressure
+from batchmill.telemetry import (
+    NO_BATCHES,
+    NO_DURATIONS,
+    ComponentKind,
+    Distribution,
+    counter,
+    gauge,
+    histogram,
+    up_down,
+)
 
 QUEUE_FULL = "queue_full"
 INGRESS_FULL = "ingress_full"
@@ -65,6 +75,8 @@ class WorkerStats:
     """Signals whose handler call raised."""
     rate: float
     """Signals per second that left its handler, over about the last ten seconds."""
+    busy_seconds: float = 0.0
+    """Time it has spent in handler calls that are over."""
 
     @property
     def load(self) -> int:
@@ -132,6 +144,10 @@ class FlowStats:
     """How long a handler call took, successful or not: one duration per call."""
     wait: LatencyStats
     """How long a signal was queued until its handler call began: one duration per signal."""
+    batch_sizes: Distribution = NO_BATCHES
+    """Signals of each handler call that is over."""
+    handler_seconds: Distribution = NO_DURATIONS
+    """How long each handler call took, in the buckets that metrics have."""
 
     @property
     def handled(self) -> int:
@@ -240,8 +256,8 @@ def latency_stats(histograms: Iterable[Histogram]) -> LatencyStats:
 def merged(histograms: Iterable[Histogram]) -> Histogram:
     """The sum of several histograms."""
     result = Histogram()
-    for histogram in histograms:
-        result._counts = [sum(pair) for pair in zip(result._counts, histogram._counts, strict=True)]
+    for one in histograms:
+        result._counts = [sum(pair) for pair in zip(result._counts, one._counts, strict=True)]
     return result
 
 
@@ -291,3 +307,106 @@ class Rate:
     def _decayed(self, now: float) -> float:
         weight, at = self._decayed_at
         return weight * math.exp(min(0.0, at - now) / MEMORY_S)
+
+
+def _capacity(stats: FlowStats) -> int:
+    return stats.ingress_capacity + sum(worker.capacity for worker in stats.workers)
+
+
+def _dropped(stats: FlowStats) -> dict[str, int]:
+    reasons = dict.fromkeys((QUEUE_FULL, INGRESS_FULL, MAX_FLOWS, CLOSED, CANCELLED), 0)
+    for (_, reason), count in stats.dropped.items():
+        reasons[reason] = count
+    return reasons
+
+
+def _flows_gone(stats: FlowStats) -> dict[str, int]:
+    return {"expired": stats.expired_flows, "displaced": stats.displaced_flows}
+
+
+FLOWS: ComponentKind[FlowStats] = ComponentKind(
+    "flows",
+    (
+        up_down("depth", "{signal}", "Signals that wait now.", lambda s: s.queued),
+        up_down("ingress_depth", "{signal}", "Those in the buffer.", lambda s: s.ingress_depth),
+        up_down("capacity", "{signal}", "Signals that can wait.", _capacity),
+        gauge("used", "1", "How full it is, 0 to 1.", lambda s: s.queued / _capacity(s)),
+        counter("dispatched_signals", "{signal}", "Signals accepted.", lambda s: s.dispatched),
+        counter(
+            "handled_signals",
+            "{signal}",
+            "Signals whose handler call returned.",
+            lambda s: s.handled,
+        ),
+        counter(
+            "failed_signals", "{signal}", "Signals whose handler call raised.", lambda s: s.failed
+        ),
+        counter(
+            "dropped_signals",
+            "{signal}",
+            "Signals refused or evicted: queue_full, ingress_full, max_flows, closed, cancelled.",
+            _dropped,
+            "reason",
+        ),
+        counter(
+            "unprocessed_signals",
+            "{signal}",
+            "Signals that close() returned unprocessed.",
+            lambda s: s.unprocessed,
+        ),
+        up_down("blocked_producers", "{thread}", "Producers waiting now.", lambda s: s.blocked),
+        counter(
+            "assigned_flows",
+            "{flow}",
+            "Flows that were given a worker.",
+            lambda s: s.assigned_flows,
+        ),
+        counter("completed_flows", "{flow}", "Flows that ended.", lambda s: s.completed_flows),
+        counter(
+            "forgotten_flows",
+            "{flow}",
+            "Flows forgotten unfinished: expired (idle too long), displaced (by a new one).",
+            _flows_gone,
+            "reason",
+        ),
+        up_down(
+            "active_flows", "{flow}", "Flows that have a worker now.", lambda s: s.active_flows
+        ),
+        counter(
+            "assignment_failures",
+            "{failure}",
+            "New flows for which the assignment rule failed.",
+            lambda s: s.assignment_failures,
+        ),
+        histogram("batch_size", "{signal}", "Signals of a handler call.", lambda s: s.batch_sizes),
+        histogram("handler_duration", "s", "Time of a handler call.", lambda s: s.handler_seconds),
+        up_down(
+            "worker_depth",
+            "{signal}",
+            "Signals that wait for a worker, in its queue and in the buffer.",
+            lambda s: {str(one.index): one.depth + one.buffered for one in s.workers},
+            "worker",
+        ),
+        up_down(
+            "worker_flows",
+            "{flow}",
+            "Flows that a worker has now.",
+            lambda s: {str(one.index): one.flows for one in s.workers},
+            "worker",
+        ),
+        counter(
+            "worker_busy",
+            "s",
+            "Time in handlers, in calls that are over; its rate is the load of the worker.",
+            lambda s: {str(one.index): one.busy_seconds for one in s.workers},
+            "worker",
+        ),
+        up_down(
+            "workers_in_handler",
+            "{thread}",
+            "Workers that are in a handler now; one that stays there hangs.",
+            lambda s: sum(one.running > 0 for one in s.workers),
+        ),
+    ),
+    label="flows",
+)

@@ -15,10 +15,12 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from batchmill import lifecycle
 from batchmill.flows.stats import Histogram, Rate, WorkerStats
+from batchmill.telemetry import BATCH_SIZES, DURATIONS_S
 from batchmill.waiters import ThreadWaiter, give_way
 from batchmill.wording import count_of
 
@@ -38,6 +40,11 @@ class Worker:
         self.latency = Histogram()
         self.wait = Histogram()
         self.rate = Rate(core.clock())
+        self.busy_s = 0.0
+        self.items = 0
+        # Handler calls that are over, by the number of signals and by time: see BATCH_SIZES.
+        self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
+        self.durations = [0] * (len(DURATIONS_S) + 1)
         self.revived: FlowCore | None = None
         """The core, once its dispatcher was abandoned."""
         self.thread = threading.Thread(
@@ -84,6 +91,10 @@ class Worker:
                 _report(core, [entry[0] for entry in batch], error)
             ended = clock()
             self.latency.record(ended - started)
+            self.busy_s += ended - started
+            self.items += len(batch)
+            self.durations[bisect_left(DURATIONS_S, ended - started)] += 1
+            self.batch_sizes[bisect_left(BATCH_SIZES, len(batch))] += 1
             self.wait.record_many([taken_at - entry[3] for entry in batch])
             self.rate.add(len(batch), ended)
 
@@ -101,6 +112,7 @@ class Worker:
             handled=queue.handled,
             failed=queue.failed,
             rate=self.rate.per_second(now),
+            busy_seconds=self.busy_s,
         )
 
 
@@ -124,6 +136,7 @@ def _run(reference: weakref.ref[FlowCore], worker: Worker, waiter: ThreadWaiter)
         if core.abandoned:
             core.begin_close()
         if not worker.work(core):
+            core.leave_registry()
             return
         del core
         waiter.wait(None)

@@ -348,6 +348,25 @@ QUEUE: ComponentKind[BatchQueueStats] = ComponentKind(
             lambda s: s.moved_partitions,
         ),
         counter(
+            "refused_hand_overs",
+            "{item}",
+            "Items that handlers passed on to a queue that refused them.",
+            lambda s: s.refused_hand_overs,
+            "downstream",
+        ),
+        counter(
+            "failed_last_calls",
+            "{call}",
+            "Handlers whose last call raised: what they had merged is lost.",
+            lambda s: s.failed_last_calls,
+        ),
+        counter(
+            "failed_idle_calls",
+            "{call}",
+            "Calls of on_idle that raised.",
+            lambda s: s.failed_idle_calls,
+        ),
+        counter(
             "recovered_slots",
             "{slot}",
             "Slots replaced after a producer was interrupted.",
