@@ -6,6 +6,7 @@ Only the fields that a metric reads are taken from an event.
 from __future__ import annotations
 
 import dataclasses
+import marshal
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from batchmill.aggregate import SourcePlan
@@ -24,6 +26,7 @@ from batchmill.spool import adapter
 _TIME = pa.timestamp("us", tz="UTC")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE, _MICROSECOND = timedelta(minutes=1), timedelta(microseconds=1)
+_TIMEDELTA = tuple(map(operator.attrgetter, ("days", "seconds", "microseconds")))
 _PLAIN: Mapping[str, frozenset[type]] = {
     "string": frozenset((str, type(None))),
     "layer": frozenset((str, type(None))),
@@ -33,6 +36,14 @@ _PLAIN: Mapping[str, frozenset[type]] = {
     "bool": frozenset((bool, type(None))),
 }
 """The classes whose values Arrow takes as they are, by the kind of the field."""
+_LIST_HEADER = 5
+_WHOLE = np.dtype([("letter", "u1"), ("value", "<i4")])
+_ENTRIES: Mapping[str, tuple[bytes, np.dtype[Any], type]] = {
+    "int": (b"i", _WHOLE, np.int64),
+    "long": (b"i", _WHOLE, np.int64),
+    "double": (b"g", np.dtype([("letter", "u1"), ("value", "<f8")]), np.float64),
+}
+"""How :mod:`marshal` writes an entry of a list, by the kind of the field: letter and layout."""
 _MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)
 """What reading a value of the wrong type raises."""
 
@@ -116,10 +127,10 @@ class EventReader:
             yield from self._tables(events[half:], latest_us, invalid)
 
     def _table(self, events: Sequence[object], latest_us: int) -> pa.Table:
-        rows = [event for event in events if isinstance(event, EventRow)]
-        if not rows:
+        if self.row_class not in set(map(type, events)):
             columns = (list(map(get, events)) for get in self._attributes)
             return self._from_values(columns, latest_us)
+        rows = [event for event in events if isinstance(event, EventRow)]
         values = ([event.row.get(name) for event in rows] for name in self._columns)
         table = self._from_values(values, latest_us)
         if len(rows) == len(events):
@@ -142,7 +153,11 @@ class EventReader:
 
 
 def _array(field: Field, adapt: Callable[[Any], Any] | None, values: Sequence[Any]) -> pa.Array:
-    plain = _PLAIN.get(field.type.kind)
+    kind = field.type.kind
+    numbers = _bools(values) if kind == "bool" else _numbers(kind, values)
+    if numbers is not None:
+        return pa.array(numbers, field.type.arrow_type())
+    plain = _PLAIN.get(kind)
     if plain is None or not plain.issuperset(map(type, values)):
         values = list(map(plain_value, values))
         if adapt is not None:
@@ -150,16 +165,46 @@ def _array(field: Field, adapt: Callable[[Any], Any] | None, values: Sequence[An
     return pa.array(values, field.type.arrow_type())
 
 
+def _numbers(kind: str, values: Sequence[Any]) -> npt.NDArray[Any] | None:
+    """Numbers as an array; None if not all are of the usual class and below 32 bits.
+
+    ``marshal`` writes a letter for the class of an entry, then its value. So its bytes have both,
+    in a third of the time that it takes to look at the class of each value and convert it.
+    """
+    if kind not in _ENTRIES:
+        return None
+    letter, layout, dtype = _ENTRIES[kind]
+    entries = _marshalled(values, layout)
+    if entries is None or (entries["letter"] != letter[0]).any():
+        return None
+    return entries["value"].astype(dtype)
+
+
+def _bools(values: Sequence[Any]) -> npt.NDArray[Any] | None:
+    """Bools as an array, in the same way; None if there are others among them."""
+    letters = _marshalled(values, np.dtype("u1"))
+    if letters is None:
+        return None
+    true = letters == ord("T")
+    return true if (true | (letters == ord("F"))).all() else None
+
+
+def _marshalled(values: Any, layout: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """What ``marshal`` writes of a list; None if its entries are not of this size."""
+    try:
+        written = marshal.dumps(values, 2)
+    except ValueError:  # an object that it does not know
+        return None
+    if len(written) != _LIST_HEADER + len(values) * layout.itemsize:
+        return None
+    return np.frombuffer(written, layout, offset=_LIST_HEADER)
+
+
 def _times(times: Sequence[Any], latest_us: int) -> pa.Array:
-    kinds = set(map(type, times))
-    if kinds <= {int}:
-        return pa.array(times, _TIME)
-    if type(None) in kinds:
-        now = datetime.now(UTC)
-        return _times([now if moment is None else moment for moment in times], latest_us)
-    if not all(issubclass(kind, datetime) for kind in kinds):
-        raise MisfitError("time: not a datetime")
-    zones = set(map(operator.attrgetter("tzinfo"), times))
+    try:
+        zones = set(map(operator.attrgetter("tzinfo"), times))
+    except AttributeError:
+        return _other_times(times, latest_us)
     if None in zones:
         raise MisfitError("time: no time zone")
     if len(zones) == 1 and type(zones.pop()) is timezone:
@@ -168,4 +213,20 @@ def _times(times: Sequence[Any], latest_us: int) -> pa.Array:
         if (first - _EPOCH) // _MINUTE == (last - _EPOCH) // _MINUTE and last_us <= latest_us:
             # As nearly always. Only the minute counts, and converting each moment takes long.
             return pa.array(np.full(len(times), last_us)).cast(_TIME)
-    return pa.array(times, _TIME)
+    # Many times as fast as Arrow, which asks every moment's zone for its offset.
+    since = [moment - _EPOCH for moment in times]
+    days, seconds, micros = (
+        np.fromiter(map(get, since), np.int64, len(since)) for get in _TIMEDELTA
+    )
+    return pa.array((days * 86_400 + seconds) * 1_000_000 + micros).cast(_TIME)
+
+
+def _other_times(times: Sequence[Any], latest_us: int) -> pa.Array:
+    """Microseconds since 1970; or moments among which are some that are None: now."""
+    kinds = set(map(type, times))
+    if kinds <= {int}:
+        return pa.array(times, _TIME)
+    if type(None) in kinds:
+        now = datetime.now(UTC)
+        return _times([now if moment is None else moment for moment in times], latest_us)
+    raise MisfitError("time: not a datetime")

@@ -17,8 +17,8 @@ from batchmill.workers.settings import WorkerSettings
 
 log = logging.getLogger("batchmill.workers")
 
-_SMALL = 1024
-"""Deltas of fewer rows than this are not worth merging before they are handed on."""
+_SMALL_BYTES = 2**18
+"""Deltas of less than this are not worth merging before they are handed on."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ HandOn: TypeAlias = Callable[[SourceStates, float | None], bool]
 
 
 class DeltaBuffer:
-    """Deltas of one event type that wait; merged whenever they have grown threefold."""
+    """Deltas of one event type that wait; merged whenever their memory has doubled."""
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
@@ -50,16 +50,14 @@ class DeltaBuffer:
     def clear(self) -> None:
         """Forget what is in it."""
         self._parts: list[Deltas] = []
-        self._rows = self._merged_rows = 0
-        self.nbytes = 0
+        self._merged_nbytes = self.nbytes = 0
         """The memory that they take."""
 
     def add(self, deltas: Deltas) -> None:
         """Add deltas."""
-        self._rows += len(deltas)
         self.nbytes += deltas.nbytes
         self._parts.append(deltas)
-        if self._rows > 3 * self._merged_rows + _SMALL:
+        if self.nbytes > 2 * self._merged_nbytes + _SMALL_BYTES:
             try:
                 self.merged()
             except Exception:  # they are added nonetheless
@@ -70,7 +68,7 @@ class DeltaBuffer:
         if len(self._parts) != 1:
             whole = self._aggregator.merge(self._parts)
             self._parts, self.nbytes = [whole], whole.nbytes
-        self._rows = self._merged_rows = len(self._parts[0])
+        self._merged_nbytes = self.nbytes
         return self._parts[0]
 
 
