@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, dataclass_transform
 
 
@@ -71,6 +72,27 @@ def check_number(field: str, value: object, least: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not value >= least:  # type: ignore[operator]  # also refuses NaN
         raise ConfigError(field, value, f"a number of at least {least:,g}")
+
+
+def check_ints(settings: object, least: int, *names: str) -> None:
+    """Check several settings as :func:`check_int` does."""
+    for name in names:
+        check_int(name, getattr(settings, name), least)
+
+
+def check_numbers(settings: object, least: float, *names: str) -> None:
+    """Check several settings as :func:`check_number` does."""
+    for name in names:
+        check_number(name, getattr(settings, name), least)
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """Raise ConfigError unless all of these settings are finite numbers above 0."""
+    for name in names:
+        value = getattr(settings, name)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            raise ConfigError(name, value, "a number above 0")
 
 
 class MissingExtraError(BatchmillError, ImportError):

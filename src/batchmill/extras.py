@@ -15,12 +15,13 @@ def lazy_names(
 ) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``, which imports a public name when it is first used.
 
-    ``modules`` maps a public name to the module of ``package`` that defines it. Where a third-party
-    package is missing, the error says that ``feature`` needs ``extra``.
+    ``modules`` maps a module of ``package`` to the public names in it, with spaces between them.
+    Where a third-party package is missing, the error says that ``feature`` needs ``extra``.
     """
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        module = modules.get(name)
+        module = places.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:

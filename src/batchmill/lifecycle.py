@@ -1,4 +1,4 @@
-"""What everything with threads does when the process forks and when it ends.
+"""What everything with threads does when the process forks, when it ends, and when it is closed.
 
 * Fork: threads do not survive it. In the child, every tracked object starts anew, empty, with
   threads and locks of its own; what the parent had waiting is the parent's.
@@ -14,15 +14,17 @@ import os
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 
 class Tracked(Protocol):
     """Something to take care of at fork and at exit.
 
     It may have an attribute ``downstream``: the tracked things that it passes on to, which must
-    still be open while it drains.
+    still be open while it drains. What consists of other tracked things, which close themselves at
+    exit, may inherit from it.
     """
 
     fork_order: int
@@ -30,11 +32,11 @@ class Tracked(Protocol):
 
     def begin_close(self) -> None:
         """Take nothing more and start draining; waits for nobody."""
-        ...
+        return
 
     def await_close(self) -> None:
         """Wait for the draining, as long as the object's settings allow."""
-        ...
+        return
 
     def after_fork_in_child(self) -> None:
         """Start anew: threads are gone, locks may be held, what was queued is the parent's."""
@@ -51,6 +53,20 @@ class Pausing(Protocol):
     def after_fork_in_parent(self) -> None:
         """Go on."""
         ...
+
+
+class Closing(ABC):
+    """Is closed at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> object:
+        """Let go of everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Ways to wait for another thread without polling: one for threads, one for asyncio."""
+"""Waiting: for another thread or task without polling, and between two tries."""
 
 from __future__ import annotations
 
@@ -119,3 +119,11 @@ class Countdown:
             last = self._left == 0
         if last:
             self._waiter.wake()
+
+
+def back_off_ms(initial_ms: float, max_ms: float, multiplier: float, attempt: int) -> float:
+    """The delay after the ``attempt``-th try; never past ``max_ms``, however large the power."""
+    try:
+        return float(min(max_ms, initial_ms * multiplier ** (attempt - 1)))
+    except OverflowError:
+        return max_ms

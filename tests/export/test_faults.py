@@ -173,7 +173,7 @@ def test_values_that_are_tried_again_do_not_stay_counted_as_dropped(
     one: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store fails in the middle of a file, which is then read once more from its start."""
-    monkeypatch.setattr("batchmill.outbox.changes.ROWS", 4)  # so many are read at a time
+    monkeypatch.setattr("batchmill.outbox.outbox.ROWS", 4)  # so many are read at a time
     one.commit(*measurements(0, 10, [f"e{number}" for number in range(10)]))
     read, calls = one.store.totals, iter(range(100))
 

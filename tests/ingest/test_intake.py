@@ -12,9 +12,8 @@ pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("pyarrow")
 
 from batchmill.ingest.decode import Limits
-from batchmill.ingest.intake import Intake
+from batchmill.ingest.intake import Intake, ReceiverSettings
 from batchmill.ingest.responses import Rejected
-from batchmill.ingest.settings import ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats
 from tests.ingest.kit import LARGE, HeldSpool
 from tests.kit.ingest import PROTOBUF, request

@@ -11,9 +11,15 @@ import sys
 from pathlib import Path
 
 from batchmill.run.home import Home
-from batchmill.run.log import RotatingLog
 from batchmill.run.signals import Signals
-from batchmill.run.supervisor import GaveUpError, RestartPolicy, Spec, State, Supervisor
+from batchmill.run.supervisor import (
+    GaveUpError,
+    RestartPolicy,
+    RotatingLog,
+    Spec,
+    State,
+    Supervisor,
+)
 
 CHILD = str(Path(__file__).with_name("child.py"))
 

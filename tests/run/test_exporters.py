@@ -123,7 +123,7 @@ def test_the_buffers_of_forwarded_requests_reach_ingest(tmp_path: Path) -> None:
     """Where there is a topic to forward to."""
     found = settings(traces="kafka://b:2/t", forward_buffer=7, forward_mb=3)
     given = _parser().parse_args(list(ingest_spec(found, Home(tmp_path)).arguments))
-    assert (given.export_forward_buffer, given.export_forward_mb) == (7, 3)
+    assert (given.export_forward_buffer, given.export_forward_mb) == (7, 3 * 2**20)
     without = settings(forward_buffer=7)
     assert not any(
         word.startswith("--export-forward")

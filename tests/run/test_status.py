@@ -16,9 +16,16 @@ from batchmill.cli import main
 from batchmill.files import write_json
 from batchmill.run import Backlog, Health, Home, RunState, assess
 from batchmill.run.balance import Counted, Sent, balance, counted_of, read_sent
-from batchmill.run.screen import draw, plain_line
+from batchmill.run.screen import (
+    STATEMENTS,
+    ServiceRow,
+    Tables,
+    draw,
+    plain_line,
+    read_tables,
+    service_rows,
+)
 from batchmill.run.status import FRESH_S, StatusReader
-from batchmill.run.tables import STATEMENTS, ServiceRow, Tables, read_tables, service_rows
 from batchmill.sources import Grain
 from batchmill.store import TopNRow, Value, open_store
 from tests.kit.stores import MINUTE, Measurement, Writer

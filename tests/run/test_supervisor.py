@@ -12,13 +12,13 @@ import pytest
 
 from batchmill.files import write_json
 from batchmill.run import Home, HomeInUseError
-from batchmill.run.log import RotatingLog
 from batchmill.run.supervisor import (
     Death,
     Decision,
     Process,
     Record,
     RestartPolicy,
+    RotatingLog,
     Spec,
     State,
     decide,

@@ -25,12 +25,13 @@ from batchmill.cli import main
 from batchmill.files import write_json
 from batchmill.run import Health, Home
 from batchmill.run.top.history import History
-from batchmill.run.top.marks import Sheet, columns, heat_row, scale, sparkline, stacked
+from batchmill.run.top.marks import Sheet
 from batchmill.run.top.view import draw
 from tests.kit.threads import PATIENCE_S
 
 NOW = 1_700_000_000.0
 FLOWS = {"active": 12, "assigned": 345, "completed": 333}
+ASCII, UNICODE = Sheet(80, ascii_only=True), Sheet(80)
 
 
 def queue(depths: list[int], **changes: Any) -> dict[str, Any]:
@@ -215,34 +216,34 @@ def test_rates_are_those_of_the_last_seconds() -> None:
 
 def test_a_line_of_the_past_has_the_highest_at_full_height() -> None:
     """The newest at its end; all that there is room for."""
-    assert sparkline([9, 0, 1, 2, 4], 4, ascii_only=False).plain == "▁▂▄█"
-    assert sparkline([0, 0], 4, ascii_only=False).plain == "▁▁"
-    assert sparkline([0, 8], 4, ascii_only=True).plain == ".@"
+    assert UNICODE.sparkline([9, 0, 1, 2, 4], 4).plain == "▁▂▄█"
+    assert UNICODE.sparkline([0, 0], 4).plain == "▁▁"
+    assert ASCII.sparkline([0, 8], 4).plain == ".@"
 
 
 def test_a_heat_row_has_a_character_for_each_partition() -> None:
     """Where there are more than characters, the fullest of a few is told: heat is not averaged."""
     parts = [{"depth": each, "capacity": 10} for each in (0, 1, 5, 10)]
-    assert heat_row(parts, 10, ascii_only=False).plain == "·▁▅█"
-    assert heat_row(parts, 2, ascii_only=False).plain == "▁█"
-    assert heat_row(parts, 10, ascii_only=True).plain == "_.+@"
-    assert heat_row([{"depth": 3, "capacity": None}], 10, ascii_only=False).plain == "▁"
+    assert UNICODE.heat_row(parts, 10).plain == "·▁▅█"
+    assert UNICODE.heat_row(parts, 2).plain == "▁█"
+    assert ASCII.heat_row(parts, 10).plain == "_.+@"
+    assert UNICODE.heat_row([{"depth": 3, "capacity": None}], 10).plain == "▁"
 
 
 def test_a_scale_has_a_notch_at_each_threshold() -> None:
     """And something is never drawn as nothing."""
-    assert scale(1, (50, 100), 10, "", ascii_only=True).plain == "#....|...."
-    assert scale(75, (50, 100), 10, "", ascii_only=True).plain == "########.."
-    assert scale(500, (50, 100), 10, "", ascii_only=True).plain == "##########"
-    assert scale(0, (0, 0), 4, "", ascii_only=True).plain == "|..."
+    assert ASCII.scale(1, (50, 100), 10, "").plain == "#....|...."
+    assert ASCII.scale(75, (50, 100), 10, "").plain == "########.."
+    assert ASCII.scale(500, (50, 100), 10, "").plain == "##########"
+    assert ASCII.scale(0, (0, 0), 4, "").plain == "|..."
 
 
 def test_phases_are_stacked() -> None:
     """Side by side in a bar, one above the other in a chart; together they fill it."""
     parts = [(3.0, "red"), (1.0, "blue")]
-    assert stacked(parts, 8, ascii_only=True, letters="LC").plain == "LLLLLLCC"
-    assert stacked([(0.0, "red")], 8, ascii_only=True, letters="L").plain == ""
-    chart = columns([parts, [(1.0, "red"), (1.0, "blue")]], 10, 4, ascii_only=True)
+    assert ASCII.stacked(parts, 8, letters="LC").plain == "LLLLLLCC"
+    assert ASCII.stacked([(0.0, "red")], 8, letters="L").plain == ""
+    chart = ASCII.columns([parts, [(1.0, "red"), (1.0, "blue")]], 10, 4)
     assert [line.plain for line in chart] == ["# ", "# ", "##", "##"]
     assert [span.style for span in chart[2].spans] == ["red", "blue"]
 

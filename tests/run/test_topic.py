@@ -22,10 +22,9 @@ from batchmill.run import (
     resolve,
 )
 from batchmill.run.runner import check
-from batchmill.run.screen import draw, plain_line
+from batchmill.run.screen import Tables, draw, plain_line
 from batchmill.run.specs import export_spec, ingest_spec, pipeline_spec
 from batchmill.run.status import read_backlog, topic_backlog
-from batchmill.run.tables import Tables
 from tests.kit.jvm import java_missing
 
 TOPIC = "kafka://one:9092,two:9092/spans"

@@ -18,7 +18,7 @@ from batchmill.store import (
 from batchmill.store.sql import schema
 from batchmill.store.sql.registry import Registry, allot
 from batchmill.store.sql.schema import check_source_name
-from batchmill.store.sqlite.store import SQLITE
+from batchmill.store.sqlite import SQLITE
 from tests.kit.exporters import Mill
 from tests.kit.stores import (
     MINUTE,

@@ -26,7 +26,7 @@ from batchmill.store import (
 )
 from batchmill.store.sql import schema
 from batchmill.store.sql.session import Session
-from batchmill.store.sqlite.store import (
+from batchmill.store.sqlite import (
     NO_ROOM_BYTES,
     SqliteStore,
     is_full,

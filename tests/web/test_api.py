@@ -11,7 +11,7 @@ import pytest
 
 from batchmill.sources import Grain, endpoint_id, service_id
 from batchmill.store import EntityRow, StatementRow, TopNRow, open_store
-from batchmill.web.api import rows
+from batchmill.web.api import measures
 from tests.web.kit import (
     DATABASE_STATEMENTS,
     START_S,
@@ -278,7 +278,7 @@ def test_a_service_that_is_not_there(client: Client) -> None:
     status, found = client.ask("/api/v1/services/shopp")
     assert (status, found["error"]) == (
         404,
-        "there is no service 'shopp': did you mean 'shop'?",
+        "no service is called 'shopp': did you mean shop? There are also cart, orders, Änderung/1",
     )
 
 
@@ -384,7 +384,7 @@ def test_a_bad_question_gets_a_reason(
 
 def test_too_many_rows_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that would read without end is answered 400 instead."""
-    monkeypatch.setattr(rows, "MOST_ROWS", 10)
+    monkeypatch.setattr(measures, "MOST_ROWS", 10)
     status, found = client.ask("/api/v1/services", from_=START_S - HOUR_S * 24, to=START_S)
     assert (status, "rows would be read" in found["error"]) == (400, True)
 

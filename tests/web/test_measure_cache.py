@@ -21,7 +21,7 @@ class _Plan:
 
 def test_it_removes_the_older_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and tallies are kept up to a limit."""
-    monkeypatch.setattr(measures, "MOST_ROWS", 10)
+    monkeypatch.setattr(measures, "MOST_CACHED_ROWS", 10)
     monkeypatch.setattr(measures, "MOST_TALLIES", 4)
     cache = MeasureCache()
     known = cache.rows("mark", 1)

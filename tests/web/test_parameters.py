@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchmill.sources import Grain, bucket_start
 from batchmill.store import Buckets
 from batchmill.web.api.parameters import TimeRange, bucket, read_moment, read_range
-from batchmill.web.errors import BadRequest
+from batchmill.web.responses import BadRequest
 
 NOW_S = 1_709_214_330.5  # 2024-02-29T13:45:30.5Z
 DAY_S = 86_400

@@ -14,9 +14,9 @@ import pytest
 from batchmill.export import RemoteWriter, RemoteWriteSettings
 from batchmill.sources import Grain
 from batchmill.store import Store, open_store
-from batchmill.web.errors import BadRequest
 from batchmill.web.promql.api import moments
 from batchmill.web.promql.parser import Matcher, parse, parse_selector
+from batchmill.web.responses import BadRequest
 from tests.kit.servers.prometheus import Prometheus, running_prometheus
 from tests.kit.threads import until
 from tests.web.kit import START_S, Call, CallWriter, Client, bucket_of, serving

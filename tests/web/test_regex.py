@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchmill.web.errors import BadRequest
 from batchmill.web.promql.parser import Regex
+from batchmill.web.responses import BadRequest
 
 ATOMS = st.sampled_from(
     ["a", "b", "ab", ".", "[ab]", "[^a]", "[a-c]", r"\.", r"\d", r"\w", r"[\d-]", "a-b", r"\x61"]

@@ -59,16 +59,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Aggregator": "aggregator",
-    "Contribution": "cells",
-    "Deltas": "deltas",
-    "EntityBook": "cells",
-    "Made": "aggregator",
-    "ROW_COUNT": "deltas",
-    "contribution": "cells",
-    "from_arrow": "deltas",
-    "is_deltas": "deltas",
-    "to_arrow": "deltas",
+    "aggregator": "Aggregator Made",
+    "cells": "Contribution EntityBook contribution",
+    "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="aggregation", extra="aggregate")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from batchmill.backoff import back_off_ms
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_ints, check_numbers
+from batchmill.waiters import back_off_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,10 @@ class RetryPolicy:
     """The errors that are worth another try."""
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise ConfigError("max_attempts", self.max_attempts, "at least 1")
+        check_ints(self, 1, "max_attempts")
+        check_numbers(self, 1, "multiplier")
         if not 0 < self.initial_ms <= self.max_ms:
             raise ConfigError("initial_ms", self.initial_ms, f"above 0, at most {self.max_ms:g}")
-        if self.multiplier < 1:
-            raise ConfigError("multiplier", self.multiplier, "at least 1")
         if not 0 <= self.jitter < 1:
             raise ConfigError("jitter", self.jitter, "from 0 to below 1")
 
@@ -75,8 +73,7 @@ class BreakerPolicy:
     """How long it stays open before one batch may try."""
 
     def __post_init__(self) -> None:
-        if self.failures < 1:
-            raise ConfigError("failures", self.failures, "at least 1")
+        check_ints(self, 1, "failures")
         if self.reset_after_s <= 0:
             raise ConfigError("reset_after_s", self.reset_after_s, "above 0")
 
@@ -94,8 +91,7 @@ class AdaptiveConcurrency:
     back_off: float = 0.7
 
     def __post_init__(self) -> None:
-        if self.least < 1:
-            raise ConfigError("least", self.least, "at least 1")
+        check_ints(self, 1, "least")
         if self.tolerance <= 1:
             raise ConfigError("tolerance", self.tolerance, "above 1")
         if not 0 < self.back_off < 1:
@@ -144,12 +140,8 @@ class BatcherSettings:
     """How long leaving a ``with`` block, or the interpreter's exit, waits for the rest."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_in_flight"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(name, value, "a whole number of at least 1")
-        if not isinstance(self.linger_ms, (int, float)) or not self.linger_ms >= 0:
-            raise ConfigError("linger_ms", self.linger_ms, "a number of at least 0")
+        check_ints(self, 1, "batch_size", "max_in_flight")
+        check_numbers(self, 0, "linger_ms", "close_timeout_s")
         if self.max_weight is not None:
             if not self.max_weight > 0:
                 raise ConfigError("max_weight", self.max_weight, "above 0")
@@ -159,5 +151,3 @@ class BatcherSettings:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise ConfigError(name, function, "a callable that takes an item")
-        if not self.close_timeout_s >= 0:
-            raise ConfigError("close_timeout_s", self.close_timeout_s, "at least 0")

@@ -10,16 +10,17 @@ import os
 import sys
 
 from batchmill import __version__
-from batchmill.cli import config, demo, export, ingest, oal, pipeline, query, run, status, top, web
-from batchmill.errors import MissingExtraError
+from batchmill.cli import demo, export, ingest, oal, pipeline, query, run, status, web
+from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
 from batchmill.extras import require_extra
+from batchmill.run import ConfigFileError, UnknownSettingError
 
 _COMMANDS = {
     "run": run.run,
     "status": status.run,
-    "top": top.run,
+    "top": status.run_top,
     "web": web.run,
-    "config": config.run,
+    "config": run.run_config,
     "demo": demo.run,
     "oal": oal.run,
     "ingest": ingest.run,
@@ -30,6 +31,7 @@ _COMMANDS = {
 }
 _DRAWING = frozenset({"run", "top", "pipeline", "backfill", "query"})
 """The commands that need rich."""
+_WRONG_SETTINGS = (ConfigError, ConfigFileError, UnknownSettingError)
 
 
 def main() -> int:
@@ -42,6 +44,9 @@ def main() -> int:
     except MissingExtraError as error:
         print(error, file=sys.stderr)
         return 1
+    except BatchmillError as error:
+        print(f"batchmill {given.command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, _WRONG_SETTINGS) else 1
     except KeyboardInterrupt:  # the second Ctrl-C: the first one ends everything in order
         print("batchmill: stopped before everything was drained", file=sys.stderr)
         return 130
@@ -55,6 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (run, status, top, web, config, demo, oal, ingest, pipeline, query, export):
+    for command in (run, status, web, demo, oal, ingest, pipeline, query, export):
         command.add_parser(commands)
     return parser

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -281,12 +282,7 @@ def _exporter_report(exporter: Exporter) -> dict[str, Any]:
     stats = exporter.stats()
     return {
         "position": stats.position,
-        "waiting": {
-            "files": stats.waiting.files,
-            "rows": stats.waiting.rows,
-            "bytes": stats.waiting.bytes,
-            "oldest_ms": stats.waiting.oldest_ms,
-        },
+        "waiting": asdict(stats.waiting),
         "queued": stats.queued,
         "sent_values": stats.sent,
         "requests": stats.requests,

@@ -17,6 +17,7 @@ from batchmill.cli.options import (
     add_access_options,
     add_kafka_option,
     kafka_options,
+    mib,
     number,
     only_given,
     whole,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from batchmill.spool import Spool
 
 _MANY_FILES = 65_536
-_MIB = 2**20
 
 
 def add_parser(commands: Any) -> None:
@@ -53,19 +53,19 @@ def add_parser(commands: Any) -> None:
     add.value("--export-logs", "TARGET", text.format("logs", "and nowhere else"))
     text = "requests that may wait for such a topic (default: 20000); beyond it they are dropped"
     add.value("--export-forward-buffer", "N", text, type=whole())
-    add.value("--export-forward-mb", "MB", "the same by size (default: 64)", type=whole())
+    add.value("--export-forward-mb", "MB", "the same by size (default: 64)", type=mib)
     add.value("--bind", "HOST", "listen here (default: %(default)s)", default="127.0.0.1")
     add.value("--http-port", "P", "default: %(default)s", type=int, default=4318)
     add.value("--grpc-port", "P", "default: %(default)s", type=int, default=4317)
     add_access_options(ingest, "senders")
-    add.value("--max-body-mb", "MB", "the largest request body accepted", type=whole())
+    add.value("--max-body-mb", "MB", "the largest request body accepted", type=mib)
     add.value("--max-connections", "N", "for HTTP and gRPC each", type=whole())
     add.value("--request-timeout", "S", "within which a request must arrive", type=number())
     add.value("--linger", "S", "how long a segment or message waits for more", type=number())
     add.value("--segment-rows", "N", "the most spans in a segment", type=whole())
     for level in ("warning", "critical", "critical-plus"):
         text = f"unread data at which {level.upper().replace('-', '_')} begins"
-        add.value(f"--unread-{level}-mb", "MB", text, type=whole())
+        add.value(f"--unread-{level}-mb", "MB", text, type=mib)
     add.switch("--verbose", "log more")
 
 
@@ -78,7 +78,7 @@ def run(given: argparse.Namespace) -> int:
 
         home = Path(given.home)
         settings = _settings(given)
-        limits = Limits(**only_given(max_body_bytes=_mib(given.max_body_mb)))
+        limits = Limits(**only_given(max_body_bytes=given.max_body_mb))
         _raise_file_limit()
         with _forwarders(given) as forwarders, _sink(given) as sink:
             receiver = Receiver(
@@ -112,7 +112,7 @@ def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]
                     options=kafka_options(given),
                     **only_given(
                         buffer_size=given.export_forward_buffer,
-                        max_bytes=_mib(given.export_forward_mb),
+                        max_bytes=given.export_forward_mb,
                     ),
                 )
                 forwarders[name] = stack.enter_context(contextlib.closing(forwarder))
@@ -134,9 +134,9 @@ def _sink(given: argparse.Namespace) -> Spool | KafkaSink:
             **only_given(
                 linger_s=given.linger,
                 max_rows=given.segment_rows,
-                unread_warning=_mib(given.unread_warning_mb),
-                unread_critical=_mib(given.unread_critical_mb),
-                unread_critical_plus=_mib(given.unread_critical_plus_mb),
+                unread_warning=given.unread_warning_mb,
+                unread_critical=given.unread_critical_mb,
+                unread_critical_plus=given.unread_critical_plus_mb,
             ),
         )
     from batchmill.kafka import KafkaAddress, KafkaSettings
@@ -179,10 +179,6 @@ def _settings(given: argparse.Namespace) -> ReceiverSettings:
         insecure=given.insecure,
         **only_given(max_connections=given.max_connections, request_s=given.request_timeout),
     )
-
-
-def _mib(count: int | None) -> int | None:
-    return None if count is None else count * _MIB
 
 
 def _raise_file_limit() -> None:

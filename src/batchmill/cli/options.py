@@ -49,6 +49,11 @@ def whole(least: int = 1) -> Callable[[str], int]:
     return parse
 
 
+def mib(text: str) -> int:
+    """An argument that is a whole number of MiB, at least 1; its value is in bytes."""
+    return whole()(text) * 2**20
+
+
 def number(most: float = math.inf, *, zero: bool = False) -> Callable[[str], float]:
     """An argument that is a number above 0, or from 0 on with ``zero``, up to ``most``."""
     allowed = f"a number {'from 0 on' if zero else 'above 0'}"

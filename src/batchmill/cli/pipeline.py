@@ -23,6 +23,7 @@ from batchmill.cli.options import (
     import_sources,
     kafka_options,
     metrics_page,
+    mib,
     number,
     only_given,
     pair,
@@ -91,12 +92,12 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     add.value("--name", "NAME", "of the stream (default: %(default)s)", default="main")
     add.switch("--outbox", "write what each commit changes to an outbox, for batchmill export")
     text = "drop the oldest of it beyond so many MiB (default: 1024)"
-    add.value("--outbox-mb", "N", text, type=whole())
+    add.value("--outbox-mb", "N", text, type=mib)
     add = Options(parser.add_argument_group("Spark"))
     text = "such as spark://host:7077 (default: %(default)s)"
     add.value("--master", "MASTER", text, default="local[*]")
     add.values("--conf", "KEY=VALUE", "a Spark setting; may be repeated", type=pair)
-    add.value("--batch-mb", "N", "the most MiB in one micro-batch (default: 128)", type=whole())
+    add.value("--batch-mb", "N", "the most MiB in one micro-batch (default: 128)", type=mib)
     add.value("--batch-files", "N", "the most segments in one micro-batch", type=whole())
     add = Options(parser.add_argument_group("metrics"))
     text = "the apdex threshold of a service (default: 500); may be repeated"
@@ -119,7 +120,7 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
 
     import_sources(given.sources)
     settings = only_given(
-        max_batch_bytes=_mib(given.batch_mb),
+        max_batch_bytes=given.batch_mb,
         max_batch_files=given.batch_files,
         ttl_days=given.ttl_days,
         top_n=given.top_n,
@@ -129,7 +130,7 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         skip_lost=given.skip_lost,
     )
     apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
-    outbox = OutboxSettings(**only_given(max_bytes=_mib(given.outbox_mb)))
+    outbox = OutboxSettings(**only_given(max_bytes=given.outbox_mb))
     return {
         "oal": given.oal or core_script(),
         "spool": None if given.source else given.spool,
@@ -377,10 +378,6 @@ def _unused(reports: Sequence[BatchReport]) -> Counter[str]:
 def _milliseconds(service: str, text: str) -> Any:
     # What is not a number is refused by the settings, whose error says what is allowed.
     return int(text) if text.isdecimal() else f"{service}={text}"
-
-
-def _mib(count: int | None) -> int | None:
-    return None if count is None else count * 2**20
 
 
 def _duration(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,8 @@ NAME_WIDTH = 32
 LEAST_CHART = 20
 NUMBERS_WIDTH = 42
 """The room for the numbers behind a chart."""
+JSON_NAMES = {"entity_id": "entity", "entity_name": "name"}
+"""Fields of a record that have another name in JSON."""
 
 
 def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
@@ -48,24 +51,8 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     """Slow calls, one a line."""
     if as_json:
         for record in records:
-            _print_json(
-                {
-                    "stream": record.stream,
-                    "grain": record.grain.value,
-                    "bucket": record.bucket,
-                    "entity": record.entity_id,
-                    "name": record.entity_name,
-                    "rank": record.rank,
-                    "latency": record.latency,
-                    "time_us": record.time_us,
-                    "trace_id": record.trace_id,
-                    "span_id": record.span_id,
-                    "statement": record.statement,
-                    "normalised": record.normalised,
-                    "runs": record.runs,
-                    "total_ms": record.total_ms,
-                }
-            )
+            fields = {JSON_NAMES.get(name, name): part for name, part in asdict(record).items()}
+            _print_json({**fields, "grain": record.grain.value})
         return
     table = _table("time", "entity", "#", "ms", "statement", "runs", "total ms", "trace")
     for record in records:

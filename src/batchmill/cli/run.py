@@ -1,22 +1,22 @@
-"""``batchmill run``: the whole pipeline in one folder, supervised until Ctrl-C."""
+"""``batchmill run``: the whole pipeline in one folder; and ``batchmill config``: its settings."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import sys
+from collections.abc import Iterable
 from typing import Any
 
 from batchmill.cli.options import add_settings_options, number, settings_of
-from batchmill.errors import BatchmillError, ConfigError
-from batchmill.run import ConfigFileError, UnknownSettingError
+from batchmill.run import FILE, HIDDEN, PREFIX, SettingValue
 
 FOREVER = "forever"
 LONGEST_DEMO_S = 86_400.0
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command."""
+    """Add both commands."""
     parser = commands.add_parser(
         "run",
         help="receive spans and compute metrics: everything, in one folder",
@@ -34,19 +34,24 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--demo-seed", type=int, metavar="N", help="for the same spans again")
     add_settings_options(parser)
+    config = commands.add_parser("config", help="look at the settings of `batchmill run`")
+    actions = config.add_subparsers(dest="action", required=True, metavar="action")
+    show = actions.add_parser(
+        "show",
+        help="print each setting and where its value comes from",
+        description="Print each setting, its value, and where that comes from: the command line, "
+        f"the environment ({PREFIX}…), {FILE}, or the default. Secrets are hidden.",
+    )
+    add_settings_options(show)
+    show.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(given: argparse.Namespace) -> int:
     """Run it; the exit code."""
     from batchmill.run import Demo, run_processes
 
-    try:
-        demo = None if given.demo is None else Demo(given.demo, given.demo_seed)
-        return run_processes(settings_of(given), demo)
-    except BatchmillError as error:
-        print(f"batchmill run: {error}", file=sys.stderr)
-        wrong_settings = (ConfigError, ConfigFileError, UnknownSettingError)
-        return 2 if isinstance(error, wrong_settings) else 1
+    demo = None if given.demo is None else Demo(given.demo, given.demo_seed)
+    return run_processes(settings_of(given), demo)
 
 
 def _demo_seconds(text: str) -> float:
@@ -56,3 +61,29 @@ def _demo_seconds(text: str) -> float:
         return number(LONGEST_DEMO_S)(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}, or {FOREVER}") from None
+
+
+def run_config(given: argparse.Namespace) -> int:
+    """Print the settings; the exit code."""
+    values = settings_of(given).values
+    if given.json:
+        shown = {
+            name: {"value": value.shown(), "from": value.origin} for name, value in values.items()
+        }
+        print(json.dumps(shown, ensure_ascii=False))
+    else:
+        print(*lines(values.values()), sep="\n")
+    return 0
+
+
+def lines(values: Iterable[SettingValue]) -> list[str]:
+    """Settings as text: name, value as in TOML, origin."""
+    rows = [(value.setting.name, _toml(value.shown()), value.origin) for value in values]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "-"
+    return HIDDEN if value == HIDDEN else json.dumps(value, ensure_ascii=False)

@@ -1,42 +1,53 @@
-"""``batchmill status``: prints how a run is doing; the exit code is its health."""
+"""``batchmill status`` and ``batchmill top``: how a run is doing."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from batchmill.cli.options import add_home_options, home_of
-from batchmill.errors import BatchmillError
-from batchmill.run import LAG_S, Health, read_status
+from batchmill.run import LAG_S, read_status
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
+    """Add both commands."""
+    status = commands.add_parser(
         "status",
         help="print how `batchmill run` is doing",
         description="Print processes, queue, spool, lag, last commit, and what was dropped and "
         "why. The exit code is 0 if the run is healthy, 1 if something is wrong but spans are "
         "received, 2 if none are.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument(
+    status.add_argument("--json", action="store_true", help="one JSON object")
+    status.add_argument(
         "--max-lag", type=float, default=LAG_S, metavar="S", help="degraded beyond (default: 60)"
     )
-    add_home_options(parser)
+    add_home_options(status)
+    top = commands.add_parser(
+        "top",
+        help="watch a run in the terminal",
+        description="Show a run with live numbers: queues by partition, thresholds, threads, "
+        "spool, micro-batches by phase, lag, what was dropped and why, processes. It is updated "
+        "each second; q or Ctrl-C quits, and the run goes on. Without a terminal, or with --once, "
+        "it is printed once, and the exit code is that of `batchmill status`.",
+    )
+    add_home_options(top)
+    top.add_argument("--once", action="store_true", help="print it once, then end")
 
 
 def run(given: argparse.Namespace) -> int:
     """Print the status; the exit code."""
-    try:
-        status = read_status(home_of(given), given.max_lag)
-    except BatchmillError as error:
-        print(f"batchmill status: {error}", file=sys.stderr)
-        return Health.DOWN
+    status = read_status(home_of(given), given.max_lag)
     if given.json:
         print(json.dumps(status.as_json(), ensure_ascii=False))
     else:
         print(*status.lines(), sep="\n")
     return status.health
+
+
+def run_top(given: argparse.Namespace) -> int:
+    """Watch; the exit code."""
+    from batchmill.run import show_run
+
+    return show_run(home_of(given), once=given.once)

@@ -69,7 +69,7 @@ class ClientStats:
         return self.emitted - self.written - self.failed
 
 
-class Client:
+class Client(lifecycle.Closing, lifecycle.Tracked):
     """Writes events of your own types to a spool, for the pipeline to read.
 
     ``spool`` is a folder, or a :class:`batchmill.spool.Spool` that others use, too; the client
@@ -196,23 +196,11 @@ class Client:
         with self._lock:
             return ClientStats(self._emitted, self._written, self._failed, self._refused, invalid)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def begin_close(self) -> None:
-        """At exit the spool's batchers close themselves."""
-
-    def await_close(self) -> None:
-        """At exit the spool's batchers wait for themselves."""
 
     def after_fork_in_child(self) -> None:
         """What was emitted before belongs to the parent."""

@@ -14,8 +14,7 @@ from batchmill.demo.traffic import Played, Stop, plan, play
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
-    from batchmill.demo.sender import LastWords, Sender, SentSpans, make_exporter
-    from batchmill.demo.spans import Shop
+    from batchmill.demo.sender import LastWords, Sender, SentSpans, Shop, make_exporter
 
 __all__ = [
     "INSTANCES",
@@ -32,12 +31,6 @@ __all__ = [
     "play",
 ]
 
-_MODULES = {
-    "LastWords": "sender",
-    "Sender": "sender",
-    "SentSpans": "sender",
-    "Shop": "spans",
-    "make_exporter": "sender",
-}
+_MODULES = {"sender": "LastWords Sender SentSpans Shop make_exporter"}
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="the demo", extra="demo")

@@ -19,8 +19,7 @@ from batchmill.demo.pages import visit
 from batchmill.demo.steps import Request
 
 if TYPE_CHECKING:
-    from batchmill.demo.sender import Sender
-    from batchmill.demo.spans import Shop
+    from batchmill.demo.sender import Sender, Shop
 
 WAVE_S = 30.0
 """The period of the waves in the traffic."""

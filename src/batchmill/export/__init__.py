@@ -12,42 +12,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill.export.addresses import (
+from batchmill.export.exporter import Exporter, ExporterInUseError, forget_exporter
+from batchmill.export.prometheus.series import (
+    SeriesLimits,
+    by_label,
+    complete_minute,
+    entity_labels,
+    help_text,
+    series_names,
+)
+from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
+from batchmill.export.senders import Sender, SendError, open_sender
+from batchmill.export.settings import (
     PROMETHEUS_ADDRESSES,
+    ExporterSettings,
+    Target,
     check_address,
     is_scraped,
     page_address,
     reads_store,
     require_exporter,
 )
-from batchmill.export.errors import ExporterInUseError, SendError, StoreUnreadableError
-from batchmill.export.senders import Sender, open_sender
-from batchmill.export.settings import ExporterSettings, Target
+from batchmill.export.stats import ExporterStats
 from batchmill.export.values import ExportedValue
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
-    from batchmill.export.exporter import Exporter, forget_exporter
     from batchmill.export.forwarder import KafkaForwarder
-    from batchmill.export.prometheus.page import PageSettings
-    from batchmill.export.prometheus.series import (
-        SeriesLimits,
-        by_label,
-        complete_minute,
-        entity_labels,
-        help_text,
-        series_names,
-    )
+    from batchmill.export.prometheus.page import PageSettings, StoreUnreadableError
     from batchmill.export.prometheus.server import (
         PrometheusServer,
         PrometheusSettings,
         TelemetryServer,
     )
     from batchmill.export.remote_write.client import remote_address
-    from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
     from batchmill.export.remote_write.writer import RemoteWriter
     from batchmill.export.senders.otlp import to_otlp
-    from batchmill.export.stats import ExporterStats
 
 __all__ = [
     "PROMETHEUS_ADDRESSES",
@@ -86,25 +86,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Exporter": "exporter",
-    "ExporterStats": "stats",
-    "KafkaForwarder": "forwarder",
-    "PageSettings": "prometheus.page",
-    "PrometheusServer": "prometheus.server",
-    "PrometheusSettings": "prometheus.server",
-    "TelemetryServer": "prometheus.server",
-    "RemoteWriteSettings": "remote_write.stats",
-    "RemoteWriteStats": "remote_write.stats",
-    "RemoteWriter": "remote_write.writer",
-    "SeriesLimits": "prometheus.series",
-    "by_label": "prometheus.series",
-    "complete_minute": "prometheus.series",
-    "entity_labels": "prometheus.series",
-    "forget_exporter": "exporter",
-    "help_text": "prometheus.series",
-    "remote_address": "remote_write.client",
-    "series_names": "prometheus.series",
-    "to_otlp": "senders.otlp",
+    "forwarder": "KafkaForwarder",
+    "prometheus.page": "PageSettings StoreUnreadableError",
+    "prometheus.server": "PrometheusServer PrometheusSettings TelemetryServer",
+    "remote_write.client": "remote_address",
+    "remote_write.writer": "RemoteWriter",
+    "senders.otlp": "to_otlp",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="exporting", extra="export")

@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from batchmill import presets
-from batchmill.backoff import back_off_ms
-from batchmill.export.errors import ExporterInUseError, SendError
-from batchmill.export.senders import Sender
+from batchmill.errors import BatchmillError
+from batchmill.export.senders import Sender, SendError
 from batchmill.export.settings import ExporterSettings
 from batchmill.export.stats import (
     RETRIES,
@@ -44,6 +43,7 @@ from batchmill.files import FileLock
 from batchmill.outbox import OutboxFileError
 from batchmill.queue import BatchQueue, BatchQueueSettings, BufferStrategy
 from batchmill.store import OutboxFile, Store, StoreClosedError, StoreError
+from batchmill.waiters import back_off_ms
 from batchmill.wording import count_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,17 @@ class _ExportedFile:
     rows: int
     """How many of its rows were there to be sent; 0: it was gone, and counted by others."""
     values: int
+
+
+class ExporterInUseError(BatchmillError, RuntimeError):
+    """Another process runs an exporter of that name."""
+
+    name: str
+    folder: str
+    template = (
+        "an exporter named {name!r} runs on {folder} already: stop that one first, "
+        "or give this one a --name of its own"
+    )
 
 
 class _GivenUpError(Exception):

@@ -1,14 +1,14 @@
-"""Where an exporter sends to, and its settings."""
+"""Where exporters send to: addresses, and the settings of an exporter."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_ints, check_positive
 from batchmill.export.http import check_headers
+from batchmill.extras import require_extra
 from batchmill.kafka import check_options
 from batchmill.queue import BufferStrategy
 
@@ -95,16 +95,71 @@ class ExporterSettings:
     """When the queue is full: BLOCKING waits for the peer; IF_POSSIBLE drops values, counted."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "initial_ms", "max_ms", "drain_s", "poll_s"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and value > 0 and math.isfinite(value)):
-                raise ConfigError(name, value, "a number above 0")
-        for name in ("buffer_size", "max_batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(name, value, "a whole number, 1 or more")
+        check_positive(self, "timeout_s", "initial_ms", "max_ms", "drain_s", "poll_s")
+        check_ints(self, 1, "buffer_size", "max_batch")
         if not isinstance(self.strategy, BufferStrategy):
             raise ConfigError("strategy", self.strategy, "a BufferStrategy")
         check_headers(self.headers)
         check_options(self.kafka_options)
+
+
+PROMETHEUS_ADDRESSES = (
+    "prometheus://host:port, remote+http://host:port/path or remote+https://host:port/path"
+)
+SCRAPED = "prometheus"
+_REMOTE_WRITE = ("remote+http", "remote+https")
+_NEEDS = {"kafka": "confluent_kafka", "otlp+grpc": "grpc", "otlp+grpcs": "grpc"}
+
+
+def reads_store(to: str) -> bool:
+    """Whether an exporter to this address reads the store, and needs no outbox."""
+    return _scheme(to) in (SCRAPED, *_REMOTE_WRITE)
+
+
+def is_scraped(to: str) -> bool:
+    """Whether an address is that of a page for Prometheus to scrape."""
+    return _scheme(to) == SCRAPED
+
+
+def check_address(to: str) -> str:
+    """The address in full, if an exporter takes it; raises :class:`ConfigError`."""
+    if is_scraped(to):
+        page_address(to)
+    elif reads_store(to):
+        from batchmill.export.remote_write.client import remote_address
+
+        remote_address(to)
+    else:
+        return str(Target.parse(to))
+    return to
+
+
+def page_address(to: str) -> tuple[str, int | None]:
+    """Host and port of a page for Prometheus; no port: the default one."""
+    parts = urlsplit(to)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    other = parts.path not in ("", "/", "/metrics") or parts.query or "@" in parts.netloc
+    if not parts.hostname or port == -1 or other:
+        raise ConfigError("to", to, "such as prometheus://127.0.0.1:9464")
+    return parts.hostname, port
+
+
+def require_exporter(to: str) -> None:
+    """Raise :class:`MissingExtraError` unless what an exporter to this address needs is there."""
+    scheme = _scheme(to)
+    if scheme in _REMOTE_WRITE:
+        require_extra("remote write", "export", "pyarrow", "google.protobuf")
+    elif scheme == SCRAPED:
+        require_extra("the page for Prometheus", "export", "starlette", "uvicorn")
+    else:
+        sender = (_NEEDS[scheme],) if scheme in _NEEDS else ()
+        require_extra(
+            "exporting", "export", "pyarrow", "google.protobuf", "opentelemetry.proto", *sender
+        )
+
+
+def _scheme(to: str) -> str:
+    return to.partition("://")[0]

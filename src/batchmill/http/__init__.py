@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from batchmill.http.access import Access
-from batchmill.http.listener import ServerSettings, host_port, port_error
 from batchmill.http.refusal import ConnectionRefusal, RefusalReason, response_bytes
+from batchmill.http.settings import Access, ServerSettings, host_port, port_error
 
 if TYPE_CHECKING:
     from batchmill.http.server import HttpServer

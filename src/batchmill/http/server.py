@@ -12,10 +12,9 @@ from typing import Any
 
 import uvicorn
 
-from batchmill.http.access import is_loopback
 from batchmill.http.connection import Acceptor, Connection, ConnectionStats
-from batchmill.http.listener import ServerSettings, host_port, listen
 from batchmill.http.refusal import Refuse
+from batchmill.http.settings import ServerSettings, host_port, is_loopback, listen
 
 log = logging.getLogger("batchmill.http")
 

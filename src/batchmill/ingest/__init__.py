@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         decompress,
         otlp_from_json,
     )
+    from batchmill.ingest.intake import ReceiverSettings
     from batchmill.ingest.receiver import Receiver
-    from batchmill.ingest.settings import ReceiverSettings
 
 __all__ = [
     "Access",
@@ -38,15 +38,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BadRequest": "decode",
-    "Decoded": "decode",
-    "Limits": "decode",
-    "Receiver": "receiver",
-    "ReceiverSettings": "settings",
-    "TooLarge": "decode",
-    "decode_traces": "decode",
-    "decompress": "decode",
-    "otlp_from_json": "decode",
+    "decode": "BadRequest Decoded Limits TooLarge decode_traces decompress otlp_from_json",
+    "intake": "ReceiverSettings",
+    "receiver": "Receiver",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="receiving OpenTelemetry data", extra="otlp")

@@ -18,9 +18,8 @@ import grpc.aio
 from batchmill.http import host_port, port_error
 from batchmill.ingest import responses
 from batchmill.ingest.decode import PROTOBUF
-from batchmill.ingest.intake import LOGS, Intake, Take
-from batchmill.ingest.responses import Refusal, RequestRefused
-from batchmill.ingest.settings import GRPC_MESSAGE_BYTES, ReceiverSettings
+from batchmill.ingest.intake import GRPC_MESSAGE_BYTES, LOGS, Intake, ReceiverSettings, Take
+from batchmill.ingest.responses import Refusal
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -94,10 +93,10 @@ class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
             try:
                 self._authenticate(call)
                 if take is None:
-                    raise RequestRefused(responses.unsupported_signal(signal))
+                    raise responses.unsupported_signal(signal)
                 response = await self._export(call, take)
-            except RequestRefused as error:
-                await self._refuse(call, error.refusal)
+            except Refusal as refusal:
+                await self._refuse(call, refusal)
             except Exception:  # whatever it is, the sender gets a response
                 log.exception("a request failed")
                 await self._refuse(call, responses.failed())
@@ -109,7 +108,7 @@ class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _authenticate(self, call: Any) -> None:
         header = dict(call.invocation_metadata() or ()).get("authorization")
         if not self._settings.access.allows(header):
-            raise RequestRefused(responses.unauthenticated())
+            raise responses.unauthenticated()
 
     async def _export(self, call: Any, take: Take) -> bytes:
         intake = self._intake
@@ -118,7 +117,7 @@ class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
                 async with intake.reading(asyncio.get_running_loop().time()):
                     message = await call.read()
                 if message is grpc.aio.EOF:
-                    raise RequestRefused(responses.malformed("the call has no message"))
+                    raise responses.malformed("the call has no message")
                 body.add(bytes(message))
             encoding = "gzip" if body.starts_with(_GZIP) else ""
             rejected = await take(body, encoding, PROTOBUF)

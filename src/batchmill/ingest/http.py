@@ -15,7 +15,7 @@ from batchmill.http import Access, ConnectionRefusal, RefusalReason, response_by
 from batchmill.ingest import responses
 from batchmill.ingest.decode import JSON
 from batchmill.ingest.intake import LOGS, Body, Intake, Take
-from batchmill.ingest.responses import Refusal, RequestRefused
+from batchmill.ingest.responses import Refusal
 from batchmill.ingest.stats import prometheus
 from batchmill.telemetry.exposition import TextFormat, render_telemetry
 
@@ -53,8 +53,8 @@ class HttpApp:
         except ClientDisconnect:
             self._stats.answered("http", "disconnected")
             return
-        except RequestRefused as error:
-            response = self._refuse(error.refusal, content_type)
+        except Refusal as refusal:
+            response = self._refuse(refusal, content_type)
         except asyncio.CancelledError:
             # Only a receiver that stops cancels requests; uvicorn would answer 500.
             response = self._refuse(responses.draining(), content_type)
@@ -71,24 +71,24 @@ class HttpApp:
         path = request.scope["path"]
         if path in _SIGNALS and path not in self._pages:
             self._authenticate(request)
-            raise RequestRefused(responses.unsupported_signal(_SIGNALS[path]))
+            raise responses.unsupported_signal(_SIGNALS[path])
         if path not in self._pages:
-            raise RequestRefused(responses.unknown_path(path))
+            raise responses.unknown_path(path)
         method, page = self._pages[path]
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise RequestRefused(responses.wrong_method(request.method, method))
+            raise responses.wrong_method(request.method, method)
         return await page(request)
 
     def _authenticate(self, request: Request) -> None:
         if not self._access.allows(request.headers.get("authorization")):
-            raise RequestRefused(responses.unauthenticated())
+            raise responses.unauthenticated()
 
     async def _export(self, take: Take, request: Request) -> Response:
         self._authenticate(request)
         header = request.headers.get("content-type", "")
         content_type = responses.content_type_of(header)
         if content_type is None:
-            raise RequestRefused(responses.wrong_content_type(header))
+            raise responses.wrong_content_type(header)
         with self._intake.admit() as body:
             await self._read(request, body)
             rejected = await take(body, request.headers.get("content-encoding", ""), content_type)
@@ -100,11 +100,11 @@ class HttpApp:
         limit = self._intake.limits.max_body_bytes
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
-            raise RequestRefused(_too_large(limit))
+            raise _too_large(limit)
         async with self._intake.reading(request.scope["state"]["request_began"]):
             async for part in request.stream():
                 if body.bytes + len(part) > limit:
-                    raise RequestRefused(_too_large(limit))
+                    raise _too_large(limit)
                 body.add(part)
 
     async def _healthz(self, request: Request) -> Response:

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from batchmill.errors import check_ints
+from batchmill.http import ServerSettings
 from batchmill.ingest import responses
 from batchmill.ingest.decode import (
     JSON,
@@ -26,8 +28,7 @@ from batchmill.ingest.decode import (
     decompress,
     otlp_from_json,
 )
-from batchmill.ingest.responses import Rejected, RequestRefused
-from batchmill.ingest.settings import GRPC_MESSAGE_BYTES, ReceiverSettings
+from batchmill.ingest.responses import Refusal, Rejected
 from batchmill.ingest.stats import ReceiverStats
 from batchmill.kafka import MessageTooLargeError
 from batchmill.spool import (
@@ -40,6 +41,38 @@ from batchmill.spool import (
     SpoolClosedError,
 )
 from batchmill.wording import count_of
+
+GRPC_MESSAGE_BYTES = 4 * 2**20
+"""The largest gRPC message: the default of gRPC servers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiverSettings(ServerSettings):
+    """Where a receiver listens, for whom, and how much it takes at a time."""
+
+    http_port: int = 4318
+    """0: any free one."""
+    grpc_port: int = 4317
+    max_connections: int = 1000
+    """Open at a time, for each protocol; one more is refused."""
+    max_requests: int = 2000
+    """In progress at a time; one more is answered 503."""
+    max_bytes: int = 256 * 2**20
+    """Of bodies in memory at a time; a sender that needs more is answered 503."""
+    max_header_bytes: int = 16 * 2**10
+    idle_s: float = 60.0
+    """A connection without a request is closed after this."""
+    store_s: float = 60.0
+    """A request whose spans are not durable after this is answered 503."""
+    decoders: int = 1
+    """Threads that decode. Python runs one at a time, and switching between two costs a fifth."""
+    drain_s: float = 10.0
+    """How long requests in progress may take after ``stop()``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ints(self, 1, "decoders")
+
 
 T = TypeVar("T")
 
@@ -110,14 +143,14 @@ class Intake:
 
     @contextmanager
     def admit(self) -> Iterator[Body]:
-        """Count a request in progress, before its body is read; raises `RequestRefused`."""
+        """Count a request in progress, before its body is read; raises `Refusal`."""
         if self.draining:
-            raise RequestRefused(responses.draining())
+            raise responses.draining()
         if self._sink.level() >= Level.CRITICAL_PLUS:
-            raise RequestRefused(_overloaded(self._sink.pressure(), unread=True))
+            raise _overloaded(self._sink.pressure(), unread=True)
         if self.requests >= self.settings.max_requests:
             what = f"{count_of(self.requests, 'request')} in progress already"
-            raise RequestRefused(responses.busy(what))
+            raise responses.busy(what)
         self.requests += 1
         body = Body(self)
         try:
@@ -141,15 +174,15 @@ class Intake:
                     self._reads.discard(timeout)
         except TimeoutError:
             if self.draining:
-                raise RequestRefused(responses.draining()) from None
-            raise RequestRefused(responses.too_slow(self.settings.request_s)) from None
+                raise responses.draining() from None
+            raise responses.too_slow(self.settings.request_s) from None
 
     @contextmanager
     def reading_grpc(self) -> Iterator[None]:
         """Reserve memory for a gRPC message, whose size is known only once it has arrived."""
         if (self._grpc_reads + 1) * GRPC_MESSAGE_BYTES > self.settings.max_bytes:
             what = f"{count_of(self._grpc_reads, 'gRPC message')} arriving already"
-            raise RequestRefused(responses.busy(what))
+            raise responses.busy(what)
         self._grpc_reads += 1
         try:
             yield
@@ -171,9 +204,9 @@ class Intake:
         self._large_decoder.shutdown(wait=True)
 
     async def take_traces(self, body: Body, encoding: str, content_type: str) -> Rejected:
-        """Decode and store spans; returns once they are durable, or raises `RequestRefused`."""
+        """Decode and store spans; returns once they are durable, or raises `Refusal`."""
         if self._sink.level() >= Level.CRITICAL:
-            raise RequestRefused(_overloaded(self._sink.pressure(), unread=False))
+            raise _overloaded(self._sink.pressure(), unread=False)
         submitted = await self._run(self._submit_traces, body, encoding, content_type)
         body.release()  # the sink counts what waits there
         if submitted.stored is not None:
@@ -187,7 +220,7 @@ class Intake:
         return submitted.rejected
 
     async def take_logs(self, body: Body, encoding: str, content_type: str) -> Rejected:
-        """Forward log records; raises `RequestRefused` for a body that has none."""
+        """Forward log records; raises `Refusal` for a body that has none."""
         await self._run(self._forward_logs, body, encoding, content_type)
         return Rejected()
 
@@ -251,10 +284,10 @@ class Intake:
                 await asyncio.shield(inner)
         except TimeoutError:
             late = f"they were not durable within {self.settings.store_s:g} s"
-            raise RequestRefused(responses.not_stored(late)) from None
+            raise responses.not_stored(late) from None
         except asyncio.CancelledError:
             if inner.cancelled():  # by the sink, not this task
-                raise RequestRefused(responses.not_stored("the spool gave up")) from None
+                raise responses.not_stored("the spool gave up") from None
             raise
         except Exception as error:  # noqa: BLE001 - each becomes a response
             raise _not_stored(error) from None
@@ -273,11 +306,11 @@ class Body:
         self.bytes = 0
 
     def add(self, part: bytes) -> None:
-        """Append a part; raises `RequestRefused` if all requests together have too many bytes."""
+        """Append a part; raises `Refusal` if all requests together have too many bytes."""
         intake, size = self._intake, len(part)
         if intake.bytes + size > intake.settings.max_bytes:
             what = f"{intake.bytes >> 20} MiB of requests are in memory"
-            raise RequestRefused(responses.busy(what))
+            raise responses.busy(what)
         intake.bytes += size
         self.bytes += size
         self._parts.append(part)
@@ -308,37 +341,35 @@ def _refusing_bad_bodies() -> Iterator[None]:
     try:
         yield
     except Unsupported as error:
-        raise RequestRefused(responses.wrong_encoding(str(error))) from None
+        raise responses.wrong_encoding(str(error)) from None
     except BadRequest as error:
-        raise RequestRefused(responses.malformed(str(error))) from None
+        raise responses.malformed(str(error)) from None
     except TooLarge as error:
-        raise RequestRefused(responses.too_large(str(error))) from None
+        raise responses.too_large(str(error)) from None
     except MemoryError:
-        raise RequestRefused(responses.busy("the receiver is out of memory")) from None
+        raise responses.busy("the receiver is out of memory") from None
     except Exception as error:  # a bug in the decoder, which only these bytes can have caused
         log.exception("a body could not be decoded")
         what = f"the body could not be decoded ({type(error).__name__})"
-        raise RequestRefused(responses.malformed(what)) from None
+        raise responses.malformed(what) from None
 
 
-def _overloaded(pressure: Pressure, *, unread: bool) -> responses.Refusal:
+def _overloaded(pressure: Pressure, *, unread: bool) -> Refusal:
     # The pressure may have dropped since the level was read: then it is a short wait.
     level = max(pressure.level, Level.CRITICAL_PLUS if unread else Level.CRITICAL)
     why = pressure.why or "too much waits already"
     return responses.overloaded(level.name, why, pressure.retry_after_s or 1.0, unread=unread)
 
 
-def _not_stored(error: Exception) -> RequestRefused:
+def _not_stored(error: Exception) -> Refusal:
     match error:
         case Overloaded():
-            refusal = responses.overloaded(error.level.name, error.why, error.retry_after_s)
+            return responses.overloaded(error.level.name, error.why, error.retry_after_s)
         case SpoolClosedError():
-            refusal = responses.draining()
+            return responses.draining()
         case BadRowsError():
-            refusal = responses.malformed(str(error))
+            return responses.malformed(str(error))
         case MessageTooLargeError():
-            refusal = responses.too_large(str(error))
-        case _:
-            log.error("spans were not stored, and their sender is asked to retry: %s", error)
-            refusal = responses.not_stored(str(error))
-    return RequestRefused(refusal)
+            return responses.too_large(str(error))
+    log.error("spans were not stored, and their sender is asked to retry: %s", error)
+    return responses.not_stored(str(error))

@@ -21,8 +21,7 @@ from batchmill.http import HttpServer, host_port
 from batchmill.ingest.decode import Limits
 from batchmill.ingest.grpc import build_server
 from batchmill.ingest.http import HttpApp
-from batchmill.ingest.intake import Forwarder, Intake
-from batchmill.ingest.settings import ReceiverSettings
+from batchmill.ingest.intake import Forwarder, Intake, ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats, thresholds, with_sink
 from batchmill.process_stats import ProcessStats
 from batchmill.spool import SpanSink

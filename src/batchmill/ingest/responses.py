@@ -29,9 +29,9 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 3, 4, 5
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request was refused, and what its sender should do."""
+@dataclass(eq=False)
+class Refusal(Exception):
+    """Raised to refuse a request: why, and what its sender should do."""
 
     reason: str
     """Short, from a fixed set: refusals are counted by it."""
@@ -45,14 +45,6 @@ class Refusal:
     close: bool = False
     """Close the connection after the response: the rest of the body is not read."""
     headers: tuple[tuple[str, str], ...] = ()
-
-
-class RequestRefused(Exception):
-    """Raised to refuse a request; carries the ``refusal``."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.kafka.address import KafkaAddress
 from batchmill.kafka.errors import (
     KafkaAddressError,
     KafkaLoginError,
@@ -20,8 +19,13 @@ from batchmill.kafka.errors import (
     MessageTooLargeError,
 )
 from batchmill.kafka.java import JavaOptions, java_options
-from batchmill.kafka.options import check_options, hide_secrets, read_options
-from batchmill.kafka.settings import KafkaSettings
+from batchmill.kafka.settings import (
+    KafkaAddress,
+    KafkaSettings,
+    check_options,
+    hide_secrets,
+    read_options,
+)
 
 if TYPE_CHECKING:
     from batchmill.kafka.client import Behind, ConnectionErrors, behind, check_readable
@@ -70,21 +74,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Behind": "client",
-    "ConnectionErrors": "client",
-    "KafkaSink": "sink",
-    "KafkaStats": "sink",
-    "Message": "messages",
-    "Span": "messages",
-    "Spans": "messages",
-    "behind": "client",
-    "check_readable": "client",
-    "DeltaFile": "messages",
-    "decode": "messages",
-    "deltas_in": "messages",
-    "encode": "messages",
-    "encode_deltas": "messages",
-    "span_rows": "messages",
+    "client": "Behind ConnectionErrors behind check_readable",
+    "messages": "DeltaFile Message Span Spans decode deltas_in encode encode_deltas span_rows",
+    "sink": "KafkaSink KafkaStats",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="Kafka", extra="kafka")

@@ -17,10 +17,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from batchmill.errors import ConfigError
-from batchmill.kafka.address import KafkaAddress
 from batchmill.kafka.errors import KafkaLoginError, KafkaReadError, KafkaTopicError
-from batchmill.kafka.options import hide_secrets
-from batchmill.kafka.settings import KafkaSettings
+from batchmill.kafka.settings import KafkaAddress, KafkaSettings, hide_secrets
 
 log = logging.getLogger("batchmill.kafka")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchmill.errors import ConfigError
-from batchmill.kafka.options import check_options
+from batchmill.kafka.settings import check_options
 
 _SECURITY = ("enable.sasl.", "enable.ssl.", "https.", "sasl.", "security.", "ssl.")
 """Settings with these prefixes must not be dropped: that could make a connection insecure."""

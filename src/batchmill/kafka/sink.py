@@ -29,11 +29,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from batchmill import lifecycle
 from batchmill.kafka import client
-from batchmill.kafka.address import KafkaAddress
 from batchmill.kafka.client import ConnectionErrors
 from batchmill.kafka.errors import KafkaWriteError
 from batchmill.kafka.messages import Message, encode, encode_deltas
-from batchmill.kafka.settings import KafkaSettings
+from batchmill.kafka.settings import KafkaAddress, KafkaSettings
 from batchmill.spool import (
     SPAN_SOURCE,
     Gauge,
@@ -58,11 +57,7 @@ _REPLACE_EVERY_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaStats(SinkStats):
-    """A Kafka sink at one moment, and its counters since the start.
-
-    While no submit is under way, ``submitted_rows == written_rows + failed_rows + queue_rows``.
-    Refused rows are none of those.
-    """
+    """A Kafka sink at one moment, and its counters since the start; see :class:`SinkStats`."""
 
     failures: Mapping[str, int]
     """Batches whose future failed, by librdkafka's name for the reason."""

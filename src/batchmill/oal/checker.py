@@ -7,10 +7,10 @@ from typing import Protocol, cast
 
 from batchmill.oal.errors import OalError
 from batchmill.oal.functions import FUNCTIONS, Arg, Function, Param
-from batchmill.oal.lexer import ScriptText
+from batchmill.oal.lexer import ScriptText, Word
 from batchmill.oal.metric import Metric
 from batchmill.oal.model import Condition, MapKey, Operator, Path, Scalar
-from batchmill.oal.syntax import (
+from batchmill.oal.parser import (
     ArgNode,
     Comparison,
     Definition,
@@ -18,7 +18,6 @@ from batchmill.oal.syntax import (
     ListNode,
     LiteralNode,
     PathNode,
-    Word,
 )
 from batchmill.sources import Catalog, Field, FieldType, SourceType, suggest
 from batchmill.wording import count_of

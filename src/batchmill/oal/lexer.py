@@ -5,11 +5,11 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from batchmill.oal.errors import OalError
 from batchmill.oal.model import Position
-from batchmill.oal.syntax import Word
 
 TokenKind: TypeAlias = Literal["name", "int", "string", "mark", "bad", "end"]
 
@@ -33,6 +33,15 @@ class Token(NamedTuple):
     kind: TokenKind
     text: str
     value: str | int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A name, or the content of a string."""
+
+    text: str
     start: int
     end: int
 

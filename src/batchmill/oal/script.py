@@ -11,9 +11,8 @@ from batchmill.oal.checker import Checker
 from batchmill.oal.errors import OalError, in_order
 from batchmill.oal.lexer import ScriptText
 from batchmill.oal.metric import Metric
-from batchmill.oal.parser import parse_statements
+from batchmill.oal.parser import Definition, Disabling, parse_statements
 from batchmill.oal.states import State
-from batchmill.oal.syntax import Definition, Disabling
 from batchmill.sources import Catalog, UnknownNameError
 from batchmill.sources import catalog as known_sources
 

@@ -14,8 +14,7 @@ from batchmill.extras import lazy_names
 from batchmill.outbox.settings import NoOutboxError, OutboxFileError, OutboxSettings
 
 if TYPE_CHECKING:
-    from batchmill.outbox.changes import Changes, LayoutEntry
-    from batchmill.outbox.outbox import Outbox
+    from batchmill.outbox.outbox import Changes, LayoutEntry, Outbox
 
 __all__ = [
     "Changes",
@@ -26,6 +25,6 @@ __all__ = [
     "OutboxSettings",
 ]
 
-_MODULES = {"Changes": "changes", "LayoutEntry": "changes", "Outbox": "outbox"}
+_MODULES = {"outbox": "Changes LayoutEntry Outbox"}
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="the outbox", extra="export")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batchmill.errors import BatchmillError, ConfigError
+from batchmill.errors import BatchmillError, check_ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +15,7 @@ class OutboxSettings:
     max_files: int = 10_000
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_files"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(name, value, "a whole number, 1 or more")
+        check_ints(self, 1, "max_bytes", "max_files")
 
 
 class NoOutboxError(BatchmillError, FileNotFoundError):

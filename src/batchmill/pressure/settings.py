@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_int
 from batchmill.pressure.decision import (
     QueueAction,
     QueueThresholdHandler,
@@ -82,7 +82,7 @@ class QueueThresholdSettings:
     thresholds: Thresholds = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_whole("max_queue_size", self.max_queue_size, 1)
+        check_int("max_queue_size", self.max_queue_size, 1)
         size = self.max_queue_size
         self._derive("warning_threshold", max(1, size // 2))
         self._derive("critical_threshold", size)
@@ -106,7 +106,7 @@ class QueueThresholdSettings:
         object.__setattr__(self, "listeners", tuple(self.listeners))
         for listener in self.listeners:
             listener_function(listener, "listeners")
-        _check_whole("listener_capacity", self.listener_capacity, 1)
+        check_int("listener_capacity", self.listener_capacity, 1)
         if not 0 < self.leave_ratio <= 1:
             raise ConfigError("leave_ratio", self.leave_ratio, "above 0 and at most 1")
         object.__setattr__(self, "handlers", self._handlers())
@@ -124,7 +124,7 @@ class QueueThresholdSettings:
     def _derive(self, name: str, default: int) -> None:
         if getattr(self, name) == 0:
             object.__setattr__(self, name, default)
-        _check_whole(name, getattr(self, name), 1)
+        check_int(name, getattr(self, name), 1)
 
     def _handlers(self) -> dict[ThresholdLevel, ThresholdHandler | None]:
         """The handler of each level; CRITICAL_PLUS without one inherits CRITICAL's.
@@ -140,8 +140,3 @@ class QueueThresholdSettings:
         critical = handlers[ThresholdLevel.CRITICAL]
         handlers[ThresholdLevel.CRITICAL_PLUS] = handlers[ThresholdLevel.CRITICAL_PLUS] or critical
         return handlers
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(name, value, f"a whole number of at least {least}")

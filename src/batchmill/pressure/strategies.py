@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchmill.backoff import back_off_ms
 from batchmill.errors import ConfigError
 from batchmill.pressure.decision import (
     QueueDecision,
@@ -20,6 +19,7 @@ from batchmill.pressure.decision import (
     handler_function,
 )
 from batchmill.pressure.levels import QueueFullError, ThresholdLevel
+from batchmill.waiters import back_off_ms
 
 __all__ = [
     "accept",

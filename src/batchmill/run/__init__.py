@@ -43,7 +43,7 @@ from batchmill.run.supervisor import GaveUpError
 
 if TYPE_CHECKING:
     from batchmill.run.runner import Demo, run_processes
-    from batchmill.run.top.watch import show_run
+    from batchmill.run.top.view import show_run
 
 __all__ = [
     "EXPORT_HEADERS_VARIABLE",
@@ -83,6 +83,9 @@ __all__ = [
     "spool_backlog",
 ]
 
-_MODULES = {"Demo": "runner", "run_processes": "runner", "show_run": "top.watch"}
+_MODULES = {
+    "runner": "Demo run_processes",
+    "top.view": "show_run",
+}
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="a run's display", extra="cli")

@@ -16,8 +16,7 @@ from batchmill.extras import require_extra
 from batchmill.files import read_json, write_json
 from batchmill.run.balance import balance, read_counted, read_sent
 from batchmill.run.home import Home
-from batchmill.run.log import RotatingLog
-from batchmill.run.screen import Screen, draw_tables
+from batchmill.run.screen import Screen, TableReader, draw_tables, read_tables
 from batchmill.run.settings import RunSettings
 from batchmill.run.signals import Signals
 from batchmill.run.specs import (
@@ -33,8 +32,7 @@ from batchmill.run.specs import (
     with_ports,
 )
 from batchmill.run.status import read_backlog, read_state, spool_backlog
-from batchmill.run.supervisor import GaveUpError, Process, State, Supervisor
-from batchmill.run.tables import TableReader, read_tables
+from batchmill.run.supervisor import GaveUpError, Process, RotatingLog, State, Supervisor
 from batchmill.store import RetryPolicy, StoreMissingError, open_store
 
 STATUS_S = 1.0

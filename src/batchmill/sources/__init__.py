@@ -12,12 +12,12 @@ from batchmill.sources.buckets import (
     hour_bucket,
     minute_bucket,
 )
-from batchmill.sources.errors import EntityIdError, UnknownNameError, suggest
 from batchmill.sources.ids import (
     BLANK_NAME,
     ENDPOINT_NAME_LIMIT,
     INSTANCE_NAME_LIMIT,
     SERVICE_NAME_LIMIT,
+    EntityIdError,
     endpoint_id,
     entity_id,
     instance_id,
@@ -36,6 +36,8 @@ from batchmill.sources.types import (
     FieldType,
     Kind,
     SourceType,
+    UnknownNameError,
+    suggest,
 )
 from batchmill.sources.user import (
     catalog,

@@ -12,7 +12,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from batchmill.sources.errors import EntityIdError
+from batchmill.errors import BatchmillError
 from batchmill.sources.types import EntityKind, SourceType
 
 SERVICE_NAME_LIMIT = 70
@@ -23,6 +23,17 @@ ENDPOINT_NAME_LIMIT = 150
 """Characters of an endpoint's name that count."""
 BLANK_NAME = "_blank"
 """The name of a service whose own is null or, after cutting, nothing but blanks."""
+
+
+class EntityIdError(BatchmillError, ValueError):
+    """A text is not an entity id of that kind."""
+
+    kind: str
+    id: str
+    template = (
+        "{id!r} is not an entity id of kind {kind!r}: "
+        "pass the id as the store holds it, and the kind of its source's entity"
+    )
 
 
 def is_normal(layer: str | None) -> bool:

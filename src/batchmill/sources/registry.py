@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from batchmill.errors import ConfigError
-from batchmill.sources.errors import UnknownNameError
 from batchmill.sources.types import (
     BOOL,
     DOUBLE,
@@ -22,6 +21,7 @@ from batchmill.sources.types import (
     Field,
     FieldType,
     SourceType,
+    UnknownNameError,
     types_within,
 )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as _field
 from typing import Any, Literal, TypeAlias, get_args
 
+from batchmill.errors import BatchmillError
 from batchmill.extras import require_extra
-from batchmill.sources.errors import UnknownNameError
 
 Kind: TypeAlias = Literal[
     "string", "int", "long", "double", "bool", "layer", "enum", "list", "map", "struct"
@@ -223,3 +224,36 @@ def types_within(kind: FieldType) -> Iterator[FieldType]:
 
 
 ENTITY_KINDS: tuple[EntityKind, ...] = get_args(EntityKind)
+
+
+MOST_NAMES = 12
+"""A message lists no more names than this."""
+
+
+class UnknownNameError(BatchmillError, LookupError):
+    """No source, field, enum or the like has this name."""
+
+    what: str
+    """What was looked for, such as ``field of Endpoint``."""
+    name: str
+    known: tuple[str, ...]
+    """The names that exist."""
+
+    def __str__(self) -> str:
+        return f"no {self.what} is called {self.name!r}: {suggest(self.name, self.known)}"
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """Suggest names for an unknown one: close matches first, then the others, up to a dozen."""
+    if not known:
+        return "there are none"
+    folded = {word.lower(): word for word in known}
+    close = [folded[word] for word in difflib.get_close_matches(name.lower()[:80], folded)]
+    rest = [word for word in sorted(known) if word not in close]
+    room = max(0, MOST_NAMES - len(close))
+    shown = ", ".join(rest[:room])
+    more = f", and {len(rest) - room} more" if len(rest) > room else ""
+    if not close:
+        return f"there are {shown}{more}" if len(known) > 1 else f"there is {shown}"
+    hint = f"did you mean {' or '.join(close)}?"
+    return f"{hint} There are also {shown}{more}" if shown else hint

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from batchmill.errors import ConfigError
-from batchmill.sources.errors import UnknownNameError
 from batchmill.sources.registry import Catalog, builtin_catalog
 from batchmill.sources.types import (
     BOOL,
@@ -30,6 +29,7 @@ from batchmill.sources.types import (
     Field,
     FieldType,
     SourceType,
+    UnknownNameError,
 )
 
 C = TypeVar("C", bound=type)

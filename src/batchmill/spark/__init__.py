@@ -27,11 +27,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BatchReport": "l2.report",
-    "BatchStats": "l2.report",
-    "Pipeline": "runtime.pipeline",
-    "PipelineSettings": "settings",
-    "find_java": "runtime.java",
+    "l2.report": "BatchReport BatchStats",
+    "runtime.java": "find_java",
+    "runtime.pipeline": "Pipeline",
+    "settings": "PipelineSettings",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="the pipeline", extra="spark")

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 from batchmill.extras import lazy_names
 from batchmill.spool.gauge import Gauge, GaugedSink
 from batchmill.spool.segment import SpoolWriteError, Unread, unread
-from batchmill.spool.settings import SinkSettings, SpoolSettings
 from batchmill.spool.sink import (
     BadRowsError,
     Level,
     Measure,
     Overloaded,
     Pressure,
+    SinkSettings,
     SinkStats,
     SpanSink,
     SpoolClosedError,
+    SpoolSettings,
 )
 from batchmill.spool.span import (
     FOREIGN,
@@ -70,13 +71,8 @@ __all__ = [
 ]
 
 _NEED_PYARROW = {
-    "Spool": "spool",
-    "SpoolStats": "spool",
-    "adapter": "rows",
-    "delta_file": "rows",
-    "event_tables": "rows",
-    "span_table": "rows",
-    "table_of": "rows",
+    "rows": "adapter delta_file event_tables span_table table_of",
+    "spool": "Spool SpoolStats",
 }
 
 __getattr__ = lazy_names(__name__, _NEED_PYARROW, feature="the spool", extra="spool")

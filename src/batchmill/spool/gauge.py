@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from batchmill.lifecycle import Closing
 from batchmill.pressure import (
     EventKind,
     QueueThresholdEvent,
@@ -25,8 +26,16 @@ from batchmill.pressure import (
     QueueThresholdSettings,
 )
 from batchmill.spool.segment import Unread, UnreadScan, free_bytes
-from batchmill.spool.settings import SinkSettings, SpoolSettings
-from batchmill.spool.sink import Level, Measure, Overloaded, Pressure, SinkStats, SpoolClosedError
+from batchmill.spool.sink import (
+    Level,
+    Measure,
+    Overloaded,
+    Pressure,
+    SinkSettings,
+    SinkStats,
+    SpoolClosedError,
+    SpoolSettings,
+)
 from batchmill.wording import count_of
 
 _SCAN_EVERY_S = 0.1
@@ -313,7 +322,7 @@ class Gauge:
         self._calm = all(depth.is_calm for depth in self._depths)
 
 
-class GaugedSink:
+class GaugedSink(Closing):
     """What the spool and Kafka's sink have in common: a gauge, and being a context manager."""
 
     _gauge: Gauge
@@ -334,16 +343,6 @@ class GaugedSink:
     def closed(self) -> bool:
         """Whether it accepts no more batches."""
         return self._gauge.closed
-
-    def close(self, timeout: float | None = None) -> bool:
-        """Accept no more and answer everything; True when that was in time."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SegmentBacklog(Backlog):

@@ -33,11 +33,11 @@ from batchmill.spool import rows as arrow_rows
 from batchmill.spool.gauge import Gauge, GaugedSink, SegmentBacklog
 from batchmill.spool.rows import Convert, DeltaTable, SpanTable
 from batchmill.spool.segment import Disk, remove_leftovers, write_error, write_segment
-from batchmill.spool.settings import SpoolSettings
 from batchmill.spool.sink import (
     BadRowsError,
     SinkStats,
     SpoolClosedError,
+    SpoolSettings,
 )
 from batchmill.spool.span import SPAN_SOURCE, EventBatch, SpanBatch
 from batchmill.wording import count_of
@@ -52,11 +52,7 @@ _DELTAS = "deltas"
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolStats(SinkStats):
-    """A spool at one moment, and its counters since the start.
-
-    While no submit is under way, ``submitted_rows == written_rows + failed_rows + queue_rows``.
-    Refused rows are none of those.
-    """
+    """A spool at one moment, and its counters since the start; see :class:`SinkStats`."""
 
     segments: int
     """Segments written."""
@@ -72,7 +68,7 @@ class SpoolStats(SinkStats):
     """Free disk space."""
 
 
-class Spool(GaugedSink):
+class Spool(GaugedSink, lifecycle.Tracked):
     """Makes batches durable, as Parquet segments in ``folder``: a folder for each event type.
 
     Any thread may submit. Several processes may write to one folder.
@@ -218,12 +214,6 @@ class Spool(GaugedSink):
 
     def __repr__(self) -> str:
         return f"<Spool {str(self.folder)!r} {'closed' if self.closed else 'open'}>"
-
-    def begin_close(self) -> None:
-        """At exit the batchers close themselves."""
-
-    def await_close(self) -> None:
-        """At exit the batchers wait for themselves."""
 
     def after_fork_in_child(self) -> None:
         """A thread that does not exist here may hold the lock; what waits is the parent's."""

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_int
 from batchmill.store.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ def open_store(
     batchmill.errors.ConfigError: url='mysql://somewhere' is not valid: it must be \
 sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
     """
-    for name, value in (("ttl_days", ttl_days), ("top_n", top_n)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(name, value, "a whole number of at least 1")
+    check_int("ttl_days", ttl_days, 1)
+    check_int("top_n", top_n, 1)
     policy = retry or RetryPolicy()
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:

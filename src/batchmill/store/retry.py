@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from batchmill.backoff import back_off_ms
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_numbers
 from batchmill.store.errors import StoreClosedError, StoreUnavailableError
+from batchmill.waiters import back_off_ms
 
 T = TypeVar("T")
 
@@ -40,11 +40,8 @@ class RetryPolicy:
     """After this time a :class:`StoreUnavailableError` is raised."""
 
     def __post_init__(self) -> None:
-        for name in ("initial_ms", "max_ms", "give_up_after_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(name, getattr(self, name), "a number of at least 0")
-        if not self.multiplier >= 1:
-            raise ConfigError("multiplier", self.multiplier, "at least 1")
+        check_numbers(self, 0, "initial_ms", "max_ms", "give_up_after_s")
+        check_numbers(self, 1, "multiplier")
         if not 0 <= self.jitter <= 1:
             raise ConfigError("jitter", self.jitter, "from 0 to 1")
 

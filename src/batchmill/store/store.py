@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Self, TypeAlias, TypeVar, Unpack
+from typing import TypeAlias, TypeVar, Unpack
 
 from batchmill.errors import ConfigError
+from batchmill.lifecycle import Closing
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
@@ -49,7 +50,7 @@ _abandoned: list[Store] = []
 """Never collected: closing a connection that the parent has open, too, could disturb it."""
 
 
-class Store(ABC):
+class Store(Closing):
     """Where metrics are kept. One writer a stream, any number of readers.
 
     Every write is one transaction. Reads see what was committed, and go on while a batch is being
@@ -106,10 +107,10 @@ class Store(ABC):
     def _disconnect(self) -> None:
         """Close all connections."""
 
-    def _check_lock(self, stream: str) -> None:  # noqa: B027 - for locks that can get lost
+    def _check_lock(self, stream: str) -> None:
         """Take the stream's lock again if it got lost; called before each try of a commit."""
 
-    def _remove_staged(self, owner: StreamEpoch) -> None:  # noqa: B027 - for rows that are staged
+    def _remove_staged(self, owner: StreamEpoch) -> None:
         """Remove what this writer of a stream, or an earlier one, has staged and not merged."""
 
     # Writing.
@@ -393,7 +394,7 @@ class Store(ABC):
                         self._unlock(stream)
                 self._disconnect()
 
-    def prepare_fork(self) -> None:  # noqa: B027 - for connections that a child must not inherit
+    def prepare_fork(self) -> None:
         """Before a fork: close such connections; the next use opens them again.
 
         Nobody may use the store between this call and the fork.
@@ -402,12 +403,6 @@ class Store(ABC):
     def abandon(self) -> None:
         """In a forked child: leave the connections and locks to the parent. Do not use it again."""
         _abandoned.append(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _write(self, work: Callable[[Session], T]) -> T:
         with self._writing:

@@ -72,12 +72,12 @@ __all__ = [
 
 _PROMETHEUS = lazy_names(
     __name__,
-    {"PrometheusCollector": "prometheus"},
+    {"prometheus": "PrometheusCollector"},
     feature="telemetry for Prometheus",
     extra="prometheus",
 )
 _OTEL = lazy_names(
-    __name__, {"observe": "otel"}, feature="telemetry for OpenTelemetry", extra="otel"
+    __name__, {"otel": "observe"}, feature="telemetry for OpenTelemetry", extra="otel"
 )
 
 

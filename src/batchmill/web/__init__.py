@@ -19,10 +19,6 @@ __all__ = [
     "make_app",
 ]
 
-_MODULES = {
-    "WebServer": "server",
-    "WebSettings": "server",
-    "make_app": "app",
-}
+_MODULES = {"app": "make_app", "server": "WebServer WebSettings"}
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="the web server", extra="web")

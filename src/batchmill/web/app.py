@@ -18,11 +18,10 @@ from batchmill.run import StatusReader
 from batchmill.telemetry.exposition import TextFormat, render_telemetry
 from batchmill.web import pages
 from batchmill.web.api.handlers import Api
-from batchmill.web.errors import RequestError
 from batchmill.web.live import Live
 from batchmill.web.promql.api import PrometheusApi
 from batchmill.web.query_pool import QueryPool
-from batchmill.web.responses import METRICS, Guard, not_served, refused
+from batchmill.web.responses import METRICS, Guard, RequestError, not_served, refused
 
 
 def make_app(

@@ -19,13 +19,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from batchmill.errors import ConfigError
+from batchmill.errors import check_ints, check_positive
 from batchmill.run import StatusReader
 from batchmill.sources import bucket_start
 from batchmill.store import Store
-from batchmill.web.errors import Unavailable
 from batchmill.web.query_pool import QueryPool
-from batchmill.web.responses import as_error
+from batchmill.web.responses import Unavailable, as_error
 
 log = logging.getLogger("batchmill.web")
 
@@ -48,11 +47,8 @@ class LiveSettings:
     """A listener that has read nothing for so long is disconnected."""
 
     def __post_init__(self) -> None:
-        if self.most_listeners < 1:
-            raise ConfigError("most_listeners", self.most_listeners, "at least 1")
-        for name in ("every_s", "heartbeat_s", "send_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(name, getattr(self, name), "above 0")
+        check_ints(self, 1, "most_listeners")
+        check_positive(self, "every_s", "heartbeat_s", "send_s")
 
 
 def event(kind: str, content: Mapping[str, Any]) -> str:

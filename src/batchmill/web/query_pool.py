@@ -20,7 +20,7 @@ from typing import TypeVar
 from batchmill.errors import BatchmillError, ConfigError
 from batchmill.sources import UnknownNameError
 from batchmill.store import RetryPolicy, Store, StoreClosedError, open_store
-from batchmill.web.errors import BadRequest, RequestError, Unavailable
+from batchmill.web.responses import BadRequest, RequestError, Unavailable
 
 T = TypeVar("T")
 

@@ -36,14 +36,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CommitCounts": "l2",
-    "Committer": "l2",
-    "Embedded": "embedded",
-    "L1Worker": "l1",
-    "L2Worker": "l2",
-    "SourceStates": "l1",
-    "TopNWorker": "topn",
-    "exit_on_sigterm": "embedded",
+    "embedded": "Embedded exit_on_sigterm",
+    "l1": "L1Worker SourceStates",
+    "l2": "CommitCounts Committer L2Worker",
+    "topn": "TopNWorker",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="batchmill.workers", extra="aggregate")

@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 from batchmill.aggregate import Aggregator, EntityBook, SlowestStatements, contribution
-from batchmill.backoff import back_off_ms
 from batchmill.oal import Metric
 from batchmill.sources import UnknownNameError, bucket_end, bucket_start
 from batchmill.store import (
@@ -24,6 +23,7 @@ from batchmill.store import (
     Store,
     StoreError,
 )
+from batchmill.waiters import back_off_ms
 from batchmill.wording import count_of
 from batchmill.workers.l1 import DeltaBuffer, SourceStates
 from batchmill.workers.settings import WorkerSettings

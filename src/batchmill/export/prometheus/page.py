@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from batchmill.errors import BatchmillError, ConfigError
-from batchmill.export.errors import StoreUnreadableError
+from batchmill.errors import BatchmillError, check_numbers
 from batchmill.export.prometheus.series import (
     NOT_A_NAME,
     RESERVED,
@@ -50,6 +49,13 @@ _COUNTER_HELP = {
 }
 
 
+class StoreUnreadableError(BatchmillError, ConnectionError):
+    """There is no page for Prometheus, because the store cannot be read."""
+
+    why: str
+    template = "the store cannot be read: {why}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageSettings:
     """What a page shows, and how often the store is read."""
@@ -64,9 +70,7 @@ class PageSettings:
     """Within this time a minute is not read again, even where late rows may have changed it."""
 
     def __post_init__(self) -> None:
-        for name in ("max_age_s", "recheck_s", "refresh_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(name, getattr(self, name), "a number of at least 0")
+        check_numbers(self, 0, "max_age_s", "recheck_s", "refresh_s")
 
 
 @dataclass(frozen=True, slots=True)

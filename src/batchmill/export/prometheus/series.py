@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Protocol, TypeAlias
 
-from batchmill.errors import ConfigError
+from batchmill.errors import check_ints
 from batchmill.sources import bucket_end, bucket_start, minute_bucket
 from batchmill.store import BucketValues, StoredMetric
 from batchmill.telemetry import prometheus_names
@@ -77,10 +77,7 @@ class SeriesLimits:
     """Of each metric. So many entities of each source are read at most."""
 
     def __post_init__(self) -> None:
-        for name in ("max_series", "max_series_per_metric"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(name, value, "a whole number of at least 1")
+        check_ints(self, 1, "max_series", "max_series_per_metric")
 
 
 class LabelledEntity(Protocol):

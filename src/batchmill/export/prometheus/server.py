@@ -21,9 +21,12 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from batchmill.closing import Closing
-from batchmill.export.errors import StoreUnreadableError
-from batchmill.export.prometheus.page import MetricsPage, PageSettings, TelemetryPage
+from batchmill.export.prometheus.page import (
+    MetricsPage,
+    PageSettings,
+    StoreUnreadableError,
+    TelemetryPage,
+)
 from batchmill.export.prometheus.series import RESERVED
 from batchmill.http import (
     ConnectionRefusal,
@@ -32,6 +35,7 @@ from batchmill.http import (
     ServerSettings,
     response_bytes,
 )
+from batchmill.lifecycle import Closing
 from batchmill.store import Store
 from batchmill.telemetry.exposition import TextFormat
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from batchmill.backoff import back_off_ms
-from batchmill.errors import ConfigError
+from batchmill.errors import check_ints, check_numbers, check_positive
 from batchmill.export.prometheus.series import SeriesLimits
+from batchmill.waiters import back_off_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +43,10 @@ class RemoteWriteSettings:
     """How long close() goes on sending what waits."""
 
     def __post_init__(self) -> None:
-        for name in ("catch_up_minutes", "max_samples", "buffer_samples"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(name, getattr(self, name), "at least 1")
-        for name in ("poll_s", "timeout_s", "initial_ms", "max_ms"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(name, getattr(self, name), "above 0")
-        for name in ("late_minutes", "late_every_s", "max_retry_after_s", "close_timeout_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(name, getattr(self, name), "at least 0")
+        check_ints(self, 1, "catch_up_minutes", "max_samples", "buffer_samples")
+        check_ints(self, 0, "late_minutes")
+        check_positive(self, "poll_s", "timeout_s", "initial_ms", "max_ms")
+        check_numbers(self, 0, "late_every_s", "max_retry_after_s", "close_timeout_s")
 
     def pause_s(self, attempt: int, retry_after_s: float | None, chance: float) -> float:
         """How long to wait after the ``attempt``-th try; ``chance``, 0 to 1, spreads it."""

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from batchmill import presets
-from batchmill.closing import Closing
 from batchmill.errors import BatchmillError
 from batchmill.export.prometheus.series import (
     DroppedSeriesLog,
@@ -48,6 +47,7 @@ from batchmill.export.remote_write.stats import (
     RemoteWriteStats,
     StatsRecorder,
 )
+from batchmill.lifecycle import Closing
 from batchmill.queue import BatchQueue
 from batchmill.store import Store
 from batchmill.wording import count_of

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from batchmill.errors import MissingExtraError
+from batchmill.errors import BatchmillError, MissingExtraError
 from batchmill.export.settings import KAFKA, ExporterSettings, Target
 from batchmill.export.values import ExportedValue
 
-__all__ = ["Sender", "open_sender"]
+__all__ = ["SendError", "Sender", "open_sender"]
+
+
+class SendError(BatchmillError, OSError):
+    """A peer did not take what was sent."""
+
+    reason: str
+    """In a word or two; it is counted by."""
+    detail: str = ""
+    retry: bool = True
+    """Whether the same may be taken later; False: it is what was sent that is wrong."""
+    too_large: bool = False
+    """Whether less at a time may be taken."""
+    after_s: float | None = None
+    """When the peer wants to be asked again; None: it did not say."""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
 class Sender(Protocol):

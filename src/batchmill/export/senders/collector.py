@@ -13,8 +13,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
-from batchmill.export.errors import SendError
 from batchmill.export.http import HttpClient
+from batchmill.export.senders import SendError
 from batchmill.export.senders.otlp import to_otlp
 from batchmill.export.settings import ExporterSettings, Target
 from batchmill.export.values import ExportedValue

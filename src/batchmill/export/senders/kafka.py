@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from batchmill.errors import ConfigError
-from batchmill.export.errors import SendError
+from batchmill.export.senders import SendError
 from batchmill.export.senders.otlp import to_otlp
 from batchmill.export.settings import ExporterSettings, Target
 from batchmill.export.values import ExportedValue

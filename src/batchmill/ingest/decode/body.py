@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, fields
 
-from batchmill.errors import BatchmillError, ConfigError
+from batchmill.errors import BatchmillError, ConfigError, check_ints
 
 _STEP = 64 * 1024
 """Bytes of input that are decompressed at a time."""
@@ -75,10 +75,7 @@ class Limits:
     """Values in a JSON body: each takes far more memory than it has bytes."""
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(limit.name, value, "a whole number of at least 1")
+        check_ints(self, 1, *(limit.name for limit in fields(self)))
         if self.max_value_depth > 24:
             # protobuf itself parses at most 100 nested messages.
             raise ConfigError("max_value_depth", self.max_value_depth, "at most 24")

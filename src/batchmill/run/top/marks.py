@@ -27,6 +27,91 @@ class Sheet:
         """A part of it, of any height."""
         return Sheet(width, None, self.ascii_only)
 
+    def heat_row(self, partitions: Sequence[Mapping[str, Any]], width: int) -> Text:
+        """A character for each partition, the fuller the higher.
+
+        With more partitions than ``width``, each character is the fullest of several neighbours.
+        """
+        shares = [
+            float(part.get("depth") or 0) / part["capacity"] if part.get("capacity") else 0.0
+            for part in partitions
+        ]
+        used = [bool(part.get("depth")) for part in partitions]
+        step = max(1, -(-len(shares) // max(1, width)))
+        row = Text()
+        levels = _ASCII_LEVELS if self.ascii_only else _LEVELS
+        for start in range(0, len(shares), step):
+            share = max(shares[start : start + step])
+            if not any(used[start : start + step]):
+                row.append("_" if self.ascii_only else "·", DIM)
+            else:
+                row.append(levels[min(7, int(share * 8))], heat_style(share))
+        return row
+
+    def sparkline(self, values: Sequence[float], width: int, *, style: str = "cyan") -> Text:
+        """The newest values as a row of blocks, the largest at full height."""
+        shown = list(values)[-width:] if width > 0 else []
+        most = max(shown, default=0.0)
+        levels = _ASCII_LEVELS if self.ascii_only else _LEVELS
+        return Text(
+            "".join(levels[min(7, int(v / most * 7.999))] if most else levels[0] for v in shown),
+            style,
+        )
+
+    def scale(self, value: float, marks: Sequence[float], width: int, style: str) -> Text:
+        """A bar that ends at the last of ``marks``, with a notch at each of the others."""
+        end = marks[-1] if marks and marks[-1] > 0 else 1.0
+        full = min(width, round(value / end * width))
+        if value > 0:
+            full = max(1, full)
+        notches = {min(width - 1, int(mark / end * width)) for mark in marks[:-1]}
+        bar = Text()
+        for place in range(width):
+            if place < full:
+                bar.append("#" if self.ascii_only else "█", style)
+            elif place in notches:
+                bar.append("|" if self.ascii_only else "┊", "default")
+            else:
+                bar.append("." if self.ascii_only else "░", DIM)
+        return bar
+
+    def stacked(self, parts: Sequence[tuple[float, str]], width: int, *, letters: str = "") -> Text:
+        """Parts of a whole side by side in one bar; in ASCII each part has its letter."""
+        whole = sum(value for value, _ in parts)
+        bar, drawn, before = Text(), 0, 0.0
+        for number, (value, style) in enumerate(parts):
+            before += value
+            upto = round(before / whole * width) if whole > 0 else 0
+            mark = letters[number] if self.ascii_only and number < len(letters) else "█"
+            bar.append(mark * (upto - drawn), style)
+            drawn = upto
+        return bar
+
+    def columns(
+        self, bars: Sequence[Sequence[tuple[float, str]]], width: int, height: int
+    ) -> list[Text]:
+        """The newest bars side by side, their parts from the bottom up; the highest fills it.
+
+        A part that is larger than half a line is always visible.
+        """
+        shown = list(bars)[-width:] if width > 0 else []
+        most = max((sum(value for value, _ in bar) for bar in shown), default=0.0)
+        mark = "#" if self.ascii_only else "█"
+        lines = []
+        for line in range(height, 0, -1):
+            at = (line - 0.5) / height * most
+            text = Text()
+            for bar in shown:
+                before, style = 0.0, ""
+                for value, part_style in bar:
+                    before += value
+                    if before >= at:
+                        style = part_style
+                        break
+                text.append(mark if style else " ", style)
+            lines.append(text)
+        return lines
+
 
 def heading(name: str, more: str = "") -> Text:
     """The title of a part; more may be appended to its line."""
@@ -71,98 +156,3 @@ def seconds(value: float) -> str:
 def heat_style(share: float) -> str:
     """The colour of a fill level from 0 to 1."""
     return NORMAL if share < 0.5 else WARNING if share < 0.8 else CRITICAL
-
-
-def heat_row(partitions: Sequence[Mapping[str, Any]], width: int, *, ascii_only: bool) -> Text:
-    """A character for each partition, the fuller the higher.
-
-    With more partitions than ``width``, each character is the fullest of several neighbours.
-    """
-    shares = [
-        float(part.get("depth") or 0) / part["capacity"] if part.get("capacity") else 0.0
-        for part in partitions
-    ]
-    used = [bool(part.get("depth")) for part in partitions]
-    step = max(1, -(-len(shares) // max(1, width)))
-    row = Text()
-    levels = _ASCII_LEVELS if ascii_only else _LEVELS
-    for start in range(0, len(shares), step):
-        share = max(shares[start : start + step])
-        if not any(used[start : start + step]):
-            row.append("_" if ascii_only else "·", DIM)
-        else:
-            row.append(levels[min(7, int(share * 8))], heat_style(share))
-    return row
-
-
-def sparkline(
-    values: Sequence[float], width: int, *, ascii_only: bool, style: str = "cyan"
-) -> Text:
-    """The newest values as a row of blocks, the largest at full height."""
-    shown = list(values)[-width:] if width > 0 else []
-    most = max(shown, default=0.0)
-    levels = _ASCII_LEVELS if ascii_only else _LEVELS
-    return Text(
-        "".join(levels[min(7, int(v / most * 7.999))] if most else levels[0] for v in shown), style
-    )
-
-
-def scale(
-    value: float, marks: Sequence[float], width: int, style: str, *, ascii_only: bool
-) -> Text:
-    """A bar that ends at the last of ``marks``, with a notch at each of the others."""
-    end = marks[-1] if marks and marks[-1] > 0 else 1.0
-    full = min(width, round(value / end * width))
-    if value > 0:
-        full = max(1, full)
-    notches = {min(width - 1, int(mark / end * width)) for mark in marks[:-1]}
-    bar = Text()
-    for place in range(width):
-        if place < full:
-            bar.append("#" if ascii_only else "█", style)
-        elif place in notches:
-            bar.append("|" if ascii_only else "┊", "default")
-        else:
-            bar.append("." if ascii_only else "░", DIM)
-    return bar
-
-
-def stacked(
-    parts: Sequence[tuple[float, str]], width: int, *, ascii_only: bool, letters: str = ""
-) -> Text:
-    """Parts of a whole side by side in one bar; in ASCII each part has its letter."""
-    whole = sum(value for value, _ in parts)
-    bar, drawn, before = Text(), 0, 0.0
-    for number, (value, style) in enumerate(parts):
-        before += value
-        upto = round(before / whole * width) if whole > 0 else 0
-        mark = letters[number] if ascii_only and number < len(letters) else "█"
-        bar.append(mark * (upto - drawn), style)
-        drawn = upto
-    return bar
-
-
-def columns(
-    bars: Sequence[Sequence[tuple[float, str]]], width: int, height: int, *, ascii_only: bool
-) -> list[Text]:
-    """The newest bars side by side, their parts from the bottom up; the highest fills the chart.
-
-    A part that is larger than half a line is always visible.
-    """
-    shown = list(bars)[-width:] if width > 0 else []
-    most = max((sum(value for value, _ in bar) for bar in shown), default=0.0)
-    mark = "#" if ascii_only else "█"
-    lines = []
-    for line in range(height, 0, -1):
-        at = (line - 0.5) / height * most
-        text = Text()
-        for bar in shown:
-            before, style = 0.0, ""
-            for value, part_style in bar:
-                before += value
-                if before >= at:
-                    style = part_style
-                    break
-            text.append(mark if style else " ", style)
-        lines.append(text)
-    return lines

@@ -16,16 +16,11 @@ from batchmill.run.top.marks import (
     NORMAL,
     WARNING,
     Sheet,
-    columns,
     cut_line,
     heading,
-    heat_row,
     heat_style,
-    scale,
     seconds,
     short,
-    sparkline,
-    stacked,
 )
 from batchmill.wording import count_of
 
@@ -86,9 +81,9 @@ def _queue_line(queue: StatusJson, sheet: Sheet) -> Text:
     if len(partitions) == 1 and capacity:
         # A heat row of one partition would be one character: a bar says more.
         style = heat_style(depth / capacity)
-        row = scale(depth, (capacity,), min(room, 32), style, ascii_only=sheet.ascii_only)
+        row = sheet.scale(depth, (capacity,), min(room, 32), style)
     else:
-        row = heat_row(partitions, room, ascii_only=sheet.ascii_only)
+        row = sheet.heat_row(partitions, room)
     return line.append_text(row).append(end)
 
 
@@ -97,7 +92,7 @@ def _threads_line(threads: Sequence[StatusJson], sheet: Sheet) -> Text:
     for number, thread in enumerate(threads):
         load = float(thread.get("load", 0.0))
         part = Text(f"{number} ", DIM)
-        part.append_text(scale(load, (1.0,), 8, heat_style(load), ascii_only=sheet.ascii_only))
+        part.append_text(sheet.scale(load, (1.0,), 8, heat_style(load)))
         part.append(f" {load:>4.0%}  ")
         if len(line) + len(part) > sheet.width:
             break
@@ -141,7 +136,7 @@ def _measure_line(measure: StatusJson, sheet: Sheet) -> Text:
     line = Text(f"  {name:<13} ")
     room = min(28, sheet.width - len(line) - _MEASURE_TEXT)
     if room >= 8:
-        line.append_text(scale(value, marks, room, style, ascii_only=sheet.ascii_only))
+        line.append_text(sheet.scale(value, marks, room, style))
     line.append(f" {shown(value)}; warning {shown(marks[0])}, critical {shown(marks[1])}")
     return cut_line(line, sheet.width)
 
@@ -164,11 +159,11 @@ def draw_batches(status: StatusJson, sheet: Sheet, *, titled: bool = True) -> li
     phases = _phases(batches)
     if not titled:
         return [Text(summary), Text(), *_phase_table(batches, phases, sheet)]
-    past = sparkline(all_s, sheet.width // 2 - 14, ascii_only=sheet.ascii_only)
+    past = sheet.sparkline(all_s, sheet.width // 2 - 14)
     parts = [(_phase_s(newest, name), _phase_style(name)) for name in phases]
     letters = "".join(name[0].upper() for name in phases)
     line = Text("  past ").append_text(past).append("  newest ")
-    bar = stacked(parts, sheet.width - len(line), ascii_only=sheet.ascii_only, letters=letters)
+    bar = sheet.stacked(parts, sheet.width - len(line), letters=letters)
     legend = Text("  ")
     for name, (value, style) in zip(phases, parts, strict=True):
         legend.append(name, style).append(f" {seconds(value)}  ")
@@ -185,7 +180,7 @@ def draw_batch_chart(status: StatusJson, sheet: Sheet, height: int = 10) -> list
     phases = _phases(batches)
     bars = [[(_phase_s(batch, name), _phase_style(name)) for name in phases] for batch in batches]
     most = max(float(batch.get("seconds") or 0.0) for batch in batches)
-    rows = columns(bars, sheet.width - 9, height, ascii_only=sheet.ascii_only)
+    rows = sheet.columns(bars, sheet.width - 9, height)
     marks = {0: seconds(most), height // 2: seconds(most / 2), height - 1: "0 s"}
     return [Text(f"{marks.get(n, ''):>8} ", DIM).append_text(row) for n, row in enumerate(rows)]
 
@@ -201,7 +196,7 @@ def _phase_table(batches: Sequence[StatusJson], phases: Sequence[str], sheet: Sh
         line.append(f"{seconds(values[-1]):>8}{seconds(statistics.median(values)):>8} median")
         line.append(f"{sum(values) / (sum(all_s) or 1.0):>6.0%}  ")
         room = max(0, min(60, sheet.width - len(line)))
-        past = sparkline(values, room, ascii_only=sheet.ascii_only, style=mark)
+        past = sheet.sparkline(values, room, style=mark)
         lines.append(line.append_text(past))
     return lines
 

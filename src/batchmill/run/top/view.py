@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from batchmill.run.home import Home
 from batchmill.run.screen import STATE_STYLES, size
-from batchmill.run.status import export_text
+from batchmill.run.status import export_text, read_status
 from batchmill.run.top.history import History, StatusJson
-from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, seconds, short, sparkline
+from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, seconds, short
 from batchmill.run.top.panels import (
     LEVEL_STYLES,
     draw_batch_chart,
@@ -224,7 +230,7 @@ def _last_minutes(history: History, sheet: Sheet) -> list[Text]:
     for name, values, now in rows:
         line = Text(f"{name:<8}", "bold").append(f"{now:>12}  ")
         room = sheet.width - len(line)
-        lines.append(line.append_text(sparkline(values, room, ascii_only=sheet.ascii_only)))
+        lines.append(line.append_text(sheet.sparkline(values, room)))
     return lines
 
 
@@ -317,3 +323,82 @@ def _cut(lines: list[Text], sheet: Sheet) -> Group:
         more = Text(f"… {count_of(left_out, 'more line')}: a larger window shows them", DIM)
         lines = [*lines[: sheet.height - 1], more]
     return Group(*lines)
+
+
+EVERY_S = 1.0
+PLAIN_WIDTH = 100
+QUIT = frozenset("qQ\x03\x04")
+"""q, Ctrl-C and Ctrl-D."""
+
+
+def show_run(home: Home, *, once: bool = False) -> int:
+    """Watch a run until a key ends it; the exit code.
+
+    With ``once``, and where there is no terminal, print its status and return its health.
+    """
+    console = Console()
+    if not sys.stdout.isatty():
+        # No colours in a pipe or a file, whatever FORCE_COLOR says.
+        console = Console(force_terminal=False, color_system=None, width=PLAIN_WIDTH)
+    if once or not console.is_terminal or console.is_dumb_terminal:
+        status = read_status(home)
+        console.print(draw(status.as_json(), History(), _sheet(console, None)))
+        return status.health
+    _watch(home, console)
+    return 0
+
+
+def _watch(home: Home, console: Console) -> None:
+    history = History()
+    with (
+        _keys() as keys,
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            due_s = time.monotonic() + EVERY_S
+            status = read_status(home).as_json()
+            history.add(status)
+            live.update(draw(status, history, _sheet(console, console.size.height)), refresh=True)
+            if _quit_pressed(keys, due_s):
+                return
+
+
+def _sheet(console: Console, height: int | None) -> Sheet:
+    return Sheet(console.size.width, height, console.options.ascii_only)
+
+
+def _quit_pressed(keys: int | None, until_s: float) -> bool:
+    """Wait until then; True as soon as a key asks to quit."""
+    while (left_s := until_s - time.monotonic()) > 0:
+        if keys is None:
+            time.sleep(left_s)
+            return False
+        readable, _, _ = select.select([keys], [], [], left_s)
+        if readable:
+            pressed = os.read(keys, 64)
+            # Nothing to read: the terminal was closed.
+            if not pressed or QUIT.intersection(pressed.decode("utf-8", "replace")):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """A handle to read keys from as they are pressed; None: there is none, only Ctrl-C works."""
+    try:
+        import termios
+        import tty
+    except ImportError:  # not on this system
+        yield None
+        return
+    if not sys.stdin.isatty():
+        yield None
+        return
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    try:
+        tty.setcbreak(handle)
+        yield handle
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)

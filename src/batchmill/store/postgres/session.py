@@ -26,6 +26,7 @@ from batchmill.store.sql.session import (
     Dialect,
     Params,
     Row,
+    Session,
     StreamEpoch,
     Upsert,
     UpsertRows,
@@ -87,8 +88,8 @@ END $$""",
 )
 
 
-class PostgresSession:
-    """A transaction on a connection; see :class:`Session` for its methods."""
+class PostgresSession(Session):
+    """A transaction on a connection."""
 
     dialect = POSTGRES
 
@@ -98,16 +99,13 @@ class PostgresSession:
         self._staging_tables: set[str] = set()
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
-        """All rows of a query."""
         return self._connection.execute(to_bytes(sql), params).fetchall()
 
     def run(self, sql: str, params: Params = ()) -> int:
-        """Run a statement; how many rows it changed."""
         # Without parameters psycopg takes the text as it is, per cent signs included.
         return self._connection.execute(to_bytes(sql), params or None).rowcount
 
     def run_many(self, sql: str, params: Iterable[Params]) -> None:
-        """Run a statement once for each set of parameters."""
         with self._connection.cursor() as cursor:
             cursor.executemany(to_bytes(sql), params)
 
@@ -122,20 +120,16 @@ class PostgresSession:
         writers = self._writers
         large, small = writers.split(parts) if writers is not None else ([], parts)
         if writers is None or not large:
-            self._upsert_each(small)
+            super().upsert_all(small, owner)
             return
         try:
             with writers.staging(large, owner) as staging:
-                self._upsert_each(small)
+                super().upsert_all(small, owner)
                 for written in staging:
                     self._merge_piece(written, writers)
         except PieceError as error:
             cause = error.__cause__ or error
             raise writers.fall_back(FAILED, cause) from cause
-
-    def _upsert_each(self, parts: Sequence[UpsertRows]) -> None:
-        for part in parts:
-            self.upsert(part.upsert, part.columns)
 
     def _merge_piece(self, written: Written, writers: Writers) -> None:
         import psycopg
@@ -160,7 +154,6 @@ class PostgresSession:
         return name
 
     def has_table(self, name: str) -> bool:
-        """Whether there is a table of that name."""
         return self.rows("SELECT to_regclass(?)", (quote(name),))[0][0] is not None
 
     def install(self) -> None:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchmill import lifecycle, presets
-from batchmill.errors import ConfigError
+from batchmill.errors import ConfigError, check_ints
 from batchmill.queue import BatchQueue, BatchQueueStats
 from batchmill.store.errors import StoreReadOnlyError
 from batchmill.store.postgres.connection import (
@@ -85,10 +85,7 @@ class WriterSettings:
     """Pieces that each writer's queue holds."""
 
     def __post_init__(self) -> None:
-        for name in ("writers", "above_rows", "piece_rows", "buffer_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(name, value, "a whole number of at least 1")
+        check_ints(self, 1, "writers", "above_rows", "piece_rows", "buffer_size")
         if self.writers > MAX_WRITERS:
             raise ConfigError("writers", self.writers, f"{MAX_WRITERS} at most")
 
@@ -309,7 +306,7 @@ class Copier:
             raise
 
 
-class Writers:
+class Writers(lifecycle.Tracked):
     """The writers of one store; there are no threads before the first large batch."""
 
     fork_order = 5  # after the queue
@@ -394,12 +391,6 @@ class Writers:
             )
             self._queue = BatchQueue(presets.JDBC_BATCH_PERSISTENCE, settings)
         return self._queue
-
-    def begin_close(self) -> None:
-        """At exit the queue closes itself."""
-
-    def await_close(self) -> None:
-        """At exit the queue is waited for by itself."""
 
     def after_fork_in_child(self) -> None:
         """The connections, and the pieces being written, are the parent's."""

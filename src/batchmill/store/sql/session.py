@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from batchmill.sources import Grain
 from batchmill.store.states import Cell
@@ -145,30 +146,37 @@ class StreamEpoch:
     epoch: int
 
 
-class Session(Protocol):
+class Session(ABC):
     """An open transaction. Parameters are marked by ``?``, and no SQL text has another ``?``."""
 
     dialect: Dialect
 
+    @abstractmethod
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
         """All rows of a query."""
 
+    @abstractmethod
     def run(self, sql: str, params: Params = ()) -> int:
         """Run a statement; how many rows it changed."""
 
+    @abstractmethod
     def run_many(self, sql: str, params: Iterable[Params]) -> None:
         """Run a statement once for each set of parameters."""
 
+    @abstractmethod
     def upsert(self, upsert: Upsert, columns: Columns) -> None:
         """Insert or merge many rows; each key once."""
 
     def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
         """Upsert into several tables; many rows may be copied over several connections."""
+        for part in parts:
+            self.upsert(part.upsert, part.columns)
 
+    @abstractmethod
     def has_table(self, name: str) -> bool:
         """Whether there is a table of that name."""
 
-    def install(self) -> None:
+    def install(self) -> None:  # noqa: B027 - not every database needs any
         """Create the functions that the schema needs in this database."""
 
 

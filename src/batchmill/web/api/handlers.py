@@ -17,9 +17,8 @@ from batchmill.web.api import listing, openapi, overview, service, topology
 from batchmill.web.api.listing import epoch
 from batchmill.web.api.measures import MeasureCache
 from batchmill.web.api.parameters import checked, read_params, read_range
-from batchmill.web.errors import Unavailable
 from batchmill.web.query_pool import QueryPool
-from batchmill.web.responses import as_json
+from batchmill.web.responses import Unavailable, as_json
 
 V1 = "/api/v1"
 

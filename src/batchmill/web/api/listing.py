@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
+from batchmill.web.api.measures import RowReader, by_entity
 from batchmill.web.api.parameters import TimeRange, bucket, whole
-from batchmill.web.api.rows import RowReader, by_entity
-from batchmill.web.errors import BadRequest, NotFound
+from batchmill.web.responses import BadRequest, NotFound
 
 ENTITY_PARAMS = ("kind", "name", "layer", "limit", "offset")
 VALUE_PARAMS = ("entity", "from", "to", "grain", "layer", "limit")
@@ -18,6 +17,8 @@ TOPN_PARAMS = ("stream", "entity", "from", "to", "grain", "n")
 MOST_ENTITIES = 1_000
 MOST_SERIES = 1_000
 MOST_RECORDS = 1_000
+MOST_COMPARED = 5_000
+"""Names that an unknown one is compared with."""
 MOST_POINTS = 1_000_000
 
 
@@ -190,25 +191,10 @@ def _record(record: TopRecord, rank: int) -> dict[str, Any]:
     }
 
 
-_MOST = 5
-_MOST_COMPARED = 5_000
-
-
 def find_entity(snapshot: Snapshot, kind: str, given: str) -> EntityName:
     """The entity with that id, else with that name; :class:`NotFound` suggests similar names."""
     matching = snapshot.find(kind, id_or_name=given)
     if not matching:
-        known = snapshot.find(kind, most=_MOST_COMPARED)
-        raise NotFound(_suggestion(f"there is no {kind} {given[:200]!r}", given, known))
+        known = dict.fromkeys(entity.name for entity in snapshot.find(kind, most=MOST_COMPARED))
+        raise NotFound(str(UnknownNameError(kind, given[:200], tuple(known))))
     return next((entity for entity in matching if entity.id == given), matching[0])
-
-
-def _suggestion(what: str, given: str, known: Iterable[EntityName]) -> str:
-    names = list(dict.fromkeys(name.name for name in known))
-    if not names:
-        return f"{what}: the store has none yet"
-    low = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(given.casefold()[:200], low, _MOST, 0.5)
-    if near:
-        return f"{what}: did you mean {', '.join(repr(low[name]) for name in near)}?"
-    return f"{what}: there are {', '.join(map(repr, names[:_MOST]))}, and maybe others"

@@ -1,4 +1,4 @@
-"""Measures of services, endpoints and relations: from stored cells to numbers.
+"""Measures of services, endpoints and relations: from stored rows to numbers.
 
 The measure of one bucket is the metric's own value. Over a range, the cells of its rows are merged
 first and finished then, so that an average, a percentile or a share is that of all calls together.
@@ -6,16 +6,20 @@ first and finished then, so that an average, a percentile or a share is that of 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice, pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
-from batchmill.store import Cell, CellRows, StoredMetric
+from batchmill.store import BucketList, Buckets, Cell, Snapshot, StoredMetric
+from batchmill.web.api.parameters import TimeRange
+from batchmill.web.responses import BadRequest
 
-MOST_ROWS = 131_072
-"""Rows of one set of metrics; of 500 services, the hours of ten days."""
+MOST_CACHED_ROWS = 131_072
+"""Of one set of metrics; of 500 services, the hours of ten days."""
 MOST_KINDS = 6
 MOST_TALLIES = 2_048
 
@@ -49,7 +53,7 @@ class MeasureCache:
         Its size is checked at the next call.
         """
         for row in list(self._rows.values()):
-            if len(row) > MOST_ROWS:
+            if len(row) > MOST_CACHED_ROWS:
                 remove_older_half(row)
         if len(self._rows) > MOST_KINDS:
             self._rows = {}
@@ -127,14 +131,27 @@ CALLEE_SIDE = _measure_set("ServiceRelation", "service_relation_server", "call_s
 CALLER_SIDE = _measure_set("ServiceRelation", "service_relation_client", "call_sla")
 
 
+class RangeRows(NamedTuple):
+    """The rows of one entity that make up a range: those to add, and those to subtract."""
+
+    more: list[Row]
+    less: list[Row]
+
+
 class Measures:
-    """Computes measures from rows of :class:`CellRows`; ``cache`` keeps results."""
+    """Computes measures from rows; ``cache`` keeps results.
+
+    A row has its bucket, its entity, and the cells of each metric in order.
+    """
 
     def __init__(
-        self, metrics: Mapping[str, StoredMetric], rows: CellRows, cache: MeasureCache | None = None
+        self, metrics: Mapping[str, StoredMetric], cache: MeasureCache | None = None
     ) -> None:
         self._metrics = metrics
-        self._places = {measure: rows.places[metric.name] for measure, metric in metrics.items()}
+        ends = accumulate((len(metric.columns) for metric in metrics.values()), initial=2)
+        self._places = {
+            measure: slice(*bounds) for measure, bounds in zip(metrics, pairwise(ends), strict=True)
+        }
         self._cache = cache or MeasureCache()
         self._known: dict[int, Known] = {}
         self._mark = tuple((measure, metric.plan) for measure, metric in metrics.items())
@@ -176,25 +193,24 @@ class Measures:
             for metric in self._metrics.values()
         )
 
-    def over(
-        self, rows: Sequence[Row], minutes: int, less: Sequence[Row] = ()
-    ) -> dict[str, Number]:
-        """Every measure over all rows together, minus ``less``; they cover ``minutes``."""
-        if not rows:
+    def over(self, rows: RangeRows, minutes: int) -> dict[str, Number]:
+        """Every measure over all rows together; they cover ``minutes``."""
+        if not rows.more:
             return dict.fromkeys(self._metrics)
-        columns = list(zip(*rows, strict=True))
-        others = list(zip(*less, strict=True))
+        columns = list(zip(*rows.more, strict=True))
+        others = list(zip(*rows.less, strict=True))
         return {
             measure: self._over(measure, metric, columns, others, minutes)
             for measure, metric in self._metrics.items()
         }
 
-    def calls(self, rows: Iterable[Row], less: Iterable[Row] = ()) -> int:
+    def calls(self, rows: RangeRows) -> int:
         """The number of calls, for sorting; 0 if no metric counts them."""
         if "cpm" not in self._metrics:
             return 0
         start = self._places["cpm"].start
-        return sum(row[start] or 0 for row in rows) - sum(row[start] or 0 for row in less)
+        more, less = (sum(row[start] or 0 for row in some) for some in rows)
+        return more - less
 
     def _over(
         self,
@@ -269,3 +285,61 @@ def _at_rank(value: Value, rank: str) -> Number:
     if not isinstance(value, dict):
         return value
     return value.get(f"{{p={rank[1:]}}}", value.get(str(RANKS.index(rank))))
+
+
+MOST_ROWS = 500_000
+"""Rows that are read for one response at most."""
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Reads rows of some metrics of one source, within the limit of one response."""
+
+    snapshot: Snapshot
+    metrics: Mapping[str, StoredMetric]
+    layer: str | None = None
+    cache: MeasureCache | None = None
+    left: int = field(default_factory=lambda: MOST_ROWS)
+
+    @property
+    def measures(self) -> Measures:
+        """Computes measures from the rows."""
+        return Measures(self.metrics, self.cache)
+
+    def rows(
+        self, buckets: Buckets | BucketList, entities: Collection[int] | None = None
+    ) -> list[Row]:
+        """The rows of some buckets; of some entities, or of all."""
+        if not self.metrics:
+            return []
+        metrics = list(self.metrics.values())
+        result = self.snapshot.cells(
+            metrics, buckets, entities=entities, layer=self.layer, most=self.left
+        )
+        if not result.complete:
+            raise BadRequest(
+                f"more than {MOST_ROWS:,} rows would be read: request a shorter range, a coarser "
+                "grain, one layer, or a part of the name"
+            )
+        self.left -= len(result.rows)
+        # In order, so that the cache finds the same texts again.
+        return sorted(result.rows, key=itemgetter(0))
+
+    def ranged(
+        self, time_range: TimeRange, newest: int | None, entities: Collection[int] | None = None
+    ) -> dict[int, RangeRows]:
+        """The rows that make up a range, by entity."""
+        cover = time_range.cover(newest, less=self.measures.can_subtract)
+        more, less = (
+            by_entity([row for piece in pieces for row in self.rows(piece, entities)])
+            for pieces in (cover.more, cover.less)
+        )
+        return {key: RangeRows(rows, less.get(key, [])) for key, rows in more.items()}
+
+
+def by_entity(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """Rows by the key of their entity."""
+    grouped: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row[1]].append(row)
+    return dict(grouped)

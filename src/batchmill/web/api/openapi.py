@@ -272,14 +272,19 @@ def _response(schema: str, about: str) -> dict[str, Any]:
     return {"description": about, "content": {"application/json": {"schema": _ref(schema)}}}
 
 
+_NO_ACCESS = {
+    "401": _response("Error", "The token is missing."),
+    "421": _response("Error", "The Host header is not a name of this server."),
+}
+
+
 def _get(
     about: str, schema: str, params: Sequence[Mapping[str, Any]] = (), missing: str = ""
 ) -> dict[str, Any]:
     responses = {
         "200": _response(schema, "The result."),
         "400": _response("Error", "What is wrong with the request."),
-        "401": _response("Error", "The token is missing."),
-        "421": _response("Error", "The Host header is not a name of this server."),
+        **_NO_ACCESS,
         "503": _response("Error", "The store cannot be read now, or too many queries are running."),
     }
     if missing:
@@ -293,8 +298,7 @@ def _prometheus(
     responses = {
         "200": _response(schema, "The result, in the format of Prometheus."),
         "400": _response("PrometheusError", "What is wrong with the request."),
-        "401": _response("Error", "The token is missing."),
-        "421": _response("Error", "The Host header is not a name of this server."),
+        **_NO_ACCESS,
         "503": _response("PrometheusError", "The store cannot be read now."),
     }
     operations: dict[str, Any] = {
@@ -455,8 +459,7 @@ def document() -> Mapping[str, Any]:
                 "description": "Events without end.",
                 "content": {"text/event-stream": {"schema": TEXT}},
             },
-            "401": _response("Error", "The token is missing."),
-            "421": _response("Error", "The Host header is not a name of this server."),
+            **_NO_ACCESS,
             "503": _response("Error", "There are too many listeners already."),
         },
     }
@@ -467,8 +470,7 @@ def document() -> Mapping[str, Any]:
                 "description": "OpenAPI 3.1.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
             },
-            "401": _response("Error", "The token is missing."),
-            "421": _response("Error", "The Host header is not a name of this server."),
+            **_NO_ACCESS,
         },
     }
     return {

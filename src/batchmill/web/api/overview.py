@@ -8,10 +8,18 @@ from typing import Any
 
 from batchmill.sources import Grain
 from batchmill.store import EntityName, Snapshot
-from batchmill.web.api.measures import SERVICE, MeasureCache, Measures, Number, Row
+from batchmill.web.api.measures import (
+    SERVICE,
+    MeasureCache,
+    Measures,
+    Number,
+    RangeRows,
+    Row,
+    RowReader,
+    by_entity,
+)
 from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
-from batchmill.web.api.rows import RowReader, by_entity
-from batchmill.web.errors import BadRequest
+from batchmill.web.responses import BadRequest
 
 MEASURES = ("cpm", "avg", "p99", "success", "apdex")
 SORTS = ("cpm", "name", "avg", "p99", "success", "apdex")
@@ -25,7 +33,7 @@ _READ_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class ServicesQuery:
-    """Which services are time_range, and how."""
+    """Which services are requested, and how."""
 
     range: TimeRange
     layer: str | None
@@ -85,7 +93,7 @@ def services(
         sides.append(by_entity(rows))
     more, less = sides
     names = snapshot.entity_names(more)
-    total = {key: measures.over(more[key], minutes, less.get(key, ())) for key in names}
+    total = {key: measures.over(RangeRows(more[key], less.get(key, [])), minutes) for key in names}
     # Subtracting may leave a service without calls.
     names = {
         key: piece for key, piece in names.items() if any(map(_has_value, total[key].values()))

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from batchmill.sources import Grain, bucket_end
 from batchmill.store import Buckets
-from batchmill.web.errors import BadRequest
+from batchmill.web.responses import BadRequest
 
 LONGEST = 4_096
 """Characters of one parameter."""

@@ -16,9 +16,10 @@ from batchmill.web.api.measures import (
     SERVICE,
     MeasureSet,
     Number,
+    RangeRows,
+    RowReader,
 )
 from batchmill.web.api.parameters import TimeRange, bucket
-from batchmill.web.api.rows import RangeRows, RowReader
 
 PARAMS = ("from", "to", "grain")
 MOST = 100
@@ -45,7 +46,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     line = [by_bucket.get(bucket(time_range.grain, time)) for time in time_range.times]
     series = measures.series(line, time_range.grain.minutes)
     nothing: list[Number] = [None for _ in line]
-    over = measures.over(whole.more, minutes, whole.less)
+    over = measures.over(whole, minutes)
     listed, left_out = {}, {}
     for name, entity_kind, kind in (
         ("endpoints", "endpoint", ENDPOINT),
@@ -107,14 +108,14 @@ def _busiest(
         measures, minutes = reader.measures, time_range.minutes(newest)
         idle = []
         for entity in left:
-            more, less = rows.get(entity.key, RangeRows([], []))
-            over = measures.over(more, minutes, less)
+            own = rows.get(entity.key, RangeRows([], []))
+            over = measures.over(own, minutes)
             if all(value is None for value in over.values()):
                 idle.append(entity)
                 continue
             id_, name = (others or {}).get(entity.key, (entity.id, entity.name))
             line = {"id": id_, "name": name, **{figure: over.get(figure) for figure in shown}}
-            ranked.append((measures.calls(more, less), line))
+            ranked.append((measures.calls(own), line))
         left = idle
     ranked.sort(key=lambda entity: (-entity[0], entity[1]["name"], entity[1]["id"]))
     return [line for _, line in ranked]

@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.store import EntityName, Snapshot
-from batchmill.web.api.measures import CALLEE_SIDE, CALLER_SIDE, SERVICE, Measures
+from batchmill.web.api.measures import (
+    CALLEE_SIDE,
+    CALLER_SIDE,
+    SERVICE,
+    Measures,
+    RangeRows,
+    RowReader,
+)
 from batchmill.web.api.parameters import TimeRange
-from batchmill.web.api.rows import RangeRows, RowReader
 from batchmill.web.api.service import name_of
 
 PARAMS = ("from", "to", "grain", "layer")
@@ -50,11 +56,11 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
                 whole = incoming.setdefault(ends[1], RangeRows([], []))
                 whole.more.extend(rows[key].more)
                 whole.less.extend(rows[key].less)
-            over = measures.over(rows[key].more, minutes, rows[key].less)
+            over = measures.over(rows[key], minutes)
             place = (ends[0], ends[1])
             if place not in edges and any(value is not None for value in over.values()):
                 shown = {node: over.get(node) for node in ("cpm", "avg", "p99", "success")}
-                edges[place] = (measures.calls(*rows[key]), shown)
+                edges[place] = (measures.calls(rows[key]), shown)
     nodes = _nodes(snapshot, time_range, newest, edges, incoming, caller_side)
     if layer is not None:
         inside = {node.id for node in nodes.values() if layer in node.layers}
@@ -106,8 +112,8 @@ def _nodes(
         entity.id: _Node(
             entity.id,
             entity.name,
-            calls=measures.calls(*rows[key]),
-            measures=measures.over(rows[key].more, minutes, rows[key].less),
+            calls=measures.calls(rows[key]),
+            measures=measures.over(rows[key], minutes),
         )
         for key, entity in served.items()
     }
@@ -120,9 +126,8 @@ def _nodes(
     for id_ in {end for ends in edges for end in ends} - nodes.keys():
         node = nodes[id_] = _Node(id_, name_of(id_))
         if caller_side is not None and id_ in incoming:  # as its callers report it
-            more, less = incoming[id_]
-            node.calls = caller_side.calls(more, less)
-            node.measures = caller_side.over(more, minutes, less)
+            node.calls = caller_side.calls(incoming[id_])
+            node.measures = caller_side.over(incoming[id_], minutes)
     known: dict[str, EntityName] = {
         entity.id: entity for entity in served.values() if entity.id in nodes
     }

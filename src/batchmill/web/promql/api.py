@@ -18,11 +18,10 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.export import help_text, series_names
 from batchmill.store import Snapshot
-from batchmill.web.errors import BadRequest, RequestError
 from batchmill.web.promql.parser import NAME, Selector, parse, parse_selector
 from batchmill.web.promql.samples import SampledSeries, sampled_series, series
 from batchmill.web.query_pool import QueryPool
-from batchmill.web.responses import as_json
+from batchmill.web.responses import BadRequest, RequestError, as_json
 
 MOST_STEPS = 11_000
 MOST_BODY = 2**20
@@ -129,7 +128,7 @@ def _step(text: str) -> float:
 
 
 def limit(params: Params) -> int:
-    """How many are time_range at most; 0: as many as there may be."""
+    """How many are returned at most; 0: as many as there may be."""
     text = params.get("limit", [""])[0]
     if not text or text == "0":
         return MOST_SERIES

@@ -15,7 +15,7 @@ from functools import cache
 
 import re2
 
-from batchmill.web.errors import BadRequest
+from batchmill.web.responses import BadRequest
 
 LONGEST_REGEX = 16_384
 """Characters of an expression: Grafana joins all chosen values by ``|``."""
@@ -93,13 +93,13 @@ class Matcher:
                 whole = Regex(value).matches
             except BadRequest as error:
                 raise BadRequest(f"{label}{operator}…: {error.reason}") from None
-        time_range = operator in ("=", "=~")
-        return cls(label, operator, value, lambda text: whole(text) is time_range)
+        wanted = operator in ("=", "=~")
+        return cls(label, operator, value, lambda text: whole(text) is wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which series are time_range: those that all matchers match."""
+    """Which series are requested: those that all matchers match."""
 
     matchers: tuple[Matcher, ...]
 

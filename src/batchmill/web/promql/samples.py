@@ -14,26 +14,23 @@ from dataclasses import dataclass
 from batchmill.export import by_label, complete_minute, entity_labels, series_names
 from batchmill.oal import Value
 from batchmill.sources import Grain
-from batchmill.store import BucketList, Buckets, EntityName, Snapshot, StoredMetric
+from batchmill.store import (
+    BucketList,
+    Buckets,
+    EntityName,
+    Snapshot,
+    StoredEntity,
+    StoredMetric,
+)
+from batchmill.web.api.measures import RowReader, by_entity
 from batchmill.web.api.parameters import MINUTE_S, bucket, minute_end_s
-from batchmill.web.api.rows import RowReader, by_entity
-from batchmill.web.errors import BadRequest
 from batchmill.web.promql.parser import NAME, Selector
+from batchmill.web.responses import BadRequest
 
 LOOKBACK_S = 300
 MOST_SAMPLES = 1_000_000
 MOST_ENTITIES = 20_000
 MOST_METRICS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledEntity:
-    """An entity with the values of its labels."""
-
-    kind: str
-    id: str
-    name: str
-    layers: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +59,19 @@ def sampled_series(
     """The matching series at each time, without those that have no value."""
     newest = complete_minute(snapshot.newest_minute(), now_s)
     minutes = [_minute(moment, newest) for moment in moments_s]
-    time_range = sorted({minute for minute in minutes if minute is not None})
-    if not time_range:
+    wanted = sorted({minute for minute in minutes if minute is not None})
+    if not wanted:
         return []
     result: list[SampledSeries] = []
     for name, metric in sorted(chosen_metrics(snapshot, selector).items()):
-        entities = _entities(snapshot, metric, selector, time_range)
+        entities = _entities(snapshot, metric, selector, wanted)
         if len(entities) * len(moments_s) > MOST_SAMPLES:
             raise BadRequest(
                 f"the result has more than {MOST_SAMPLES:,} samples: select fewer series, a "
                 "shorter range or a longer step"
             )
         reader = RowReader(snapshot, {"value": metric})
-        rows = by_entity(reader.rows(BucketList(Grain.MINUTE, time_range), list(entities)))
+        rows = by_entity(reader.rows(BucketList(Grain.MINUTE, wanted), list(entities)))
         for key, mine in sorted(rows.items(), key=lambda item: entities[item[0]].id):
             finished = {row[0]: metric.plan.final_value(row[2:], 1) for row in mine}
             labels = {NAME: name, **dict(entity_labels(entities[key]))}
@@ -132,7 +129,7 @@ def _entities(
     selector: Selector,
     minutes: Sequence[int],
     days: Buckets | None = None,
-) -> dict[int, LabelledEntity]:
+) -> dict[int, StoredEntity]:
     """The entities that a selector may match, of those with data on the same days."""
     known: dict[int, EntityName]
     given = selector.required_value("entity") or selector.required_value("name")
@@ -144,7 +141,7 @@ def _entities(
         known = snapshot.entity_names(snapshot.entities_in(metric.source, days))
     layers = snapshot.layers(known)
     labelled = {
-        key: LabelledEntity(item.kind, item.id, item.name, layers.get(key, frozenset()))
+        key: StoredEntity(item.kind, item.id, item.name, layers.get(key, frozenset()), {})
         for key, item in known.items()
     }
     matchers = [matcher for matcher in selector.matchers if matcher.label not in (NAME, "label")]

@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,9 +34,7 @@ from batchmill.store.sql.session import (
     Params,
     Row,
     Session,
-    StreamEpoch,
     Upsert,
-    UpsertRows,
     quote,
 )
 from batchmill.store.states import compact_label_sums, compact_labels, compact_numbers
@@ -73,8 +71,8 @@ SQLITE = Dialect(
 )
 
 
-class SqliteSession:
-    """A transaction on a connection; see :class:`Session` for its methods."""
+class SqliteSession(Session):
+    """A transaction on a connection."""
 
     dialect = SQLITE
 
@@ -82,20 +80,17 @@ class SqliteSession:
         self._connection = connection
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
-        """All rows of a query."""
         return self._connection.execute(sql, params).fetchall()
 
     def run(self, sql: str, params: Params = ()) -> int:
-        """Run a statement; how many rows it changed."""
         return self._connection.execute(sql, params).rowcount
 
     def run_many(self, sql: str, params: Iterable[Params]) -> None:
-        """Run a statement once for each set of parameters."""
         self._connection.executemany(sql, params)
 
     def upsert(self, upsert: Upsert, columns: Columns) -> None:
-        """Insert or merge many rows; a list that fills several columns is bound once."""
         sources = upsert.sources or range(len(columns))
+        # A list that fills several columns is bound once.
         marks = ", ".join(f"?{source + 1}" for source in sources)
         names = ", ".join(upsert.columns)
         # executemany() compiles the statement once, and zip() makes one tuple at a time.
@@ -104,19 +99,10 @@ class SqliteSession:
             zip(*columns, strict=True),
         )
 
-    def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
-        """Upsert into several tables, one after the other."""
-        for part in parts:
-            self.upsert(part.upsert, part.columns)
-
     def has_table(self, name: str) -> bool:
-        """Whether there is a table of that name."""
         return bool(
             self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
         )
-
-    def install(self) -> None:
-        """Nothing: SQLite's functions belong to the connection."""
 
 
 class SqliteStore(Store):

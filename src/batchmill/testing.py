@@ -1,10 +1,12 @@
-"""A clock that stands still until it is told to move."""
+"""What helps to test code that uses batchmill: a clock that is moved by hand."""
 
 from __future__ import annotations
 
 import threading
 
 from batchmill.waiters import ThreadWaiter
+
+__all__ = ["ManualClock"]
 
 
 class ManualClock:
