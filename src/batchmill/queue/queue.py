@@ -319,23 +319,19 @@ class BatchQueue(Generic[T]):
         A batch of one class is yielded whole: it takes the lock once. Otherwise items are put in
         turn, and those that could not be put fast are yielded.
         """
-        classes = set(map(type, batch))
-        if len(classes) < 2:
-            if batch:
-                yield 0, self._lane(batch[0]), batch
+        if not batch:
             return
-        if _NONE in classes:
-            _refuse_none(None)
-        for cls in classes.difference(self._lists):
-            self._lane_of(cls)
-        lists = self._lists
+        first = type(batch[0])
+        if first is type(batch[-1]) and list(map(type, batch)).count(first) == len(batch):
+            yield 0, self._lane(batch[0]), batch
+            return
         rest = iter(batch)
+        pairs = zip(rest, self._lists_of(batch), strict=True)
         while True:
             try:
                 # As in produce(), without a call for each item. Grouping by class first, to take
                 # a lock for each class only, was slower: it goes over the items three times.
-                for item in rest:
-                    tokens, buffer = lists[type(item)]
+                for item, (tokens, buffer) in pairs:
                     token = tokens.pop()
                     buffer.append(item)
                     if token is not None:
@@ -347,6 +343,15 @@ class BatchQueue(Generic[T]):
                 self._core.interrupted()
                 raise
             yield len(batch) - length_hint(rest) - 1, self._lane(item), [item]
+
+    def _lists_of(self, batch: list[T]) -> list[Lists]:
+        """Where each item goes; refuses None before any item is put."""
+        try:
+            return list(map(self._lists.__getitem__, map(type, batch)))
+        except KeyError:  # None, or a class not seen before
+            for item in batch:
+                self._lane(item)
+        return list(map(self._lists.__getitem__, map(type, batch)))
 
 
 class _InspectingQueue(BatchQueue[T]):
