@@ -43,8 +43,11 @@ class Tracked(Protocol):
         ...
 
 
-class Pausing(Protocol):
-    """Something that must not be in the middle of its work while the process forks."""
+class Pausing(Tracked, Protocol):
+    """Something that must not be in the middle of its work while the process forks.
+
+    In the child it starts anew before all others.
+    """
 
     def before_fork(self) -> None:
         """Pause, if that is possible within a few seconds."""
@@ -177,7 +180,10 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
-    for thing in sorted({*_tracked, *_kept}, key=lambda thing: thing.fork_order):
+    # What has paused first: it holds locks, which threads that start here would wait for.
+    paused = set(_pausing)
+    things = sorted({*_tracked, *_kept}, key=lambda thing: (thing not in paused, thing.fork_order))
+    for thing in things:
         thing.after_fork_in_child()
 
 

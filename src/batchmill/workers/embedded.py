@@ -59,7 +59,7 @@ class Embedded:
     ...     mill.emit(Checkout(datetime.now(UTC), "shop", 250))
     """
 
-    fork_order = 6  # after the queues, and what the store has
+    fork_order = 6  # at exit it is closed before the queues, and before what the store has
 
     def __init__(
         self,
