@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,7 +228,7 @@ def test_a_definition_that_another_process_has_otherwise(url: str) -> None:
 
 def test_processes_of_a_named_application(url: str) -> None:
     """They count as one: a changed script is a new version, a dropped metric is retired."""
-    settings = {"store": url, "name": "shop", "ttl_days": 3650}
+    settings: dict[str, Any] = {"store": url, "name": "shop", "ttl_days": 3650}
     with (
         Embedded(oal=OAL, **settings) as one,
         Embedded(oal=OAL, **settings) as other,

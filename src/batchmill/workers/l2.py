@@ -144,6 +144,8 @@ class Committer:
         self._next_try_s = 0.0
         self._give_up_s = float("inf")
         self._stopped = threading.Event()
+        self._close_late = False
+        """Whether the thread that commits now has to close the store."""
         self.counts = CommitCounts()
         """What became of everything so far: replaced at each commit, never changed."""
 
@@ -212,10 +214,7 @@ class Committer:
             due_s = self._waiting.since_s + self._settings.l2_period_s
             due = self._draft is not None or (bool(self._waiting) and now_s >= due_s)
         if due and now_s >= self._next_try_s and self.turn.acquire(blocking=False):
-            try:
-                self._commit()
-            finally:
-                self.turn.release()
+            self._take_turn()
 
     def commit_all(self, deadline_s: float) -> bool:
         """Commit what waits now, trying until ``deadline_s``; whether none of it waits any more.
@@ -226,11 +225,7 @@ class Committer:
             while True:
                 if not self.turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
                     return False
-                try:
-                    done = self._commit()
-                finally:
-                    self.turn.release()
-                if done:
+                if self._take_turn():
                     break
                 pause_s = min(self._next_try_s, deadline_s) - time.monotonic()
                 if self._stopped.wait(max(0.0, pause_s)) or time.monotonic() >= deadline_s:
@@ -250,22 +245,20 @@ class Committer:
         self._stopped.set()
         wait_s = 0.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         in_turn = self.turn.acquire(timeout=wait_s + _HANG_S)
-        try:
-            with self.lock:
-                lost = [part for part in (self._draft, self._waiting) if part]
-                self._draft, self._waiting = None, _Waiting()
-                for part in lost:
-                    self._count_lost(part)
+        with self.lock:
+            lost = [part for part in (self._draft, self._waiting) if part]
+            self._draft, self._waiting = None, _Waiting()
             for part in lost:
-                log.error("%s lost: the store took no more before closing", part)
-            if not in_turn:
-                log.error("a commit hangs: the store is left open")
-            elif self._store is not None:
-                self._store.close()
-                self._store = self._stream = self._layout = None
-        finally:
-            if in_turn:
-                self.turn.release()
+                self._count_lost(part)
+        for part in lost:
+            log.error("%s lost: the store took no more before closing", part)
+        if not in_turn:
+            log.error("a commit hangs: the store is closed when it returns")
+            self._close_late = True
+            in_turn = self.turn.acquire(blocking=False)
+        if in_turn:
+            self._close_store()
+            self.turn.release()
         return not lost
 
     def prepare_fork(self) -> None:
@@ -298,13 +291,24 @@ class Committer:
             if now_s >= deadline_s:
                 return False
             if now_s >= self._next_try_s and self.turn.acquire(timeout=_LOOK_S):
-                try:
-                    self._commit()
-                finally:
-                    self.turn.release()
+                self._take_turn()
             else:
                 self._stopped.wait(min(_LOOK_S, max(0.0, self._next_try_s - now_s)))
         return True
+
+    def _take_turn(self) -> bool:
+        """Commit; the caller has acquired :attr:`turn`, which is released."""
+        try:
+            return self._commit()
+        finally:
+            if self._close_late:
+                self._close_store()
+            self.turn.release()
+
+    def _close_store(self) -> None:
+        store, self._store, self._stream, self._layout = self._store, None, None, None
+        if store is not None:
+            store.close()
 
     def _commit(self) -> bool:
         """Commit what failed before, else what waits; False if that failed (again)."""
@@ -319,10 +323,11 @@ class Committer:
             store = self.connect()
             batch, late = self._batch(draft, store.newest_minute())
             assert self._stream is not None
-            result = self._stream.commit(batch)
-        except FencedError as error:
-            self._fenced(draft, error)
-            return False
+            try:
+                result = self._stream.commit(batch)
+            except FencedError as error:
+                self._fenced(draft, error)
+                return False
         except Exception as error:  # noqa: BLE001 - what waits is kept
             if isinstance(error, (LayoutChangedError, UnknownNameError)):
                 self._layout = None  # register again
@@ -408,7 +413,7 @@ class Committer:
             self.counts = replace(self.counts, retries=self.counts.retries + 1)
         if tries & (tries - 1) == 0:  # the 1st, 2nd, 4th, 8th ... time
             log.warning(
-                "%s wait: commit failed %s, next try in %.1f s: %s",
+                "the commit of %s failed %s, next try in %.1f s: %s",
                 draft,
                 count_of(tries, "time"),
                 pause_ms / 1000,
@@ -423,17 +428,17 @@ class Committer:
 
     def _fenced(self, draft: _Waiting, error: FencedError) -> None:
         """Another process has taken the stream over: go on with another one."""
-        stream, self._stream = self._stream, None
-        if stream is None or not stream.uncertain:
+        assert self._stream is not None
+        if self._stream.leave():
             self._failed(draft, error)
-            return
-        # An earlier try got no answer, and it cannot be found out any more what became of it.
-        log.error(
-            "%s may be missing in the store: a commit got no answer, and another process has "
-            "taken over the stream since",
-            draft,
-        )
-        self._give_up(draft)
+        else:
+            log.error(
+                "%s may be missing in the store: a commit got no answer, and another process has "
+                "taken over the stream since",
+                draft,
+            )
+            self._give_up(draft)
+        self._stream = None
 
 
 class L2Worker:

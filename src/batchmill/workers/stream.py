@@ -27,7 +27,7 @@ class Stream:
         self._store = store
         self._last: int | None = None
         self._epoch = 0
-        self.uncertain = False
+        self._uncertain = False
         """Whether the last commit failed in a way that leaves open if it was committed."""
         for number in itertools.count():
             self.name = f"{name}-{number}"
@@ -56,19 +56,10 @@ class Stream:
     def commit(self, batch: Batch) -> CommitResult:
         """Commit a batch under the next number.
 
-        After an error the same batch may be given again: if it was committed nonetheless, it is
-        not counted twice. After a :class:`FencedError` another process has the stream.
+        After an error give the same batch again: if it was committed nonetheless, the store knows
+        its number, and does not count it twice. After a :class:`FencedError` another process has
+        the stream.
         """
-        if self.uncertain:
-            before = self._last
-            try:
-                claim = self._store.claim(self.name, _CHECKPOINT, fresh=False, committed=before)
-            except (StoreInUseError, CheckpointMismatchError) as error:
-                raise FencedError(self.name, self._epoch, None) from error
-            self.uncertain = False
-            self._epoch, self._last = claim.epoch, claim.last_batch
-            if self._last != before:
-                return CommitResult(applied=True)
         batch.stream, batch.epoch = self.name, self._epoch
         batch.number = 0 if self._last is None else self._last + 1
         try:
@@ -76,7 +67,20 @@ class Stream:
         except FencedError:
             raise
         except BaseException:
-            self.uncertain = True
+            self._uncertain = True
             raise
+        self._uncertain = False
         self._last = batch.number
         return result
+
+    def leave(self) -> bool:
+        """Give up the stream, which another process has taken over.
+
+        False if the last batch, whose commit got no answer, may or may not be in the store.
+        """
+        self._store.release(self.name)
+        if not self._uncertain:
+            return True
+        known = {stream.name: stream for stream in self._store.streams()}.get(self.name)
+        # Once the other has claimed it, nothing of this process can be committed any more.
+        return known is not None and known.last_batch == self._last
