@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -31,12 +29,9 @@ from batchmill.spark.input.segments import (
     local_path,
     source_of,
 )
-from batchmill.spark.l1.plan import MINUTE, ROWS, SourcePlan
-from batchmill.spark.l1.states import column_of, group
-from batchmill.spark.l2.deltas import to_deltas
+from batchmill.spark.l1.plan import SourcePlan
 from batchmill.spark.l2.writer import plans_for
 from batchmill.spark.runtime.checkpoint import open_checkpoint
-from batchmill.store import Layout, cells
 
 ENDPOINT = builtin_catalog().source("Endpoint")
 
@@ -49,16 +44,8 @@ def condition(text: str) -> str:
 
 
 def plan(script: str) -> SourcePlan:
-    """The plan of a script's one source, each cell in a column of its own."""
-    metrics = load(script)
-    columns = {
-        metric.name: tuple(
-            f"{metric.name}_{number}"
-            for number, _ in enumerate(cell for state in metric.states for cell in cells(state))
-        )
-        for metric in metrics
-    }
-    (made,) = plans_for(metrics, Layout(columns), PipelineSettings()).values()
+    """The plan of a script's one source."""
+    (made,) = plans_for(load(script), PipelineSettings()).values()
     return made
 
 
@@ -119,7 +106,8 @@ def test_equal_states_are_computed_once() -> None:
     # One count, one sum, the matches of percent, two of apdex; one list.
     assert len(recipe.totals) == 5
     assert len(recipe.tallies) == len(recipe.listings) == 1
-    assert set(made.cells.values()) == {*recipe.totals, *recipe.tallies}
+    columns = {column for own in made.aggregator.plan.cells.values() for column in own}
+    assert columns == {*recipe.totals, *recipe.tallies}
 
 
 def test_tallies_of_one_value_share_a_list_where_their_buckets_fit() -> None:
@@ -184,88 +172,6 @@ def test_slices_have_about_as_many_rows(
     """Neighbours stay together; every segment is in one slice."""
     made = cut(segments_of(*rows), cores)
     assert [[row.rows for row in few] for few in made] == slices
-
-
-def groups_of(*places: tuple[int, int]) -> Any:
-    """Rows at those buckets and entities, grouped."""
-    buckets, entities = zip(*places, strict=True)
-    return group(np.array(buckets, dtype=np.int64), np.array(entities, dtype=np.int64))
-
-
-def test_groups_are_in_order_and_whole() -> None:
-    """Rows of one bucket and entity are one group, wherever they stood."""
-    groups = groups_of((2, 0), (1, 1), (2, 0), (1, 0))
-    assert groups.buckets.tolist() == [1, 1, 2]
-    assert groups.entities.tolist() == [0, 1, 0]
-    assert not groups.single
-
-
-@pytest.mark.parametrize(
-    ("how", "values", "merged"),
-    [
-        ("sum", [1, None, 2, None], [3, None]),
-        ("max", [-5, None, -7, None], [-5, None]),
-        ("min", [5, None, 7, None], [5, None]),
-        ("sum", [2**62, 1, 1, 3], [2**62 + 1, 4]),
-        ("text", ["1:2", None, "3", None], ["1:2,3", None]),
-    ],
-)
-def test_columns_are_merged_within_groups(how: str, values: list[Any], merged: list[Any]) -> None:
-    """Nulls add nothing, a group of nulls stays null, and large numbers stay exact."""
-    kind = pa.string() if how == "text" else pa.int64()
-    column = pa.chunked_array([pa.array(values[:2], kind), pa.array(values[2:], kind)])
-    groups = groups_of((1, 0), (2, 0), (1, 0), (2, 0))
-    assert column_of(column, how).merged(groups).tolist() == merged
-
-
-def test_extremes_of_doubles_may_be_any_double() -> None:
-    """A null among doubles is no extreme."""
-    column = pa.chunked_array([pa.array([-1.5, None, -2.5, -1e300])])
-    groups = groups_of((1, 0), (1, 0), (1, 0), (2, 0))
-    assert column_of(column, "max").merged(groups).tolist() == [-1.5, -1e300]
-    assert column_of(column, "min").merged(groups).tolist() == [-2.5, -1e300]
-
-
-def endpoint_table(made: SourcePlan, rows: Sequence[tuple[int | None, str, int]]) -> pa.Table:
-    """What L1 answers for the plan of one count: minute, roles, rows, sum."""
-    (sum_column,) = made.recipe.totals
-    return pa.table(
-        {
-            MINUTE: pa.array([minute for minute, _, _ in rows], pa.int64()),
-            "name": [name for _, name, _ in rows],
-            "serviceName": ["s"] * len(rows),
-            "serviceLayer": ["GENERAL"] * len(rows),
-            ROWS: [n for _, _, n in rows],
-            sum_column: [n for _, _, n in rows],
-        }
-    )
-
-
-def test_deltas_have_three_grains() -> None:
-    """Minutes across midnight: three minutes, two hours, two days; invalid rows are counted."""
-    made = plan("calls = from(Endpoint.*).count();")
-    midnight = 20_000 * 1440  # 2024-10-04
-    rows = [(midnight - 1, "a", 2), (midnight, "a", 3), (midnight + 1, "a", 4), (None, "a", 9)]
-    found = to_deltas(endpoint_table(made, rows), made, EntityBook())
-    assert [each.buckets for each in found.deltas] == [
-        [202410032359, 202410040000, 202410040001],
-        [2024100323, 2024100400],
-        [20241003, 20241004],
-    ]
-    assert [each.cells["calls_0"] for each in found.deltas] == [[2, 3, 4], [2, 7], [2, 7]]
-    assert (found.rows, found.invalid) == (9, 9)
-    assert found.rows_by_minute == {202410032359: 2, 202410040000: 3, 202410040001: 4}
-
-
-def test_names_that_are_cut_to_one_id_are_one_entity() -> None:
-    """Two endpoints whose first 150 characters are the same share their values."""
-    made = plan("calls = from(Endpoint.*).count();")
-    book = EntityBook()
-    rows = [(0, "e" * 150 + "x", 1), (0, "e" * 150 + "y", 2)]
-    found = to_deltas(endpoint_table(made, rows), made, book)
-    assert found.deltas[0].cells == {"calls_0": [3]}
-    (entity,) = book.rows()
-    assert (entity.name, entity.roles) == ("e" * 150, {"service": "s", "name": "e" * 150})
 
 
 def test_entities_are_numbered_once_and_gather_their_layers() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.aggregate.errors import DeltasError
-from batchmill.aggregate.plan import SourcePlan
+from batchmill.aggregate.plan import SourcePlan, TallyColumn, Total
 from batchmill.aggregate.topn import (
     CACHE_READ,
     CACHE_WRITE,
@@ -30,6 +30,7 @@ from batchmill.extras import lazy_names
 if TYPE_CHECKING:
     from batchmill.aggregate.aggregator import Aggregator, Made
     from batchmill.aggregate.cells import Contribution, EntityBook, contribution
+    from batchmill.aggregate.columns import Column, Runs, Tallies
     from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
 
 __all__ = [
@@ -39,17 +40,22 @@ __all__ = [
     "NORMALISED",
     "SERVICE_DATABASE",
     "Aggregator",
+    "Column",
     "Contribution",
     "Deltas",
     "DeltasError",
     "EntityBook",
     "Made",
     "ROW_COUNT",
+    "Runs",
     "SlowThresholds",
     "SlowestStatements",
     "SourcePlan",
     "Statement",
+    "Tallies",
+    "TallyColumn",
     "TopNThresholds",
+    "Total",
     "contribution",
     "entity_number",
     "from_arrow",
@@ -61,6 +67,7 @@ __all__ = [
 _MODULES = {
     "aggregator": "Aggregator Made",
     "cells": "Contribution EntityBook contribution",
+    "columns": "Column Runs Tallies",
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
 }
 

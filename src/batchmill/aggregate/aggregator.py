@@ -138,13 +138,7 @@ class _RowCounter:
             amounts = [runs.sums(half) for half in halves]
         before = None if met is None else keys.before(tally.where, tally.summed, met)
         amounts.append(runs.counts(before))
-        codes, numbers = runs.codes, runs.keys
-        if met is not None:
-            present = np.flatnonzero(amounts[-1])
-            codes, numbers = codes[present], numbers[present]
-            amounts = [amount[present] for amount in amounts]
-        texts = numbers if keys.texts is None else keys.texts.take(pa.array(numbers))
-        return Tallies.of_sorted(len(self._groups), codes, texts, tuple(amounts))
+        return Tallies.of_runs(len(self._groups), runs, keys.texts, amounts)
 
     def _sorted(self, key: Key) -> _SortedKeys:
         texts = None

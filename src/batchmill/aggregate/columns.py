@@ -134,6 +134,15 @@ class Column:
     """Where there is a value; None: everywhere."""
 
     @classmethod
+    def of(cls, how: str, array: pa.Array) -> Column:
+        """From an Arrow array, null where there is no value."""
+        if not array.null_count:
+            return cls(how, array.to_numpy(), None)
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        values = array.fill_null(0).to_numpy()
+        return cls(how, np.where(valid, values, identity(values.dtype, how)), valid)
+
+    @classmethod
     def reduced(
         cls, how: str, values: Numbers, valid: Mask | None, codes: Longs, groups: int
     ) -> Column:
@@ -198,6 +207,22 @@ class Tallies:
         offsets = np.zeros(groups + 1, np.int64)
         np.cumsum(np.bincount(codes, minlength=groups), out=offsets[1:])
         return cls(offsets, keys, amounts)
+
+    @classmethod
+    def of_runs(
+        cls, groups: int, runs: Runs, texts: pa.Array | None, amounts: Sequence[Longs]
+    ) -> Tallies:
+        """From the amounts of runs, the last of which is a count; those with a count of 0 are none.
+
+        ``texts`` are the keys where they are texts; the runs have places in it.
+        """
+        codes, keys = runs.codes, runs.keys
+        if not amounts[-1].all():
+            present = np.flatnonzero(amounts[-1])
+            codes, keys = codes[present], keys[present]
+            amounts = [amount[present] for amount in amounts]
+        named = keys if texts is None else texts.take(pa.array(keys))
+        return cls.of_sorted(groups, codes, named, tuple(amounts))
 
     @classmethod
     def summed(cls, codes: Longs, groups: int, keys: Keys, amounts: tuple[Longs, ...]) -> Tallies:
@@ -284,11 +309,11 @@ class Runs:
 
     def coarsened(self, by: int, last: int | None) -> Runs:
         """The same with wider buckets, and with all beyond the first and ``last`` in those."""
+        if (by == 1 and last is None) or not len(self.keys):
+            return self
         keys = truncated(self.keys, by) if by > 1 else self.keys
         if last is not None:
             keys = np.clip(keys, 0, last)
-        if not len(keys):
-            return self
         # The order of the entries stays.
         runs = _bounds((self.codes[1:] != self.codes[:-1]) | (keys[1:] != keys[:-1]))
         starts = runs[:-1]

@@ -20,7 +20,6 @@ from batchmill.aggregate.columns import (
     Longs,
     Tallies,
     group,
-    identity,
     numbered,
     numbered_starts,
 )
@@ -160,14 +159,7 @@ def from_arrow(table: pa.Table, plan: SourcePlan) -> Deltas:
     """Deltas from a table that :func:`to_arrow` made for the same metrics."""
     grain = check_schema(table.schema, plan)
     columns = {name: table[name].combine_chunks() for name in table.column_names}
-    totals = {}
-    for name, total in plan.totals.items():
-        array = columns[name]
-        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-        values = array.fill_null(0).to_numpy()
-        if valid is not None:
-            values = np.where(valid, values, identity(values.dtype, total.how))
-        totals[name] = Column(total.how, values, valid)
+    totals = {name: Column.of(total.how, columns[name]) for name, total in plan.totals.items()}
     return Deltas(
         grain,
         columns[START].to_numpy(),

@@ -1,8 +1,9 @@
-"""Tallies: lists of keys as Spark collects them, and the text that the store keeps."""
+"""Tallies and totals from lists of keys and of rows, as Spark collects them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill.spark.l1.aggregators import LISTED, BitPlaces, NumpyAggregator, listed_texts
+from batchmill.aggregate import Tallies
+from batchmill.spark.l1.aggregators import LISTED, BitPlaces, NumpyAggregator, listed_tallies
 from batchmill.spark.l1.expressions import RowExpressions
 from batchmill.spark.l1.plan import COUNT, ListedTally, Listing, Measure, Recipe, Total
-from batchmill.store import decode_label_sums, decode_labels, decode_numbers
 
 
 def toward_zero(number: int, divisor: int) -> int:
@@ -39,18 +40,37 @@ THREE = {
 keys = st.integers(-(2**31), 2**31 - 1) | st.integers(-30, 30)
 
 
-def one(listing: Listing, lists: pa.Array, tally: ListedTally | None = None) -> list[str | None]:
-    """The text of each list."""
+Tally = dict[Any, Any]
+"""Key to count, or to the sum and count of a label."""
+
+
+def one(listing: Listing, lists: pa.Array, tally: ListedTally | None = None) -> list[Tally]:
+    """The tally of each list."""
     table = pa.table({listing.name: pa.chunked_array([lists.slice(0, 1), lists.slice(1)])})
     return tallied(table, {"t": tally or ListedTally(listing, ())}, {})["t"]
 
 
 def tallied(
     table: pa.Table, tallies: dict[str, ListedTally], places: BitPlaces
-) -> dict[str, list[str | None]]:
-    """The texts of each tally."""
-    made = listed_texts(table, Recipe({}, tallies=tallies), places)
-    return {name: each.to_pylist() for name, each in made.items()}
+) -> dict[str, list[Tally]]:
+    """Each tally of each list."""
+    made = listed_tallies(table, Recipe({}, tallies=tallies), places)
+    return {name: plain(column) for name, column in made.items()}
+
+
+def plain(tallies: Tallies) -> list[Tally]:
+    """Tallies as dicts; keys are in order there, each once."""
+    keys = tallies.keys.tolist()
+    first, *rest = (amount.tolist() for amount in tallies.amounts)
+    amounts = first
+    if rest:
+        lower, count = rest
+        halves = zip(first, lower, count, strict=True)
+        amounts = [((high << 32) + low, n) for high, low, n in halves]
+    entries = list(zip(keys, amounts, strict=True))
+    parts = [entries[start:end] for start, end in pairwise(tallies.offsets.tolist())]
+    assert all(len(dict(part)) == len(part) for part in parts)
+    return [dict(part) for part in parts]
 
 
 def packed(lists: list[list[int]]) -> pa.Array:
@@ -60,27 +80,17 @@ def packed(lists: list[list[int]]) -> pa.Array:
 
 @given(lists=st.lists(st.lists(keys, max_size=6), min_size=1, max_size=6))
 def test_a_tally_has_each_key_once(lists: list[list[int]]) -> None:
-    """Whatever the keys: what a list holds of one is added up; no entry is no text."""
+    """Whatever the keys: what a list holds of one is added up; keys are in order."""
     made = one(NUMBERS, packed(lists))
-    for text, entries in zip(made, lists, strict=True):
-        if text is None:
-            assert not entries
-        else:
-            counted = Counter(entries)
-            assert decode_numbers(text) == counted
-            assert len(text.split(",")) == len(counted)
-
-
-def test_a_single_count_is_left_out_and_keys_are_in_order() -> None:
-    """As the store writes it itself."""
-    assert one(NUMBERS, packed([[7, -2, -2, 7, -2, 5], []])) == ["-2:3,5,7:2", None]
+    assert made == [Counter(entries) for entries in lists]
+    assert all(list(tally) == sorted(tally) for tally in made)
 
 
 def test_an_item_may_stand_for_many_rows() -> None:
     """Up to what the bits below the conditions can hold."""
     numbers = [(-2 << 32) | 2**24 - 1, (7 << 32) | 2, (-2 << 32) | 1]
     lists = pa.array([numbers, []], pa.list_(pa.int64()))
-    assert one(NUMBERS, lists) == ["-2:16777216,7:2", None]
+    assert one(NUMBERS, lists) == [{-2: 2**24, 7: 2}, {}]
 
 
 @given(
@@ -92,11 +102,11 @@ def test_coarser_buckets_are_made_of_finer_ones(
     keys: list[int], coarser: int, last: int | None
 ) -> None:
     """Toward zero, and from the first bucket to the last."""
-    (text,) = one(NUMBERS, packed([keys]), ListedTally(NUMBERS, (), coarser, last))
+    (tally,) = one(NUMBERS, packed([keys]), ListedTally(NUMBERS, (), coarser, last))
     wanted = [toward_zero(key, coarser) for key in keys]
     if last is not None:
         wanted = [max(0, min(each, last)) for each in wanted]
-    assert (decode_numbers(text) if text else {}) == Counter(wanted)
+    assert tally == Counter(wanted)
 
 
 def test_a_tally_takes_only_what_meets_its_conditions() -> None:
@@ -113,27 +123,27 @@ def test_a_tally_takes_only_what_meets_its_conditions() -> None:
     for columns, place, first in ((own, column, 0), (both, NUMBERS.name, 24)):
         places: BitPlaces = {NUMBERS.name: {("a",): (place, first), ("b",): (place, first + 1)}}
         assert tallied(pa.table(columns), THREE, places) == {
-            "all": ["1:3,2", "3", None],
-            "a": ["1,2", None, None],
-            "b": ["1:2,2", None, None],
+            "all": [{1: 3, 2: 1}, {3: 1}, {}],
+            "a": [{1: 1, 2: 1}, {}, {}],
+            "b": [{1: 2, 2: 1}, {}, {}],
         }
 
 
 def test_keys_of_64_bits() -> None:
     """Those beyond 32 bits are kept apart."""
     lists = pa.array([[2**62, 2**62 + 1, -(2**63), 2**62 + 1], []], pa.list_(pa.int64()))
-    assert one(LONGS, lists) == [f"{-(2**63)},{2**62},{2**62 + 1}:2", None]
+    assert one(LONGS, lists) == [{-(2**63): 1, 2**62: 1, 2**62 + 1: 2}, {}]
     assert one(LONGS, lists, ListedTally(LONGS, (), 3)) == [
-        f"{toward_zero(-(2**63), 3)},{2**62 // 3}:3",
-        None,
+        {toward_zero(-(2**63), 3): 1, 2**62 // 3: 3},
+        {},
     ]
 
 
 @given(st.lists(st.text(max_size=4), max_size=6))
 def test_labels_are_any_text(labels: list[str]) -> None:
     """Quotes, commas, control characters and all."""
-    (text,) = one(LABELS, pa.array([labels], pa.list_(pa.string())))
-    assert (decode_labels(text) if text else {}) == Counter(labels)
+    (tally,) = one(LABELS, pa.array([labels], pa.list_(pa.string())))
+    assert tally == Counter(labels)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-(2**63), 2**63 - 1)), max_size=6))
@@ -150,15 +160,15 @@ def test_sums_by_label_are_exact(entries: list[tuple[str, int]]) -> None:
     for label, value in entries:
         total, count = wanted.get(label, (0, 0))
         wanted[label] = (total + value, count + 1)
-    (text,) = one(SUMS, pa.array([items], kind))
-    assert (decode_label_sums(text) if text else {}) == wanted
+    (tally,) = one(SUMS, pa.array([items], kind))
+    assert tally == wanted
 
 
 _SUM_FIELDS = ("k", "m0", "m1", "m2")
 
 
 def test_no_rows_at_all() -> None:
-    """A batch without deltas has no texts."""
+    """A batch without deltas has no tallies."""
     table = pa.table({NUMBERS.name: pa.chunked_array([], pa.list_(pa.int64()))})
     assert tallied(table, {"t": ListedTally(NUMBERS, ())}, {}) == {"t": []}
     assert listed([]) == {name: [] for name in WANTED}
@@ -219,8 +229,9 @@ def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
         else:
             recipe.tallies[name] = each
     made = NumpyAggregator().states(pa.table({LISTED: pa.chunked_array(chunks)}), recipe, NEEDS)
-    made.pop("_rows")
-    return {name: each.to_pylist() for name, each in made.items()}
+    assert made.rows.tolist() == [sum(item[COUNT] for item in items) for items in lists]
+    totals = {name: column.tolist() for name, column in made.totals.items()}
+    return totals | {name: plain(tallies) for name, tallies in made.tallies.items()}
 
 
 def _halves(item: Item) -> Item:
@@ -241,18 +252,15 @@ def test_states_of_rows_that_stand_for_many(lists: list[list[Item]]) -> None:
             assert made[f"n{name}"][number] == sum(each[COUNT] for each in met)
             assert made[f"sum{name}"][number] == (sum(sums) if sums else None)
             assert made[f"max{name}"][number] == max(most, default=None)
-            text = made[f"t{name}"][number]
-            assert (decode_numbers(text) if text else {}) == _counted(met, "_k")
-        label = made["label"][number]
+            assert made[f"t{name}"][number] == _counted(met, "_k")
         wanted = _counted([item for item in all_items if _meets(item, ("c0",))], "_label")
-        assert (decode_labels(label) if label else {}) == wanted
+        assert made["label"][number] == wanted
         totals: dict[str, tuple[int, int]] = {}
         for item in all_items:
             if _meets(item, ("c69",)) and item["_label"] is not None and item["_sum"] is not None:
                 total, count = totals.get(item["_label"], (0, 0))
                 totals[item["_label"]] = (total + (item["_sum"] << 32), count + 1)
-        text = made["labels"][number]
-        assert (decode_label_sums(text) if text else {}) == totals
+        assert made["labels"][number] == totals
 
 
 def _meets(item: Item, when: tuple[str, ...]) -> bool:

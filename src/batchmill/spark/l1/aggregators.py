@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.aggregate import Column, Tallies
 from batchmill.spark.l1.expressions import BITS, RowExpressions, codegen_barrier
 from batchmill.spark.l1.plan import (
     CONDITION_BITS,
@@ -27,16 +28,7 @@ from batchmill.spark.l1.plan import (
     Total,
     When,
 )
-from batchmill.spark.l1.states import (
-    REDUCE,
-    Entries,
-    Longs,
-    Mask,
-    column_of,
-    identity,
-    sort_entries,
-    tally_texts,
-)
+from batchmill.spark.l1.states import Entries, GroupStates, Longs, Mask, tallies_of
 
 LISTED = "_listed"
 """The column of a group's pre-grouped rows."""
@@ -61,8 +53,8 @@ class Aggregator(Protocol):
         """The columns of the query, beside those of the group."""
         ...
 
-    def states(self, table: pa.Table, recipe: Recipe, needs: RowExpressions) -> dict[str, pa.Array]:
-        """The columns of a source's deltas, from the query's result."""
+    def states(self, table: pa.Table, recipe: Recipe, needs: RowExpressions) -> GroupStates:
+        """The states of a source's groups, from the query's result."""
         ...
 
 
@@ -102,10 +94,14 @@ class SparkAggregator:
         """Totals and lists."""
         return [ROWS, *needs.totals, *_items(needs)]
 
-    def states(self, table: pa.Table, recipe: Recipe, needs: RowExpressions) -> dict[str, pa.Array]:
+    def states(self, table: pa.Table, recipe: Recipe, needs: RowExpressions) -> GroupStates:
         """Totals as they came, tallies from their lists."""
-        totals = {ROWS: table[ROWS]} | {column: table[column] for column in recipe.totals}
-        return totals | listed_texts(table, recipe, bit_places(needs))
+        totals = {
+            column: Column.of(total.how.lower(), table[column].combine_chunks())
+            for column, total in recipe.totals.items()
+        }
+        tallies = listed_tallies(table, recipe, bit_places(needs))
+        return GroupStates(table[ROWS].to_numpy(), totals, tallies)
 
 
 class NumpyAggregator:
@@ -135,14 +131,12 @@ class NumpyAggregator:
         """The list."""
         return [LISTED]
 
-    def states(self, table: pa.Table, recipe: Recipe, needs: RowExpressions) -> dict[str, pa.Array]:
+    def states(self, table: pa.Table, recipe: Recipe, needs: RowExpressions) -> GroupStates:
         """Totals and tallies, computed from the lists."""
         groups = GroupedRows(table[LISTED], needs)
-        totals = {ROWS: groups.total(Total("SUM", COUNT, ()))}
-        totals |= {column: groups.total(total) for column, total in recipe.totals.items()}
-        return totals | tally_texts(
-            recipe.tallies, groups.entries, lambda _, when: groups.met(when)
-        )
+        totals = {column: groups.total(total) for column, total in recipe.totals.items()}
+        tallies = tallies_of(recipe.tallies, groups.entries, lambda _, when: groups.met(when))
+        return GroupStates(groups.total(Total("SUM", COUNT, ())).values, totals, tallies)
 
 
 class GroupedRows:
@@ -159,7 +153,6 @@ class GroupedRows:
         self._items = len(items)
         self._needs = needs
         self._met: dict[When, Mask | None] = {}
-        self._groups_met: dict[When, Mask] = {}
 
     def met(self, when: When) -> Mask | None:
         """Which rows meet the conditions; None: all."""
@@ -171,59 +164,35 @@ class GroupedRows:
             self._met[when] = met
         return self._met[when]
 
-    def total(self, total: Total) -> pa.Array:
+    def total(self, total: Total) -> Column:
         """One number of each group. The sum of no values is null, but the count of no rows is 0."""
         how = total.how.lower()
-        column = column_of(self._fields[total.what], how)
-        met, values, valid = self.met(total.when), column.values, column.valid
-        if met is not None:
-            values = np.where(met, values, identity(self._fields[total.what].type, how).as_py())
-            values = values.astype(column.values.dtype, copy=False)
-        reduced = REDUCE[how].reduceat(values, self._starts) if len(self._starts) else values
-        if total.what == COUNT or (met is None and valid is None):
-            return pa.array(reduced)
-        if valid is None:
-            present = self._any_met(total.when)
-        else:
-            present = self._any(valid if met is None else valid & met)
-        return pa.array(reduced, mask=~present)
+        column = Column.of(how, self._fields[total.what])
+        met, values = self.met(total.when), column.values
+        if total.what == COUNT:
+            values = values if met is None else values * met
+            return Column.reduced(how, values, None, self._group, len(self._starts))
+        counts = column.valid if met is None else column.present & met
+        return Column.reduced(how, values, counts, self._group, len(self._starts))
 
     def entries(self, listing: Listing) -> Entries:
         """The entries that a list of such keys would have."""
         key = self._fields[listing.key]
         measures = listing.measures or (COUNT,)
-        amounts = [column_of(self._fields[name], "sum").values for name in measures]
+        amounts = [Column.of("sum", self._fields[name]).values for name in measures]
         kept: Mask | None = None
         if key.null_count:
             kept = pc.is_valid(key).to_numpy(zero_copy_only=False)
         if listing.measures:
             positive = amounts[-1] > 0
             kept = positive if kept is None else kept & positive
-        row = self._group
-        if kept is None or kept.all():
-            return sort_entries(row, len(self._starts), key, amounts)
-        amounts = [amount[kept] for amount in amounts]
-        return sort_entries(row[kept], len(self._starts), key.filter(pa.array(kept)), amounts, kept)
+        return Entries.of(self._group, len(self._starts), key, amounts, kept)
 
     @cached_property
     def _group(self) -> Longs:
         """The group that a row belongs to."""
         sizes = np.diff(self._starts, append=self._items)
         return np.repeat(np.arange(len(self._starts)), sizes)
-
-    def _any_met(self, when: When) -> Mask:
-        """Which groups have a row that meets the conditions."""
-        if when not in self._groups_met:
-            met = self.met(when)
-            assert met is not None
-            self._groups_met[when] = self._any(met)
-        return self._groups_met[when]
-
-    def _any(self, rows: Mask) -> Mask:
-        if not len(self._starts):
-            return rows
-        groups: Mask = np.logical_or.reduceat(rows, self._starts)
-        return groups
 
 
 def bit_places(needs: RowExpressions) -> BitPlaces:
@@ -240,7 +209,7 @@ def bit_places(needs: RowExpressions) -> BitPlaces:
     return places
 
 
-def listed_texts(table: pa.Table, recipe: Recipe, places: BitPlaces) -> dict[str, pa.Array]:
+def listed_tallies(table: pa.Table, recipe: Recipe, places: BitPlaces) -> dict[str, Tallies]:
     """The tallies by their columns, from the lists of a :class:`SparkAggregator`."""
 
     def met(listing: Listing, when: When) -> Mask | None:
@@ -251,7 +220,7 @@ def listed_texts(table: pa.Table, recipe: Recipe, places: BitPlaces) -> dict[str
         has_bit: Mask = (_flat(table, column) >> bit) & 1 == 1
         return has_bit
 
-    return tally_texts(recipe.tallies, lambda listing: _entries(table, listing), met)
+    return tallies_of(recipe.tallies, lambda listing: _entries(table, listing), met)
 
 
 def _items(needs: RowExpressions) -> dict[str, str]:
@@ -288,4 +257,4 @@ def _entries(table: pa.Table, listing: Listing) -> Entries:
         items = pa.array(packed >> (COUNT_BITS + CONDITION_BITS))
         amounts = [packed & ((1 << COUNT_BITS) - 1)]
     counts = np.diff(whole.offsets.to_numpy())
-    return sort_entries(np.repeat(np.arange(len(whole)), counts), len(whole), items, amounts)
+    return Entries.of(np.repeat(np.arange(len(whole)), counts), len(whole), items, amounts)

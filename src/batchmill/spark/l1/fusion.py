@@ -27,6 +27,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
+from batchmill.aggregate import Deltas
+from batchmill.sources import Grain
 from batchmill.spark import sql
 from batchmill.spark.input.reader import FITS
 from batchmill.spark.l1.aggregators import Aggregator, NumpyAggregator, SparkAggregator
@@ -36,7 +38,7 @@ from batchmill.spark.l1.expressions import (
     grouped_rows,
     single_rows,
 )
-from batchmill.spark.l1.plan import MINUTE, SourcePlan, minute_sql
+from batchmill.spark.l1.plan import MINUTE, Recipe, SourcePlan, minute_sql
 
 SOURCE = "_source"
 
@@ -74,6 +76,21 @@ class Part:
     """Whether the rows are derived from spans."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """What became of the rows of a source."""
+
+    deltas: Deltas
+    invalid: int
+    """How many rows are invalid."""
+
+    @classmethod
+    def merged(cls, part: Part, results: Sequence[Result]) -> Result:
+        """The result of several slices of the rows."""
+        deltas = part.plan.aggregator.merge([result.deltas for result in results])
+        return cls(deltas, sum(result.invalid for result in results))
+
+
 RowQuery: TypeAlias = Callable[[str, Sequence[str], RowExpressions], str]
 """Makes the query of what is needed from rows: from each row, or from groups of equal rows."""
 
@@ -86,11 +103,8 @@ class Fusion:
     most_rows: int | None = None
     """How many rows of segments there are at most, if known."""
 
-    def tables(self) -> list[pa.Table]:
-        """The deltas of each part: minute, roles, number of rows, then the columns of the states.
-
-        Invalid rows have the minute null; they are only counted.
-        """
+    def run(self) -> list[Result]:
+        """What became of the rows of each part."""
         needs = RowExpressions()
         for part in self.parts:
             needs.add(part.plan)
@@ -99,14 +113,13 @@ class Fusion:
         if in_spark or NumpyAggregator.fits(needs, self.most_rows):
             slices = self._slices()
         if not slices:
-            return _tables(self.parts, needs, SparkAggregator(), single_rows)
+            return _run(self.parts, needs, SparkAggregator(), single_rows)
         aggregator: Aggregator = SparkAggregator() if in_spark else NumpyAggregator()
         # The driver's part of the slices then runs in parallel, too.
         with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
-            tables = list(
-                pool.map(lambda parts: _tables(parts, needs, aggregator, grouped_rows), slices)
-            )
-        return [pa.concat_tables(of_part) for of_part in zip(*tables, strict=True)]
+            results = pool.map(lambda parts: _run(parts, needs, aggregator, grouped_rows), slices)
+            (part,) = self.parts
+            return [Result.merged(part, [result for (result,) in results])]
 
     def _slices(self) -> list[tuple[Part, ...]]:
         if len(self.parts) > 1:
@@ -135,9 +148,9 @@ def fuse(parts: Sequence[Part], *, together: bool, most_rows: int | None = None)
     return [Fusion(tuple(members), most_rows) for _, members in groups]
 
 
-def _tables(
+def _run(
     parts: Sequence[Part], needs: RowExpressions, aggregator: Aggregator, row_query: RowQuery
-) -> list[pa.Table]:
+) -> list[Result]:
     session = parts[0].rows.frame.sparkSession
     views: dict[DataFrame, str] = {}
     try:
@@ -150,13 +163,30 @@ def _tables(
     finally:
         for view in views.values():
             session.catalog.dropTempView(view)
-    tables = []
-    for number, part in enumerate(parts):
-        own = table if len(parts) == 1 else table.filter(pc.equal(table[SOURCE], number))
-        columns = {MINUTE: own[MINUTE]}
-        columns |= {role: own[f"_r{i}"] for i, role in enumerate(part.plan.roles)}
-        tables.append(pa.table(columns | aggregator.states(own, part.plan.recipe, needs)))
-    return tables
+    return [
+        _result(
+            part,
+            table if len(parts) == 1 else table.filter(pc.equal(table[SOURCE], number)),
+            needs,
+            aggregator,
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
+def _result(part: Part, table: pa.Table, needs: RowExpressions, aggregator: Aggregator) -> Result:
+    """The deltas of a part; its invalid rows have no minute."""
+    invalid = 0
+    if table[MINUTE].null_count:
+        valid = pc.is_valid(table[MINUTE])
+        of_invalid = aggregator.states(table.filter(pc.invert(valid)), Recipe({}), needs)
+        invalid = int(of_invalid.rows.sum())
+        table = table.filter(valid)
+    states = aggregator.states(table, part.plan.recipe, needs)
+    roles = (table[f"_r{place}"].combine_chunks() for place, _ in enumerate(part.plan.roles))
+    starts = table[MINUTE].to_numpy()
+    deltas = Deltas(Grain.MINUTE, starts, tuple(roles), states.rows, states.totals, states.tallies)
+    return Result(deltas, invalid)
 
 
 def _query(

@@ -10,29 +10,14 @@ The plan is SQL text, written when a pipeline starts. :mod:`.fusion` runs it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from batchmill.oal import (
-    ApdexCount,
-    Bucketed,
-    Clamped,
-    Condition,
-    Count,
-    DoubleSum,
-    Extreme,
-    Label,
-    LabelSum,
-    Metric,
-    Path,
-    State,
-    Sum,
-    Tally,
-)
+from batchmill import aggregate
+from batchmill.oal import ApdexCount, Condition, Path
 from batchmill.sources import SourceType
 from batchmill.spark import sql
-from batchmill.store import Cell, Layout, cells
 
 ROWS = "_rows"
 """The column of a delta that counts its rows."""
@@ -50,16 +35,6 @@ COUNT_BITS, CONDITION_BITS = 24, 8
 _LOW = "4294967295L"
 """The lower half of a long."""
 _MINUTE_US = 60_000_000
-_MERGES: Mapping[Cell, str] = {
-    Cell.SUM: "sum",
-    Cell.MAX_INT: "max",
-    Cell.MAX_FLOAT: "max",
-    Cell.MIN_INT: "min",
-    Cell.MIN_FLOAT: "min",
-    Cell.NUMBERS: "text",
-    Cell.LABELS: "text",
-    Cell.LABEL_SUMS: "text",
-}
 
 
 @dataclass(frozen=True)
@@ -157,72 +132,49 @@ class Recipe:
     """The delta's column to the total in it."""
     tallies: dict[str, ListedTally] = field(default_factory=dict)
     """The delta's column to the tally in it."""
-    _widths: dict[Path, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def listings(self) -> set[str]:
         """The names of the lists that are collected."""
         return {tally.listing.name for tally in self.tallies.values()}
 
-    def expect(self, states: Iterable[State]) -> None:
-        """Look at all states before any is added: tallies of one value share a key if the buckets
-        of one can be filled from the finer buckets of the other."""
-        widths: dict[Path, set[int]] = {}
-        for state in states:
-            if isinstance(state, Tally) and not isinstance(state.key, Label):
-                widths.setdefault(state.key.value, set()).add(_width(state.key))
-        for value, all_widths in widths.items():
-            chosen: list[int] = []
-            for width in sorted(all_widths):
-                if all(width % finer for finer in chosen):
-                    chosen.append(width)
-            self._widths[value] = tuple(chosen)
+    def add_total(self, column: str, total: aggregate.Total) -> None:
+        """Add a total; ``column`` is the delta's."""
+        how = total.how.upper()
+        what = COUNT
+        if total.value is not None:
+            what = self._measure(how, _part(total.value, total.part))
+        self.totals[column] = Total(how, what, self._when(total.where))
 
-    def add(self, state: State) -> tuple[str, ...]:
-        """Add a state; the columns that hold it: one, or several."""
-        when = self._when(state.where)
-        if isinstance(state, ApdexCount):
-            met = _put(self.conditions, "_w", sql.apdex(state, self.thresholds))
-            return (self._total("SUM", COUNT, (*when, met)),)
-        if isinstance(state, Count):
-            return (self._total("SUM", COUNT, when),)
-        if isinstance(state, Tally | LabelSum):
-            tally = self._tally(state, when)
-            column = _named("_t", repr(tally))
-            self.tallies[column] = tally
-            return (column,)
-        how = state.which.upper() if isinstance(state, Extreme) else "SUM"
-        return tuple(self._total(how, self._measure(how, part), when) for part in _parts(state))
+    def add_tally(self, column: str, tally: aggregate.TallyColumn) -> None:
+        """Add a tally; ``column`` is the delta's."""
+        listing = self._listing(tally)
+        when = self._when(tally.where)
+        self.tallies[column] = ListedTally(listing, when, tally.coarser, tally.last)
 
-    def _tally(self, state: Tally | LabelSum, when: When) -> ListedTally:
-        if isinstance(state, LabelSum):
-            whole = f"CAST({sql.path(state.value)} AS BIGINT)"
+    def _listing(self, tally: aggregate.TallyColumn) -> Listing:
+        value, width = tally.key.value, tally.key.width
+        if width is None:
+            key = _put(self.keys, "_k", f"CAST({sql.path(value)} AS STRING)")
+            if tally.summed is None:
+                return Listing(key, "text")
+            whole = f"CAST({sql.path(tally.summed)} AS BIGINT)"
             parts = [self._measure("SUM", half) for half in _halves(whole)]
-            parts.append(self._measure("COUNT", whole))
-            return ListedTally(Listing(self._label(state.label), "text", tuple(parts)), when)
-        if isinstance(state.key, Label):
-            return ListedTally(Listing(self._label(state.key.value), "text"), when)
-        value, width = state.key.value, _width(state.key)
+            return Listing(key, "text", (*parts, self._measure("COUNT", whole)))
         kind = "int" if value.type.kind == "int" else "long"
-        finest = next(finer for finer in self._widths[value] if width % finer == 0)
+        type_ = "INT" if kind == "int" else "BIGINT"
         # Rounded toward zero here and later, which is the same as once.
-        text = f"{sql.path(value)} DIV {finest}"
-        key = _put(self.keys, "_k", f"CAST({text} AS {'INT' if kind == 'int' else 'BIGINT'})")
-        last = state.key.steps if isinstance(state.key, Clamped) else None
-        return ListedTally(Listing(key, kind), when, width // finest, last)
+        key = _put(self.keys, "_k", f"CAST({sql.path(value)} DIV {width} AS {type_})")
+        return Listing(key, kind)
 
-    def _label(self, value: Path) -> str:
-        return _put(self.keys, "_k", f"CAST({sql.path(value)} AS STRING)")
-
-    def _when(self, conditions: Iterable[Condition]) -> When:
-        names = (_put(self.conditions, "_w", sql.condition(term)) for term in conditions)
-        return tuple(sorted(set(names)))
-
-    def _total(self, how: str, what: str, when: When) -> str:
-        total = Total(how, what, when)
-        column = _named("_s", repr(total))
-        self.totals[column] = total
-        return column
+    def _when(self, tests: Iterable[Condition | ApdexCount]) -> When:
+        texts = (
+            sql.apdex(test, self.thresholds)
+            if isinstance(test, ApdexCount)
+            else sql.condition(test)
+            for test in tests
+        )
+        return tuple(sorted({_put(self.conditions, "_w", text) for text in texts}))
 
     def _measure(self, how: str, value: str) -> str:
         column = _named("_m", f"{how}({value})")
@@ -232,52 +184,36 @@ class Recipe:
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """How the rows of one source become deltas."""
+    """How Spark makes the deltas of an aggregator."""
 
-    source: SourceType
-    roles: tuple[str, ...]
-    """The columns that identify entities, in the order of the entity's roles."""
-    needed: frozenset[str]
-    """The columns that the plan reads, beside ``time``."""
+    aggregator: aggregate.Aggregator
     recipe: Recipe
-    kinds: Mapping[str, str]
-    """The delta's column to how it merges: sum, max, min or text."""
-    cells: Mapping[str, str]
-    """The store's column to the column of the delta that fills it."""
+
+    @property
+    def source(self) -> SourceType:
+        """The event type."""
+        return self.aggregator.plan.source
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The columns that identify entities, in the order of the entity's roles."""
+        return self.aggregator.plan.roles
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The columns that the plan reads, beside ``time``."""
+        return frozenset(read.column for read in self.aggregator.plan.fields)
 
 
-def plan_source(
-    source: SourceType,
-    metrics: Sequence[Metric],
-    layout: Layout,
-    thresholds: Mapping[str, int],
-) -> SourcePlan:
-    """Plan all ``metrics`` of one source, for the columns that the store has assigned to them."""
-    recipe = Recipe(thresholds)
-    recipe.expect(state for metric in metrics for state in metric.states)
-    kinds: dict[str, str] = {}
-    filled: dict[str, str] = {}
-    needed: set[str] = set()
-    for metric in metrics:
-        columns = iter(layout.columns[metric.name])
-        for state in metric.states:
-            needed |= _columns(state)
-            for column, cell in zip(recipe.add(state), cells(state), strict=True):
-                kinds[column] = _MERGES[cell]
-                filled[next(columns)] = column
-    roles = tuple(
-        source.fields[role].column
-        for role in source.entity.roles.values()
-        if not role.startswith("=")
-    )
-    return SourcePlan(
-        source=source,
-        roles=roles,
-        needed=frozenset(needed | set(roles) | set(source.required)),
-        recipe=recipe,
-        kinds=kinds,
-        cells=filled,
-    )
+def plan_source(aggregator: aggregate.Aggregator) -> SourcePlan:
+    """Plan the totals and tallies of all metrics of one source."""
+    plan = aggregator.plan
+    recipe = Recipe(plan.apdex_ms)
+    for column, total in plan.totals.items():
+        recipe.add_total(column, total)
+    for column, tally in plan.tallies.items():
+        recipe.add_tally(column, tally)
+    return SourcePlan(aggregator, recipe)
 
 
 def minute_sql(fits: str) -> str:
@@ -285,44 +221,20 @@ def minute_sql(fits: str) -> str:
     return f"IF({fits}, UNIX_MICROS(time) DIV {_MINUTE_US}, NULL)"
 
 
-def _columns(state: State) -> set[str]:
-    """The top-level columns that a state reads."""
-    columns = {_top(condition.path) for condition in state.where}
-    for attribute in ("value", "label", "status", "name"):
-        value = getattr(state, attribute, None)
-        if isinstance(value, Path):
-            columns.add(_top(value))
-    if isinstance(state, Tally):
-        columns.add(_top(state.key.value))
-    return columns
-
-
-def _top(path: Path) -> str:
-    first = path.parts[0]
-    assert isinstance(first, str)
-    return "time_" if first == "time" else first
-
-
-def _parts(state: Sum | DoubleSum | Extreme) -> tuple[str, ...]:
-    """The values of one row that are summed, or compared."""
-    value = sql.path(state.value)
-    if isinstance(state, Extreme):
-        return (value,)
-    if isinstance(state, DoubleSum):
-        whole, *rest = sql.limbs(value)
-        return (*_halves(whole), *rest)
-    if state.value.type.kind == "long":
-        return _halves(f"CAST({value} AS BIGINT)")
-    return (value,)
+def _part(value: Path, part: str) -> str:
+    """The part of a row's value that is summed, or compared."""
+    text = sql.path(value)
+    if part == "value":
+        return text
+    if part.startswith("limb"):
+        return sql.limbs(text)[int(part[-1])]
+    upper, lower = _halves(f"CAST({text} AS BIGINT)")
+    return upper if part == "upper" else lower
 
 
 def _halves(whole: str) -> tuple[str, str]:
     """A long as its upper and its lower half: the sum of neither overflows a long."""
     return f"SHIFTRIGHT({whole}, 32)", f"({whole} & {_LOW})"
-
-
-def _width(key: Bucketed | Clamped) -> int:
-    return key.precision if isinstance(key, Bucketed) else key.step
 
 
 def _put(columns: dict[str, str], kind: str, text: str) -> str:

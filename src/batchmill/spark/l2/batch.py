@@ -45,9 +45,8 @@ from batchmill.spark.input.reader import (
     read_rows,
 )
 from batchmill.spark.input.segments import BadSegment, Segment, cut, find_corrupt, inspect
-from batchmill.spark.l1.fusion import Fusion, Part, Rows, fuse
+from batchmill.spark.l1.fusion import Fusion, Part, Result, Rows, fuse
 from batchmill.spark.l1.plan import SourcePlan
-from batchmill.spark.l2.deltas import to_deltas
 from batchmill.spark.l2.report import DELTAS, L1, READ, SPANS, BatchStats, Stopwatch
 from batchmill.spark.settings import PipelineSettings
 from batchmill.spark.spans.dedup import REASON as DUPLICATE
@@ -227,13 +226,14 @@ class BatchMaker:
             for source, rows in results.sources.items()
         ]
         fusions = fuse(parts, together=draft.small, most_rows=draft.arrived)
-        tables = _run(fusions, results.jobs)
+        l1_results = _run(fusions, results.jobs)
         draft.work.watch.lap(L1)
-        for fusion, own in zip(fusions, tables, strict=True):
-            for part, table in zip(fusion.parts, own, strict=True):
-                deltas = to_deltas(table, part.plan, draft.book)
+        for fusion, own in zip(fusions, l1_results, strict=True):
+            for part, result in zip(fusion.parts, own, strict=True):
+                aggregator = part.plan.aggregator
+                deltas = contribution(result.deltas, aggregator, self._layout, draft.book)
                 self._add(draft, part.plan.source.name, deltas, of_spans=part.of_spans)
-                if deltas.invalid:
+                if result.invalid:
                     self._quarantine_rows(draft, part.plan.source)
         for source, segments in draft.made.items():
             self._add_made(draft, source, segments)
@@ -454,20 +454,20 @@ def _first_line(error: Exception) -> str:
     return (useful or lines or [type(error).__name__])[0].lstrip(": ")
 
 
-def _run(fusions: Sequence[Fusion], jobs: Sequence[Callable[[], None]]) -> list[list[pa.Table]]:
-    """Run all fusions and jobs, several at a time; the tables of each fusion, in their order.
+def _run(fusions: Sequence[Fusion], jobs: Sequence[Callable[[], None]]) -> list[list[Result]]:
+    """Run all fusions and jobs, several at a time; the results of each fusion, in their order.
 
     After a failure none is left running.
     """
     if len(fusions) + len(jobs) <= 1:
         for job in jobs:
             job()
-        return [fusion.tables() for fusion in fusions]
+        return [fusion.run() for fusion in fusions]
     with concurrent.futures.ThreadPoolExecutor(_JOBS_AT_ONCE, "batchmill-l1") as pool:
-        tables = [pool.submit(fusion.tables) for fusion in fusions]
+        runs = [pool.submit(fusion.run) for fusion in fusions]
         others = [pool.submit(job) for job in jobs]
         try:
-            results = [future.result() for future in tables]
+            results = [future.result() for future in runs]
             for future in others:
                 future.result()
         except BaseException:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
+from batchmill.aggregate import Aggregator
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
 from batchmill.spark.failures import explain_full_disk
@@ -40,12 +41,12 @@ _ALL = 2**31
 """More files than an outbox can hold."""
 
 
-def plans_for(
-    metrics: MetricSet, layout: Layout, settings: PipelineSettings
-) -> dict[str, SourcePlan]:
+def plans_for(metrics: MetricSet, settings: PipelineSettings) -> dict[str, SourcePlan]:
     """A plan for each source that a metric reads."""
     return {
-        source: plan_source(metrics.catalog.source(source), own, layout, settings.apdex_ms)
+        source: plan_source(
+            Aggregator(metrics.catalog.source(source), own, apdex_ms=settings.apdex_ms)
+        )
         for source, own in metrics.by_source().items()
     }
 

@@ -384,7 +384,7 @@ class Pipeline:
             writer = StreamWriter(
                 spark=self.spark,
                 metrics=self.metrics,
-                plans=plans_for(self.metrics, layout, self.settings),
+                plans=plans_for(self.metrics, self.settings),
                 store=self.store,
                 stream=stream,
                 claimed=claimed,
