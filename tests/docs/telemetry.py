@@ -14,6 +14,7 @@ from batchmill.pressure.stats import THRESHOLDS
 from batchmill.queue.stats import QUEUE
 from batchmill.telemetry import ComponentKind, Instrument, InstrumentKind
 from batchmill.telemetry.registry import TELEMETRY
+from batchmill.workers.stats import WORKERS
 from tests.docs.kit import DOCS
 
 PAGE = DOCS / "telemetry.md"
@@ -25,6 +26,7 @@ KINDS: dict[ComponentKind[Any], str] = {
     BATCHER: "Micro-batchers",
     THRESHOLDS: "Thresholds",
     FLOWS: "Flows",
+    WORKERS: "Workers (`Embedded`)",
     TELEMETRY: "The registry itself",
 }
 

@@ -20,10 +20,11 @@ from batchmill.oal import MetricSet, load
 from batchmill.queue import BatchQueue, BatchQueueManager, BufferStrategy
 from batchmill.sources import source_classes, source_of
 from batchmill.store import RetryPolicy, Store, open_store
+from batchmill.telemetry import register
 from batchmill.workers.l1 import L1Worker
 from batchmill.workers.l2 import Committer, L2Worker
 from batchmill.workers.settings import WorkerSettings
-from batchmill.workers.stats import EmbeddedStats
+from batchmill.workers.stats import WORKERS, EmbeddedStats
 from batchmill.workers.topn import TopNWorker
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Embedded:
     ...     mill.emit(Checkout(datetime.now(UTC), "shop", 250))
     """
 
+    kind = WORKERS
     fork_order = 6  # at exit it is closed before the queues, and before what the store has
 
     def __init__(
@@ -70,6 +72,8 @@ class Embedded:
         handle_sigterm: bool = True,
         **settings: Any,
     ) -> None:
+        self.name = name or "embedded"
+        """Its name in telemetry."""
         self.settings = WorkerSettings(**settings)
         self._metrics = oal if isinstance(oal, MetricSet) else load(oal)
         self._store_url = store
@@ -101,6 +105,7 @@ class Embedded:
         lifecycle.track(self)
         lifecycle.keep(self)  # until it is closed: its queues must not drain into nothing
         lifecycle.pause_at_fork(self)
+        self._registration = register(self)
         if handle_sigterm:
             exit_on_sigterm()
 
@@ -319,6 +324,7 @@ class Embedded:
                 self._committer.close(deadline_s)
                 self._closed = True
                 lifecycle.release(self)
+                self._registration.close(self)
         stats = self.stats()
         return not (stats.failed or stats.statements_failed)
 
