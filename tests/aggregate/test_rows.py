@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -173,6 +174,35 @@ def test_null_roles_are_entities_of_their_own() -> None:
     assert len(deltas["Endpoint"]) == 3
     minutes = {key[3]: state for key, state in kernel.states(deltas).items()}
     assert sorted(minutes.values()) == [(1,), (3,)]
+
+
+@given(
+    names=st.lists(
+        st.tuples(st.sampled_from((None, "", "a", "b")), st.sampled_from((None, "s"))),
+        min_size=1,
+        max_size=7,
+    ),
+    start=st.integers(0, 2),
+    encoded=st.booleans(),
+)
+def test_rows_are_grouped_by_every_role(
+    names: Sequence[tuple[str | None, str | None]], start: int, encoded: bool
+) -> None:
+    """Nulls among equal texts, columns of one text, slices, and dictionaries of any kind."""
+    rows = [endpoint(name=name, serviceName=service) for name, service in names]
+    table = to_table("Endpoint", rows)
+    if encoded:
+        indices = [
+            ("b", "a", "", "a").index(name) if name is not None else None for name, _ in names
+        ]
+        twice = pa.DictionaryArray.from_arrays(
+            pa.array(indices, pa.int8()), pa.array(["b", "a", "", "a"])
+        )
+        table = table.set_column(table.column_names.index("name"), "name", twice)
+    aggregator = Kernel("m = from(Endpoint.*).count();").aggregators["Endpoint"]
+    deltas = aggregator.make(table.slice(start)).deltas
+    groups = zip(*(deltas.roles[place].to_pylist() for place in (2, 0)), strict=True)
+    assert dict(zip(groups, deltas.rows.tolist(), strict=True)) == Counter(names[start:])
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -94,7 +94,7 @@ def numbered(array: pa.Array) -> tuple[Longs, int]:
         numbers, size = numbered(array.dictionary)
         return numbers[array.indices.to_numpy()], size
     array = cast(array, pa.string())
-    if len(array) > 1 and array[0] == array[-1] and pc.all(pc.equal(array, array[0])).as_py():
+    if _is_constant(array):
         return np.zeros(len(array), np.int64), 1
     encoded = array.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
@@ -107,6 +107,13 @@ def count(codes: Longs, groups: int, counts: Mask | None) -> Longs:
     # Quicker than to select the rows.
     both = np.bincount((codes << 1) + counts, minlength=2 * groups)
     return both[1::2].astype(np.int64)
+
+
+def _is_constant(array: pa.Array) -> bool:
+    """Whether all texts are equal, which is quicker to see than to number them."""
+    if not len(array) or array.null_count or array[0] != array[-1]:
+        return False
+    return bool(pc.all(pc.equal(array, array[0])).as_py())
 
 
 def truncated(numbers: Longs, divisor: int) -> Longs:
