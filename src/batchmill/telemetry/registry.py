@@ -14,7 +14,6 @@ Guarantees
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from batchmill import lifecycle
 from batchmill.telemetry.instruments import (
     ComponentKind,
     Instrument,
@@ -145,11 +145,12 @@ TELEMETRY: ComponentKind[RegistryStats] = ComponentKind(
 _Series = dict[Instrument[Any], dict[Labels, Value]]
 
 
-class Registry:
+class Registry(lifecycle.Tracked):
     """Knows the components of a process and collects their stats; any thread may use it."""
 
     kind = TELEMETRY
     name = ""
+    fork_order = -1  # before the components, which may close in a forked child
 
     def __init__(self, max_names: int = MAX_NAMES) -> None:
         self._max_names = max_names
@@ -162,6 +163,7 @@ class Registry:
         self._kinds: dict[ComponentKind[Any], None] = {}
         self._reset()
         self._own = self.register(self)
+        lifecycle.track(self)
 
     def _reset(self) -> None:
         self._totals: _Series = {}
@@ -286,14 +288,6 @@ class Registry:
             registration.name,
         )
 
-    def before_fork(self) -> None:
-        """Let no other thread be in the middle of a change; the forking one may still use it."""
-        self._lock.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-        self._lock.release()
-
     def after_fork_in_child(self) -> None:
         """Count from 0: the components do, and the parent's totals are the parent's."""
         self._lock = threading.RLock()
@@ -324,11 +318,3 @@ def register(component: Component[Any]) -> Registration:
     >>> registration.close(pool)
     """
     return default_registry.register(component)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=default_registry.before_fork,
-        after_in_parent=default_registry.after_fork_in_parent,
-        after_in_child=default_registry.after_fork_in_child,
-    )
