@@ -26,6 +26,7 @@ PLOTS: Mapping[str, Callable[[Mapping[str, Any]], Plot]] = {
     "queue": plots_parts.queue,
     "pressure": plots_parts.pressure,
     "flows": plots_parts.flows,
+    "aggregate": plots_parts.aggregate,
     "pipeline": plots_road.pipeline,
     "ingest": plots_road.ingest,
     "kafka": plots_road.kafka,

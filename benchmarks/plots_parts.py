@@ -1,4 +1,4 @@
-"""The plots of the in-process library: the queue, thresholds, flows."""
+"""The plots of the in-process library: the queue, thresholds, flows, aggregation."""
 
 from __future__ import annotations
 
@@ -161,6 +161,65 @@ def flows(document: Mapping[str, Any]) -> Plot:
             )
         )
     return Plot(title="Flow-ordered dispatch compared with its peers", panels=panels)
+
+
+def aggregate(document: Mapping[str, Any]) -> Plot:
+    """Aggregation in the process: throughput, and the growth with the metrics."""
+    panels = []
+    if "throughput" in document:
+        rates = document["throughput"]["events_per_s"]
+        bars = [
+            Bar(
+                name=name,
+                values=[rate / 1e3 for rate in values],
+                ours=name.startswith(OURS),
+                goal=1e3 if name == f"{OURS} emit_many" else None,
+            )
+            for name, values in rates.items()
+        ]
+        panels.append(
+            Bars(
+                title="Events from produce to merged state, six metrics, 1,000 entities",
+                unit="thousand events/s",
+                groups={"": ranked(bars)},
+                goal_text="mark: the goal, a million events/s",
+                better="more",
+                log=True,
+            )
+        )
+        ours, peer = rates[f"{OURS} emit"], "prometheus_client"
+        bars = [
+            Bar(
+                name=f"to {name}",
+                values=[mine / theirs for mine, theirs in zip(ours, values, strict=True)],
+                ours=True,
+                goal=goal_of(document, f"emit to {peer}, per event") if name == peer else None,
+            )
+            for name, values in rates.items()
+            if not name.startswith(OURS)
+        ]
+        panels.append(
+            Bars(
+                title="emit() of batchmill to each peer, within a repeat",
+                unit="times as many events/s",
+                groups={"": ranked(bars)},
+                goal_text="mark: the goal, at least",
+                better="more",
+                log=True,
+            )
+        )
+    if "growth" in document:
+        bar = Bar(name="60 metrics to 6", values=document["growth"]["ratios"], ours=True, goal=4)
+        panels.append(
+            Bars(
+                title="Time of ten times the metrics",
+                unit="times the time",
+                groups={"": [bar]},
+                goal_text="mark: the goal, at most",
+                better="less",
+            )
+        )
+    return Plot(title="Aggregation in the process compared with its peers", panels=panels)
 
 
 def _grouped(

@@ -76,7 +76,7 @@ def test_there_is_no_plot_without_results() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["queue", "pressure", "flows", "pipeline", "ingest"])
+@pytest.mark.parametrize("name", ["queue", "pressure", "flows", "aggregate", "pipeline", "ingest"])
 def test_a_run_of_some_parts_has_a_plot_of_these(name: str) -> None:
     """A part that was not run (`--only`) is left out, and breaks nothing."""
     whole = _results(name)
