@@ -94,11 +94,13 @@ class BatchQueueManager:
         """
         with self._lock:
             queue = self._running(name)
-            declared = self._check_downstream(name, downstream)
             if queue is None:
-                return self._make(name, config, declared)
-            _compare(name, queue.config, config)
-            self._declare(name, declared)
+                return self._make(name, config, self._check_downstream(name, downstream))
+        _compare(name, queue.config, config)
+        with self._lock:
+            declared = self._check_downstream(name, downstream)
+            if self._queues.get(name) is queue:
+                self._declare(name, declared)
         return queue
 
     def get(self, name: str) -> BatchQueue[Any] | None:
@@ -175,7 +177,10 @@ class BatchQueueManager:
                     if not in_time:
                         losses[LOST_NOT_DRAINED] = stats.pending
                     if losses:
-                        lost[stats.name] = losses
+                        # A name may occur twice: an older queue of that name has not ended yet.
+                        counts = lost.setdefault(stats.name, {})
+                        for reason, count in losses.items():
+                            counts[reason] = counts.get(reason, 0) + count
         finally:
             with self._lock:
                 self._shutting_down -= 1

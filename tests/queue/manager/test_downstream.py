@@ -248,6 +248,20 @@ def test_upstream_out_of_time(manager: BatchQueueManager) -> None:
     assert not manager.get("l1")
 
 
+def test_two_queues_of_one_name_are_both_waited_for(manager: BatchQueueManager) -> None:
+    """A queue that still hangs when its name is used again is not forgotten."""
+    gate = Gate()
+    for _ in range(2):
+        queue = manager.create("again", config(consumer=gate, max_batch=1, shutdown_timeout_ms=1))
+        queue.produce_many(reds(3))
+        gate.wait_entered()
+        assert not queue.shutdown()
+    assert not manager.shutdown_all()
+    assert manager.stats().lost == {"again": {"not_drained": 6}}
+    gate.open()
+    assert queue._core.done.wait(WAIT_S)
+
+
 @pytest.mark.parametrize(
     ("declare", "path"),
     [
