@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.aggregate.errors import DeltasError
-from batchmill.aggregate.plan import SourcePlan, TallyColumn, Total
+from batchmill.aggregate.plan import (
+    DEFAULT_APDEX_MS,
+    LARGEST_DOUBLE,
+    SourcePlan,
+    TallyColumn,
+    Total,
+)
 from batchmill.aggregate.topn import (
     CACHE_READ,
     CACHE_WRITE,
@@ -37,6 +43,8 @@ __all__ = [
     "CACHE_READ",
     "CACHE_WRITE",
     "DATABASE",
+    "DEFAULT_APDEX_MS",
+    "LARGEST_DOUBLE",
     "NORMALISED",
     "SERVICE_DATABASE",
     "Aggregator",

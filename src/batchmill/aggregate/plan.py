@@ -33,6 +33,8 @@ from batchmill.sources import TIME_COLUMN, Field, SourceType
 
 DEFAULT_APDEX_MS = 500
 """The apdex threshold T of a service that has none of its own."""
+LARGEST_DOUBLE = 2.0**62
+"""Doubles are summed exactly up to here; a row with a larger one is invalid."""
 
 Test: TypeAlias = Condition | ApdexCount
 """What a row meets or not; an ``ApdexCount`` is met by the rows that it counts."""

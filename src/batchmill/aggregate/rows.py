@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from batchmill.aggregate.columns import Longs, Mask, Numbers, cast, truncated
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
+    LARGEST_DOUBLE,
     Key,
     Part,
     SourcePlan,
@@ -30,9 +31,6 @@ from batchmill.aggregate.plan import (
 from batchmill.errors import ConfigError
 from batchmill.oal import ApdexCount, Condition, MapKey, Path
 from batchmill.sources import TIME_COLUMN, Field
-
-LARGEST_DOUBLE = 2.0**62
-"""Doubles are summed exactly up to here; a row with a larger one is invalid."""
 
 _WHOLE_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
 _LIMITS = {"int": 2**31, "long": 2**63}

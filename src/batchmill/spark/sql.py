@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from batchmill.aggregate import DEFAULT_APDEX_MS
 from batchmill.oal import ApdexCount, Condition, MapKey, Path
 
-DEFAULT_APDEX_MS = 500
-
-_WHOLE_NUMBER = "^[+-]?[0-9]+$"
+# Of a text with a line break at its end, $ would match before that.
+_WHOLE_NUMBER = r"^[+-]?[0-9]+\\z"
 
 
 def literal(value: object) -> str:
@@ -42,9 +42,13 @@ def path(steps: Path) -> str:
         text += f"[{literal(part.key)}]" if isinstance(part, MapKey) else f".{name(part)}"
     if steps.cast is None:
         return text
-    kind = "BIGINT" if steps.cast == "long" else "INT"
+    return read_whole(f"CAST({text} AS STRING)", "BIGINT" if steps.cast == "long" else "INT")
+
+
+def read_whole(text: str, kind: str) -> str:
+    """A text as a whole number; null if it is not one, or too large."""
     # Spark would also read ' 12 ' and '1.5'.
-    return f"IF(CAST({text} AS STRING) RLIKE '{_WHOLE_NUMBER}', TRY_CAST({text} AS {kind}), NULL)"
+    return f"IF({text} RLIKE '{_WHOLE_NUMBER}', TRY_CAST({text} AS {kind}), NULL)"
 
 
 def condition(term: Condition) -> str:

@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from batchmill import spool
+from batchmill.aggregate import LARGEST_DOUBLE
 from batchmill.files import sync
 from batchmill.sources import TIME_COLUMN, Entity, Field, FieldType, SourceType
 from batchmill.spark import sql
@@ -31,8 +32,6 @@ FITS = "_fits"
 """The column that marks valid rows."""
 REASON = "_reason"
 """The column of a quarantined row that says why."""
-LARGEST_DOUBLE = 2.0**62
-"""Doubles are summed exactly up to here; a row with a larger one is invalid."""
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _NO_PATTERNS = "__globPaths__"
 _PATTERN = frozenset("*?[]{}\\#")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
-from batchmill.spark.sql import literal
+from batchmill.spark.sql import literal, read_whole
 
 STATEMENT_LIMIT = 2000
 """How many characters of a statement are kept."""
@@ -138,11 +138,6 @@ def _lookups(column: str, keys: Mapping[str, str]) -> list[str]:
     return [f"{_filled(_at(column, key))} AS {alias}" for alias, key in keys.items()]
 
 
-def _whole(text: str, kind: str) -> str:
-    # Spark would also read ' 12 ' and '1.5'.
-    return f"IF({text} RLIKE '^[+-]?[0-9]+$', TRY_CAST({text} AS {kind}), NULL)"
-
-
 def _one_of(words: str) -> str:
     return ", ".join(f"'{word}'" for word in words.split())
 
@@ -180,7 +175,7 @@ _COLUMNS = (
     "COALESCE(_instance, _host, service) AS instance",
     f"CASE WHEN {_IS_AI} THEN 'GenAI' WHEN system IS NOT NULL THEN 'DATABASE' "
     f"WHEN _messaging IS NOT NULL THEN 'MQ' WHEN {_IS_HTTP} THEN 'HTTP' ELSE 'RPC' END AS type",
-    f"{_whole(_STATUS_CODE, 'INT')} AS httpResponseStatusCode",
+    f"{read_whole(_STATUS_CODE, 'INT')} AS httpResponseStatusCode",
     "_grpc_code AS rpcStatusCode",
     "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, ''))) "
     "AS tags",
@@ -204,6 +199,6 @@ _COLUMNS = (
     f"{_only_if(_IN_BROKER, 'COALESCE(_destination, name)')} AS broker_endpoint",
     _only_if(_IN_AI, "COALESCE(_provider, _old_provider, 'unknown')") + " AS provider",
     _only_if(_IN_AI, "COALESCE(_model, _request_model, 'unknown')") + " AS model",
-    _only_if(_IN_AI, f"COALESCE({_whole('_input', 'BIGINT')}, 0L)") + " AS input_tokens",
-    _only_if(_IN_AI, f"COALESCE({_whole('_output', 'BIGINT')}, 0L)") + " AS output_tokens",
+    _only_if(_IN_AI, f"COALESCE({read_whole('_input', 'BIGINT')}, 0L)") + " AS input_tokens",
+    _only_if(_IN_AI, f"COALESCE({read_whole('_output', 'BIGINT')}, 0L)") + " AS output_tokens",
 )
