@@ -14,6 +14,8 @@ pytest.importorskip("confluent_kafka")
 
 from pyspark.sql import SparkSession
 
+from batchmill import Client
+from batchmill.client import EdgeSettings
 from batchmill.errors import ConfigError
 from batchmill.kafka import KafkaLoginError, KafkaSink, KafkaTopicError
 from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
@@ -26,6 +28,7 @@ from tests.kit.pipelines import (
     contents,
     counted,
     differences,
+    every_events,
     expected,
     pipeline,
     quarantined_rows,
@@ -35,6 +38,7 @@ from tests.kit.pipelines import (
 )
 from tests.kit.servers.kafka import Broker, private_broker, send, span_batch
 from tests.kit.threads import PATIENCE_S, until
+from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
@@ -101,6 +105,38 @@ def test_any_split_of_the_messages_makes_the_same_store(
             check(running)
             made.append((contents(running.store), top_of(running.store)))
     assert made[0] == made[1]
+
+
+def test_deltas_beside_spans_of_a_topic(spark: SparkSession, tmp_path: Path, kafka: Broker) -> None:
+    """Clients that aggregate send to the topic of the spans: the store has both, once.
+
+    Those of one with another script are quarantined, with a reason.
+    """
+    topic = kafka.new_topic(partitions=3)
+    address = f"kafka://{kafka.bootstrap}/{topic}"
+    send(kafka, topic, SPANS[:45])
+    rows = every_events(3, ["Service"], 80)["Service"]
+    hour = EdgeSettings(period_s=3600)
+    for some in (rows[:30], rows[30:]):
+        with Client(address, aggregate=OF_SPANS, edge=hour) as client:
+            client.emit_many([_without_nulls(row) for row in some], "Service")
+    with Client(address, aggregate="cpm = from(Service.*).count();", edge=hour) as client:
+        client.emit_many([_without_nulls(row) for row in rows[:7]], "Service")
+    send(kafka, topic, SPANS[45:])
+    with reading(spark, tmp_path, kafka, topic, messages=25) as running:
+        assert len(running.run_available()) > 1
+        running.settle(everything=True)
+        events = dict(spans_to_events(SPANS).events)
+        events["Service"] = [*events["Service"], *rows]
+        assert differences(stored(running.store), expected(events, OF_SPANS)) == []
+        assert counted(running.store, "rows")["Span", ""] == len(SPANS)
+        assert counted(running.store, "quarantined") == {("Service", "other metrics"): 7}
+        (reason,) = (running.quarantine / "Service").glob("*.reason")
+        assert "cpm: from(Service.*).count(), here from(Service.*).cpm()" in reason.read_text()
+
+
+def _without_nulls(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def test_a_batch_that_comes_again_changes_nothing(

@@ -88,12 +88,12 @@ class KafkaTopicError(BatchmillError, LookupError):
 
 
 class MessageTooLargeError(BatchmillError, ValueError):
-    """A span is larger than a message of the topic may be."""
+    """A span, or the delta of an entity's minute, is larger than a message of the topic may be."""
 
     bytes: int
     limit: int
     topic: str
     template = (
-        "a span takes {bytes:,} bytes, and a message of the topic {topic} at most {limit:,}: "
-        "send smaller spans, or raise the topic's max.message.bytes"
+        "a span or delta takes {bytes:,} bytes, and a message of the topic {topic} at most "
+        "{limit:,}: send smaller spans, or raise the topic's max.message.bytes"
     )

@@ -235,10 +235,9 @@ class Broker:
                 )
                 assert where is not None
                 assert offset is not None
-                assert key is not None
                 assert value is not None
                 if where in ends:
-                    records[where, offset] = Record(where, key, value)
+                    records[where, offset] = Record(where, key or b"", value)
                     if offset + 1 >= ends[where]:
                         del ends[where]
         return [records[place] for place in sorted(records)]
