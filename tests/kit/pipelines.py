@@ -225,10 +225,21 @@ def write_spool(
     write_segments({name: list(rows) for name, rows in events.items()}, folder, files, seed)
 
 
-def mixed_spool(folder: Path, rng: random.Random, *, typed: int, spans: int) -> Mapping[str, Any]:
-    """So many segments of each typed source and of spans, to be read in a random order."""
+def mixed_spool(
+    folder: Path, rng: random.Random, *, typed: int, spans: int, deltas: int = 0
+) -> Mapping[str, Any]:
+    """So many segments of each typed source and of spans, to be read in a random order.
+
+    ``deltas`` of each typed source's segments are those of a client that aggregates.
+    """
     events: dict[str, Any] = random_events(1, _TYPED, 100 * typed, start=START)
-    paths = write_segments(events, folder, typed, seed=1)
+    made = {source: rows[: len(rows) * deltas // typed] for source, rows in events.items()}
+    rest = {source: rows[len(made[source]) :] for source, rows in events.items()}
+    paths = write_segments(rest, folder, typed - deltas, seed=1)
+    for source, rows in made.items():
+        for number in range(deltas):
+            some = rows[number::deltas]
+            paths.append(write_deltas(folder, source, some, MIXED_OAL, f"deltas-{number}"))
     events["Span"] = random_spans(1, 25 * spans, start=START)
     paths += write_segments({"Span": events["Span"]}, folder, spans, seed=2)
     # Spark takes the oldest first.

@@ -56,13 +56,13 @@ def no_stacks_on_the_way() -> None:
 def test_a_killed_driver_leaves_the_store_of_the_oracle(tmp_path: Path) -> None:
     """Killed at random moments, before, inside and after commits, in its hardest configuration.
 
-    A spool of events and spans, some spans delivered twice (they count once), segments removed once
-    they are read, and an exporter to a collector that loses requests and answers. In the end the
-    store is the oracle's, the spool is empty, and the collector has every commit: totals are the
-    store's, and increments, each commit's once, add up to them.
+    A spool of events, deltas and spans, some spans delivered twice (they count once), segments
+    removed once they are read, and an exporter to a collector that loses requests and answers. In
+    the end the store is the oracle's, the spool is empty, and the collector has every commit:
+    totals are the store's, and increments, each commit's once, add up to them.
     """
     rng = random.Random(4)
-    events = mixed_spool(tmp_path / "spool", rng, typed=10, spans=7)
+    events = mixed_spool(tmp_path / "spool", rng, typed=10, spans=7, deltas=4)
     again = rng.sample(events["Span"], 40)
     write_segment(tmp_path / "spool", "Span", again, "again")
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
