@@ -21,10 +21,21 @@ pytest.importorskip("numpy")
 import pyarrow.parquet as pq
 
 from batchmill import Client, oal
-from batchmill.aggregate import ROW_COUNT, Aggregator, Deltas, from_arrow, is_deltas
+from batchmill.aggregate import (
+    ROW_COUNT,
+    Aggregator,
+    Deltas,
+    EntityBook,
+    SlowestStatements,
+    Statement,
+    TopNThresholds,
+    from_arrow,
+    is_deltas,
+    statements_from_arrow,
+)
 from batchmill.client import EdgeSettings
 from batchmill.errors import ConfigError
-from batchmill.sources import service, source
+from batchmill.sources import UnknownNameError, service, source
 from batchmill.spool import BadRowsError, Overloaded, Spool, SpoolClosedError, SpoolWriteError
 from tests.kit.events import BrokenDisk, HeldDisk, segments
 from tests.kit.files import ROOT
@@ -370,6 +381,72 @@ def test_many_threads_emit_and_every_event_counts_once(tmp_path: Path) -> None:
         assert client.flush(WAIT_S)
         assert all(answer.done() for answer in answers)
     assert (counted(tmp_path), set(sums(tmp_path).values())) == (4000, {4000 * 3999 // 2})
+
+
+def call(n: int, *, text: str = "SELECT 1", ahead: bool = False) -> Statement:
+    """A call of a database that took so many milliseconds."""
+    moment = datetime.now(UTC) + timedelta(hours=2) if ahead else NOON
+    return Statement(moment, "shop", "orders", n, text, "mysql", trace_id=f"{n:032x}")
+
+
+def statements(folder: Path) -> SlowestStatements:
+    """What a spool has of statements, merged."""
+    merged = SlowestStatements(50, TopNThresholds())
+    for path in folder.glob("Statement/*.parquet"):
+        table = pq.read_table(path, partitioning=None)
+        merged.merge(statements_from_arrow(table, 50, TopNThresholds()))
+    return merged
+
+
+def test_statements_become_the_slowest_of_them_and_their_runs(tmp_path: Path) -> None:
+    """Exactly those that one place would keep, though two periods wrote them."""
+    calls = [call(n, text=f"SELECT {n} FROM {'ab'[n % 2]}") for n in range(150, 350)]
+    with Client(tmp_path, aggregate=SCRIPT, edge=HOUR) as client:
+        first = [client.emit(some) for some in calls[:100]]
+        client.emit_many([*calls[100:150], sale(1)])
+        assert client.flush(WAIT_S)
+        (path,) = tmp_path.glob("Statement/*.parquet")
+        assert {answer.result(0) for answer in first} == {path}
+        client.emit_many(calls[150:])
+    assert client.stats().written == 201
+    assert sum(pq.read_table(path, partitioning=None)[ROW_COUNT].to_pylist()) == 150
+    assert pq.read_table(path, partitioning=None).num_rows < 110
+    expected = SlowestStatements(50, TopNThresholds())
+    expected.add(calls)
+    book = EntityBook()
+    merged = statements(tmp_path)
+    assert sorted(map(repr, merged.topn_rows(book))) == sorted(map(repr, expected.topn_rows(book)))
+    assert merged.runs == expected.runs
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (call(300, ahead=True), "time too far ahead"),
+        (call(300, text="\ud800"), "a value that does not fit"),
+        (call(2**70), "a value that does not fit"),
+        (Statement(NOON, "shop", None, 1, "SELECT 1"), "a value that does not fit"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_statement_that_cannot_be_counted_fails_alone(
+    tmp_path: Path, bad: Statement, reason: str
+) -> None:
+    """The others are written, without those of its own call."""
+    with Client(tmp_path, aggregate=SCRIPT, edge=HOUR) as client:
+        good = client.emit(call(301))
+        (answer,) = client.emit_many([call(302), bad])
+        assert client.flush(WAIT_S)
+        assert good.exception(0) is None
+        assert isinstance(answer.exception(0), BadRowsError)
+        stats = client.stats()
+        assert (stats.written, stats.failed, stats.invalid) == (1, 2, {reason: 1})
+    assert set(statements(tmp_path).runs.values()) == {(1, 301)}
+
+
+def test_a_client_that_does_not_aggregate_takes_no_statements(tmp_path: Path) -> None:
+    """There is no event type of that name."""
+    with Client(tmp_path) as client, pytest.raises(UnknownNameError, match="Statement"):
+        client.emit(call(1))
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     from batchmill.aggregate.cells import Contribution, EntityBook, contribution
     from batchmill.aggregate.columns import Column, Runs, Tallies
     from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
+    from batchmill.aggregate.statement_table import (
+        STATEMENT_SOURCE,
+        is_statements,
+        statements_from_arrow,
+        statements_to_arrow,
+    )
 
 __all__ = [
     "CACHE_READ",
@@ -47,6 +53,7 @@ __all__ = [
     "LARGEST_DOUBLE",
     "NORMALISED",
     "SERVICE_DATABASE",
+    "STATEMENT_SOURCE",
     "Aggregator",
     "Column",
     "Contribution",
@@ -68,7 +75,10 @@ __all__ = [
     "entity_number",
     "from_arrow",
     "is_deltas",
+    "is_statements",
     "normalise",
+    "statements_from_arrow",
+    "statements_to_arrow",
     "to_arrow",
 ]
 
@@ -77,6 +87,7 @@ _MODULES = {
     "cells": "Contribution EntityBook contribution",
     "columns": "Column Runs Tallies",
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
+    "statement_table": "STATEMENT_SOURCE is_statements statements_from_arrow statements_to_arrow",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="aggregation", extra="aggregate")

@@ -32,7 +32,7 @@ START = "_start"
 ROW_COUNT = "_rows"
 """The column that says how many rows went into the states of an entity and a bucket."""
 _FORMAT = 1
-_METADATA = b"batchmill.deltas"
+METADATA = b"batchmill.deltas"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +121,12 @@ def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
         "metrics": plan.definitions,
         "apdex_ms": plan.thresholds,
     }
-    return pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(content).encode()})
+    return pa.table(columns).replace_schema_metadata({METADATA: json.dumps(content).encode()})
 
 
 def is_deltas(schema: pa.Schema) -> bool:
     """Whether a table or file with this schema holds deltas, not rows."""
-    return _METADATA in (schema.metadata or {})
+    return METADATA in (schema.metadata or {})
 
 
 def check_schema(schema: pa.Schema, plan: SourcePlan) -> Grain:
@@ -137,7 +137,7 @@ def check_schema(schema: pa.Schema, plan: SourcePlan) -> Grain:
     source = plan.source.name
     if not is_deltas(schema):
         raise DeltasError(source, "these are no deltas")
-    content = json.loads(schema.metadata[_METADATA])
+    content = json.loads(schema.metadata[METADATA])
     if content["format"] != _FORMAT:
         raise DeltasError(
             source, f"they are of format {content['format']}, and this version reads {_FORMAT}"

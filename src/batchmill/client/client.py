@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from batchmill import lifecycle
-from batchmill.client.settings import EdgeSettings
+from batchmill.aggregate import Statement
+from batchmill.client.settings import STATEMENTS, EdgeSettings
 from batchmill.errors import ConfigError
 from batchmill.extras import require_extra
 from batchmill.oal import MetricSet, load
@@ -135,10 +136,11 @@ class Client(lifecycle.Closing, lifecycle.Tracked):
         """Write one event; the future gets the path of its segment once that is durable.
 
         ``event`` is an instance of a class with ``@source``; or, with the name of an event type as
-        ``source``, a mapping from columns to values. Without a ``time`` it happened now. At
-        CRITICAL this waits for room, up to ``wait_s``; it never waits for the disk.
+        ``source``, a mapping from columns to values. Without a ``time`` it happened now. A client
+        that aggregates also takes a :class:`batchmill.workers.Statement`. At CRITICAL this waits
+        for room, up to ``wait_s``; it never waits for the disk.
         """
-        name, row = row_for(event, source)
+        name, row = self._row(event, source)
         return self._emit(name, [row])
 
     def emit_many(self, events: Iterable[object], source: str | None = None) -> list[Future[Path]]:
@@ -147,9 +149,9 @@ class Client(lifecycle.Closing, lifecycle.Tracked):
         Much quicker than one by one. If one of them is not an event, none is accepted. If it raises
         Overloaded, events of other types may have been accepted: ``stats()`` tells how many.
         """
-        rows: dict[str, list[dict[str, Any]]] = {}
+        rows: dict[str, list[Any]] = {}
         for event in events:
-            name, row = row_for(event, source)
+            name, row = self._row(event, source)
             rows.setdefault(name, []).append(row)
         return [self._emit(name, some) for name, some in rows.items()]
 
@@ -158,7 +160,7 @@ class Client(lifecycle.Closing, lifecycle.Tracked):
 
         Never blocks the event loop. Cancelling the task does not take the event back.
         """
-        name, row = row_for(event, source)
+        name, row = self._row(event, source)
         until = time.monotonic() + self._wait_s
         # Room comes when the pipeline, another process, removes segments: nothing to wait on.
         while (answer := self._try(name, [row], until)) is None:  # noqa: ASYNC110
@@ -206,13 +208,19 @@ class Client(lifecycle.Closing, lifecycle.Tracked):
         """What was emitted before belongs to the parent."""
         self._reset()
 
-    def _emit(self, name: str, rows: list[dict[str, Any]]) -> Future[Path]:
+    def _row(self, event: object, source: str | None) -> tuple[str, Any]:
+        """Under which name an event is submitted, and as what."""
+        if self._edge is not None and isinstance(event, Statement):
+            return STATEMENTS, event
+        return row_for(event, source)
+
+    def _emit(self, name: str, rows: list[Any]) -> Future[Path]:
         until = time.monotonic() + self._wait_s
         while (answer := self._try(name, rows, until)) is None:
             time.sleep(_PAUSE_S)
         return answer
 
-    def _try(self, name: str, rows: list[dict[str, Any]], until: float) -> Future[Path] | None:
+    def _try(self, name: str, rows: list[Any], until: float) -> Future[Path] | None:
         """Submit rows; None if there is no room and it is not ``until`` yet."""
         count = len(rows)
         self._count(emitted=count)  # first: they may be written before submit() returns
@@ -230,7 +238,7 @@ class Client(lifecycle.Closing, lifecycle.Tracked):
         answer.add_done_callback(functools.partial(self._answered, count))
         return answer
 
-    def _submit(self, name: str, rows: list[dict[str, Any]]) -> Future[Path]:
+    def _submit(self, name: str, rows: list[Any]) -> Future[Path]:
         if self._edge is not None and self._edge.takes(name):
             return self._edge.submit(name, rows)
         if self._spool is None:

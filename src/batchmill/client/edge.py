@@ -20,17 +20,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from batchmill import lifecycle
-from batchmill.aggregate import Aggregator, Deltas, to_arrow
-from batchmill.client.settings import EdgeSettings
+from batchmill.aggregate import (
+    STATEMENT_SOURCE,
+    Aggregator,
+    Deltas,
+    SlowestStatements,
+    Statement,
+    statements_to_arrow,
+    to_arrow,
+)
+from batchmill.client.settings import STATEMENTS, EdgeSettings
 from batchmill.oal import MetricSet
 from batchmill.spool import (
     BadRowsError,
-    EventBatch,
     Level,
     Overloaded,
     Pressure,
@@ -44,6 +52,7 @@ log = logging.getLogger("batchmill.client")
 
 _LOOK_S = 0.1
 """How often the sink's level is looked at."""
+_LONGEST_MS = 2**31
 _MERGE_AT = 16
 """So many deltas of chunks are merged at once."""
 
@@ -64,7 +73,7 @@ class DeltaSink(Protocol):
 class Emitted:
     """The events of one call, and the future that answers it."""
 
-    batch: EventBatch
+    rows: Sequence[Any]
     answer: Future[Any]
 
     def fail(self, error: Exception) -> None:
@@ -86,6 +95,7 @@ class _Pending:
     """Deltas of one type that are not written yet, and the calls that wait for it."""
 
     deltas: list[Deltas] = field(default_factory=list)
+    statements: SlowestStatements | None = None
     calls: list[Emitted] = field(default_factory=list)
     bytes: int = 0
 
@@ -118,6 +128,7 @@ class Edge:
             )
             for source, aggregator in self._aggregators.items()
         }
+        self._thresholds = settings.thresholds()
         self._closed = False
         self._reset()
         lifecycle.track(self)
@@ -146,17 +157,19 @@ class Edge:
 
     def takes(self, source: str) -> bool:
         """Whether a metric reads events of that type."""
-        return source in self._aggregators
+        return source in self._aggregators or source == STATEMENTS
 
-    def submit(self, source: str, rows: Sequence[Mapping[str, Any]]) -> Future[Any]:
+    def submit(self, source: str, rows: Sequence[Any]) -> Future[Any]:
         """Accept events of one type; the future is done once their deltas are durable.
+
+        They are rows; or statements, with :data:`STATEMENTS` as ``source``.
 
         Never waits. Raises :class:`Overloaded` if too many events wait, or if the sink is at
         CRITICAL.
         """
         answer: Future[Any] = Future()
         answer.set_running_or_notify_cancel()
-        call = Emitted(EventBatch(rows), answer)
+        call = Emitted(rows, answer)
         with self._changed:
             self._check()
             if self._thread is None:
@@ -289,13 +302,43 @@ class Edge:
             if over or early:
                 self._write(source, self._pending.pop(source))
 
+    def _keep_slowest(self, chunk: _Chunk) -> None:
+        """Count the statements of a chunk; what cannot be counted is answered."""
+        settings, limits = self._settings, self._thresholds
+        latest = datetime.fromtimestamp(self._clock() + settings.max_ahead_s, UTC)
+        pending = self._pending.setdefault(STATEMENTS, _Pending())
+        if pending.statements is None:
+            pending.statements = SlowestStatements(settings.top_n, limits)
+        for call in chunk.calls:
+            own = SlowestStatements(settings.top_n, limits)
+            try:
+                ahead = sum(statement.time > latest for statement in call.rows)
+                if ahead:
+                    reason = "time too far ahead"
+                    error = BadRowsError(STATEMENT_SOURCE, reason)
+                    self._refuse(call, {reason: ahead}, error)
+                    continue
+                for statement in call.rows:
+                    _check_statement(statement)
+                own.add(call.rows)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                detail = BadRowsError(STATEMENT_SOURCE, str(error))
+                self._refuse(call, {"a value that does not fit": 1}, detail)
+                continue
+            pending.statements.merge(own)
+            pending.calls.append(call)
+        pending.bytes = pending.statements.nbytes
+
     def _aggregate(self, source: str, chunk: _Chunk) -> None:
         """Turn the events of a chunk into deltas; what cannot be counted is answered."""
+        if source == STATEMENTS:
+            self._keep_slowest(chunk)
+            return
         aggregator, convert = self._aggregators[source], self._convert[source]
         calls = chunk.calls
         latest_us = int((self._clock() + self._settings.max_ahead_s) * 1_000_000)
         try:
-            converted = table_of(source, [call.batch for call in calls], convert)
+            converted = table_of(source, calls, convert)
             for place, error in converted.errors.items():
                 self._refuse(calls[place], {"a value that does not fit": 1}, error)
             calls = [call for place, call in enumerate(calls) if place not in converted.errors]
@@ -306,7 +349,7 @@ class Edge:
                 # A future stands for all events of its call: without one of them, none counts.
                 fitting = []
                 for call in calls:
-                    own = aggregator.make(convert([call.batch]), latest_us=latest_us)
+                    own = aggregator.make(convert([call]), latest_us=latest_us)
                     if own.invalid:
                         why = ", ".join(own.invalid)
                         self._refuse(call, own.invalid, BadRowsError(source, why))
@@ -334,9 +377,14 @@ class Edge:
         call.fail(error)
 
     def _write(self, source: str, pending: _Pending) -> None:
-        aggregator = self._aggregators[source]
+        if not pending.calls:
+            return
         try:
-            table = to_arrow(aggregator.merge(pending.deltas), aggregator.plan)
+            if pending.statements is not None:
+                source, table = STATEMENT_SOURCE, statements_to_arrow(pending.statements)
+            else:
+                aggregator = self._aggregators[source]
+                table = to_arrow(aggregator.merge(pending.deltas), aggregator.plan)
             written = self._sink.submit_deltas(source, table)
         except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
             log.warning("deltas of %s are not written: %s", source, error)
@@ -360,3 +408,11 @@ class Edge:
         with self._changed:
             self._under_way.discard(answered)
         answered.set_result(None)
+
+
+def _check_statement(statement: Statement) -> None:
+    """Raise unless it can be written."""
+    texts = (statement.statement, statement.trace_id, statement.span_id, statement.system)
+    "".join((*texts, statement.service, statement.store)).encode()
+    if statement.latency >= _LONGEST_MS:
+        raise ValueError(f"latency is {statement.latency} ms; it must be below {_LONGEST_MS}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from batchmill.aggregate import SlowThresholds
+from batchmill.aggregate import SlowThresholds, TopNThresholds
 from batchmill.errors import ConfigError, check_int, check_number
 
 MEBIBYTE = 2**20
@@ -63,8 +63,14 @@ class PipelineSettings:
         check_int("ttl_days", self.ttl_days, 1)
         for name, ms in self.apdex_ms.items():
             check_int(f"apdex_ms[{name!r}]", ms, 1)
-        SlowThresholds.parse(self.slow_database_ms)
-        SlowThresholds.parse(self.slow_cache_ms)
+        self.thresholds()
+
+    def thresholds(self) -> TopNThresholds:
+        """Above how many milliseconds statements are slow."""
+        return TopNThresholds(
+            database=SlowThresholds.parse(self.slow_database_ms),
+            cache=SlowThresholds.parse(self.slow_cache_ms),
+        )
 
 
 def check_dedup_s(seconds: float | None) -> float | None:

@@ -48,6 +48,8 @@ Waiting: TypeAlias = SpanTable | DeltaTable | EventBatch
 log = logging.getLogger("batchmill.spool")
 
 _DELTAS = "deltas"
+_STATEMENTS = "Statement"
+"""What slow statements are written as; not an event type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +152,9 @@ class Spool(GaugedSink, lifecycle.Tracked):
     def submit_deltas(self, source: str, deltas: pa.Table) -> Future[Path]:
         """Write deltas of an event type as a segment; the future gets its path once it is durable.
 
-        ``deltas`` is a table of :func:`batchmill.aggregate.to_arrow`. Their events were accepted
-        before, so they are refused at no level. The future fails with SpoolWriteError or
+        ``deltas`` is a table of :func:`batchmill.aggregate.to_arrow` or ``statements_to_arrow``,
+        whose source is ``Statement``. Their events were accepted before, so they are refused at no
+        level. The future fails with SpoolWriteError or
         SpoolClosedError.
         """
         batcher = self._batchers.get(f"{source} {_DELTAS}") or self._batcher(source, deltas=True)
@@ -234,7 +237,8 @@ class Spool(GaugedSink, lifecycle.Tracked):
 
     def _batcher(self, source: str, *, deltas: bool = False) -> MicroBatcher[Waiting]:
         # The name becomes a folder's name: only one that the catalog knows gets through.
-        kind = None if source == SPAN_SOURCE else catalog().source(source)
+        others = _STATEMENTS if deltas else SPAN_SOURCE
+        kind = None if source == others else catalog().source(source)
         convert, encode = arrow_rows.converter(source, kind), arrow_rows.encode
         if deltas:
             convert, encode = arrow_rows.joined, arrow_rows.delta_file

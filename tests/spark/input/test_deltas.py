@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from batchmill import Client
-from batchmill.aggregate import ROW_COUNT
+from batchmill.aggregate import ROW_COUNT, Statement
 from batchmill.client import EdgeSettings
 from batchmill.oal import load
 from batchmill.spark import PipelineSettings
@@ -27,7 +28,9 @@ from tests.kit.pipelines import (
     EVERY_SOURCE,
     FEW_EXAMPLES,
     NOW,
+    OF_SPANS,
     SMALL,
+    START,
     TWO_SOURCES,
     contents,
     counted,
@@ -38,10 +41,24 @@ from tests.kit.pipelines import (
     expected_of,
     pipeline,
     stored,
+    top_expected,
+    top_of,
     write_deltas,
     write_segment,
 )
 from tests.oracle.catalog import Row
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import (
+    attributes_of,
+    cache_operation,
+    database_name,
+    database_system,
+    is_cache,
+    latency_ms,
+    service_of,
+    statement_of,
+)
+from tests.oracle.topn import expected_topn
 
 pytestmark = pytest.mark.slow
 
@@ -251,6 +268,73 @@ def test_a_broken_segment_of_deltas_is_quarantined(spark: SparkSession, tmp_path
             ("Nobody", "unknown source"): 1,
         }
         assert counted(running.store, "quarantined")["Nobody", "unknown source"] == 7
+
+
+def statement(span: Row) -> Statement:
+    """The call that a span is of, as the application emits it."""
+    attributes = attributes_of(span)
+    return Statement(
+        span["time"],
+        service_of(span),
+        str(database_name(attributes)),
+        latency_ms(span),
+        statement_of(span),
+        database_system(attributes) or "",
+        cache_operation(span) if is_cache(attributes) else None,  # type: ignore[arg-type]
+        span["trace_id"],
+        span["span_id"],
+    )
+
+
+def test_statements_beside_spans_are_the_top_of_the_oracle(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Some come as spans, others from two clients that aggregate; in one batch and in several."""
+    spans = random_spans(6, 300, start=START, days=1)
+    calls = [
+        span
+        for span in spans
+        if span["kind"] == "CLIENT" and database_system(attributes_of(span)) is not None
+    ]
+    emitted = calls[::2]
+    ids = {span["span_id"] for span in emitted}
+    rest = [span for span in spans if span["span_id"] not in ids]
+    counted_once = [span for span in emitted if statement(span).cache_operation != "Others"]
+    assert len(counted_once) > 20
+    edge = EdgeSettings(period_s=3600)
+    spool = tmp_path / "spool"
+    for some in (emitted[::2], emitted[1::2]):
+        with Client(spool, aggregate=OF_SPANS, edge=edge) as client:
+            client.emit_many(map(statement, some))
+    write_segment(spool, "Span", rest)
+    other = EdgeSettings(period_s=3600, slow_cache_ms="default:1", top_n=60)
+    with Client(spool, aggregate=OF_SPANS, edge=other) as client:
+        client.emit_many(map(statement, counted_once[:9]))
+    for batch_files in (None, 1):
+        folder = tmp_path / str(batch_files)
+        folder.mkdir()
+        settings = PipelineSettings(ttl_days=365, max_batch_files=batch_files)
+        given: dict[str, Any] = {"spool": spool, "oal": OF_SPANS, "settings": settings}
+        with pipeline(spark, folder, quarantine=folder / "quarantine", **given) as running:
+            running.run_available()
+            running.settle(everything=True)
+            assert top_of(running.store) == top_expected(expected_topn(spans))
+            assert counted(running.store, "rows")["Statement", ""] == len(counted_once)
+            assert counted(running.store, "quarantined") == {("Statement", REASON): 9}
+            (reason,) = (running.quarantine / "Statement").glob("*.reason")
+            assert "slow_cache_ms: {'default': 1}, here {'default': 20" in reason.read_text()
+            assert "top_n" not in reason.read_text()  # more than enough are there
+
+
+def test_statements_too_far_ahead_are_quarantined(spark: SparkSession, tmp_path: Path) -> None:
+    """Their segment, by the pipeline's clock."""
+    ahead = datetime.fromtimestamp(NOW, UTC) + timedelta(hours=2)
+    with Client(tmp_path / "spool", aggregate=SMALL) as client:
+        client.emit(Statement(ahead, "shop", "orders", 900, "SELECT 1"))
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        running.run_available()
+        assert running.store.top_streams() == []
+        assert counted(running.store, "quarantined") == {("Statement", "time too far ahead"): 1}
 
 
 def test_many_segments_are_merged_in_portions(

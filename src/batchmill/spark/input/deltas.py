@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.aggregate import Aggregator, Deltas, DeltasError, from_arrow, to_arrow
+from batchmill.aggregate import (
+    Aggregator,
+    Deltas,
+    DeltasError,
+    SlowestStatements,
+    TopNThresholds,
+    from_arrow,
+    statements_from_arrow,
+    to_arrow,
+)
 from batchmill.oal import MetricSet
 from batchmill.sources import Grain
 from batchmill.spark.input.segments import BadSegment, Segment, read_table
@@ -97,6 +107,48 @@ class DeltaReader:
         if np.any(deltas.starts < 0) or np.any(deltas.rows < 0):
             raise _UnusableError("wrong type", "a minute before 1970, or of fewer than no events")
         return deltas
+
+
+@dataclass
+class MergedStatements:
+    """The slow statements of some segments."""
+
+    statements: SlowestStatements
+    count: int = 0
+    """How many statements that ran they stand for."""
+    bad: list[BadSegment] = field(default_factory=list)
+    """Segments that cannot be used."""
+
+
+def read_statements(
+    segments: Sequence[Segment], n: int, limits: TopNThresholds, latest_us: int
+) -> MergedStatements:
+    """Merge segments of slow statements, for the ``n`` slowest by these thresholds.
+
+    ``latest_us`` is the latest valid start, in microseconds since 1970.
+    """
+    merged = MergedStatements(SlowestStatements(n, limits))
+    latest = Grain.MINUTE.bucket(datetime.fromtimestamp(latest_us / 1e6, UTC))
+    for segment in segments:
+        table = read_table(segment)
+        if isinstance(table, BadSegment):
+            merged.bad.append(table)
+            continue
+        reason, detail = "other metrics", ""
+        try:
+            statements = statements_from_arrow(table, n, limits)
+            if any(place[2] > latest for place, _ in statements.runs):
+                reason, detail = AHEAD, "the process's clock is wrong, or the pipeline's"
+        except DeltasError as error:
+            detail = str(error)
+        if detail:
+            merged.bad.append(
+                BadSegment(segment.path, segment.source, reason, detail, segment.rows)
+            )
+            continue
+        merged.statements.merge(statements)
+        merged.count += segment.rows
+    return merged
 
 
 class _UnusableError(Exception):

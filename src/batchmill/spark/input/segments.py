@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from batchmill.aggregate import ROW_COUNT, is_deltas
+from batchmill.aggregate import ROW_COUNT, STATEMENT_SOURCE, is_deltas, is_statements
 from batchmill.spark.errors import PipelineError
 
 _T = TypeVar("_T")
@@ -66,6 +66,11 @@ class Segment:
     def has_deltas(self) -> bool:
         """Whether a process has aggregated its events itself; see :mod:`.deltas`."""
         return is_deltas(self.schema)
+
+    @property
+    def has_statements(self) -> bool:
+        """Whether it holds slow statements of a process, as it has counted them itself."""
+        return self.source == STATEMENT_SOURCE and is_statements(self.schema)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,13 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.aggregate import Aggregator, Contribution, EntityBook, contribution
+from batchmill.aggregate import (
+    STATEMENT_SOURCE,
+    Aggregator,
+    Contribution,
+    EntityBook,
+    contribution,
+)
 from batchmill.errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
 from batchmill.spark.failures import (
@@ -32,7 +38,7 @@ from batchmill.spark.failures import (
     is_content_error,
     spark_local_folders,
 )
-from batchmill.spark.input.deltas import AHEAD, DeltaReader
+from batchmill.spark.input.deltas import AHEAD, DeltaReader, read_statements
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.reader import (
     FITS,
@@ -106,6 +112,8 @@ class _Draft:
     """Segments of rows, by source."""
     made: dict[str, list[Segment]] = field(default_factory=lambda: defaultdict(list))
     """Segments of deltas, by source."""
+    statements: list[Segment] = field(default_factory=list)
+    """Segments of slow statements."""
 
     @property
     def arrived(self) -> int:
@@ -143,7 +151,7 @@ class BatchMaker:
         segments, bad = inspect(work.paths)
         segments, unknown = self._split_unknown(segments)
         bad += unknown
-        latest_us = int((work.now + self._settings.max_ahead_s) * 1_000_000)
+        latest_us = self._latest_us(work)
         # A number that changes from batch to batch would make Spark compile every plan again. So
         # the limit is first rounded up, to one that stays the same for an hour.
         limit_us = -(-latest_us // _HOUR_US) * _HOUR_US
@@ -174,8 +182,11 @@ class BatchMaker:
             latest_us=latest_us,
         )
         for segment in segments:
-            kind = draft.made if segment.has_deltas else draft.segments
-            kind[segment.source].append(segment)
+            if segment.has_statements:
+                draft.statements.append(segment)
+            else:
+                kind = draft.made if segment.has_deltas else draft.segments
+                kind[segment.source].append(segment)
         for bad_segment in bad:
             self._quarantine_segment(draft, bad_segment)
         arrived = draft.arrived
@@ -237,6 +248,7 @@ class BatchMaker:
                     self._quarantine_rows(draft, part.plan.source)
         for source, segments in draft.made.items():
             self._add_made(draft, source, segments)
+        self._add_statements(draft)
         self._spans.add_to(draft.batch, results, draft.book)
 
     def _unreadable(self, segments: Sequence[Segment], latest_us: int) -> list[BadSegment]:
@@ -281,7 +293,7 @@ class BatchMaker:
         for segment in segments:
             source = segment.source
             is_span = source == SPAN.name and not segment.has_deltas
-            if is_span or source in self._catalog.sources:
+            if is_span or segment.has_statements or source in self._catalog.sources:
                 known.append(segment)
             else:
                 detail = f"there is no event type named {source!r}"
@@ -358,11 +370,11 @@ class BatchMaker:
     def _add_made(self, draft: _Draft, source: str, segments: Sequence[Segment]) -> None:
         """Put deltas into the batch that processes have made themselves."""
         work = draft.work
+        latest_us = self._latest_us(work)
         # Without any metric of the source, the reader says which ones are missing here.
         reader = self._readers.get(source) or DeltaReader(
             Aggregator(self._catalog.source(source), ())
         )
-        latest_us = int((work.now + self._settings.max_ahead_s) * 1_000_000)
         merged = reader.read(segments, latest_us)
         for bad_segment in merged.bad:
             self._quarantine_segment(draft, bad_segment)
@@ -375,6 +387,30 @@ class BatchMaker:
         if source in self._readers:
             deltas = contribution(merged.deltas, reader.aggregator, self._layout, draft.book)
             self._add(draft, source, deltas)
+
+    def _add_statements(self, draft: _Draft) -> None:
+        """Put the slow statements into the batch that processes have counted themselves."""
+        if not draft.statements:
+            return
+        merged = read_statements(
+            draft.statements,
+            self._settings.top_n,
+            self._settings.thresholds(),
+            self._latest_us(draft.work),
+        )
+        for bad_segment in merged.bad:
+            self._quarantine_segment(draft, bad_segment)
+        batch = draft.batch
+        batch.topn += merged.statements.topn_rows(draft.book)
+        batch.statements += (rows := merged.statements.statement_rows(draft.book))
+        newest = max((row.minute for row in rows), default=0)
+        batch.newest_minute = max(batch.newest_minute or 0, newest) or None
+        draft.counters["rows", STATEMENT_SOURCE, ""] += merged.count
+        draft.stats.rows += merged.count
+
+    def _latest_us(self, work: Work) -> int:
+        """The latest valid start, in microseconds since 1970."""
+        return int((work.now + self._settings.max_ahead_s) * 1_000_000)
 
     def _add(
         self, draft: _Draft, source: str, deltas: Contribution, *, of_spans: bool = False

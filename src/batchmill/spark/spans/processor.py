@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.aggregate import SlowThresholds, TopNThresholds, entity_number
+from batchmill.aggregate import entity_number
 from batchmill.spark.input.reader import SPAN_SCHEMA, read_parquet, write_parquet
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.l1.fusion import Rows
@@ -100,10 +100,7 @@ class SpanProcessor:
         self._index = index
         self._settings = settings
         self._wanted = wanted
-        self._slow = TopNThresholds(
-            database=SlowThresholds.parse(settings.slow_database_ms),
-            cache=SlowThresholds.parse(settings.slow_cache_ms),
-        )
+        self._slow = settings.thresholds()
 
     @contextlib.contextmanager
     def process(
