@@ -35,7 +35,7 @@ from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
     from batchmill.aggregate.aggregator import Aggregator, Made
-    from batchmill.aggregate.cells import Contribution, EntityBook, contribution
+    from batchmill.aggregate.cells import Contribution, EntityBook, contribution, rows_by_minute
     from batchmill.aggregate.columns import Column, Runs, Tallies
     from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
     from batchmill.aggregate.statement_table import (
@@ -77,6 +77,7 @@ __all__ = [
     "is_deltas",
     "is_statements",
     "normalise",
+    "rows_by_minute",
     "statements_from_arrow",
     "statements_to_arrow",
     "to_arrow",
@@ -84,7 +85,7 @@ __all__ = [
 
 _MODULES = {
     "aggregator": "Aggregator Made",
-    "cells": "Contribution EntityBook contribution",
+    "cells": "Contribution EntityBook contribution rows_by_minute",
     "columns": "Column Runs Tallies",
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
     "statement_table": "STATEMENT_SOURCE is_statements statements_from_arrow statements_to_arrow",

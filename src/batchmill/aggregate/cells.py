@@ -139,11 +139,7 @@ def contribution(
     if not len(deltas):
         return result
     result.rows = int(deltas.rows.sum())
-    starts, places = np.unique(deltas.starts, return_inverse=True)
-    rows = np.zeros(len(starts), np.int64)
-    np.add.at(rows, places, deltas.rows)
-    for start, count in zip(starts.tolist(), rows.tolist(), strict=True):
-        result.rows_by_minute[_bucket(start, Grain.MINUTE)] = count
+    result.rows_by_minute = rows_by_minute(deltas)
     columns = _ColumnMap(aggregator.plan, layout)
     entities = book.numbers_of(aggregator.plan.source, deltas.roles)
     lists: dict[str, list[Any]] = {}
@@ -169,6 +165,15 @@ def contribution(
             )
         )
     return result
+
+
+def rows_by_minute(deltas: Deltas) -> Counter[int]:
+    """How many rows each minute of deltas got, by its bucket ``yyyyMMddHHmm``."""
+    starts, places = np.unique(deltas.starts, return_inverse=True)
+    rows = np.zeros(len(starts), np.int64)
+    np.add.at(rows, places, deltas.rows)
+    counts = zip(starts.tolist(), rows.tolist(), strict=True)
+    return Counter({_bucket(start, Grain.MINUTE): count for start, count in counts})
 
 
 class _ColumnMap:

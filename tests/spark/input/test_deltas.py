@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from batchmill import Client
-from batchmill.aggregate import ROW_COUNT, Statement
+from batchmill.aggregate import ROW_COUNT, Aggregator, Statement
 from batchmill.client import EdgeSettings
 from batchmill.oal import load
+from batchmill.outbox import Outbox
 from batchmill.spark import PipelineSettings
 from batchmill.spark.input import deltas as delta_input
 from batchmill.spark.input.segments import Segment, inspect
@@ -56,6 +57,7 @@ from tests.oracle.spans import (
     is_cache,
     latency_ms,
     service_of,
+    spans_to_events,
     statement_of,
 )
 from tests.oracle.topn import expected_topn
@@ -124,6 +126,28 @@ def test_deltas_of_every_function_make_the_states_of_the_rows(
             made.append(contents(running.store))
     assert differences(made[1][0], made[0][0]) == []
     assert differences(made[1][1], expected(events)) == []
+
+
+def test_a_commit_changes_an_entity_and_minute_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever it is made of, rows, deltas or spans: an exporter would take a second for the same."""
+    oal = "ep_count = from(Endpoint.*).count();"
+    spans = random_spans(2, 60, start=START)
+    rows = spans_to_events(spans).events["Endpoint"]
+    spool = tmp_path / "spool"
+    write_segment(spool, "Endpoint", rows, "rows")
+    write_deltas(spool, "Endpoint", rows, oal, "deltas")
+    write_segment(spool, "Span", spans)
+    with pipeline(spark, tmp_path, oal=oal, outbox=True) as running:
+        assert len(running.run_available()) == 1
+        outbox = Outbox.of(tmp_path / "checkpoint")
+        (file,) = running.store.outbox(outbox.place)
+        changes = [
+            (bucket, entity.id)
+            for part in outbox.read(file.path)
+            for bucket, entity in zip(part.buckets, part.entities, strict=True)
+        ]
+        assert differences(stored(running.store), expected({"Endpoint": [*rows] * 3}, oal)) == []
+    assert len(changes) == len(set(changes)) > 0
 
 
 def test_a_client_that_aggregates_beside_one_that_does_not(
@@ -348,7 +372,9 @@ def test_many_segments_are_merged_in_portions(
     assert bad == []
     assert sum(segment.rows for segment in segments) == 60
     assert all(isinstance(segment, Segment) and segment.has_deltas for segment in segments)
-    reader = delta_input.delta_readers(load(SMALL), {})["Endpoint"]
+    metrics = load(SMALL)
+    aggregator = Aggregator(metrics.catalog.source("Endpoint"), tuple(metrics))
+    reader = delta_input.DeltaReader(aggregator)
     at_once = reader.read(segments, 2**62).deltas
     monkeypatch.setattr(delta_input, "_MERGED_AT", 1)
     in_portions = reader.read(segments, 2**62).deltas

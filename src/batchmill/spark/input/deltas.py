@@ -6,7 +6,7 @@ merged here, in the driver: an hour of a busy process is a few thousand of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -24,7 +24,6 @@ from batchmill.aggregate import (
     statements_from_arrow,
     to_arrow,
 )
-from batchmill.oal import MetricSet
 from batchmill.sources import Grain
 from batchmill.spark.input.segments import BadSegment, Segment, read_table
 from batchmill.spool import delta_file
@@ -157,11 +156,3 @@ class _UnusableError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-
-def delta_readers(metrics: MetricSet, apdex_ms: Mapping[str, int]) -> dict[str, DeltaReader]:
-    """A reader for each event type that a metric reads."""
-    return {
-        source: DeltaReader(Aggregator(metrics.catalog.source(source), own, apdex_ms=apdex_ms))
-        for source, own in metrics.by_source().items()
-    }

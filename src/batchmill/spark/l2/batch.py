@@ -26,9 +26,10 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.aggregate import (
     STATEMENT_SOURCE,
     Aggregator,
-    Contribution,
+    Deltas,
     EntityBook,
     contribution,
+    rows_by_minute,
 )
 from batchmill.errors import ConfigError
 from batchmill.sources import Catalog, SourceType, bucket_end, bucket_start
@@ -114,6 +115,8 @@ class _Draft:
     """Segments of deltas, by source."""
     statements: list[Segment] = field(default_factory=list)
     """Segments of slow statements."""
+    deltas: dict[str, list[Deltas]] = field(default_factory=lambda: defaultdict(list))
+    """What the rows of a source, those of spans and the processes' deltas have given."""
 
     @property
     def arrived(self) -> int:
@@ -129,7 +132,6 @@ class BatchMaker:
         spark: SparkSession,
         catalog: Catalog,
         plans: Mapping[str, SourcePlan],
-        readers: Mapping[str, DeltaReader],
         layout: Layout,
         settings: PipelineSettings,
         quarantine: Quarantine,
@@ -138,7 +140,7 @@ class BatchMaker:
         self._spark = spark
         self._catalog = catalog
         self._plans = plans
-        self._readers = readers
+        self._readers = {source: DeltaReader(plan.aggregator) for source, plan in plans.items()}
         self._layout = layout
         self._settings = settings
         self._quarantine = quarantine
@@ -241,13 +243,17 @@ class BatchMaker:
         draft.work.watch.lap(L1)
         for fusion, own in zip(fusions, l1_results, strict=True):
             for part, result in zip(fusion.parts, own, strict=True):
-                aggregator = part.plan.aggregator
-                deltas = contribution(result.deltas, aggregator, self._layout, draft.book)
-                self._add(draft, part.plan.source.name, deltas, of_spans=part.of_spans)
+                self._add(draft, part.plan.source.name, result.deltas, of_spans=part.of_spans)
                 if result.invalid:
                     self._quarantine_rows(draft, part.plan.source)
         for source, segments in draft.made.items():
             self._add_made(draft, source, segments)
+        for source, deltas in draft.deltas.items():
+            aggregator = self._plans[source].aggregator
+            # All in one: exporters tell the changes of a commit apart by minute and entity.
+            merged = aggregator.merge(deltas)
+            made = contribution(merged, aggregator, self._layout, draft.book)
+            draft.batch.deltas += made.deltas
         self._add_statements(draft)
         self._spans.add_to(draft.batch, results, draft.book)
 
@@ -385,8 +391,7 @@ class BatchMaker:
             events = count_of(merged.ahead_rows, "event")
             log.warning("%s: deltas of %s quarantined: %s", source, events, AHEAD)
         if source in self._readers:
-            deltas = contribution(merged.deltas, reader.aggregator, self._layout, draft.book)
-            self._add(draft, source, deltas)
+            self._add(draft, source, merged.deltas)
 
     def _add_statements(self, draft: _Draft) -> None:
         """Put the slow statements into the batch that processes have counted themselves."""
@@ -412,20 +417,18 @@ class BatchMaker:
         """The latest valid start, in microseconds since 1970."""
         return int((work.now + self._settings.max_ahead_s) * 1_000_000)
 
-    def _add(
-        self, draft: _Draft, source: str, deltas: Contribution, *, of_spans: bool = False
-    ) -> None:
-        """Put a source's deltas into the batch.
+    def _add(self, draft: _Draft, source: str, deltas: Deltas, *, of_spans: bool = False) -> None:
+        """Count a source's deltas, and keep them for the batch.
 
         Rows of spans are not counted as late here: the spans are, when they arrive, and some of
         them arrived long ago.
         """
         late_before_us = None if of_spans else self._late_before_us(draft.work.newest)
         batch = draft.batch
-        batch.deltas += deltas.deltas
-        draft.stats.rows += deltas.rows
-        draft.counters["rows", source, ""] += deltas.rows
-        for minute, rows in deltas.rows_by_minute.items():
+        draft.deltas[source].append(deltas)
+        for minute, rows in rows_by_minute(deltas).items():
+            draft.stats.rows += rows
+            draft.counters["rows", source, ""] += rows
             day = minute // 10_000
             batch.rows[source, day] = batch.rows.get((source, day), 0) + rows
             batch.newest_minute = max(batch.newest_minute or 0, minute)

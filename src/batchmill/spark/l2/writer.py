@@ -14,7 +14,6 @@ from batchmill.aggregate import Aggregator
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
 from batchmill.spark.failures import explain_full_disk
-from batchmill.spark.input.deltas import delta_readers
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.l1.plan import SourcePlan, plan_source
 from batchmill.spark.l2.batch import BatchMaker, Work
@@ -99,7 +98,6 @@ class StreamWriter:
             spark,
             metrics.catalog,
             plans,
-            delta_readers(metrics, settings.apdex_ms),
             self._layout,
             settings,
             quarantine,
