@@ -129,7 +129,7 @@ def test_deltas_of_every_function_make_the_states_of_the_rows(
 
 
 def test_a_commit_changes_an_entity_and_minute_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever it is made of, rows, deltas or spans: an exporter would take a second for the same."""
+    """Made of rows, deltas and spans: an exporter would take a second change for the same."""
     oal = "ep_count = from(Endpoint.*).count();"
     spans = random_spans(2, 60, start=START)
     rows = spans_to_events(spans).events["Endpoint"]
