@@ -303,6 +303,11 @@ AGGREGATE = {
     "from_arrow",
     "is_deltas",
     "to_arrow",
+    "STATEMENT_SOURCE",
+    "is_statements",
+    "rows_by_minute",
+    "statements_from_arrow",
+    "statements_to_arrow",
 }
 STORE = {
     "Batch",
