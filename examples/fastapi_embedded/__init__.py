@@ -1,0 +1,1 @@
+"""A FastAPI service that computes its own metrics; see app.py."""
