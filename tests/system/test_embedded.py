@@ -94,7 +94,7 @@ def test_a_server_that_forks_workers(backend: Backend) -> None:
             assert mill.stats().committed == 500
 
         emitting = [spawn(emit) for _ in range(2)]
-        children = []
+        children: list[Child] = []
         # Inherited: a worker is told by sigwait() alone.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:

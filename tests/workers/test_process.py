@@ -156,7 +156,7 @@ def test_parent_and_children_emit(backend: Backend) -> None:
 
         emitting = spawn(emit)
         try:
-            children = []
+            children: list[Child] = []
             for _ in range(4):  # while the workers of the parent are at work
                 committed = mill.stats().commits
                 until(lambda: mill.stats().commits > committed, "a commit")  # noqa: B023
