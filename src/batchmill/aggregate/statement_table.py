@@ -58,7 +58,10 @@ def statements_to_arrow(slowest: SlowestStatements) -> pa.Table:
 
 def is_statements(schema: pa.Schema) -> bool:
     """Whether a table or file with this schema holds statements."""
-    return is_deltas(schema) and "statements" in json.loads(schema.metadata[METADATA])
+    try:
+        return is_deltas(schema) and "statements" in json.loads(schema.metadata[METADATA])
+    except (ValueError, TypeError):  # somebody else's
+        return False
 
 
 def statements_from_arrow(table: pa.Table, n: int, limits: TopNThresholds) -> SlowestStatements:

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from batchmill import Client
-from batchmill.aggregate import ROW_COUNT, Aggregator, Statement
+from batchmill.aggregate import (
+    ROW_COUNT,
+    Aggregator,
+    SlowestStatements,
+    Statement,
+    TopNThresholds,
+    statements_to_arrow,
+)
 from batchmill.client import EdgeSettings
 from batchmill.oal import load
 from batchmill.outbox import Outbox
@@ -359,6 +366,32 @@ def test_statements_too_far_ahead_are_quarantined(spark: SparkSession, tmp_path:
         running.run_available()
         assert running.store.top_streams() == []
         assert counted(running.store, "quarantined") == {("Statement", "time too far ahead"): 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "unknown source"),
+        (b"7", "unknown source"),
+        (b'{"statements": 7}', "wrong type"),
+        (b'{"statements": 7, "format": 1}', "wrong type"),
+        (b'{"statements": {}, "format": 1}', "wrong type"),
+    ],
+)
+def test_a_description_that_is_not_ours_is_quarantined(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    """Of a file that says it has statements, or deltas, whatever it says; no batch fails for it."""
+    path = tmp_path / "Statement" / "0.parquet"
+    path.parent.mkdir()
+    table = statements_to_arrow(SlowestStatements(50, TopNThresholds()))
+    pq.write_table(table.replace_schema_metadata({b"batchmill.deltas": content}), path)
+    (segment,), bad = inspect([str(path)])
+    assert (bad, segment.has_deltas) == ([], True)
+    assert segment.has_statements is (reason == "wrong type")
+    if segment.has_statements:
+        merged = delta_input.read_statements([segment], 50, TopNThresholds(), 2**50)
+        assert [each.reason for each in merged.bad] == [reason]
 
 
 def test_many_segments_are_merged_in_portions(

@@ -140,6 +140,8 @@ def read_statements(
                 reason, detail = AHEAD, "the process's clock is wrong, or the pipeline's"
         except DeltasError as error:
             detail = str(error)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            reason, detail = "wrong type", f"not statements: {error!r}"
         if detail:
             merged.bad.append(
                 BadSegment(segment.path, segment.source, reason, detail, segment.rows)
