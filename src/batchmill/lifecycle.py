@@ -96,7 +96,7 @@ def pause_at_fork(thing: Pausing) -> None:
 
 
 def keep(thing: Tracked) -> None:
-    """Keep something alive that was garbage until its finaliser revived it.
+    """Keep something alive until it is closed, also if it was garbage and its finaliser revived it.
 
     The garbage collector clears weak references before it calls finalisers, so such a thing is not
     tracked any more. Called by finalisers: it takes no lock.

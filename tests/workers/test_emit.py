@@ -88,12 +88,11 @@ def values(url: str) -> dict[str, Any]:
         }
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_function_equals_the_oracle(backend: Backend, seed: int) -> None:
+def test_every_function_equals_the_oracle(backend: Backend) -> None:
     """Events of every type in random order, split over calls, flushes and two instances."""
-    events = every_events(seed, EVERY_SOURCE, 120)
+    events = every_events(1, EVERY_SOURCE, 120)
     rows = [(name, row) for name, some in events.items() for row in some]
-    rng = random.Random(seed)
+    rng = random.Random(1)
     rng.shuffle(rows)
     settings: dict[str, Any] = {"l1_chunk": 7, "ttl_days": 3650}
     with (

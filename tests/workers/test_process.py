@@ -171,6 +171,27 @@ def test_parent_and_children_emit(backend: Backend) -> None:
     assert mill.stats().committed == 10 * rounds
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system has no /proc")
+def test_a_child_inherits_no_connection_of_sqlite(url: str) -> None:
+    """SQLite must not be carried across a fork; the parent opens the file again."""
+    path = url.removeprefix("sqlite:///")
+
+    def is_open() -> bool:
+        files = Path("/proc/self/fd").iterdir()
+        return any(str(file.resolve()).startswith(path) for file in files)
+
+    def work() -> None:
+        assert not is_open()
+
+    with embedded(url) as mill:
+        assert is_open()
+        Child(work).succeeds()
+        mill.emit(MillSale("a", 1))
+        assert mill.flush(WAIT_S)
+        assert is_open()
+    assert totals(url) == (1, 1)
+
+
 def test_a_child_of_a_closed_one(url: str) -> None:
     """It is closed in the child, too."""
     mill = embedded(url)
@@ -197,12 +218,14 @@ with embedded(url, l1_period_s=0.01, l2_period_s=0.01) as mill:
         mill.flush(60)
     assert mill.close()
 """
-    processes = [Life.of_script(source, url=backend.url) for _ in range(3)]
+    processes = [Life.of_script(source, url=backend.url) for _ in range(2)]
     try:
         for process in processes:
             process.must_hear("ready")
         for process in processes:
             process.tell("go")
+        with embedded(backend.url, l1_period_s=0.01, l2_period_s=0.01) as mill:
+            mill.emit_many([MillSale("a", 1)] * 200)
         for process in processes:
             process.end()
     finally:

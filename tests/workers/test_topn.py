@@ -59,7 +59,7 @@ def test_statements_equal_the_oracle(backend: Backend, seed: int) -> None:
     if seed == 4:
         n, slow_database, slow_cache = (3, "default:20,mongodb:5", "default:2")
     settings = {"top_n": n, "slow_database_ms": slow_database, "slow_cache_ms": slow_cache}
-    spans = random_spans(seed, 3000, start=START)
+    spans = random_spans(seed, 1500, start=START)
     statements = [made for span in spans if (made := statement(span)) is not None]
     rng = random.Random(seed)
     rng.shuffle(statements)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 import threading
@@ -27,6 +28,8 @@ from batchmill.workers.settings import WorkerSettings
 from batchmill.workers.stats import WORKERS, EmbeddedStats
 from batchmill.workers.topn import TopNWorker
 
+log = logging.getLogger("batchmill.workers")
+
 T = TypeVar("T")
 
 _RETRY = RetryPolicy(initial_ms=20, max_ms=500, give_up_after_s=2)
@@ -35,8 +38,8 @@ _TERMINATED = 128 + signal.SIGTERM
 _L2_BUFFER = 16
 """An item of L2's queue is all that L1 merged in a period, so a few are plenty."""
 _TOPN_BUFFER = 10_000
-_PAUSE_S = 10.0
-"""How long a fork waits for the workers to pause."""
+_PAUSE_S = 5.0
+"""How long a fork waits for the workers to pause, and then for a commit to end."""
 
 
 class Embedded:
@@ -265,18 +268,23 @@ class Embedded:
 
     def before_fork(self) -> None:
         """Let the workers pause: the child must not inherit what they are in the middle of."""
-        deadline_s = time.monotonic() + _PAUSE_S
+        if not self._forking.acquire(timeout=_PAUSE_S):
+            return  # another thread forks
+        taken = [self._forking]
         workers = [worker.lock for worker in self._workers.values()]
-        locks = [self._forking, *workers, self._topn.lock, self._committer.turn]
-        taken: list[threading.Lock] = []
-        for lock in (*locks, self._committer.lock):
+        deadline_s = time.monotonic() + _PAUSE_S
+        for lock in (*workers, self._topn.lock):
+            # A worker that waits for room in L2, while the store is down, does not pause.
             if lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
                 taken.append(lock)
-            elif lock is self._forking:
-                return  # another thread forks
-        self._paused, self._paused_by = taken, threading.get_ident()
-        if self._committer.turn in taken:
+        if self._committer.turn.acquire(timeout=_PAUSE_S):
+            taken.append(self._committer.turn)
             self._committer.prepare_fork()
+        else:
+            log.warning("a fork in the middle of a commit that hangs: its child may hang as well")
+        if self._committer.lock.acquire(timeout=_PAUSE_S):
+            taken.append(self._committer.lock)
+        self._paused, self._paused_by = taken, threading.get_ident()
 
     def after_fork_in_parent(self) -> None:
         """Let the workers go on."""
