@@ -207,7 +207,10 @@ def every_events(
         if rng.random() < 0.3:
             row["tags"] = [*(row["tags"] or ()), "a:b"]
         if rng.random() < 0.3:
-            row["tag"] = {**(row["tag"] or {}), "n": rng.choice(("7", "-7", "70000000000", "7\n"))}
+            row["tag"] = {
+                **(row["tag"] or {}),
+                "n": rng.choice(("7", "-7", "70000000000", "x", "7\n")),
+            }
         if rng.random() < 0.3:
             row["name"] = rng.choice(("/orders", "orders", "s"))
     return events
