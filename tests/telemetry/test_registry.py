@@ -302,7 +302,7 @@ def test_batchers_register_themselves() -> None:
     assert values[f"{prefix}.flushes", "oven", "size"] == 2
     sizes = values[f"{prefix}.batch_size", "oven"]
     assert (sizes.count, sizes.sum) == (2, 20)
-    assert sizes.counts[sizes.bounds.index(10)] == 2
+    assert sizes.counts[sizes.bounds.index(15)] == 2
     assert values[f"{prefix}.backend_duration", "oven"].count == 2
     assert (f"{prefix}.depth", "oven") not in shown()
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from batchmill.telemetry import (
-    BATCH_SIZES,
-    DURATIONS_S,
     NO_BATCHES,
     NO_DURATIONS,
     ComponentKind,
     Distribution,
     counter,
+    durations_by_bits,
     gauge,
     histogram,
-    merged,
+    sizes_by_bits,
     up_down,
 )
 
@@ -268,13 +267,11 @@ def take_snapshot(core: QueueCore) -> BatchQueueStats:
         last_moves=last_moves,
         cores=core.scheduler.cores,
         scheduler_threads=core.scheduler.size,
-        batch_sizes=merged(
-            BATCH_SIZES,
+        batch_sizes=sizes_by_bits(
             [tuple(task.batch_sizes) for task in core.tasks],
             sum(task.items for task in core.tasks),
         ),
-        handler_seconds=merged(
-            DURATIONS_S,
+        handler_seconds=durations_by_bits(
             [tuple(task.durations) for task in core.tasks],
             sum(task.busy_ns for task in core.tasks) / 1e9,
         ),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from batchmill.extras import lazy_names
 from batchmill.telemetry.instruments import (
     BATCH_SIZES,
-    DURATIONS_NS,
     DURATIONS_S,
+    LONGEST_BITS,
     NO_BATCHES,
     NO_DURATIONS,
     ComponentKind,
@@ -23,10 +23,12 @@ from batchmill.telemetry.instruments import (
     Instrument,
     InstrumentKind,
     counter,
+    durations_by_bits,
     gauge,
     histogram,
     merged,
     prometheus_names,
+    sizes_by_bits,
     up_down,
 )
 from batchmill.telemetry.registry import (
@@ -47,12 +49,12 @@ __all__ = [
     "BATCH_SIZES",
     "Component",
     "ComponentKind",
-    "DURATIONS_NS",
     "DURATIONS_S",
     "Distribution",
     "Family",
     "Instrument",
     "InstrumentKind",
+    "LONGEST_BITS",
     "NO_BATCHES",
     "NO_DURATIONS",
     "PrometheusCollector",
@@ -61,12 +63,14 @@ __all__ = [
     "RegistryStats",
     "counter",
     "default_registry",
+    "durations_by_bits",
     "gauge",
     "histogram",
     "merged",
     "observe",
     "prometheus_names",
     "register",
+    "sizes_by_bits",
     "up_down",
 ]
 

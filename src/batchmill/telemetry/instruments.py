@@ -7,6 +7,7 @@ An instrument has one name in two spellings: ``batchmill.queue.accepted_items`` 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ _SUFFIXES = {"s": "_seconds", "1": "_ratio", "By": "_bytes"}
 
 _SERIES_SUFFIXES = ("_total", "_bucket", "_count", "_sum", "_created")
 
-BATCH_SIZES: Sequence[int] = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
-"""The upper bounds of the buckets for sizes of batches."""
-DURATIONS_NS: Sequence[int] = tuple(
-    factor * 10**power for power in range(4, 11) for factor in (1, 3)
-)
-"""The upper bounds of the buckets for the time of a handler call: 10 µs to 30 s."""
-DURATIONS_S: Sequence[float] = tuple(bound / 1e9 for bound in DURATIONS_NS)
+_SIZE_BITS = (1, *range(2, 15, 2))
+_DURATION_BITS = tuple(range(13, 36, 2))
+BATCH_SIZES: Sequence[int] = tuple(2**bits - 1 for bits in _SIZE_BITS)
+"""The upper bounds of the buckets for sizes of batches: 1, 3, 15, … 16,383."""
+DURATIONS_S: Sequence[float] = tuple(2**bits / 1e9 for bits in _DURATION_BITS)
+"""The upper bounds of the buckets for the time of a handler call: 8 µs, 33 µs, … 34 s."""
+LONGEST_BITS = 64
+"""How many counts by the length of a number in bits there are; see :func:`sizes_by_bits`."""
 
 S = TypeVar("S")
 
@@ -68,6 +70,28 @@ def merged(bounds: Sequence[float], counts: Sequence[Sequence[int]], total: floa
     """The distribution of several threads' counts together."""
     nothing = (0,) * (len(bounds) + 1)
     return Distribution(bounds, tuple(map(sum, zip(nothing, *counts, strict=True))), total)
+
+
+def sizes_by_bits(counts: Sequence[Sequence[int]], total: int) -> Distribution:
+    """Batches by size, of several threads that count by ``size.bit_length()``.
+
+    That is the quickest way to find a bucket; its bounds are powers of two for that reason.
+    """
+    return _by_bits(_SIZE_BITS, BATCH_SIZES, counts, total)
+
+
+def durations_by_bits(counts: Sequence[Sequence[int]], total_s: float) -> Distribution:
+    """The same for durations, counted by ``nanoseconds.bit_length()``."""
+    return _by_bits(_DURATION_BITS, DURATIONS_S, counts, total_s)
+
+
+def _by_bits(
+    bits: Sequence[int], bounds: Sequence[float], counts: Sequence[Sequence[int]], total: float
+) -> Distribution:
+    summed = [sum(column) for column in zip(*counts, strict=True)]
+    ends = [0, *(end + 1 for end in bits), LONGEST_BITS]
+    buckets = tuple(sum(summed[start:end]) for start, end in itertools.pairwise(ends))
+    return Distribution(bounds, buckets, total)
 
 
 NO_BATCHES = merged(BATCH_SIZES, (), 0)
