@@ -32,7 +32,7 @@ from batchmill.spool import Spool
 from batchmill.store import EXPIRED, TOO_OLD
 from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
-from batchmill.workers import events, l2
+from batchmill.workers import WorkerSettings, events, l2
 from tests.docs import settings, sources, stats, telemetry
 from tests.docs.kit import DOCS, code_in, tables
 from tests.kit.files import ROOT
@@ -253,3 +253,9 @@ def test_every_public_stats_class_has_a_table() -> None:
         if name.endswith("Stats")
     }
     assert public <= {stat.__name__ for stat in stats.STATS}
+
+
+def test_every_setting_of_the_workers_is_explained() -> None:
+    """By its name, in the table of its page."""
+    fields = {field.name for field in dataclasses.fields(WorkerSettings)}
+    assert named(DOCS / "embedded.md", "Settings", "setting") == fields

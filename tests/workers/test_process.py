@@ -62,10 +62,11 @@ def test_events_are_committed_at_exit(backend: Backend) -> None:
     assert totals(backend.url) == (1000, 2000)
 
 
-def test_events_are_committed_on_sigterm(url: str) -> None:
-    """All that were accepted, in the middle of emitting; the exit code says that it was ended."""
-    source = HEADER + 'print("ready", flush=True)\nwhile True: mill.emit(MillSale("a", 3))'
-    with Life.of_script(source, url=url) as process:
+@pytest.mark.parametrize("then", ["", "; mill.flush()"], ids=["emitting", "flushing"])
+def test_events_are_committed_on_sigterm(url: str, then: str) -> None:
+    """All that were accepted, in the middle of a call; the exit code says that it was ended."""
+    source = f'print("ready", flush=True)\nwhile True: mill.emit(MillSale("a", 3)){then}'
+    with Life.of_script(HEADER + source, url=url) as process:
         process.must_hear("ready")
         os.kill(process.pid, signal.SIGTERM)
         process.end(128 + signal.SIGTERM)
