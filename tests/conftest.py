@@ -50,11 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Started last, those would keep one process busy alone.
     """
     for item in items:
-        if item.path.is_relative_to(SYSTEM) or BROKER & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.path.is_relative_to(SYSTEM) or BROKER & fixtures:
             item.add_marker("system")
+        if "spark" in fixtures and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
+
+# A test that is interrupted in a call of the JVM spoils the session for all tests after it.
+SPARK_SECONDS = 900.0
 
 # Time for threads that were told to stop, and are on their way out, to get there.
 GRACE_SECONDS = 60.0

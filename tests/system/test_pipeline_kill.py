@@ -37,7 +37,7 @@ from tests.system.driver_kill import KilledRun, shots
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
