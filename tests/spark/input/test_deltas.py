@@ -158,9 +158,9 @@ def test_a_commit_changes_an_entity_and_minute_once(spark: SparkSession, tmp_pat
 
 
 def test_a_client_that_aggregates_beside_one_that_does_not(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, postgres_url: str
 ) -> None:
-    """Both write to one spool; the store has every event once."""
+    """Both write to one spool; the store, on PostgreSQL, has every event once."""
     rows = endpoint_events(60)
     with (
         Client(tmp_path / "spool", aggregate=SMALL, edge=EdgeSettings(period_s=3600)) as edge,
@@ -169,7 +169,7 @@ def test_a_client_that_aggregates_beside_one_that_does_not(
         for number, row in enumerate(rows):
             event = {name: value for name, value in row.items() if value is not None}
             (edge, plain)[number % 2].emit(event, "Endpoint")
-    with pipeline(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL, store=postgres_url) as running:
         running.run_available()
         assert differences(stored(running.store), expected_of(rows)) == []
         assert counted(running.store, "rows") == {("Endpoint", ""): 60}
