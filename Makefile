@@ -51,7 +51,7 @@ queues: $(VENV)/.run-installed $(PACKAGE) ## show four queues live in the termin
 test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k fork": only some)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m "not system" $(ARGS)
 
-test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster
+test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster, the longest property tests
 	@$(KAFKA_JARS) || echo "==> without Kafka's jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m system $(ARGS)
 

@@ -210,6 +210,7 @@ def process(folder: Path, *command: str) -> Life:
     return Life([sys.executable, *command], folder / "log", environment)
 
 
+@pytest.mark.system
 def test_signals_end_every_command_after_its_batch(tmp_path: Path) -> None:
     """Stream, --once and backfill: the exit code and the last line tell, a restart goes on."""
     for folder in ("spool", "old"):

@@ -348,7 +348,7 @@ def test_ctrl_c_in_a_loop_leaves_nothing_behind() -> None:
 
 def test_what_was_accepted_just_before_it_was_abandoned_is_handled() -> None:
     """The worker may not have looked yet when the dispatcher goes: accepted is accepted."""
-    for item in signals("a", 50):
+    for item in signals("a", 15):
         recorder = Recorder()
         with a_resource_warning():
             dispatcher: Any = FlowDispatcher(recorder, config(worker_count=1), name="brief")

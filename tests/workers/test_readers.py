@@ -27,7 +27,6 @@ from tests.kit.threads import PATIENCE_S
 from tests.web.kit import serving
 from tests.workers.kit import OAL, MillSale
 
-MINUTE = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=1)
 CALLS = """
 service_cpm = from(Service.*).cpm();
 service_resp_time = from(Service.latency).longAvg();
@@ -35,16 +34,22 @@ service_resp_time = from(Service.latency).longAvg();
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def minute() -> datetime:
+    """The newest complete minute: of this test, since readers leave out what is old."""
+    return datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=1)
+
+
+@pytest.fixture
+def url(tmp_path: Path, minute: datetime) -> str:
     """A store with a complete minute of a shop."""
     url = f"sqlite:///{tmp_path}/metrics.db"
     with Embedded(oal=OAL + CALLS, store=url) as mill:
-        mill.emit_many([MillSale("corner", cents, MINUTE) for cents in (100, 250)])
-        call = {"time": MINUTE, "name": "corner", "latency": 30, "status": True}
+        mill.emit_many([MillSale("corner", cents, minute) for cents in (100, 250)])
+        call = {"time": minute, "name": "corner", "latency": 30, "status": True}
         mill.emit({**call, "layer": "GENERAL"}, "Service")
-        mill.emit(Statement(MINUTE, "corner", "db", 900, "SELECT 1"))
+        mill.emit(Statement(minute, "corner", "db", 900, "SELECT 1"))
         mill.emit(
-            MillSale("corner", 1, MINUTE + timedelta(minutes=1))
+            MillSale("corner", 1, minute + timedelta(minutes=1))
         )  # the newest minute, which is not complete
     return url
 
@@ -66,10 +71,10 @@ def test_batchmill_query(
     assert json.loads(record)["statement"] == "SELECT 1"
 
 
-def test_web(url: str) -> None:
+def test_web(url: str, minute: datetime) -> None:
     """The API, PromQL and the pages, without a pipeline."""
-    end = MINUTE + timedelta(minutes=1)
-    between = {"from_": MINUTE.isoformat(), "to": end.isoformat()}
+    end = minute + timedelta(minutes=1)
+    between = {"from_": minute.isoformat(), "to": end.isoformat()}
     with serving(url) as client:
         listed = client.get("/api/v1/metrics")["metrics"]
         assert {"mill_sales", "service_cpm"} <= {metric["name"] for metric in listed}
@@ -80,7 +85,7 @@ def test_web(url: str) -> None:
         assert client.raw("/")[0] == 200
 
 
-def test_the_page_for_prometheus(url: str, tmp_path: Path) -> None:
+def test_the_page_for_prometheus(url: str, minute: datetime, tmp_path: Path) -> None:
     """``batchmill export`` serves the newest complete minute."""
     command = [sys.executable, "-m", "batchmill", "export", "--store", url]
     command += ["--to", "prometheus://127.0.0.1:0"]
@@ -93,5 +98,5 @@ def test_the_page_for_prometheus(url: str, tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGTERM)
         process.end(0)
     with open_store(url) as store:
-        assert metrics_of(parsed(page)) == expected(store, minute_bucket(MINUTE))
+        assert metrics_of(parsed(page)) == expected(store, minute_bucket(minute))
     assert "mill_cents" in page

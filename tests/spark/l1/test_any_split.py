@@ -103,6 +103,7 @@ def test_any_split_in_any_order_makes_the_same_store(
     assert differences(values, in_one_batch[1]) == []
 
 
+@pytest.mark.system
 def test_fifty_batches_make_the_same_store(
     spark: SparkSession, events: dict[str, list[Row]], in_one_batch: tuple[States, Stored]
 ) -> None:
@@ -120,6 +121,7 @@ def test_fifty_batches_make_the_same_store(
     assert differences(values, {key: each for key, each in wanted.items() if key[0] in names}) == []
 
 
+@pytest.mark.system
 @settings(FEW_EXAMPLES, max_examples=2)
 @given(pieces=st.integers(2, 3), seed=st.integers(0, 2**32 - 1))
 def test_spans_of_one_trace_may_come_in_different_batches(

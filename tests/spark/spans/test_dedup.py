@@ -62,6 +62,7 @@ def counts(store: Any) -> tuple[int, int]:
     return counted(store, "rows")["Span", ""], counted(store, "duplicates").get(SAME, 0)
 
 
+@pytest.mark.system
 @settings(FEW_EXAMPLES, max_examples=4)
 @given(pieces=st.integers(1, 4), share=st.sampled_from((0.1, 1.0)), seed=st.integers(0, 2**32 - 1))
 def test_any_duplication_in_any_split_equals_each_span_once(
