@@ -13,6 +13,7 @@ import pytest
 from batchmill import BatchmillError
 from batchmill.oal import core_script, load
 from batchmill.run import OTHER_VARIABLES
+from batchmill.telemetry import default_registry
 from tests.docs.kit import DOCS, PAGES, blocks
 from tests.docs.reader import Reader, commands, misunderstood
 from tests.kit.events import temporary_sources
@@ -62,6 +63,7 @@ def reader(
 ) -> Iterator[ReaderOf]:
     """Makes the reader of a page, in an empty folder and without settings from outside."""
     monkeypatch.chdir(tmp_path)
+    default_registry.after_fork_in_child()  # pages show what they count themselves
     for name in [name for name in os.environ if name.startswith(("BATCHMILL_", "OTEL_"))]:
         if name not in OTHER_VARIABLES:
             monkeypatch.delenv(name)
