@@ -284,6 +284,7 @@ AGGREGATE = {
     "TopNThresholds",
     "entity_number",
     "normalise",
+    "AggregationSettings",
     "Aggregator",
     "Column",
     "Contribution",

@@ -18,6 +18,7 @@ from batchmill.aggregate.plan import (
     TallyColumn,
     Total,
 )
+from batchmill.aggregate.settings import AggregationSettings
 from batchmill.aggregate.topn import (
     CACHE_READ,
     CACHE_WRITE,
@@ -54,6 +55,7 @@ __all__ = [
     "NORMALISED",
     "SERVICE_DATABASE",
     "STATEMENT_SOURCE",
+    "AggregationSettings",
     "Aggregator",
     "Column",
     "Contribution",

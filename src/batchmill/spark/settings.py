@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from batchmill.aggregate import SlowThresholds, TopNThresholds
+from batchmill.aggregate import AggregationSettings
 from batchmill.errors import ConfigError, check_int, check_number
 
 MEBIBYTE = 2**20
@@ -16,11 +15,9 @@ TRIGGER = "seconds, from 0 up to a day, or Spark's notation for a time, such as 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineSettings:
+class PipelineSettings(AggregationSettings):
     """The settings of a pipeline, apart from the places that it reads and writes."""
 
-    apdex_ms: Mapping[str, int] = field(default_factory=dict)
-    """The apdex threshold T by service name; 500 ms for services that are not listed."""
     max_batch_bytes: int = 128 * MEBIBYTE
     """The most bytes that one micro-batch reads; its memory grows with it. A single larger segment
     is a batch of its own."""
@@ -34,43 +31,24 @@ class PipelineSettings:
     small_batch_rows: int = 200_000
     """Up to this many rows, planning a batch takes longer than running it: its event types are then
     aggregated in one query, without adaptive planning."""
-    max_ahead_s: float = 3600.0
-    """How far ahead of the clock an event may start; later ones go to the quarantine."""
     late_after_minutes: int = 5
     """A row is counted as late if it is this many minutes behind the newest row of earlier
     batches."""
     span_wait_s: float = 300.0
     """How long a span waits for its parent or child to arrive."""
-    slow_database_ms: str = "default:200,mongodb:100"
-    """Above how many milliseconds a database statement is slow, by system."""
-    slow_cache_ms: str = "default:20,redis:10"
-    """Above how many milliseconds a cache command is slow, by system."""
-    top_n: int = 50
-    """How many of the slowest statements are kept for each entity and bucket."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_int("max_batch_bytes", self.max_batch_bytes, 1)
         if self.max_batch_files is not None:
             check_int("max_batch_files", self.max_batch_files, 1)
         check_int("max_batch_messages", self.max_batch_messages, 1)
         check_int("small_batch_rows", self.small_batch_rows, 0)
-        check_number("max_ahead_s", self.max_ahead_s, 0)
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_number("span_wait_s", self.span_wait_s, 0)
-        check_int("top_n", self.top_n, 1)
         check_int("ttl_days", self.ttl_days, 1)
-        for name, ms in self.apdex_ms.items():
-            check_int(f"apdex_ms[{name!r}]", ms, 1)
-        self.thresholds()
-
-    def thresholds(self) -> TopNThresholds:
-        """Above how many milliseconds statements are slow."""
-        return TopNThresholds(
-            database=SlowThresholds.parse(self.slow_database_ms),
-            cache=SlowThresholds.parse(self.slow_cache_ms),
-        )
 
 
 def check_dedup_s(seconds: float | None) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 from batchmill.aggregate import Aggregator, Deltas
 from batchmill.wording import count_of
 from batchmill.workers.events import EventReader
+from batchmill.workers.periodic import PeriodicWorker
 from batchmill.workers.settings import WorkerSettings
 
 log = logging.getLogger("batchmill.workers")
@@ -45,10 +45,6 @@ class DeltaBuffer:
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what is in it."""
         self._parts: list[Deltas] = []
         self._merged_nbytes = self.nbytes = 0
         """The memory that they take."""
@@ -72,12 +68,13 @@ class DeltaBuffer:
         return self._parts[0]
 
 
-class L1Worker:
-    """The handler of one event type on L1's queue.
+class L1Worker(PeriodicWorker):
+    """The handler of one event type on L1's queue: aggregates events in chunks, hands on states."""
 
-    Collects events, aggregates them in chunks, and hands the states on when its period is over.
-    What is not taken at once is kept, and handed on with what comes.
-    """
+    _events: list[object]
+    _buffer: DeltaBuffer
+    _aggregated: int
+    _invalid: Counter[str]
 
     def __init__(
         self, aggregator: Aggregator, hand_on: HandOn, settings: WorkerSettings | None = None
@@ -91,65 +88,17 @@ class L1Worker:
         self._states_class = type(f"{self.source}States", (SourceStates,), {})
         # Arrow imports what it needs at first use. That takes long, and fails while Python exits.
         aggregator.make(self.reader.read([], 0).table)
-        self.reset()
+        super().__init__(f"L1 of {self.source}", "event", self._settings.l1_period_s)
 
     @property
     def states_class(self) -> type[SourceStates]:
         """The class of what it hands on, for L2's queue."""
         return self._states_class
 
-    def reset(self) -> None:
-        """Start with nothing: in a forked child, what was there is the parent's."""
-        self.lock = threading.Lock()
-        """Held while it works."""
-        self._events: list[object] = []
-        self._buffer = DeltaBuffer(self._aggregator)
-        self._aggregated = 0
-        self._invalid: Counter[str] = Counter()
-        self._due_s: float | None = None
-        self.failed = 0
-        """Events that were lost to an error, which is in the log."""
-
-    def consume(self, batch: list[Any]) -> None:
-        """Take a batch of events."""
-        with self.lock:
-            now_s = time.monotonic()
-            if self._due_s is None:
-                self._due_s = now_s + self._settings.l1_period_s
-            self._events += batch
-            if len(self._events) >= self._settings.l1_chunk:
-                self._aggregate()
-            if now_s >= self._due_s:
-                self._flush(None)
-
-    def on_idle(self) -> None:
-        """Hand on what is due; called while no events come."""
-        with self.lock:
-            if self._due_s is not None and time.monotonic() >= self._due_s:
-                self._flush(None)
-
-    def on_shutdown(self) -> None:
-        """Hand on everything; the last call."""
-        with self.lock:
-            if not self._flush(None):
-                self.failed += self._aggregated
-                log.error(
-                    "L1 of %s: %s lost: L2 takes no more",
-                    self.source,
-                    count_of(self._aggregated, "event"),
-                )
-                self._empty()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Hand on everything now; False if L2 did not take it within ``timeout`` seconds."""
-        start_s = time.monotonic()
-        if not self.lock.acquire(timeout=-1 if timeout is None else timeout):
-            return False
-        try:
-            spent_s = time.monotonic() - start_s
-            return self._flush(None if timeout is None else max(0.0, timeout - spent_s))
-        finally:
-            self.lock.release()
+    def _collect(self, batch: list[Any]) -> None:
+        self._events += batch
+        if len(self._events) >= self._settings.l1_chunk:
+            self._aggregate()
 
     def _aggregate(self) -> None:
         events, self._events = self._events, []
@@ -160,32 +109,27 @@ class L1Worker:
             self._buffer.add(made.deltas)
         except Exception:
             self.failed += len(events)
-            log.exception("L1 of %s: %s lost", self.source, count_of(len(events), "event"))
+            log.exception("%s: %s lost", self._name, count_of(len(events), "event"))
             return
         self._aggregated += len(events)
         self._invalid += read.invalid + made.invalid
 
-    def _flush(self, timeout: float | None) -> bool:
-        """Hand on everything; False if it was not taken, and is kept."""
+    def _waiting(self) -> int:
         if self._events:
             self._aggregate()
-        self._due_s = None
-        if not self._aggregated:
-            return True
+        return self._aggregated
+
+    def _hand_over(self, timeout: float | None) -> bool:
         try:
             states = self._states_class(
                 self.source, self._buffer.merged(), self._aggregated, self._invalid
             )
-            taken = self._hand_on(states, timeout)
+            return self._hand_on(states, timeout)
         except Exception:  # raised further, it would have the queue count events that are kept
-            log.exception("L1 of %s: states are kept: they cannot be handed on", self.source)
-            taken = False
-        if taken:
-            self._empty()
-        else:
-            self._due_s = time.monotonic() + self._settings.l1_period_s
-        return taken
+            log.exception("%s: states are kept: they cannot be handed on", self._name)
+            return False
 
     def _empty(self) -> None:
-        self._buffer.clear()
+        self._events = []
+        self._buffer = DeltaBuffer(self._aggregator)
         self._aggregated, self._invalid = 0, Counter()

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchmill.aggregate import SlowThresholds, TopNThresholds
+from batchmill.aggregate import AggregationSettings
 from batchmill.errors import check_int, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(AggregationSettings):
     """The settings of L1, L2 and TopN workers.
 
     A process that is killed loses at most what came in the last ``l1_period_s + l2_period_s``, and
@@ -28,18 +28,8 @@ class WorkerSettings:
     max_waiting_bytes: int = 64 * 2**20
     """How many bytes of states may wait for a commit, when the store is slow or cannot be reached.
     Then L2 takes no more, its queue and L1's fill, and events are dropped and counted."""
-    apdex_ms: Mapping[str, int] = field(default_factory=dict)
-    """The apdex threshold T by service name; 500 ms for services that are not listed."""
-    max_ahead_s: float = 3600.0
-    """How far ahead of the clock an event may start; later ones are not counted, but as invalid."""
     late_after_minutes: int = 5
     """An event is counted as late if it is this many minutes behind the newest one in the store."""
-    slow_database_ms: str = "default:200,mongodb:100"
-    """Above how many milliseconds a database statement is slow, by system."""
-    slow_cache_ms: str = "default:20,redis:10"
-    """Above how many milliseconds a cache command is slow, by system."""
-    top_n: int = 50
-    """How many of the slowest statements are kept for each entity and bucket."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept."""
     close_timeout_s: float = 30.0
@@ -52,22 +42,11 @@ class WorkerSettings:
     """Changes to the settings of TopN's queue, ``presets.topn_persistence()``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("l1_period_s", self.l1_period_s, 0)
         check_number("l2_period_s", self.l2_period_s, 0)
         check_int("l1_chunk", self.l1_chunk, 1)
         check_int("max_waiting_bytes", self.max_waiting_bytes, 1)
-        check_number("max_ahead_s", self.max_ahead_s, 0)
         check_int("late_after_minutes", self.late_after_minutes, 0)
-        check_int("top_n", self.top_n, 1)
         check_int("ttl_days", self.ttl_days, 1)
         check_number("close_timeout_s", self.close_timeout_s, 0)
-        for name, ms in self.apdex_ms.items():
-            check_int(f"apdex_ms[{name!r}]", ms, 1)
-        self.thresholds()
-
-    def thresholds(self) -> TopNThresholds:
-        """Above how many milliseconds statements are slow."""
-        return TopNThresholds(
-            database=SlowThresholds.parse(self.slow_database_ms),
-            cache=SlowThresholds.parse(self.slow_cache_ms),
-        )
