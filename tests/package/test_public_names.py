@@ -228,6 +228,7 @@ KAFKA = {
     "span_rows",
 }
 SPOOL = {
+    "ATTRIBUTE_COLUMNS",
     "BadRowsError",
     "EventBatch",
     "FOREIGN",
@@ -237,6 +238,7 @@ SPOOL = {
     "Measure",
     "Overloaded",
     "Pressure",
+    "RESOURCE_COLUMNS",
     "SPAN_COLUMNS",
     "SPAN_SCHEMA",
     "SPAN_SOURCE",

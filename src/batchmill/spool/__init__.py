@@ -25,7 +25,9 @@ from batchmill.spool.sink import (
     SpoolSettings,
 )
 from batchmill.spool.span import (
+    ATTRIBUTE_COLUMNS,
     FOREIGN,
+    RESOURCE_COLUMNS,
     SPAN_COLUMNS,
     SPAN_SCHEMA,
     SPAN_SOURCE,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from batchmill.spool.spool import Spool, SpoolStats
 
 __all__ = [
+    "ATTRIBUTE_COLUMNS",
     "BadRowsError",
     "EventBatch",
     "FOREIGN",
@@ -48,6 +51,7 @@ __all__ = [
     "Measure",
     "Overloaded",
     "Pressure",
+    "RESOURCE_COLUMNS",
     "SPAN_COLUMNS",
     "SPAN_SCHEMA",
     "SPAN_SOURCE",

@@ -51,6 +51,36 @@ SPAN_SCHEMA: tuple[SpanColumn, ...] = (
 SPAN_COLUMNS = tuple(column.name for column in SPAN_SCHEMA)
 """Their names."""
 
+ATTRIBUTE_COLUMNS: Mapping[str, str] = {
+    key: key.replace(".", "_")
+    for key in (
+        *("peer.service", "service.peer.name"),
+        *("server.address", "server.port"),
+        *("net.peer.name", "net.peer.port", "net.peer.ip"),
+        *("net.sock.peer.name", "net.sock.peer.addr", "net.sock.peer.port"),
+        *("network.peer.address", "network.peer.port"),
+        *("http.request.method", "http.method", "http.route", "url.full", "http.url"),
+        *("http.response.status_code", "http.status_code"),
+        *("rpc.system.name", "rpc.system", "rpc.response.status_code", "rpc.grpc.status_code"),
+        *("db.system.name", "db.system", "db.namespace", "db.name"),
+        *("db.operation.name", "db.operation", "db.query.text", "db.statement"),
+        *("messaging.system", "messaging.destination.name", "messaging.destination"),
+        *("messaging.operation.type", "messaging.operation.name", "messaging.operation"),
+        *("gen_ai.provider.name", "gen_ai.system", "gen_ai.operation.name"),
+        *("gen_ai.request.model", "gen_ai.response.model"),
+        *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+        *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    )
+}
+"""Attributes of a span that give it its meaning, and the column of a segment that each has. The
+others of its attributes are in the column ``attributes``."""
+
+RESOURCE_COLUMNS: Mapping[str, str] = {
+    "service.instance.id": "service_instance_id",
+    "host.name": "host_name",
+}
+"""Attributes of a resource that have a column of a segment, too; ``resource`` has all of them."""
+
 FOREIGN = "_value"
 """An extra column of segments made from a topic: the bytes of a message that holds no spans."""
 
