@@ -9,10 +9,18 @@ import sys
 import zlib
 
 import pytest
+import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decode_traces, decompress
+from batchmill.ingest.decode import (
+    ENCODINGS,
+    BadRequest,
+    Limits,
+    TooLarge,
+    decode_traces,
+    decompress,
+)
 from tests.ingest.hostile import field, spans, varint
 from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, protobuf
 from tests.kit.files import ROOT
@@ -62,7 +70,7 @@ def never_another_error(body: bytes, content_type: str, limits: Limits, encoding
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=300), FORMS, LIMITS, st.sampled_from(["", "gzip", "deflate"]))
+@given(st.binary(max_size=300), FORMS, LIMITS, st.sampled_from(["", *ENCODINGS]))
 def test_any_bytes(body: bytes, content_type: str, limits: Limits, encoding: str) -> None:
     """Bytes that mean nothing."""
     never_another_error(body, content_type, limits, encoding)
@@ -111,13 +119,16 @@ def test_truncated_messages(content_type: str, size: int) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from([GOOD[PROTOBUF], GOOD[JSON]]), EDITS, FORMS, LIMITS)
-def test_mutated_gzip(
+def test_mutated_compression(
     body: bytes, edits: list[tuple[int, int, bytes]], content_type: str, limits: Limits
 ) -> None:
     """Compressed bytes changed: flipped lengths, members glued on, ends cut off."""
     packed = edited(gzip.compress(body, mtime=0) + gzip.compress(b"", mtime=0), edits)
     never_another_error(packed, content_type, limits, "gzip")
     never_another_error(edited(zlib.compress(body), edits), content_type, limits, "deflate")
+    for codec in ("zstd", "lz4", "snappy"):
+        packed = edited(pa.compress(body, codec, asbytes=True), edits)
+        never_another_error(packed, content_type, limits, codec)
 
 
 NAMES = (

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from batchmill.ingest.decode import JSON, PROTOBUF
+from batchmill.ingest.decode import ENCODINGS, JSON, PROTOBUF
 
 _LONGEST_MESSAGE = 1000
 """gRPC sends a message twice in headers that should stay below 8 KiB."""
@@ -147,7 +147,7 @@ def wrong_content_type(content_type: str) -> Refusal:
 
 def wrong_encoding(message: str) -> Refusal:
     """The body is compressed in a way that is not supported."""
-    headers = (("accept-encoding", "gzip, deflate, identity"),)
+    headers = (("accept-encoding", ", ".join(ENCODINGS)),)
     return Refusal("wrong_encoding", 415, INVALID_ARGUMENT, message, headers=headers)
 
 

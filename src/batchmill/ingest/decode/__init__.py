@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from batchmill.ingest.decode.body import (
+    ENCODINGS,
     BadRequest,
     Limits,
     TooLarge,
@@ -21,6 +22,7 @@ from batchmill.ingest.decode.rows import Decoded, Rows
 __all__ = [
     "BadRequest",
     "Decoded",
+    "ENCODINGS",
     "JSON",
     "Limits",
     "PROTOBUF",

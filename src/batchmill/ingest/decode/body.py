@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, fields
 
+import pyarrow as pa
+
 from batchmill.errors import BatchmillError, ConfigError, check_ints
 
 _STEP = 64 * 1024
@@ -12,6 +14,11 @@ _STEP = 64 * 1024
 _MAX_MEMBERS = 1000
 """Members of one gzip body. Each takes time to set up, however small it is."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15
+_SNAPPY_FRAMES = b"\xff\x06\x00\x00sNaPpY"
+"""How snappy's framing format starts; its checksum is one that nothing here computes."""
+
+ENCODINGS = ("gzip", "zstd", "deflate", "zlib", "lz4", "snappy", "identity")
+"""The content encodings that `decompress` undoes; snappy is its block format."""
 
 
 class BadRequest(BatchmillError, ValueError):
@@ -85,24 +92,32 @@ class Limits:
 
 
 def decompress(body: bytes, encoding: str, limits: Limits) -> bytes:
-    """Undo the content ``encoding`` of ``body``: gzip, deflate or identity (or empty).
+    """Undo the content ``encoding`` of ``body``: one of `ENCODINGS`, or empty for identity.
 
     Never holds more than the limit allows: raises `TooLarge` as soon as the output exceeds it.
-    Raises `BadRequest` for data that is invalid, incomplete, or continues after its end.
+    Raises `BadRequest` for data that is invalid, incomplete, or continues after its end, and
+    `Unsupported` for any other encoding.
     """
     if len(body) > limits.max_body_bytes:
         raise too_many_bytes(len(body), limits.max_body_bytes)
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
-        if len(body) > limits.max_decompressed_bytes:
-            raise _inflated_too_large(limits)
-        return body
-    if name in ("gzip", "x-gzip"):
-        return _inflate(body, _GZIP, limits)
-    if name == "deflate":
-        return _inflate(body, _ZLIB if _has_zlib_header(body) else _RAW, limits)
+    match encoding.strip().lower():
+        case "" | "identity":
+            if len(body) > limits.max_decompressed_bytes:
+                raise _inflated_too_large(limits)
+            return body
+        case "gzip" | "x-gzip":
+            return _inflate(body, _GZIP, limits)
+        case "deflate":
+            return _inflate(body, _ZLIB if _has_zlib_header(body) else _RAW, limits)
+        case "zlib":
+            return _inflate(body, _ZLIB, limits)
+        case ("zstd" | "lz4") as codec:
+            return _read_frames(body, codec, limits)
+        case "snappy" if not body.startswith(_SNAPPY_FRAMES):
+            return _read_snappy(body, limits)
     raise Unsupported(
-        f"the content encoding {encoding[:40]!r} is not one of gzip, deflate, identity"
+        f"the content encoding {encoding[:40]!r} is not one of {', '.join(ENCODINGS)} "
+        "(snappy without frames)"
     )
 
 
@@ -141,6 +156,52 @@ def _inflate(body: bytes, window: int, limits: Limits) -> bytes:
         if window != _GZIP:
             raise BadRequest(f"the {encoding} body continues after its end")
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _read_frames(body: bytes, codec: str, limits: Limits) -> bytes:
+    """Decompress frames of zstd or lz4, one after the other, as both formats allow.
+
+    A frame of zstd may name a window of up to 128 MiB, but only what it fills is memory, and that
+    is not more than the output.
+    """
+    if not body:
+        raise BadRequest(f"the {codec} body ends early: it was truncated in transit")
+    parts: list[bytes] = []
+    room = limits.max_decompressed_bytes
+    step = max(_STEP, 8 * len(body))  # most bodies are read at once
+    with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+        while True:
+            try:
+                part = stream.read(min(step, room + 1))
+            except OSError as error:
+                if "Truncated" in str(error):
+                    raise BadRequest(
+                        f"the {codec} body ends early: it was truncated in transit"
+                    ) from error
+                raise BadRequest(f"the body is not valid {codec}: {error}") from error
+            room -= len(part)
+            if room < 0:
+                raise _inflated_too_large(limits)
+            if not part:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.append(part)
+
+
+def _read_snappy(body: bytes, limits: Limits) -> bytes:
+    """Decompress a block of snappy, which starts with its size: a number of up to five bytes."""
+    size = 0
+    for at, byte in enumerate(body[:5]):
+        size |= (byte & 127) << 7 * at
+        if byte < 128:
+            break
+    else:
+        raise BadRequest("the body is not valid snappy: it does not start with its size")
+    if size > limits.max_decompressed_bytes:
+        raise _inflated_too_large(limits)
+    try:
+        return bytes(pa.decompress(body, size, "snappy", asbytes=True))
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"the body is not valid snappy: {error}") from error
 
 
 def _inflated_too_large(limits: Limits) -> TooLarge:
