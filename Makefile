@@ -53,6 +53,7 @@ test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k f
 
 test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster, the longest property tests
 	@$(KAFKA_JARS) || echo "==> without Kafka's jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
+	@$(COLLECTOR) || echo "==> without the OpenTelemetry Collector, the tests with one $(if $(CI),fail,are skipped)" >&2
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m system $(ARGS)
 
 .PHONY: .test-setup
@@ -178,6 +179,9 @@ WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
 KAFKA_JARS = [ ! -f tests/kit/jvm.py ] || $(BIN)/python -m tests.kit.jvm jars --there || { \
 	{ $(FIND_MAVEN); } && echo "==> downloading Kafka's jars from Maven Central" && \
 	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm jars; }
+
+# The Collector is in that cache as well: Go is needed once (see scripts/collector.sh).
+COLLECTOR = [ ! -f scripts/collector.sh ] || scripts/collector.sh >/dev/null
 
 # With a class archive (class data sharing) Spark starts in half the time (see tests/kit/jvm.py).
 ARCHIVE := $(VENV)/spark.jsa

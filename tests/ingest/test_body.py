@@ -7,6 +7,7 @@ import os
 import struct
 import tracemalloc
 import zlib
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -36,7 +37,7 @@ def snappy(body: bytes) -> bytes:
     return bytes(pa.compress(body, "snappy", asbytes=True))
 
 
-PACK = {
+PACK: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "deflate": zlib.compress,
     "zlib": zlib.compress,
@@ -150,7 +151,8 @@ def test_a_block_of_snappy_that_claims_too_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "body"), [("br", b"x"), ("snappy", b"\xff\x06\x00\x00sNaPpY"), ("gzip, zstd", b"x")]
+    ("encoding", "body"),
+    [("br", b"x"), ("snappy", b"\xff\x06\x00\x00sNaPpY"), ("gzip, zstd", b"x")],
 )
 def test_an_encoding_that_is_not_supported(encoding: str, body: bytes) -> None:
     """The message names those that are."""

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import zlib
 
-import pytest
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
