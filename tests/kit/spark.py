@@ -96,11 +96,15 @@ def span(span_id: str | None, kind: str = "SERVER", **changes: Any) -> dict[str,
 
 def compact_frame(spark: SparkSession, spans: Iterable[Mapping[str, Any]]) -> DataFrame:
     """Those spans, compacted once: what is made of them does not compact them again."""
-    from batchmill.spark.input.reader import SPAN_SCHEMA
-    from batchmill.spark.spans.columns import compact
+    from pyspark.sql.types import StructType
 
-    rows = [tuple(each[name] for name in SPAN_SCHEMA.names) for each in spans]
-    compacted = compact(spark.createDataFrame(rows, SPAN_SCHEMA))
+    from batchmill.spark.input.reader import SPAN, SPAN_SCHEMA, check_frame
+    from batchmill.spark.spans.columns import compact
+    from batchmill.spool import SPAN_COLUMNS
+
+    rows = [tuple(each[name] for name in SPAN_COLUMNS) for each in spans]
+    frame = spark.createDataFrame(rows, StructType([SPAN_SCHEMA[name] for name in SPAN_COLUMNS]))
+    compacted = compact(check_frame(SPAN, SPAN.fields, frame, 2**62).rows)
     return spark.createDataFrame(compacted.collect(), compacted.schema)
 
 

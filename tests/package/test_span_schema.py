@@ -10,7 +10,15 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from batchmill.kafka import Spans, encode, span_rows
-from batchmill.spool import FOREIGN, SPAN_COLUMNS, SPAN_SCHEMA, SpanBatch, span_table
+from batchmill.spool import (
+    ATTRIBUTE_COLUMNS,
+    FOREIGN,
+    RESOURCE_COLUMNS,
+    SPAN_COLUMNS,
+    SPAN_SCHEMA,
+    SpanBatch,
+    span_table,
+)
 
 PINNED = [
     (1, "time", "time"),
@@ -55,10 +63,28 @@ def test_a_batch_has_these_columns() -> None:
 
 def test_a_segment_has_these_columns() -> None:
     """Of these Parquet types; one made from a topic also the messages that hold no spans."""
-    expected = pa.schema([(name, ARROW[kind]) for _, name, kind in PINNED])
+    expected = pa.schema(
+        [
+            *((name, ARROW[kind]) for _, name, kind in PINNED),
+            *((name, pa.string()) for name in RESOURCE_COLUMNS.values()),
+            *((name, pa.string()) for name in ATTRIBUTE_COLUMNS.values()),
+        ]
+    )
     assert span_table(SpanBatch()).schema.equals(expected)
     assert span_rows([]).schema.equals(expected.append(pa.field(FOREIGN, pa.binary())))
     assert FOREIGN == "_value"
+
+
+def test_well_known_attributes_have_a_column() -> None:
+    """Named after the attribute; a column of another meaning would be read from old segments."""
+    assert RESOURCE_COLUMNS == {
+        "service.instance.id": "service_instance_id",
+        "host.name": "host_name",
+    }
+    for key, name in ATTRIBUTE_COLUMNS.items():
+        assert name == key.replace(".", "_")
+    names = [*SPAN_COLUMNS, *RESOURCE_COLUMNS.values(), *ATTRIBUTE_COLUMNS.values()]
+    assert len(set(names)) == len(names)
 
 
 def test_a_message_has_these_fields() -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from batchmill.sources import builtin_catalog
 from batchmill.spool import BadRowsError, EventBatch, Spool
-from batchmill.spool.rows import encode, event_tables, span_table, table_of
+from batchmill.spool.rows import SpanTable, encode, event_tables, span_table, table_of
 from tests.kit.events import START, numbers_in, spans
 from tests.kit.threads import WAIT_S
 
@@ -44,6 +44,34 @@ def test_resources_may_be_shared_or_not() -> None:
         table = span_table(spans(range(len(few)), resource=few, attributes=few))
         for column in ("resource", "attributes"):
             assert table.column(column).to_pylist() == [list(row.items()) for row in few]
+
+
+def test_well_known_attributes_are_columns() -> None:
+    """They leave the map, and nothing is lost: absent is null, empty is empty; a resource keeps
+    its own."""
+    attributes: list[dict[str, str]] = [
+        {"a": "1", "http.route": "/x", "b": "2", "server.port": ""},
+        {},
+        {"http.route": "/y"},
+        {"a": ""},
+    ]
+    resources = [{"host.name": "h", "x": "y"}, {}, {"host.name": ""}, {"service.instance.id": "i"}]
+    table = span_table(spans(range(4), resource=resources, attributes=attributes))
+    assert table["attributes"].to_pylist() == [[("a", "1"), ("b", "2")], [], [], [("a", "")]]
+    assert table["http_route"].to_pylist() == ["/x", None, "/y", None]
+    assert table["server_port"].to_pylist() == ["", None, None, None]
+    assert table["db_system"].null_count == 4
+    assert table["host_name"].to_pylist() == ["h", None, "", None]
+    assert table["service_instance_id"].to_pylist() == [None, None, None, "i"]
+    assert [dict(row) for row in table["resource"].to_pylist()] == resources
+
+
+@pytest.mark.parametrize("wrong", [None, {"http.route": 5}, {"a": 5}, {"http.route": "\ud800"}])
+def test_attributes_that_do_not_fit_are_refused(wrong: Any) -> None:
+    """Whether they have a column or not."""
+    batch = spans([1], attributes=[wrong])
+    with pytest.raises(BadRowsError):
+        SpanTable(batch)
 
 
 def test_events_come_back_as_they_went() -> None:

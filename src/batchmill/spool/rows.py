@@ -13,7 +13,15 @@ import pyarrow.parquet as pq
 
 from batchmill.sources import TIME_COLUMN, FieldType, SourceType
 from batchmill.spool.sink import BadRowsError
-from batchmill.spool.span import SPAN_SCHEMA, SPAN_SOURCE, EventBatch, SpanBatch, SpanColumn
+from batchmill.spool.span import (
+    ATTRIBUTE_COLUMNS,
+    RESOURCE_COLUMNS,
+    SPAN_SCHEMA,
+    SPAN_SOURCE,
+    EventBatch,
+    SpanBatch,
+    SpanColumn,
+)
 
 Convert: TypeAlias = Callable[[Sequence[Any]], pa.Table]
 
@@ -23,8 +31,15 @@ _TYPES = {
     "text": pa.string(),
     "map": pa.map_(pa.string(), pa.string()),
 }
-ARROW_SCHEMA = pa.schema([(column.name, _TYPES[column.kind]) for column in SPAN_SCHEMA])
-"""The schema of a segment of spans."""
+ARROW_SCHEMA = pa.schema(
+    [
+        *((column.name, _TYPES[column.kind]) for column in SPAN_SCHEMA),
+        *((name, pa.string()) for name in RESOURCE_COLUMNS.values()),
+        *((name, pa.string()) for name in ATTRIBUTE_COLUMNS.values()),
+    ]
+)
+"""The schema of a segment of spans: after the columns of a span, those of its well-known
+attributes. The column ``attributes`` has the other ones."""
 
 _UNIQUE = frozenset(column.name for column in SPAN_SCHEMA if column.kind in ("time", "id"))
 """Columns whose values hardly repeat: a dictionary of them would only cost."""
@@ -72,14 +87,55 @@ def _bad_rows(source: str, error: Exception) -> BadRowsError:
 
 def span_table(batch: SpanBatch) -> pa.Table:
     """Spans as a table."""
-    columns = [_array(column, batch.columns[column.name]) for column in SPAN_SCHEMA]
-    return pa.table(columns, schema=ARROW_SCHEMA)
+    columns = {
+        column.name: _array(column, batch.columns[column.name])
+        for column in SPAN_SCHEMA
+        if column.name != "attributes"
+    }
+    columns |= _resource_columns(batch.columns["resource"])
+    columns |= _attribute_columns(batch.columns["attributes"])
+    return pa.table([columns[name] for name in ARROW_SCHEMA.names], schema=ARROW_SCHEMA)
 
 
 def _array(column: SpanColumn, values: Sequence[Any]) -> pa.Array:
     if column.kind == "map":
         return _shared_maps(values) if column.shared else _maps(values)
     return pa.array(values, _TYPES[column.kind])
+
+
+def _resource_columns(resources: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
+    """The well-known attributes of resources; null where a resource has none."""
+    return {
+        name: pa.array([resource.get(key) for resource in resources], pa.string())
+        for key, name in RESOURCE_COLUMNS.items()
+    }
+
+
+def _attribute_columns(dicts: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
+    """Each well-known attribute of spans, null where a span has none, and the others as maps."""
+    columns: dict[str, list[str | None]] = {}
+    sizes, keys, texts = [0], [], []
+    for place, attributes in enumerate(dicts):
+        for key, text in dict.items(attributes):
+            name = ATTRIBUTE_COLUMNS.get(key)
+            if name is None:
+                keys.append(key)
+                texts.append(text)
+                continue
+            if name not in columns:
+                columns[name] = [None] * len(dicts)
+            columns[name][place] = text
+        sizes.append(len(keys))
+    arrays = {
+        name: pa.array(columns[name], pa.string())
+        if name in columns
+        else pa.nulls(len(dicts), pa.string())
+        for name in ATTRIBUTE_COLUMNS.values()
+    }
+    rest = pa.MapArray.from_arrays(
+        pa.array(sizes, pa.int32()), pa.array(keys, pa.string()), pa.array(texts, pa.string())
+    )
+    return arrays | {"attributes": rest}
 
 
 class SpanTable:

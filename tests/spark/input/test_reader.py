@@ -19,7 +19,13 @@ from batchmill.sources import SourceType, builtin_catalog, service, source, sour
 from batchmill.spark.input.reader import SPAN, Projection, project
 from batchmill.spark.input.reader import SPAN_SCHEMA as SPARK_SPAN_SCHEMA
 from batchmill.spark.input.segments import inspect, spark_path
-from batchmill.spool import SPAN_COLUMNS, SPAN_SCHEMA, Spool
+from batchmill.spool import (
+    ATTRIBUTE_COLUMNS,
+    RESOURCE_COLUMNS,
+    SPAN_COLUMNS,
+    SPAN_SCHEMA,
+    Spool,
+)
 from tests.kit.events import segments, spans
 from tests.kit.threads import WAIT_S
 
@@ -66,10 +72,12 @@ SPARK_TYPES = {
 
 def test_the_columns_of_a_span_are_read() -> None:
     """As they are in a segment; the two moments are read apart from the other fields."""
+    well_known = [*RESOURCE_COLUMNS.values(), *ATTRIBUTE_COLUMNS.values()]
     assert {column.name: column.dataType for column in SPARK_SPAN_SCHEMA} == {
         column.name: SPARK_TYPES[column.kind] for column in SPAN_SCHEMA
-    }
-    assert list(SPAN.fields) == [each.name for each in SPAN_SCHEMA if each.kind != "time"]
+    } | dict.fromkeys(well_known, T.StringType())
+    names = [each.name for each in SPAN_SCHEMA if each.kind != "time"]
+    assert list(SPAN.fields) == names + well_known
     assert SPAN.required == ("trace_id", "span_id")
 
 
@@ -78,7 +86,11 @@ def test_spans_of_a_spool_are_read(tmp_path: Path) -> None:
     with Spool(tmp_path, linger_s=0) as spool:
         spool.submit("Span", spans(range(5))).result(WAIT_S)
     read = projection(tmp_path, SPAN, 5)
-    assert {column.name for column in read.schema} == set(SPAN_COLUMNS)
+    assert {column.name for column in read.schema} == {
+        *SPAN_COLUMNS,
+        *RESOURCE_COLUMNS.values(),
+        *ATTRIBUTE_COLUMNS.values(),
+    }
 
 
 @pytest.mark.parametrize("name", sorted(builtin_catalog().sources))

@@ -26,7 +26,7 @@ from batchmill.files import sync
 from batchmill.sources import TIME_COLUMN, Entity, Field, FieldType, SourceType
 from batchmill.spark import sql
 from batchmill.spark.input.segments import BadSegment, Segment, spark_path
-from batchmill.spool import FOREIGN, SPAN_SOURCE
+from batchmill.spool import ATTRIBUTE_COLUMNS, FOREIGN, RESOURCE_COLUMNS, SPAN_SOURCE
 
 FITS = "_fits"
 """The column that marks valid rows."""
@@ -42,17 +42,25 @@ _SPAN_TYPES = {
     "text": FieldType("string"),
     "map": FieldType("map", item=FieldType("string")),
 }
+_KEYS: Mapping[str, tuple[str, str]] = {
+    **{name: ("resource", key) for key, name in RESOURCE_COLUMNS.items()},
+    **{name: ("attributes", key) for key, name in ATTRIBUTE_COLUMNS.items()},
+}
+"""The columns of well-known attributes: the map and the key where files without them have them."""
 SPAN = SourceType(
     SPAN_SOURCE,
     {
-        column.name: Field(column.name, _SPAN_TYPES[column.kind], required=column.required)
-        for column in spool.SPAN_SCHEMA
-        if column.kind != "time"
+        **{
+            column.name: Field(column.name, _SPAN_TYPES[column.kind], required=column.required)
+            for column in spool.SPAN_SCHEMA
+            if column.kind != "time"
+        },
+        **{name: Field(name, _SPAN_TYPES["text"]) for name in _KEYS},
     },
     Entity("service", {"service": "service", "layer": "=normal"}),
 )
-"""A span's columns, beside ``time`` and ``end_time``. Not an event type: rows of several are
-derived from it."""
+"""A span's columns, beside ``time`` and ``end_time``, and those of its well-known attributes. Not
+an event type: rows of several are derived from it."""
 
 
 _SCALARS: Mapping[str, T.DataType] = {
@@ -80,15 +88,14 @@ def spark_type(kind: FieldType) -> T.DataType:
 SPAN_SCHEMA = T.StructType(
     [
         T.StructField(
-            column.name,
-            T.TimestampType()
-            if column.kind == "time"
-            else spark_type(SPAN.fields[column.name].type),
+            name,
+            spark_type(SPAN.fields[name].type) if name in SPAN.fields else T.TimestampType(),
         )
-        for column in spool.SPAN_SCHEMA
+        for name in (*spool.SPAN_COLUMNS, *_KEYS)
     ]
 )
-"""A span as Spark reads it from a segment; see :data:`batchmill.spool.SPAN_SCHEMA`."""
+"""A span as Spark reads it from a segment: the columns of :data:`batchmill.spool.SPAN_SCHEMA`, and
+those of well-known attributes."""
 
 
 class Check(NamedTuple):
@@ -172,6 +179,8 @@ def project(
             continue
         if column.kind is not None:
             schema.append(T.StructField(name, column.kind))
+        elif source is SPAN:
+            column = _from_map(name, column, physical)
         columns.append(f"{column.sql} AS {sql.name(name)}")
         if name not in measured:
             continue  # no metric reads it, so it cannot make a row invalid
@@ -321,6 +330,19 @@ def _column(declared: Field, physical: pa.Schema) -> _Column:
             f"column {declared.column}: {actual}, where {declared.type} is expected"
         )
     return _Column(wanted, name)
+
+
+def _from_map(name: str, absent: _Column, physical: pa.Schema) -> _Column:
+    """A well-known attribute in a file that has no column for it: from the map."""
+    column, key = _KEYS.get(name, ("", ""))
+    if not _has(physical, column):
+        return absent
+    return _Column(None, f"TRY_ELEMENT_AT({column}, {sql.literal(key)})")
+
+
+def _has(physical: pa.Schema, column: str) -> bool:
+    index = physical.get_field_index(column)
+    return index >= 0 and not pa.types.is_null(physical.field(index).type)
 
 
 def _timestamp(physical: pa.Schema, column: str) -> tuple[T.DataType | None, str]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 
 from batchmill.spark.sql import literal, read_whole
+from batchmill.spool import ATTRIBUTE_COLUMNS
 
 STATEMENT_LIMIT = 2000
 """How many characters of a statement are kept."""
@@ -34,8 +35,8 @@ _WRITES = """
     SADD SREM ZADD ZREM APPEND PUT ADD REPLACE DELETE HDEL UNLINK GETSET
 """
 
-# Short names for the attributes, and which spans they are looked up in.
-_EVERYWHERE: Mapping[str, str] = {
+# Short names for the attributes.
+_ATTRIBUTES: Mapping[str, str] = {
     "_status_code": "http.response.status_code",
     "_old_status_code": "http.status_code",
     "_method": "http.request.method",
@@ -44,30 +45,22 @@ _EVERYWHERE: Mapping[str, str] = {
     "_url": "url.full",
     "_old_url": "http.url",
     "_grpc_code": "rpc.grpc.status_code",
-    "_system": "db.system.name",
-    "_old_system": "db.system",
     "_messaging": "messaging.system",
     "_provider": "gen_ai.provider.name",
     "_old_provider": "gen_ai.system",
     "_request_model": "gen_ai.request.model",
     "_model": "gen_ai.response.model",
     "_ai_operation": "gen_ai.operation.name",
-}
-_IN_CALLS: Mapping[str, str] = {
     "_peer": "peer.service",
     "_address": "server.address",
     "_port": "server.port",
     "_destination": "messaging.destination.name",
-}
-_IN_DATABASE_CALLS: Mapping[str, str] = {
     "_namespace": "db.namespace",
     "_old_namespace": "db.name",
     "_operation": "db.operation.name",
     "_old_operation": "db.operation",
     "_query": "db.query.text",
     "_old_query": "db.statement",
-}
-_IN_AI_CALLS: Mapping[str, str] = {
     "_input": "gen_ai.usage.input_tokens",
     "_output": "gen_ai.usage.output_tokens",
 }
@@ -77,8 +70,18 @@ SERVES = "kind IN ('SERVER', 'CONSUMER')"
 CALLS = "kind IN ('CLIENT', 'PRODUCER')"
 """Condition of spans in which a service makes a request."""
 
+_TEXT_MAP = "MAP<STRING, STRING>"
+_WELL_KNOWN = ", ".join(literal(key) for key in ATTRIBUTE_COLUMNS)
+_ENTRIES = ", ".join(f"{literal(key)}, {name}" for key, name in ATTRIBUTE_COLUMNS.items())
+_ALL_ATTRIBUTES = (
+    f"MAP_CONCAT(COALESCE(MAP_FILTER(attributes, (key, value) -> key NOT IN ({_WELL_KNOWN})), "
+    f"CAST(MAP() AS {_TEXT_MAP})), MAP_FILTER(MAP({_ENTRIES}), (key, value) -> value IS NOT NULL))"
+)
+"""SQL of a span's attributes, those with a column of their own among them. A segment of an older
+version has these in the map as well."""
 
-def compact(spans: DataFrame) -> DataFrame:
+
+def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     """One row for each span of ``SPAN_SCHEMA``, with all columns that are derived from it.
 
     Beyond the span's own columns: ``latency`` in whole ms, ``status`` as a boolean, ``instance``,
@@ -86,35 +89,25 @@ def compact(spans: DataFrame) -> DataFrame:
     where a call went as far as the caller knows; ``store`` (the database or cache of a call) with
     ``system``, ``cache_operation`` (null for a database) and ``statement``; ``broker`` with
     ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with the two token
-    counts. Columns that do not apply to a span are null.
+    counts. Columns that do not apply to a span are null. Without ``tags``, so are ``tags`` and
+    ``tag``: putting all attributes together is most of the work.
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
     with Spark's own limit this runs at an eighth of the speed.
     """
-    looked_up = spans.selectExpr(
+    facts = spans.selectExpr(
         *("NULLIF(trace_id, '') AS trace_id", "NULLIF(span_id, '') AS span_id"),
         *("NULLIF(parent_span_id, '') AS parent_span_id", "name", "time"),
         "COALESCE(kind, 'INTERNAL') AS kind",
         "UNIX_MICROS(end_time) - UNIX_MICROS(time) AS _micros",
         "NOT (status <=> 'ERROR') AS status",
-        f"{_filled('service')} AS _service",
-        f"{_filled(_at('resource', 'service.instance.id'))} AS _instance",
-        f"{_filled(_at('resource', 'host.name'))} AS _host",
-        f"IF({SERVES}, attributes, NULL) AS tag",
-        f"IF({CALLS} OR kind = 'CONSUMER', attributes, NULL) AS _calling",
-        *_lookups("attributes", _EVERYWHERE),
-    )
-    facts = looked_up.selectExpr(
-        "*",
-        "COALESCE(_service, 'unknown_service') AS service",
-        "COALESCE(_system, _old_system) AS system",
-        *_lookups("_calling", _IN_CALLS),
-        *_lookups(
-            "IF(kind = 'CLIENT' AND COALESCE(_system, _old_system) IS NOT NULL, _calling, NULL)",
-            _IN_DATABASE_CALLS,
-        ),
-        *_lookups(f"IF({_IS_AI}, _calling, NULL)", _IN_AI_CALLS),
+        f"COALESCE({_filled('service')}, 'unknown_service') AS service",
+        f"{_filled('service_instance_id')} AS _instance",
+        f"{_filled('host_name')} AS _host",
+        f"COALESCE({_filled('db_system_name')}, {_filled('db_system')}) AS system",
+        f"CAST({_only_if(SERVES, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS tag",
+        *_present(_ATTRIBUTES),
     )
     return facts.selectExpr(*_COLUMNS)
 
@@ -125,17 +118,12 @@ def is_blank(text: str) -> str:
     return f"(LTRIM({literal(WHITESPACE)}, {text}) = '')"
 
 
-def _at(column: str, key: str) -> str:
-    # Not column['key']: Spark takes that for cheap and would look it up again wherever it is used.
-    return f"TRY_ELEMENT_AT({column}, {literal(key)})"
-
-
 def _filled(text: str) -> str:
     return f"IF({is_blank(text)}, NULL, {text})"
 
 
-def _lookups(column: str, keys: Mapping[str, str]) -> list[str]:
-    return [f"{_filled(_at(column, key))} AS {alias}" for alias, key in keys.items()]
+def _present(keys: Mapping[str, str]) -> list[str]:
+    return [f"{_filled(ATTRIBUTE_COLUMNS[key])} AS {alias}" for alias, key in keys.items()]
 
 
 def _one_of(words: str) -> str:

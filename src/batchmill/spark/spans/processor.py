@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,13 @@ from batchmill.spark.spans import dedup, pending
 from batchmill.spark.spans.columns import compact
 from batchmill.spark.spans.links import SUMMARY_SCHEMA, Links, link
 from batchmill.spark.spans.pending import PendingFiles
-from batchmill.spark.spans.sources import count_spans, direct_sources, relation_sources
+from batchmill.spark.spans.sources import (
+    SERVED,
+    TAGS,
+    count_spans,
+    direct_sources,
+    relation_sources,
+)
 from batchmill.spark.spans.topn import statement_stats, topn_records
 from batchmill.store import Batch, Carry, StatementRow, TopNRow
 
@@ -91,15 +97,16 @@ class SpanProcessor:
         spark: SparkSession,
         folder: Path,
         settings: PipelineSettings,
-        wanted: frozenset[str],
+        wanted: Mapping[str, frozenset[str]],
         index: dedup.DedupIndex | None = None,
     ) -> None:
-        """``wanted`` are the event types that a metric reads."""
+        """``wanted`` are the event types that a metric reads, and the columns of them."""
         self._spark = spark
         self.folder = folder
         self._index = index
         self._settings = settings
-        self._wanted = wanted
+        self._wanted = frozenset(wanted)
+        self._tags = any(not TAGS.isdisjoint(wanted.get(source, ())) for source in SERVED)
         self._slow = settings.thresholds()
 
     @contextlib.contextmanager
@@ -140,7 +147,7 @@ class SpanProcessor:
             return frame
 
         try:
-            new = persist(compact(spans))
+            new = persist(compact(spans, tags=self._tags))
             moment = _Moment(tick, expire_before, number, expire, late_before_us)
             yield self._process(files, expired, new, persist, moment)
         finally:

@@ -14,6 +14,10 @@ from pyspark.sql import DataFrame
 from batchmill.spark.l1.fusion import Rows
 from batchmill.spark.spans.columns import SERVES
 
+SERVED = ("Service", "ServiceInstance", "Endpoint")
+"""The event types that a span gives that serves a request."""
+TAGS = frozenset(("tags", "tag"))
+"""Their columns that hold all attributes of the span."""
 _SERVED = ("latency", "status", "httpResponseStatusCode", "rpcStatusCode", "type", "tags", "tag")
 _RELATED = ("status", "httpResponseStatusCode", "rpcStatusCode", "type", "detectPoint")
 _TOKENS = (
