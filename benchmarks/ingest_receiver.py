@@ -43,7 +43,7 @@ class Dropped:
         answer.set_result(None)
         return answer
 
-    def hurry(self) -> bool:
+    def hurry(self, *, alone: bool = False) -> bool:
         return False
 
 

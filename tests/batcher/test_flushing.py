@@ -133,6 +133,22 @@ def test_hurry_sends_what_waits_if_it_is_enough() -> None:
         assert not later.done()
 
 
+def test_hurry_can_wait_for_an_idle_backend() -> None:
+    """While a batch is with the backend, items gather; then they go together."""
+    gate = Gate()
+    with batching(gate, linger_ms=FOREVER_MS, max_in_flight=2) as batcher:
+        first = batcher.submit("a")
+        assert batcher.hurry(when_idle=True)
+        gate.wait_entered()
+        rest = batcher.submit_many("bc")
+        assert not batcher.hurry(when_idle=True)
+        gate.open()
+        assert answer(first).is_success
+        assert batcher.hurry(when_idle=True)
+        assert all(answer(future).is_success for future in rest)
+        assert _reasons(batcher) == {"flush": 2}
+
+
 def test_hurry_goes_by_weight_where_items_have_one() -> None:
     """The same measure that fills a batch."""
     with batching(Echo(), linger_ms=FOREVER_MS, max_weight=10, weigh=len) as batcher:

@@ -87,21 +87,6 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
     assert {span_id(5), span_id(6)} <= {span["span_id"] for span in shared.spans()}
 
 
-@pytest.mark.parametrize(
-    ("signal", "service"),
-    [
-        ("logs", "logs.v1.LogsService"),
-        ("metrics", "metrics.v1.MetricsService"),
-        ("profiles", "profiles.v1development.ProfilesService"),
-    ],
-)
-def test_other_signals_are_unimplemented(shared: Ingest, signal: str, service: str) -> None:
-    """And the message says what to do."""
-    error = refused(shared, b"", f"/opentelemetry.proto.collector.{service}/Export")
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert f"{signal} are not supported" in error.details()
-
-
 def test_an_unknown_method(shared: Ingest) -> None:
     """UNIMPLEMENTED, as gRPC has it."""
     assert refused(shared, b"", "/some.Service/Method").code() is grpc.StatusCode.UNIMPLEMENTED

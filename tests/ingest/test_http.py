@@ -120,19 +120,6 @@ def test_a_request_without_spans_is_a_success(shared: Ingest) -> None:
     assert shared.post(b"").status == 200
 
 
-@pytest.mark.parametrize("content_type", [PROTOBUF, JSON])
-@pytest.mark.parametrize("path", ["/v1/logs", "/v1/metrics", "/v1development/profiles"])
-def test_other_signals_are_not_supported(shared: Ingest, path: str, content_type: str) -> None:
-    """404 with a Status that says what to do, in the content type of the request."""
-    given = shared.post(b"{}", content_type, path)
-    assert (given.status, given.headers["content-type"]) == (404, content_type)
-    if content_type == JSON:
-        message = given.json()["message"]
-    else:
-        message = Status.FromString(given.body).message
-    assert "not supported" in message
-
-
 @pytest.mark.parametrize(
     ("method", "path", "content_type", "status"),
     [

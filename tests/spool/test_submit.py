@@ -212,3 +212,5 @@ def test_what_is_worth_a_segment_need_not_linger(tmp_path: Path) -> None:
         third = spool.submit("Span", spans([4]))
         assert not spool.hurry()
         assert not third.done()
+        assert spool.hurry(alone=True)
+        assert third.result(WAIT_S) != first.result(WAIT_S)

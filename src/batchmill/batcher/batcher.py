@@ -156,13 +156,14 @@ class MicroBatcher(Generic[T]):
         self._refuse_deadlock("aflush()", on_loop=True)
         return await asyncio.to_thread(self._engine.flush, self._until(timeout))
 
-    def hurry(self, least: float = 1) -> bool:
+    def hurry(self, least: float = 1, *, when_idle: bool = False) -> bool:
         """Send now if at least ``least`` items wait, or with ``max_weight`` that weight.
 
+        With ``when_idle`` only if the backend has no batch: while it has one, items gather.
         Does not wait for the answers; returns whether it was enough. For a caller that knows that
         nobody else is about to submit, so that lingering would be in vain.
         """
-        return self._engine.hurry(least)
+        return self._engine.hurry(least, when_idle=when_idle)
 
     def close(self, timeout: float | None = None) -> bool:
         """Accept no more, send what waits, answer everything; True when that was in time.

@@ -310,9 +310,11 @@ class Engine:
             with self._lock:
                 self._outcomes.waiters.remove(waiter)
 
-    def hurry(self, least: float) -> bool:
+    def hurry(self, least: float, *, when_idle: bool = False) -> bool:
         """Send what waits without lingering if that is enough; whether it is."""
         with self._lock:
+            if when_idle and self._in_flight:
+                return False
             weighed = self.settings.max_weight is not None
             amount = self._pending.weight if weighed else float(len(self._pending))
             if not self._pending or amount < least:

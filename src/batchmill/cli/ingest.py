@@ -51,6 +51,10 @@ def add_parser(commands: Any) -> None:
     text = "kafka://host:port/topic: forward {} there, {}; never blocks"
     add.value("--export-traces", "TARGET", text.format("traces", "once they are stored"))
     add.value("--export-logs", "TARGET", text.format("logs", "and nowhere else"))
+    text = "what requests with metrics get: success, or an error (default: discard)"
+    add.value("--metrics", "discard|refuse", text)
+    text = "the same for logs (default: forward with --export-logs, else discard)"
+    add.value("--logs", "discard|refuse|forward", text)
     text = "requests that may wait for such a topic (default: 20000); beyond it they are dropped"
     add.value("--export-forward-buffer", "N", text, type=whole())
     add.value("--export-forward-mb", "MB", "the same by size (default: 64)", type=mib)
@@ -177,7 +181,12 @@ def _settings(given: argparse.Namespace) -> ReceiverSettings:
         grpc_port=given.grpc_port,
         access=access_of(given),
         insecure=given.insecure,
-        **only_given(max_connections=given.max_connections, request_s=given.request_timeout),
+        **only_given(
+            max_connections=given.max_connections,
+            request_s=given.request_timeout,
+            metrics=given.metrics,
+            logs=given.logs,
+        ),
     )
 
 

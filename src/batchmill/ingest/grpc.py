@@ -18,15 +18,23 @@ import grpc.aio
 from batchmill.http import host_port, port_error
 from batchmill.ingest import responses
 from batchmill.ingest.decode import PROTOBUF
-from batchmill.ingest.intake import GRPC_MESSAGE_BYTES, LOGS, Intake, ReceiverSettings, Take
+from batchmill.ingest.intake import (
+    GRPC_MESSAGE_BYTES,
+    LOGS,
+    METRICS,
+    TRACES,
+    Intake,
+    ReceiverSettings,
+    Take,
+)
 from batchmill.ingest.responses import Refusal
 
 log = logging.getLogger("batchmill.ingest")
 
-_TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _SIGNALS = {
-    "/opentelemetry.proto.collector.logs.v1.LogsService/Export": "logs",
-    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": "metrics",
+    "/opentelemetry.proto.collector.trace.v1.TraceService/Export": TRACES,
+    "/opentelemetry.proto.collector.logs.v1.LogsService/Export": LOGS,
+    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": METRICS,
     "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export": "profiles",
 }
 _GZIP = b"\x1f\x8b"
@@ -74,19 +82,13 @@ class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._settings = settings
 
     def service(self, handler_call_details: Any) -> Any:
-        method = handler_call_details.method
-        signal = _SIGNALS.get(method)
-        if method == _TRACES:
-            handler = self._handler(self._intake.take_traces)
-        elif signal == LOGS and LOGS in self._intake.forwarders:
-            handler = self._handler(self._intake.take_logs)
-        elif signal is not None:
-            handler = self._handler(None, signal)
-        else:
+        signal = _SIGNALS.get(handler_call_details.method)
+        if signal is None:
             return None  # gRPC answers UNIMPLEMENTED
+        handler = self._handler(self._intake.take(signal), signal)
         return grpc.stream_unary_rpc_method_handler(handler)
 
-    def _handler(self, take: Take | None, signal: str = "") -> Any:
+    def _handler(self, take: Take | None, signal: str) -> Any:
         """The handler of a call; without ``take`` it refuses ``signal``."""
 
         async def export(messages: Any, call: Any) -> bytes:
@@ -112,7 +114,7 @@ class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _export(self, call: Any, take: Take) -> bytes:
         intake = self._intake
-        with intake.admit() as body:
+        with intake.admit(call.peer()) as body:
             with intake.reading_grpc():
                 async with intake.reading(asyncio.get_running_loop().time()):
                     message = await call.read()

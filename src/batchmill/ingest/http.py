@@ -14,16 +14,20 @@ from starlette.responses import PlainTextResponse, Response
 from batchmill.http import Access, ConnectionRefusal, RefusalReason, response_bytes
 from batchmill.ingest import responses
 from batchmill.ingest.decode import JSON
-from batchmill.ingest.intake import LOGS, Body, Intake, Take
+from batchmill.ingest.intake import LOGS, METRICS, TRACES, Body, Intake, Take
 from batchmill.ingest.responses import Refusal
 from batchmill.ingest.stats import prometheus
 from batchmill.telemetry.exposition import TextFormat, render_telemetry
 
 log = logging.getLogger("batchmill.ingest")
 
-_TRACES_PATH, _LOGS_PATH = "/v1/traces", "/v1/logs"
-_SIGNALS = {_LOGS_PATH: "logs", "/v1/metrics": "metrics", "/v1development/profiles": "profiles"}
-"""The protocol's other signals, by path."""
+_SIGNALS = {
+    "/v1/traces": TRACES,
+    "/v1/logs": LOGS,
+    "/v1/metrics": METRICS,
+    "/v1development/profiles": "profiles",
+}
+"""The protocol's signals, by path."""
 
 
 class HttpApp:
@@ -37,13 +41,14 @@ class HttpApp:
         self._access = access
         self._status = status
         self._pages: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
-            _TRACES_PATH: ("POST", partial(self._export, intake.take_traces)),
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
             "/metrics": ("GET", self._metrics),
         }
-        if LOGS in intake.forwarders:
-            self._pages[_LOGS_PATH] = ("POST", partial(self._export, intake.take_logs))
+        for path, signal in _SIGNALS.items():
+            take = intake.take(signal)
+            if take is not None:
+                self._pages[path] = ("POST", partial(self._export, take))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -89,7 +94,7 @@ class HttpApp:
         content_type = responses.content_type_of(header)
         if content_type is None:
             raise responses.wrong_content_type(header)
-        with self._intake.admit() as body:
+        with self._intake.admit(":".join(map(str, request.client or ()))) as body:
             await self._read(request, body)
             rejected = await take(body, request.headers.get("content-encoding", ""), content_type)
         self._stats.answered("http", "ok")

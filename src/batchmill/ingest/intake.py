@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -14,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from batchmill.errors import check_ints
+from batchmill.errors import ConfigError, check_ints
 from batchmill.http import ServerSettings
 from batchmill.ingest import responses
 from batchmill.ingest.decode import (
@@ -42,6 +44,10 @@ from batchmill.spool import (
 )
 from batchmill.wording import count_of
 
+TRACES, LOGS, METRICS = "traces", "logs", "metrics"
+DISCARD, REFUSE, FORWARD = "discard", "refuse", "forward"
+METRICS_MODES = (DISCARD, REFUSE)
+LOGS_MODES = (DISCARD, REFUSE, FORWARD)
 GRPC_MESSAGE_BYTES = 4 * 2**20
 """The largest gRPC message: the default of gRPC servers."""
 
@@ -68,17 +74,27 @@ class ReceiverSettings(ServerSettings):
     """Threads that decode. Python runs one at a time, and switching between two costs a fifth."""
     drain_s: float = 10.0
     """How long requests in progress may take after ``stop()``."""
+    metrics: str = DISCARD
+    """What requests with metrics get: ``discard`` answers success, ``refuse`` an error."""
+    logs: str = ""
+    """The same for logs, or ``forward``; by default that where there is a forwarder of logs, else
+    ``discard``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ints(self, 1, "decoders")
+        if self.metrics not in METRICS_MODES:
+            raise ConfigError("metrics", self.metrics, " or ".join(METRICS_MODES))
+        if self.logs and self.logs not in LOGS_MODES:
+            raise ConfigError("logs", self.logs, " or ".join(LOGS_MODES))
 
 
 T = TypeVar("T")
 
 log = logging.getLogger("batchmill.ingest")
 
-TRACES, LOGS = "traces", "logs"
+_ALONE_S = 1.0
+"""A sender is alone when nobody else has sent for this long."""
 _LARGE_BYTES = 2**20
 """A body of more than this, some 30 ms of work, is large."""
 
@@ -124,6 +140,10 @@ class Intake:
         self.stats = stats
         self.forwarders = forwarders or {}
         """By signal: traces are forwarded once they are durable, logs at once."""
+        logs = settings.logs or (FORWARD if LOGS in self.forwarders else DISCARD)
+        if logs == FORWARD and LOGS not in self.forwarders:
+            raise ConfigError("logs", logs, "used with a forwarder of logs: set export_logs")
+        self._modes = {METRICS: settings.metrics, LOGS: logs}
         self.draining = False
         self.requests = 0
         """Requests in progress."""
@@ -136,14 +156,30 @@ class Intake:
         self._large_decoder = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
         self._reads: set[asyncio.Timeout] = set()
         self._grpc_reads = 0
+        self._discarded: set[str] = set()
+        self._senders = Senders()
+
+    def take(self, signal: str) -> Take | None:
+        """The method that takes requests of a signal; None if they are refused."""
+        if signal == TRACES:
+            return self.take_traces
+        match self._modes.get(signal, REFUSE):
+            case "forward":
+                return self.take_logs
+            case "discard":
+                return functools.partial(self._discard, signal)
+        return None
 
     def level(self) -> str:
         """The name of the sink's pressure level."""
         return self._sink.level().name
 
     @contextmanager
-    def admit(self) -> Iterator[Body]:
-        """Count a request in progress, before its body is read; raises `Refusal`."""
+    def admit(self, sender: str = "") -> Iterator[Body]:
+        """Count a request in progress, before its body is read; raises `Refusal`.
+
+        ``sender`` is the address that it came from, with the port.
+        """
         if self.draining:
             raise responses.draining()
         if self._sink.level() >= Level.CRITICAL_PLUS:
@@ -152,12 +188,13 @@ class Intake:
             what = f"{count_of(self.requests, 'request')} in progress already"
             raise responses.busy(what)
         self.requests += 1
-        body = Body(self)
+        body = Body(self, sender)
         try:
             yield body
         finally:
             self.requests -= 1
             body.release()
+            self._hurry()  # what gathered while the segment of this request was written
 
     @asynccontextmanager
     async def reading(self, began: float) -> AsyncIterator[None]:
@@ -207,28 +244,46 @@ class Intake:
         """Decode and store spans; returns once they are durable, or raises `Refusal`."""
         if self._sink.level() >= Level.CRITICAL:
             raise _overloaded(self._sink.pressure(), unread=False)
+        self._senders.sent(body.sender, time.monotonic())
         submitted = await self._run(self._submit_traces, body, encoding, content_type)
         body.release()  # the sink counts what waits there
         if submitted.stored is not None:
             self.waiting += 1
             try:
-                if self.waiting == self.requests:
-                    self._sink.hurry()
+                self._hurry()
                 await self._until_durable(submitted.stored)
             finally:
                 self.waiting -= 1
         return submitted.rejected
+
+    def _hurry(self) -> None:
+        """Have spans stored at once when all senders wait for it: no more come before that."""
+        if self.waiting and self.waiting == self.requests:
+            self._sink.hurry(alone=self._senders.alone(time.monotonic()))
 
     async def take_logs(self, body: Body, encoding: str, content_type: str) -> Rejected:
         """Forward log records; raises `Refusal` for a body that has none."""
         await self._run(self._forward_logs, body, encoding, content_type)
         return Rejected()
 
+    async def _discard(self, signal: str, body: Body, encoding: str, content_type: str) -> Rejected:
+        """Count a request and forget it: its sender need not know that nobody reads it."""
+        self.stats.discard(signal)
+        if signal not in self._discarded:
+            self._discarded.add(signal)
+            log.warning(
+                "%s are answered with success and discarded, now and from here on, as this "
+                "receiver keeps traces: set OTEL_%s_EXPORTER=none at the sender to save the work, "
+                "or --%s refuse here",
+                *(signal, signal.upper(), signal),
+            )
+        return Rejected()
+
     async def _run(
         self, work: Callable[[Body, str, str], T], body: Body, encoding: str, content_type: str
     ) -> T:
         # Large bodies have a thread of their own, so that small ones do not wait for them.
-        size = body.decompressed_bytes() if encoding else body.bytes
+        size = body.decompressed_bytes(encoding)
         pool = self._large_decoder if size > _LARGE_BYTES else self._decoders
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(pool, work, body, encoding, content_type)
@@ -293,14 +348,37 @@ class Intake:
             raise _not_stored(error) from None
 
 
+class Senders:
+    """Whether one sender is alone: nobody else has sent for ``_ALONE_S``.
+
+    With many senders this is rare, so that their spans go on sharing segments.
+    """
+
+    def __init__(self) -> None:
+        self._sender = ""
+        self._sent_at = self._other_at = -math.inf
+
+    def sent(self, sender: str, now: float) -> None:
+        """Note a request with spans."""
+        if sender != self._sender:
+            self._other_at = self._sent_at
+            self._sender = sender
+        self._sent_at = now
+
+    def alone(self, now: float) -> bool:
+        """Whether the sender of the newest request is alone."""
+        return now - self._other_at > _ALONE_S
+
+
 Take: TypeAlias = Callable[["Body", str, str], Awaitable[Rejected]]
-"""``Intake.take_traces`` or ``take_logs``: the body, its encoding and its content type."""
+"""What takes a request of a signal: the body, its encoding and its content type."""
 
 
 class Body:
     """The body of one request, counted in the intake's bytes until released."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, sender: str) -> None:
+        self.sender = sender
         self._intake = intake
         self._parts: list[bytes] = []
         self.bytes = 0
@@ -320,8 +398,15 @@ class Body:
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def decompressed_bytes(self) -> int:
-        """The size of a gzip body once decompressed, which an honest sender has put at its end."""
+    def decompressed_bytes(self, encoding: str) -> int:
+        """About the size of the body once decompressed.
+
+        An honest sender has put it at the end of a gzip body; others are some eight times larger.
+        """
+        if not encoding:
+            return self.bytes
+        if "gzip" not in encoding:
+            return 8 * self.bytes
         return max(self.bytes, int.from_bytes(b"".join(self._parts[-4:])[-4:], "little"))
 
     def starts_with(self, prefix: bytes) -> bool:

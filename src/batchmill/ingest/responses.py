@@ -111,7 +111,7 @@ def unauthenticated() -> Refusal:
 
 
 def unsupported_signal(signal: str) -> Refusal:
-    """Metrics, profiles, or logs that are not forwarded."""
+    """Profiles; metrics and logs where the receiver is set to refuse them."""
     return Refusal(
         "unsupported_signal",
         404,

@@ -34,6 +34,8 @@ class ReceiverStats:
         self._lock = threading.Lock()
         self.requests: Counter[tuple[str, str]] = Counter()
         """By protocol and outcome: ``ok``, or the reason of the refusal."""
+        self.discarded: Counter[str] = Counter()
+        """Requests answered ``ok`` and discarded, by signal."""
         self.received_spans = 0
         """Decoded and valid."""
         self.acknowledged_spans = 0
@@ -49,6 +51,11 @@ class ReceiverStats:
         """Count a request that was answered."""
         with self._lock:
             self.requests[protocol, outcome] += 1
+
+    def discard(self, signal: str) -> None:
+        """Count a request whose content is not kept."""
+        with self._lock:
+            self.discarded[signal] += 1
 
     def received(self, spans: int, rejected: Mapping[str, int], cuts: Mapping[str, int]) -> None:
         """Count the spans of a decoded request."""
@@ -79,6 +86,7 @@ class ReceiverStats:
                 "rejected": dict(self.rejected),
                 "cuts": dict(self.cuts),
                 "refused_requests": dict(refused),
+                "discarded_requests": dict(self.discarded),
                 "requests": {
                     f"{protocol} {outcome}": count
                     for (protocol, outcome), count in self.requests.items()
@@ -174,6 +182,14 @@ def _metrics(status: Mapping[str, Any]) -> Iterator[Metric]:
         protocol, _, outcome = key.partition(" ")
         requests.add_metric([protocol, outcome], count)
     yield requests
+    discarded = CounterMetricFamily(
+        f"{_PREFIX}discarded_requests",
+        "Requests answered with success whose content is not kept, by signal.",
+        labels=["signal"],
+    )
+    for signal, count in sorted(status["discarded_requests"].items()):
+        discarded.add_metric([signal], count)
+    yield discarded
     connections = status["connections"]
     name = f"{_PREFIX}http_connections"
     yield GaugeMetricFamily(name, "HTTP connections open now.", value=connections["open"])

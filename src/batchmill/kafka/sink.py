@@ -165,7 +165,7 @@ class KafkaSink(GaugedSink):
         self._produce(link, messages, _Sending(self, link, answer, len(messages), rows, size))
         return answer
 
-    def hurry(self) -> bool:
+    def hurry(self, *, alone: bool = False) -> bool:
         """Does nothing: a message lingers for milliseconds only."""
         return False
 

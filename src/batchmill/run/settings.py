@@ -133,6 +133,15 @@ def _whole(least: int, most: int) -> Kind:
     return Kind(parse, f"a whole number from {least} to {most}", "N")
 
 
+def _choice(*values: str) -> Kind:
+    def parse(given: Any) -> str:
+        if given not in values:
+            raise ValueError
+        return str(given)
+
+    return Kind(parse, " or ".join(values), "|".join(values))
+
+
 def _seconds(given: Any) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         raise ValueError
@@ -216,6 +225,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tls_key", PATH, None, "its key"),
     Setting("tls_client_ca", PATH, None, "the CA whose client certificates are accepted (mTLS)"),
     Setting("insecure", SWITCH, False, "listen beyond this machine without token or mTLS"),
+    Setting(
+        "metrics",
+        _choice("discard", "refuse"),
+        "discard",
+        "what requests with metrics get: success, or an error",
+    ),
+    Setting(
+        "logs",
+        _choice("discard", "refuse", "forward"),
+        None,
+        "the same for logs; unset: forward with export_logs, else discard",
+    ),
     Setting("max_body_mb", COUNT, None, "the largest request body accepted"),
     Setting("max_connections", COUNT, None, "the most connections, for HTTP and gRPC each"),
     Setting("request_timeout", SECONDS, None, "how long a whole request may take to arrive"),

@@ -44,7 +44,7 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
     arguments += _options(
         settings,
         *(*_SERVER_SETTINGS, "http_port", "grpc_port", "max_body_mb", "max_connections"),
-        *("request_timeout", "export_traces", "export_logs"),
+        *("request_timeout", "metrics", "logs", "export_traces", "export_logs"),
     )
     if settings["kafka"]:
         arguments += ["--to", settings["kafka"]]

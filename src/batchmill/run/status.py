@@ -143,6 +143,7 @@ class RunState:
 
         add("rejected spans", self.ingest.get("rejected", {}))
         add("refused requests", self.ingest.get("refused_requests", {}))
+        add("discarded requests", self.ingest.get("discarded_requests", {}))
         for signal, report in self.ingest.get("forwarded", {}).items():
             add(f"{signal} not handed on", report.get("dropped", {}))
         for report in self.exports.values():

@@ -142,8 +142,11 @@ class SpanSink(Protocol):
         """
         ...
 
-    def hurry(self) -> bool:
-        """Write what waits without lingering, if it is enough to be worth it; whether it is."""
+    def hurry(self, *, alone: bool = False) -> bool:
+        """Write what waits without lingering, if it is enough to be worth it; whether it is.
+
+        ``alone``: one sender waits for it and nobody else sends.
+        """
         ...
 
     def level(self) -> Level:

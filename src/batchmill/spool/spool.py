@@ -191,16 +191,18 @@ class Spool(GaugedSink, lifecycle.Tracked):
         flushed = [batcher.flush(_left(until)) for batcher in self._all_batchers()]
         return all(flushed)
 
-    def hurry(self, source: str = SPAN_SOURCE) -> bool:
+    def hurry(self, source: str = SPAN_SOURCE, *, alone: bool = False) -> bool:
         """Write what waits of a type without lingering, if it is ``hurry_rows`` at least; whether.
 
         For a receiver all of whose senders wait for answers: none of them sends more before it has
-        one, so lingering would only cost time.
+        one, so lingering would only cost time. ``alone`` says that they are one sender: then any
+        number of rows is enough, unless a segment is being written, during which they gather.
         """
         batcher = self._batchers.get(source)
-        return batcher is not None and batcher.hurry(
-            float(self.settings.hurry_rows * self.settings.max_bytes)
-        )
+        if batcher is None:
+            return False
+        enough = float(self.settings.hurry_rows * self.settings.max_bytes)
+        return (alone and batcher.hurry(when_idle=True)) or batcher.hurry(enough)
 
     def close(self, timeout: float | None = None) -> bool:
         """Accept no more, write what waits, answer everything; True when that was in time.
