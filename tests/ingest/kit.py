@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from batchmill.ingest.decode import Decoded, Limits, decode_traces
+from batchmill.ingest.decode import Decoded, Limits, compiled, decode_traces
 from batchmill.spool import Spool
 from tests.kit.threads import Gate
 
@@ -95,19 +97,38 @@ def decoded(*groups: Group, limits: Limits = LIMITS) -> Decoded:
     """The request, decoded: the same from both forms."""
     one = decode_traces(protobuf(*groups), PROTOBUF, limits)
     other = decode_traces(as_json(*groups), JSON, limits)
-    assert other.batch.columns == one.batch.columns
+    assert other.batch.unpacked().columns == one.batch.unpacked().columns
     assert (other.rejections, other.cuts) == (one.rejections, one.cuts)
     return one
 
 
+@contextmanager
+def decoding_in(language: str) -> Iterator[None]:
+    """Protobuf is decoded by the reference, in ``python``, or by the ``compiled`` decoder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.SETTING, language)
+        compiled.library.cache_clear()
+        try:
+            yield
+        finally:
+            compiled.library.cache_clear()
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def decoder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both decoders of protobuf, one after the other."""
+    with decoding_in(request.param):
+        yield
+
+
 def row(what: Decoded, index: int = 0) -> dict[str, Any]:
     """A row of a batch."""
-    return {name: values[index] for name, values in what.batch.columns.items()}
+    return {name: values[index] for name, values in what.batch.unpacked().columns.items()}
 
 
 def texts(value: Any) -> str:
     """The text that an attribute of this value becomes."""
-    (pairs,) = decoded(Group([S(attributes=[("k", value)])])).batch.columns["attributes"]
+    (pairs,) = decoded(Group([S(attributes=[("k", value)])])).batch.unpacked().columns["attributes"]
     return str(dict(pairs)["k"])
 
 

@@ -34,10 +34,14 @@ from tests.ingest.kit import (
     S,
     as_json,
     decoded,
+    decoder,
     protobuf,
     row,
     texts,
 )
+
+__all__ = ["decoder"]
+pytestmark = pytest.mark.usefixtures("decoder")
 
 
 def test_spans_of_the_real_sdk() -> None:
@@ -59,7 +63,7 @@ def test_spans_of_the_real_sdk() -> None:
     found = decode_traces(body, PROTOBUF, LIMITS)
 
     assert (found.rejected, found.reason, found.cuts) == (0, "", {})
-    assert tuple(found.batch.columns) == SPAN_COLUMNS
+    assert tuple(found.batch.unpacked().columns) == SPAN_COLUMNS
     assert outer.start_time is not None
     assert outer.end_time is not None
     context = outer.get_span_context()
@@ -133,9 +137,9 @@ SMALL = Limits(
 def test_json_equals_protobuf(groups: list[Group], limits: Limits) -> None:
     """The same spans both ways give the same batch and the same counts; none goes missing."""
     found = decoded(*groups, limits=limits)
-    assert {len(column) for column in found.batch.columns.values()} == {len(found.batch)}
+    assert {len(column) for column in found.batch.unpacked().columns.values()} == {len(found.batch)}
     assert len(found.batch) + found.rejected == sum(len(group.spans) for group in groups)
-    for pairs in found.batch.columns["attributes"]:
+    for pairs in found.batch.unpacked().columns["attributes"]:
         assert len(pairs) <= limits.max_attributes
         assert all(0 < len(key) <= limits.max_key_length for key in pairs)
         assert all(len(text) <= limits.max_attribute_length for text in pairs.values())
@@ -157,7 +161,7 @@ def test_json_equals_protobuf(groups: list[Group], limits: Limits) -> None:
 def test_an_unusable_span_is_rejected_alone(span: S, reason: str) -> None:
     """Its neighbours are taken, and the reason is told and counted."""
     found = decoded(Group([S(name="a"), span, S(name="b")]))
-    assert found.batch.columns["name"] == ["a", "b"]
+    assert found.batch.unpacked().columns["name"] == ["a", "b"]
     assert (found.rejected, found.rejections) == (1, {reason: 1})
     assert found.reason == f"{reason} (1)"
 
@@ -165,7 +169,7 @@ def test_an_unusable_span_is_rejected_alone(span: S, reason: str) -> None:
 def test_every_column_is_filled() -> None:
     """In the order of the span's definition."""
     span = S(b"t" * 16, b"s" * 8, start=1_000, end=2_000, status=1, attributes=[("key", "value")])
-    batch = decoded(Group([span], [("service.name", "shop")])).batch
+    batch = decoded(Group([span], [("service.name", "shop")])).batch.unpacked()
     batch.check()
     assert tuple(batch.columns) == SPAN_COLUMNS
     assert {name: values[0] for name, values in batch.columns.items()} == {
@@ -187,7 +191,7 @@ def test_kinds() -> None:
     """A kind that is unspecified or not known is INTERNAL."""
     known = ["INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
     found = decoded(Group([S(kind=number) for number in range(7)]))
-    assert found.batch.columns["kind"] == [*known, "INTERNAL"]
+    assert found.batch.unpacked().columns["kind"] == [*known, "INTERNAL"]
 
 
 def test_a_parent_of_zeros_is_none() -> None:
@@ -221,7 +225,11 @@ def test_values_as_text(value: Any, text: str) -> None:
 def test_no_service_name() -> None:
     """Spans of a resource without a name, or with an empty one, are of unknown_service."""
     found = decoded(Group([S()], ()), Group([S()], [("service.name", "")]), Group([S()]))
-    assert found.batch.columns["service"] == ["unknown_service", "unknown_service", "cart"]
+    assert found.batch.unpacked().columns["service"] == [
+        "unknown_service",
+        "unknown_service",
+        "cart",
+    ]
 
 
 def test_what_is_cut_is_counted() -> None:

@@ -22,8 +22,11 @@ from batchmill.ingest.decode import (
     decompress,
 )
 from tests.ingest.hostile import field, spans, varint
-from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, protobuf
+from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, decoder, protobuf
 from tests.kit.files import ROOT
+
+__all__ = ["decoder"]
+pytestmark = pytest.mark.usefixtures("decoder")
 
 SMALL = Limits(
     max_body_bytes=4000,
@@ -57,7 +60,7 @@ def never_another_error(body: bytes, content_type: str, limits: Limits, encoding
     if found is None:
         assert message
         return
-    columns = found.batch.columns
+    columns = found.batch.unpacked().columns
     assert {len(column) for column in columns.values()} == {len(found.batch)}
     for row in zip(*(columns[name] for name in ("name", "service")), strict=True):
         "".join(row).encode()

@@ -39,6 +39,7 @@ from batchmill.spool import (
     GaugedSink,
     Level,
     Overloaded,
+    PackedSpans,
     SinkStats,
     SpanBatch,
     SpoolClosedError,
@@ -120,20 +121,20 @@ class KafkaSink(GaugedSink):
         else:
             self._fit(client.topic_limit(self.address, self.settings, timeout))
 
-    def submit(self, source: str, batch: SpanBatch) -> Future[None]:
+    def submit(self, source: str, batch: SpanBatch | PackedSpans) -> Future[None]:
         """Accept spans; the future is done once the broker has acknowledged all of them.
 
         Never waits. Raises :class:`Overloaded` from CRITICAL on, BadRowsError, SpoolClosedError,
         and MessageTooLargeError for a span that no message can hold; the future fails with
         KafkaWriteError, Overloaded or SpoolClosedError. It cannot be cancelled.
         """
-        if source != SPAN_SOURCE or not isinstance(batch, SpanBatch):
+        if source != SPAN_SOURCE or not isinstance(batch, (SpanBatch, PackedSpans)):
             raise TypeError(f"a topic takes {SPAN_SOURCE} as a SpanBatch, not {source!r}")
         batch.check()
         answer: Future[None] = Future()
         answer.set_running_or_notify_cancel()
         self._gauge.check(len(batch))
-        messages = encode(batch, self._limit - _RESERVED_BYTES, self.address.topic)
+        messages = encode(batch.unpacked(), self._limit - _RESERVED_BYTES, self.address.topic)
         if not messages:  # nothing to write
             answer.set_result(None)
             return answer

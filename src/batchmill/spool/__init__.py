@@ -32,6 +32,7 @@ from batchmill.spool.span import (
     SPAN_SCHEMA,
     SPAN_SOURCE,
     EventBatch,
+    PackedSpans,
     SpanBatch,
     SpanColumn,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "Level",
     "Measure",
     "Overloaded",
+    "PackedSpans",
     "Pressure",
     "RESOURCE_COLUMNS",
     "SPAN_COLUMNS",

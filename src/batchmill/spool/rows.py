@@ -19,6 +19,7 @@ from batchmill.spool.span import (
     SPAN_SCHEMA,
     SPAN_SOURCE,
     EventBatch,
+    PackedSpans,
     SpanBatch,
     SpanColumn,
 )
@@ -161,6 +162,11 @@ class SpanTable:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
+    @classmethod
+    def join(cls, parts: Sequence[SpanTable]) -> pa.Table:
+        """The rows of ``parts``, one after the other."""
+        return joined(parts)
+
 
 class DeltaTable:
     """Deltas of one event type that wait for their segment."""
@@ -181,10 +187,31 @@ def joined(batches: Sequence[SpanTable | DeltaTable]) -> pa.Table:
     return pa.concat_tables([batch.table for batch in batches])
 
 
+def joined_spans(batches: Sequence[SpanTable | PackedSpans]) -> pa.Table:
+    """The rows of batches of spans: those of one form one after the other."""
+    forms: dict[type[SpanTable | PackedSpans], list[Any]] = {}
+    for batch in batches:
+        forms.setdefault(type(batch), []).append(batch)
+    tables = [form.join(parts) for form, parts in forms.items()]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(map(_plain, tables))
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Spans without dictionaries in memory, so that they can be joined with others."""
+    columns = []
+    for known in ARROW_SCHEMA:
+        column = table[known.name].combine_chunks()
+        if pa.types.is_map(column.type):
+            keys, items = column.keys.cast(pa.string()), column.items.cast(pa.string())
+            column = pa.MapArray.from_arrays(column.offsets, keys, items)
+        columns.append(column.cast(known.type))
+    return pa.table(columns, schema=ARROW_SCHEMA)
+
+
 def converter(source: str, kind: SourceType | None) -> Convert:
     """The function that converts batches of an event type to a table."""
     if source == SPAN_SOURCE or kind is None:
-        return joined
+        return joined_spans
     return event_tables(kind)
 
 
@@ -215,7 +242,12 @@ def encode(table: pa.Table) -> memoryview:
     repeating = [path for path in _leaves(table.schema) if path.split(".")[0] not in _UNIQUE]
     out = pa.BufferOutputStream()
     pq.write_table(
-        table, out, compression="zstd", use_dictionary=repeating, write_statistics=[TIME_COLUMN]
+        table,
+        out,
+        compression="zstd",
+        use_dictionary=repeating,
+        write_statistics=[TIME_COLUMN],
+        store_schema=False,  # readers see the same columns, whatever form they had in memory
     )
     return memoryview(out.getvalue())
 

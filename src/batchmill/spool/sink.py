@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from batchmill.errors import BatchmillError, ConfigError, check_ints, check_numbers
 from batchmill.pressure import ThresholdLevel
-from batchmill.spool.span import SpanBatch
+from batchmill.spool.span import PackedSpans, SpanBatch
 
 MIB = 1 << 20
 
@@ -134,7 +134,7 @@ class SinkStats:
 class SpanSink(Protocol):
     """Makes spans durable. Any thread may call it; nothing but ``close`` waits."""
 
-    def submit(self, source: str, batch: SpanBatch) -> Future[Any]:
+    def submit(self, source: str, batch: SpanBatch | PackedSpans) -> Future[Any]:
         """Accept a batch; the future is done once all of it is durable.
 
         Raises :class:`Overloaded`, :class:`BadRowsError` or :class:`SpoolClosedError`; the future

@@ -6,11 +6,15 @@ Parquet segments, Kafka's messages, the receiver's rows and Spark's schemas are 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from batchmill.sources import SPAN_SOURCE as SPAN_SOURCE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ColumnKind: TypeAlias = Literal["time", "id", "text", "map"]
 """``time``: whole microseconds since 1970, UTC; ``id``: lower-case hex digits; ``map``: a dict from
@@ -124,6 +128,10 @@ class SpanBatch:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of a SpanBatch must be of one length, not {lengths}")
 
+    def unpacked(self) -> SpanBatch:
+        """The batch itself; see :class:`PackedSpans`."""
+        return self
+
     @classmethod
     def joined(cls, batches: Iterable[SpanBatch]) -> SpanBatch:
         """The rows of ``batches``, one after the other."""
@@ -133,6 +141,29 @@ class SpanBatch:
                 values += batch.columns[name]
             whole.approx_bytes += batch.approx_bytes
         return whole
+
+
+class PackedSpans(ABC):
+    """Spans in a denser form than lists; those of many requests become one table in one step."""
+
+    weight: int
+    """The bytes it counts for."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def unpacked(self) -> SpanBatch:
+        """The same spans as lists."""
+
+    @classmethod
+    @abstractmethod
+    def join(cls, parts: Sequence[Any]) -> pa.Table:
+        """The rows of ``parts``, which are all of this class, as the table of a segment."""
+
+    def check(self) -> None:
+        """Do nothing: whoever packed them has checked them."""
+        return
 
 
 class EventBatch:

@@ -39,10 +39,10 @@ from batchmill.spool.sink import (
     SpoolClosedError,
     SpoolSettings,
 )
-from batchmill.spool.span import SPAN_SOURCE, EventBatch, SpanBatch
+from batchmill.spool.span import SPAN_SOURCE, EventBatch, PackedSpans, SpanBatch
 from batchmill.wording import count_of
 
-Waiting: TypeAlias = SpanTable | DeltaTable | EventBatch
+Waiting: TypeAlias = SpanTable | PackedSpans | DeltaTable | EventBatch
 """A batch that waits for its segment."""
 
 log = logging.getLogger("batchmill.spool")
@@ -111,18 +111,21 @@ class Spool(GaugedSink, lifecycle.Tracked):
         lifecycle.track(self)
 
     def submit(
-        self, source: str, batch: SpanBatch | EventBatch | Sequence[Mapping[str, Any]]
+        self,
+        source: str,
+        batch: SpanBatch | PackedSpans | EventBatch | Sequence[Mapping[str, Any]],
     ) -> Future[Path]:
         """Accept a batch; the future gets the segment's path once that is durable.
 
-        ``source`` is ``"Span"`` for a SpanBatch, else the name of an event type, whose rows map
-        columns to values. Never waits. Raises :class:`Overloaded` from CRITICAL on; the future
-        fails with SpoolWriteError, BadRowsError or SpoolClosedError. It cannot be cancelled.
+        ``source`` is ``"Span"`` for a SpanBatch or PackedSpans, else the name of an event type,
+        whose rows map columns to values. Never waits. Raises :class:`Overloaded` from CRITICAL on;
+        the future fails with SpoolWriteError, BadRowsError or SpoolClosedError. It cannot be
+        cancelled.
         """
-        if not isinstance(batch, (SpanBatch, EventBatch)):
+        if not isinstance(batch, (SpanBatch, PackedSpans, EventBatch)):
             batch = EventBatch(batch)
         batcher = self._batchers.get(source) or self._batcher(source)
-        if isinstance(batch, SpanBatch) is not (source == SPAN_SOURCE):
+        if isinstance(batch, (SpanBatch, PackedSpans)) is not (source == SPAN_SOURCE):
             raise TypeError(f"{SPAN_SOURCE} takes a SpanBatch, any other type rows; not {source!r}")
         batch.check()
         answer: Future[Path] = Future()

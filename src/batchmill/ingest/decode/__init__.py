@@ -15,6 +15,7 @@ from batchmill.ingest.decode.body import (
     decompress,
     too_many_bytes,
 )
+from batchmill.ingest.decode.compiled import decode_compiled
 from batchmill.ingest.decode.json import otlp_from_json, read_json
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Decoded, Rows
@@ -45,11 +46,15 @@ def decode_traces(body: bytes, content_type: str, limits: Limits) -> Decoded:
     """
     if len(body) > limits.max_decompressed_bytes:
         raise too_many_bytes(len(body), limits.max_decompressed_bytes)
-    rows = Rows(limits)
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in (PROTOBUF, "application/protobuf"):
+        decoded = decode_compiled(body, limits)
+        if decoded is not None:
+            return decoded
+        rows = Rows(limits)
         read_proto(body, rows)
     elif media_type == JSON:
+        rows = Rows(limits)
         read_json(body, rows)
     else:
         raise Unsupported(f"the content type {content_type[:80]!r} is not {PROTOBUF} or {JSON}")

@@ -29,13 +29,13 @@ _RESOURCE = _number(ResourceSpans, "resource")
 _SCOPE_SPANS = _number(ResourceSpans, "scope_spans")
 _SPANS = _number(ScopeSpans, "spans")
 
-_SPARE_FIELDS = 1000
+SPARE_FIELDS = 1000
 """Unknown fields allowed in the outer messages, beside a few for each span allowed."""
 
 
 def read_proto(body: bytes, rows: Rows) -> None:
     """Add the spans of ``body`` to ``rows``."""
-    scanner = _Scanner(body, 4 * rows.limits.max_spans + _SPARE_FIELDS)
+    scanner = _Scanner(body, 4 * rows.limits.max_spans + SPARE_FIELDS)
     for _, start, end in scanner.fields(0, len(body), (_RESOURCE_SPANS,)):
         rows.group()
         _read_group(scanner, start, end, rows)
@@ -57,15 +57,21 @@ def _read_group(scanner: _Scanner, start: int, end: int, rows: Rows) -> None:
                     "give it fewer attributes"
                 )
             continue
-        _read_spans(body, scanner.fields(first, last, (_SPANS,)), rows)
+        read_spans(body, scanner.fields(first, last, (_SPANS,)), rows)
+    rows.resource(read_resource(b"".join(resource), rows))
+
+
+def read_resource(resource: bytes, rows: Rows) -> Pairs:
+    """The attributes of a resource."""
     try:
-        about = Resource.FromString(b"".join(resource))
+        about = Resource.FromString(resource)
     except DecodeError as error:
         raise BadRequest(f"a resource is not valid protobuf: {error}") from error
-    rows.resource(_pairs(about.attributes, size, rows))
+    return _pairs(about.attributes, len(resource), rows)
 
 
-def _read_spans(body: bytes, spans: Iterable[tuple[int, int, int]], rows: Rows) -> None:
+def read_spans(body: bytes, spans: Iterable[tuple[int, int, int]], rows: Rows) -> None:
+    """Add spans to ``rows``: each is a field's number, its start and its end in ``body``."""
     parse, add, count = Span.FromString, rows.add, rows.span
     most, put = rows.limits.max_span_bytes, rows.attributes.append
     for _, start, end in spans:

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from batchmill.ingest.decode.body import Limits, TooLarge
-from batchmill.spool import SpanBatch
+from batchmill.spool import PackedSpans, SpanBatch
 
 Pairs = dict[str, str]
 
@@ -29,7 +29,7 @@ _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 class Decoded:
     """The spans of a request, and what was rejected or cut."""
 
-    batch: SpanBatch
+    batch: SpanBatch | PackedSpans
     rejections: dict[str, int] = field(default_factory=dict)
     """Number of rejected spans, by reason."""
     cuts: dict[str, int] = field(default_factory=dict)
@@ -97,6 +97,16 @@ class Rows:
                 f"the request has more than {self.limits.max_attributes_in_all} attributes: "
                 "send fewer spans in a request"
             )
+
+    @property
+    def attributes_so_far(self) -> int:
+        """Number of attributes that were counted."""
+        return self._all_attributes
+
+    @property
+    def batch(self) -> SpanBatch:
+        """The spans that were added."""
+        return self._batch
 
     @property
     def spans(self) -> int:

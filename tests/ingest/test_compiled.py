@@ -1,0 +1,216 @@
+"""The compiled decoder: whatever is sent, it gives what the reference in Python gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decode_traces
+from batchmill.ingest.decode import compiled as compiled_decoder
+from batchmill.ingest.decode.compiled import CompiledSpans, decode_compiled
+from batchmill.ingest.decode.protobuf import read_proto
+from batchmill.ingest.decode.rows import Rows
+from batchmill.spool import ATTRIBUTE_COLUMNS, Spool, span_table
+from tests.ingest.hostile import field
+from tests.ingest.kit import LIMITS, PROTOBUF, Group, S, decoding_in, protobuf
+from tests.ingest.test_fuzz import EDITS, SMALL, edited
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> Iterator[None]:
+    with decoding_in("compiled"):
+        yield
+
+
+TEXTS = st.text(max_size=20)
+KEYS = st.one_of(st.sampled_from([*ATTRIBUTE_COLUMNS, "k", "url.path", ""]), TEXTS)
+VALUES = st.recursive(
+    st.one_of(
+        TEXTS,
+        st.sampled_from(["GET", "x" * 17, "ä" * 9, "😀" * 16]),
+        st.integers(-(2**63), 2**63 - 1),
+        st.booleans(),
+        st.floats(),
+        st.none(),
+        st.binary(max_size=6),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+ATTRIBUTES = st.lists(st.tuples(KEYS, VALUES), max_size=6)
+SPANS = st.builds(
+    S,
+    trace_id=st.one_of(st.binary(min_size=16, max_size=16), st.binary(max_size=18)),
+    span_id=st.one_of(st.binary(min_size=8, max_size=8), st.binary(max_size=9)),
+    parent_id=st.sampled_from([b"", bytes(8), b"p" * 8, b"short"]),
+    name=st.one_of(TEXTS, st.just("n" * 30)),
+    kind=st.integers(0, 7),
+    start=st.one_of(st.just(1_700_000_000_000_000_000), st.integers(0, 2**64 - 1)),
+    end=st.one_of(st.just(1_700_000_000_005_000_000), st.integers(0, 2**64 - 1)),
+    status=st.integers(0, 3),
+    attributes=ATTRIBUTES,
+)
+REQUESTS = st.lists(st.builds(Group, st.lists(SPANS, max_size=4), ATTRIBUTES), max_size=3)
+LIMITS_OF_TESTS = st.sampled_from([LIMITS, SMALL])
+
+
+def outcome(body: bytes, limits: Limits, *, compiled: bool) -> Any:
+    """The spans, rejections and cuts of a request; or its error."""
+    try:
+        if compiled:
+            decoded = decode_traces(body, PROTOBUF, limits)
+        else:
+            rows = Rows(limits)
+            read_proto(body, rows)
+            decoded = rows.decoded(len(body))
+    except (BadRequest, TooLarge) as error:
+        return type(error), str(error)
+    return decoded.batch.unpacked().columns, decoded.rejections, decoded.cuts
+
+
+def check_equal(body: bytes, limits: Limits) -> None:
+    """Both decoders give the same."""
+    assert outcome(body, limits, compiled=True) == outcome(body, limits, compiled=False)
+
+
+@given(REQUESTS, LIMITS_OF_TESTS)
+def test_any_request(groups: list[Group], limits: Limits) -> None:
+    """Values of all types, repeated keys, invalid ids and times, texts over the limits."""
+    check_equal(protobuf(*groups), limits)
+
+
+@given(REQUESTS, EDITS, LIMITS_OF_TESTS)
+def test_any_mutated_request(
+    groups: list[Group], edits: list[tuple[int, int, bytes]], limits: Limits
+) -> None:
+    """The same error for the same byte."""
+    check_equal(edited(protobuf(*groups), edits), limits)
+
+
+@given(st.lists(st.builds(field, st.integers(1, 17), st.binary(max_size=12)), max_size=6))
+@example([field(9, field(1, b"k") + field(2, field(1, b"\xff")))])  # not UTF-8
+@example([field(9, field(1, b"k") + field(1, b"j") + field(2, field(1, b"v")))])  # two keys
+@example([field(9, field(2, field(1, b"v")) + field(1, b"k"))])  # the value first
+@example([field(9, field(1, b"k") + field(2, field(1, b"v") + b"\x18\x07"))])  # two values
+@example([field(9, field(1, b"k") + field(2, b"\x10\x02"))])  # a bool of 2
+@example([field(9, field(1, b"k") + field(2, b"\x18\x87\x00"))])  # a number in a longer form
+@example([field(9, field(1, b"k") + b"\x10\x00")])  # a value that is a number
+@example([field(11, field(2, b"\xff"))])  # an event's name that is not UTF-8
+@example([field(11, field(3, field(1, b"k") + field(2, field(1, b"\xff"))))])
+@example([field(13, field(3, b"\xff"))])
+@example([field(15, field(2, b"\xff"))])
+@example([field(15, b"\x18\x01"), field(15, field(2, b"again"))])  # a status in two parts
+@example([b"\x30\x02", b"\x30\x03"])  # the kind twice
+@example([b"\x30\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"])  # a kind of -1
+@example([b"\x0b\x0c"])  # a group, which is older protobuf
+@example([b"\x82\x01\x00"])  # an unknown field
+@example([b"\x08\x01"])  # a trace_id that is a number
+@example([field(3, b"\xff")])  # a trace_state that is not UTF-8
+def test_any_fields_of_a_span(fields: list[bytes]) -> None:
+    """Fields that a span may have, or not, with any content."""
+    ids = field(1, b"a" * 16) + field(2, b"a" * 8)
+    times = b"\x39" + b"a" * 8 + b"\x41" + b"b" * 8
+    span = field(2, ids + times + b"".join(fields))
+    check_equal(field(1, field(2, span * 2)), LIMITS)
+
+
+@given(st.one_of(st.floats(), st.floats(width=32), st.integers(-1074, 1023).map(lambda n: 2.0**n)))
+@example(5e-324)
+@example(1.7976931348623157e308)
+@example(1e16)
+@example(9999999999999998.0)
+@example(0.0001)
+@example(1e-05)
+@example(-0.0)
+@example(123456789012345680.0)
+def test_any_double(value: float) -> None:
+    """A number is the same text, digit by digit."""
+    check_equal(protobuf(Group([S(attributes=[("k", value), ("-k", -value)])])), LIMITS)
+
+
+def test_usual_spans_are_not_left_to_the_reference() -> None:
+    """Otherwise all other tests would compare the reference with itself."""
+    attributes = [("http.route", "/"), ("k", "v"), ("n", 7), ("ok", True), ("ratio", 0.25)]
+    body = protobuf(Group([S(attributes=attributes)] * 3))
+    decoded = decode_compiled(body, LIMITS)
+    assert decoded is not None
+    assert isinstance(decoded.batch, CompiledSpans)
+    assert decoded.batch.odd_spans == 0
+    assert not math.isnan(decoded.batch.weight)
+
+
+def test_an_odd_span_keeps_its_place() -> None:
+    """Those with arrays go through the reference; the others do not, and the order stays."""
+    spans = [S(name=str(n), attributes=[("list", [n])] if n % 3 == 0 else []) for n in range(9)]
+    decoded = decode_compiled(protobuf(Group(spans)), LIMITS)
+    assert decoded is not None
+    columns = decoded.batch.unpacked().columns
+    assert columns["name"] == [str(n) for n in range(9)]
+    assert [pairs.get("list") for pairs in columns["attributes"]] == [
+        f"[{n}]" if n % 3 == 0 else None for n in range(9)
+    ]
+
+
+@given(st.lists(REQUESTS, max_size=4))
+def test_requests_joined_to_a_table(requests: list[list[Group]]) -> None:
+    """The table of several requests is that of the reference: same columns, same order."""
+    parts, batches = [], []
+    for groups in requests:
+        body = protobuf(*groups)
+        decoded = decode_compiled(body, LIMITS)
+        if decoded is not None and len(decoded.batch):
+            rows = Rows(LIMITS)
+            read_proto(body, rows)
+            parts.append(decoded.batch)
+            batches.append(rows.batch)
+    if not parts:
+        return
+    table = CompiledSpans.join(parts)
+    table.validate(full=True)
+    expected = [row for batch in batches for row in span_table(batch).to_pylist()]
+    actual = table.to_pylist()
+    for row in (*expected, *actual):
+        row["attributes"] = sorted(row["attributes"])
+    assert actual == expected
+
+
+def test_both_forms_in_one_segment(tmp_path: Path) -> None:
+    """Spans that an application submits as lists share a segment with decoded ones."""
+    body = protobuf(Group([S(name="a", attributes=[("http.route", "/"), ("k", "v")])] * 2))
+    rows = Rows(LIMITS)
+    read_proto(body, rows)
+    with Spool(tmp_path, linger_s=60) as spool:
+        decoded = decode_traces(body, PROTOBUF, LIMITS)
+        answers = [spool.submit("Span", batch) for batch in (decoded.batch, rows.batch)]
+        assert spool.flush()
+        paths = {answer.result() for answer in answers}
+    (path,) = paths
+    table = pq.read_table(path)
+    assert table.num_rows == 4
+    assert len({str(row) for row in table.to_pylist()}) == 1
+    assert table.schema.equals(span_table(rows.batch).schema)
+
+
+def test_a_decoder_that_is_wanted_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for it is told; who does not gets the reference."""
+    monkeypatch.setattr(compiled_decoder, "LIBRARY", Path("/nowhere/wire.so"))
+    with decoding_in("compiled"), pytest.raises(OSError, match="BATCHMILL_DECODER is compiled"):
+        compiled_decoder.library()
+    with decoding_in(""):
+        assert compiled_decoder.library() is None
+    with decoding_in("fast"), pytest.raises(ValueError, match="python or compiled"):
+        compiled_decoder.library()
+
+
+def test_real_protobuf_agrees() -> None:
+    """The bytes of these tests are requests that protobuf itself reads."""
+    body = protobuf(Group([S()]))
+    assert ExportTraceServiceRequest.FromString(body).resource_spans
