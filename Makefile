@@ -1,8 +1,8 @@
 # The commands for working on batchmill. `make` alone lists them.
 #
 # They need Python 3.11 or newer, make, and a package index that pip can reach. They install into .venv,
-# from requirements/*.lock: exact versions, verified by hash. Spark also needs Java 17 or newer; some tests
-# need PostgreSQL, Prometheus, Chromium, or Maven (for Kafka's jars). scripts/system-packages.sh finds them
+# from requirements/*.lock: exact versions, verified by hash. Spark also needs Java 17 or newer, the quick
+# OTLP decoder a C compiler; some tests need PostgreSQL, Prometheus, Chromium, or Maven (for Kafka's jars). scripts/system-packages.sh finds them
 # or, as root on a machine with apt-get, installs them.
 
 # The first Python that is new enough. To use another one: make test PYTHON=/path/to/python3
@@ -18,7 +18,7 @@ INSTALL := $(PIP) install $(QUIET)
 # Packages published as source (pyspark) are built with the versions in build.lock, not with the newest.
 INSTALL_LOCKED := $(INSTALL) --no-build-isolation --require-hashes -r
 CHECKED := $(wildcard src tests benchmarks examples scripts)
-SOURCES := $(shell find src -type f ! -name '*.py[cod]')
+SOURCES := $(shell find src -type f ! -name '*.py[cod]' ! -name '*.so')
 ARGS ?=
 # Two processes run the tests, one file at a time each; `make test WORKERS=` runs one, for a debugger.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -146,14 +146,17 @@ $(VENV)/.%-installed: requirements/%.lock | $(VENV)/.build-installed
 	@$(INSTALL_LOCKED) $<
 	@touch $@
 
-# build.lock has hatchling, which builds the package.
-$(VENV)/.package-editable: pyproject.toml | $(VENV)/.build-installed
+# build.lock has hatchling, which builds the package and compiles the OTLP decoder.
+DECODER := src/batchmill/ingest/decode/wire.c scripts/build_hook.py
+$(VENV)/.package-editable: pyproject.toml $(DECODER) | $(VENV)/.build-installed
+	@$(FIND_COMPILER) || echo "==> without a C compiler, OTLP is decoded in Python, slower" >&2
 	@echo "==> $(VENV): installing batchmill, editable"
 	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.package-wheel
 	@touch $@
 
-$(VENV)/.package-wheel: pyproject.toml README.md LICENSE $(SOURCES) | $(VENV)/.build-installed
+$(VENV)/.package-wheel: pyproject.toml README.md LICENSE $(DECODER) $(SOURCES) | $(VENV)/.build-installed
+	@$(FIND_COMPILER) || echo "==> without a C compiler, OTLP is decoded in Python, slower" >&2
 	@echo "==> $(VENV): installing batchmill, as a wheel"
 	@rm -rf build/wheel
 	@$(PIP) wheel $(QUIET) --no-deps --no-build-isolation -w build/wheel .
@@ -168,6 +171,7 @@ find = [ -s $(VENV)/.$(1)-home ] && [ -x "$$(cat $(VENV)/.$(1)-home)/bin/$(2)" ]
 	scripts/system-packages.sh $(1) >$(VENV)/.$(1)-home || { rm -f $(VENV)/.$(1)-home; false; }
 FIND_JAVA = [ "$${JAVA_HOME:-}" = "$$(cat $(VENV)/.java-home 2>/dev/null)" ] || [ -z "$${JAVA_HOME:-}" ] \
 	|| rm -f $(VENV)/.java-home; $(call find,java,java)
+FIND_COMPILER = $(call find,compiler,cc)
 FIND_POSTGRES = $(call find,postgres,initdb)
 FIND_PROMETHEUS = $(call find,prometheus,prometheus)
 FIND_MAVEN = $(call find,maven,mvn)

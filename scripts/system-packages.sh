@@ -2,6 +2,7 @@
 # Finds a program that pip cannot install, or installs it; prints its folder.
 #
 #   scripts/system-packages.sh java       a folder whose bin/java is Java 17 or newer
+#   scripts/system-packages.sh compiler   a folder with a C compiler, bin/cc
 #   scripts/system-packages.sh postgres   a folder with PostgreSQL's bin/initdb
 #   scripts/system-packages.sh prometheus a folder with Prometheus' bin/prometheus
 #   scripts/system-packages.sh maven      a folder with Maven's bin/mvn
@@ -40,6 +41,12 @@ find_java() {
 		fi
 	done
 	return 1
+}
+
+find_compiler() {
+	program=$(command -v cc) || return 1
+	echo '#include <stdlib.h>' | "$program" -E - >/dev/null 2>&1 || return 1 # without the C library's headers
+	dirname "$(dirname "$program")"
 }
 
 find_postgres() {
@@ -104,6 +111,14 @@ java)
 	say "  Fedora:          sudo dnf install java-21-openjdk-headless"
 	say "  macOS:           brew install openjdk@17, then set JAVA_HOME as brew prints"
 	;;
+compiler)
+	find_compiler && exit
+	install "the OTLP decoder is compiled from C" build-essential && find_compiler && exit
+	say "A C compiler, cc, was not found on the PATH."
+	say "  Debian, Ubuntu:  sudo apt-get install build-essential"
+	say "  Fedora:          sudo dnf install gcc"
+	say "  macOS:           xcode-select --install"
+	;;
 postgres)
 	find_postgres && exit
 	install "the tests of the PostgreSQL store start a server" postgresql && find_postgres && exit
@@ -138,7 +153,7 @@ chromium)
 	say "  macOS:           brew install --cask chromium, and link it as chromium in a bin folder on the PATH"
 	;;
 *)
-	say "usage: $0 java|postgres|prometheus|maven|chromium"
+	say "usage: $0 java|compiler|postgres|prometheus|maven|chromium"
 	exit 2
 	;;
 esac
