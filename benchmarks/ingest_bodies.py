@@ -6,13 +6,19 @@ span is sent twice, and the benchmark measures the receiver.
 
 from __future__ import annotations
 
+import base64
+import json
 import random
+import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -47,9 +53,9 @@ class Body:
         data = bytearray()
         places: list[tuple[int, int, int]] = []
         by_service: dict[str, list[Made]] = defaultdict(list)
-        for each in spans:
-            by_service[each.service].append(each)
-        ordered = [each for group in by_service.values() for each in group]
+        for span in spans:
+            by_service[span.service].append(span)
+        ordered = [span for group in by_service.values() for span in group]
         for service, group in by_service.items():
             _put_group(data, places, service, group)
         self.spans = len(ordered)
@@ -59,8 +65,8 @@ class Body:
         eight = np.arange(8)
         self._traces = at[:, 0, None] + eight
         self._times = np.concatenate([at[:, 1], at[:, 2]])[:, None] + eight
-        starts = np.asarray([each.start_ns for each in ordered], np.uint64)
-        took = np.asarray([each.took_ns for each in ordered], np.uint64)
+        starts = np.asarray([span.start_ns for span in ordered], np.uint64)
+        took = np.asarray([span.took_ns for span in ordered], np.uint64)
         self._offsets = np.concatenate([starts, starts + took])
 
     def fresh(self, rng: np.random.Generator, now_ns: int) -> bytes:
@@ -69,6 +75,38 @@ class Body:
         data[self._traces] ^= rng.integers(0, 256, 8, np.uint8)
         times = (self._offsets + np.uint64(now_ns - _SPREAD_NS)).astype("<u8")
         data[self._times] = times.view(np.uint8).reshape(-1, 8)
+        return data.tobytes()
+
+
+class JsonBody:
+    """The same request as OTLP/JSON. Only trace ids change; times are those of its making."""
+
+    def __init__(self, body: Body) -> None:
+        plain = body.fresh(np.random.default_rng(0), time.time_ns())
+        message = MessageToDict(ExportTraceServiceRequest.FromString(plain))
+        for group in message["resourceSpans"]:
+            for span in (span for scope in group["scopeSpans"] for span in scope["spans"]):
+                for key in ("traceId", "spanId", "parentSpanId"):
+                    span[key] = base64.b64decode(span.get(key, "")).hex()
+                span["kind"] = Span.SpanKind.Value(span["kind"])
+        text = json.dumps(message, separators=(",", ":")).encode()
+        mark = b'"traceId":"'
+        at = np.asarray([match.end() for match in re.finditer(re.escape(mark), text)], np.int64)
+        self.spans = body.spans
+        self.bytes = len(text)
+        self._data = np.frombuffer(text, np.uint8)
+        self._traces = at[:, None] + np.arange(16)
+
+    def fresh(self, rng: np.random.Generator, now_ns: int) -> bytes:
+        """The request with traces of its own."""
+        data = self._data.copy()
+        digits = np.frombuffer(rng.bytes(8).hex().encode(), np.uint8)
+        places = np.frombuffer(b"0123456789abcdef", np.uint8)
+        # Adds modulo 16, so that the spans of a trace still have one id.
+        old = data[self._traces]
+        values = np.where(old >= ord("a"), old - ord("a") + 10, old - ord("0"))
+        added = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
+        data[self._traces] = places[(values + added) % 16]
         return data.tobytes()
 
 

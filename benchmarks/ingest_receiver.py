@@ -1,8 +1,6 @@
-"""A receiver in its own process, with its spool or with one that drops everything at once.
+"""Receivers in processes of their own: batchmill with both decoders, and a Collector.
 
-    python -m benchmarks.ingest_receiver FOLDER [--drop]
-
-Both run the same code except for ``submit``.
+python -m benchmarks.ingest_receiver FOLDER
 """
 
 from __future__ import annotations
@@ -12,39 +10,42 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from batchmill.spool import Level, Pressure, Spool
+from batchmill.spool import Spool
+from benchmarks.report import say
 
-STORES, DROPS = "into the spool", "decode and drop"
+OURS, PYTHON = "batchmill", "batchmill, decoding in Python"
+COLLECTOR = "OpenTelemetry Collector"
+CONTENDERS = (OURS, PYTHON, COLLECTOR)
 _LOOK_S = 0.5
-_NO_LEVEL = Pressure(Level.NORMAL)
-
-
-class Dropped:
-    """In the spool's place: it says at once that a batch is safe, and forgets it."""
-
-    def level(self) -> Level:
-        return Level.NORMAL
-
-    def pressure(self) -> Pressure:
-        return _NO_LEVEL
-
-    def submit(self, source: str, batch: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        answer.set_result(None)
-        return answer
-
-    def hurry(self, *, alone: bool = False) -> bool:
-        return False
+_START_S = 60.0
+_SCRIPT = Path(__file__).parents[1] / "scripts" / "collector.sh"
+_COLLECTOR = """
+receivers:
+  otlp:
+    protocols:
+      http: {{endpoint: "{http}"}}
+      grpc: {{endpoint: "{grpc}"}}
+processors: {{batch: {{}}}}
+connectors: {{spanmetrics: {{}}}}
+exporters:
+  prometheus: {{endpoint: "{page}"}}
+service:
+  telemetry: {{metrics: {{level: none}}, logs: {{level: error}}}}
+  pipelines:
+    traces: {{receivers: [otlp], processors: [batch], exporters: [spanmetrics]}}
+    metrics: {{receivers: [spanmetrics], exporters: [prometheus]}}
+"""
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Running:
     """MiB, every half second."""
 
     def address(self, protocol: str) -> str:
-        return self.http if protocol == "HTTP" else self.grpc
+        return self.grpc if protocol == "gRPC" else self.http
 
     def cpu_s(self) -> float:
         """Processor seconds so far."""
@@ -85,24 +86,86 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def receiver(home: Path, what: str) -> Iterator[Running]:
-    """Run one, on free ports. Segments are removed, as a pipeline would that keeps up."""
+def receivers(folder: Path, names: Sequence[str] = CONTENDERS) -> Iterator[Mapping[str, Running]]:
+    """Run receivers on free ports; the Collector only where it was built or can be."""
+    with contextlib.ExitStack() as stack:
+        started: dict[str, Running] = {}
+        for number, name in enumerate(names):
+            home = folder / str(number)
+            home.mkdir()
+            if name != COLLECTOR:
+                started[name] = stack.enter_context(_ours(home, in_python=name == PYTHON))
+            elif program := _collector_program():
+                started[name] = stack.enter_context(_collector(home, program))
+        yield started
+
+
+@contextlib.contextmanager
+def _ours(home: Path, *, in_python: bool) -> Iterator[Running]:
+    """batchmill's receiver. Segments are removed, as a pipeline would that keeps up."""
     command = [sys.executable, "-m", "benchmarks.ingest_receiver", str(home)]
-    with running([*command, "--drop"] if what == DROPS else command, home) as found:
+    decoder = {"BATCHMILL_DECODER": "python" if in_python else "compiled"}
+    with running(command, home, os.environ | decoder) as started:
         over = threading.Event()
-        watching = threading.Thread(target=_watch, args=(found, over), daemon=True)
+        watching = threading.Thread(target=_watch, args=(started, over), daemon=True)
         watching.start()
         try:
-            yield found
+            yield started
         finally:
             over.set()
             watching.join()
 
 
+def _collector_program() -> str | None:
+    built = subprocess.run([_SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode:
+        say("without the OpenTelemetry Collector")
+        return None
+    return built.stdout.strip()
+
+
 @contextlib.contextmanager
-def running(command: list[str], home: Path) -> Iterator[Running]:
+def _collector(home: Path, program: str) -> Iterator[Running]:
+    http, grpc, page = (f"127.0.0.1:{port}" for port in _free_ports(3))
+    config = home / "collector.yaml"
+    config.write_text(_COLLECTOR.format(http=http, grpc=grpc, page=page))
+    with subprocess.Popen([program, "--config", str(config)]) as process:
+        try:
+            for address in (http, grpc):
+                _wait_for(address)
+            yield Running(process.pid, http, grpc, home)
+        finally:
+            process.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [int(opened.getsockname()[1]) for opened in sockets]
+
+
+def _wait_for(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + _START_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], home: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Running]:
     """A command that tells its addresses in its first line, and drains at SIGTERM."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             line = process.stdout.readline() if process.stdout else ""
             addresses = re.search(r"https?://(\S+) \(HTTP\) and (\S+) \(gRPC\)", line)
@@ -116,25 +179,18 @@ def running(command: list[str], home: Path) -> Iterator[Running]:
             process.kill()
 
 
-def _watch(found: Running, over: threading.Event) -> None:
+def _watch(running: Running, over: threading.Event) -> None:
     while not over.wait(_LOOK_S):
-        found.memory.append(found.rss())
-        for each in (found.home / "spool" / "Span").glob("[!.]*.parquet"):
-            each.unlink()
+        running.memory.append(running.rss())
+        for segment in (running.home / "spool" / "Span").glob("[!.]*.parquet"):
+            segment.unlink()
 
 
 def main() -> int:
     from batchmill.ingest import Receiver, ReceiverSettings
 
-    home = Path(sys.argv[1])
-    settings = ReceiverSettings(http_port=0, grpc_port=0)
-    with contextlib.ExitStack() as stack:
-        if "--drop" in sys.argv:
-            spool = cast(Spool, Dropped())
-        else:
-            spool = stack.enter_context(Spool(home / "spool"))
-        served = Receiver(spool, settings)
-        asyncio.run(_serve(served))
+    with Spool(Path(sys.argv[1]) / "spool") as spool:
+        asyncio.run(_serve(Receiver(spool, ReceiverSettings(http_port=0, grpc_port=0))))
     return 0
 
 

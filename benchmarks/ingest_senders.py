@@ -7,15 +7,15 @@ import http.client
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.ingest_bodies import Body, bodies, random_of
+from benchmarks.ingest_bodies import Body, JsonBody, bodies, random_of
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-HTTP, GRPC = "HTTP", "gRPC"
+HTTP, GRPC, JSON = "HTTP", "gRPC", "HTTP with JSON"
 _PATIENCE_S = 60.0
 _LONGEST_PAUSE_S = 1.0
 
@@ -124,17 +124,21 @@ class Senders:
 
 def _run(pipe: Connection, number: int) -> None:
     """A process of senders."""
-    made: dict[int, list[Body]] = {}
+    made: dict[tuple[int, bool], list[Body] | list[JsonBody]] = {}
     turn = 0
-    while (told := pipe.recv()) is not None:
-        load, connections = told
+    while (order := pipe.recv()) is not None:
+        load, connections = order
         turn += 1
-        if load.spans not in made:
-            made[load.spans] = bodies(load.distinct, load.spans, seed=number)
-        pipe.send(_send_all(load, connections, made[load.spans], (number, turn)))
+        key = load.spans, load.protocol == JSON
+        if key not in made:
+            prepared = bodies(load.distinct, load.spans, seed=number)
+            made[key] = [JsonBody(body) for body in prepared] if key[1] else prepared
+        pipe.send(_send_all(load, connections, made[key], (number, turn)))
 
 
-def _send_all(load: Load, connections: int, made: list[Body], who: tuple[int, int]) -> Sent:
+def _send_all(
+    load: Load, connections: int, made: Sequence[Body | JsonBody], who: tuple[int, int]
+) -> Sent:
     results = [Sent() for _ in range(connections)]
     gate = threading.Barrier(connections + 1)
     until = [0.0]
@@ -161,7 +165,7 @@ def _send_all(load: Load, connections: int, made: list[Body], who: tuple[int, in
 def _send(
     load: Load,
     result: Sent,
-    made: list[Body],
+    made: Sequence[Body | JsonBody],
     who: tuple[int, int, int],
     gate: threading.Barrier,
     until: list[float],
@@ -202,11 +206,12 @@ def _deliver(send: Send, data: bytes, spans: int, result: Sent) -> None:
 @contextlib.contextmanager
 def connected(protocol: str, address: str) -> Iterator[Send]:
     """A connection of its own."""
-    if protocol == HTTP:
+    if protocol != GRPC:
+        content = "application/json" if protocol == JSON else "application/x-protobuf"
         link = http.client.HTTPConnection(address, timeout=_PATIENCE_S)
         with contextlib.closing(link):
             link.connect()
-            yield lambda data: _post(link, data)
+            yield lambda data: _post(link, data, content)
     else:
         import grpc
 
@@ -217,8 +222,8 @@ def connected(protocol: str, address: str) -> Iterator[Send]:
             yield lambda data: _call(call, data)
 
 
-def _post(link: http.client.HTTPConnection, data: bytes) -> float | None:
-    link.request("POST", "/v1/traces", data, {"content-type": "application/x-protobuf"})
+def _post(link: http.client.HTTPConnection, data: bytes, content: str) -> float | None:
+    link.request("POST", "/v1/traces", data, {"content-type": content})
     answer = link.getresponse()
     text = answer.read()
     if answer.status == 200:

@@ -1,7 +1,7 @@
 """Build hook of the wheel: compiles the OTLP decoder ``wire.c`` where there is a C compiler.
 
-Without a compiler, or if compiling fails, the wheel has no compiled decoder and the receiver decodes
-in Python, with the same results.
+Without a compiler, or if compiling fails, the wheel has no compiled decoder and the receiver
+decodes in Python, with the same results.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,10 @@ class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
         """Compile; called before a wheel or an editable install is built."""
         folder = Path(self.root) / DECODER
         library = folder / "wire.so"
-        if not compile_library(folder / "wire.c", library):
+        problem = compile_library(folder / "wire.c", library)
+        if problem:
             library.unlink(missing_ok=True)  # one of an older source
+            self.app.display_warning(f"no compiled OTLP decoder, only the slower one: {problem}")
             return
         build_data["artifacts"].append(f"/{DECODER}/wire.so")
         build_data["pure_python"] = False
@@ -39,23 +40,17 @@ class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["tag"] = f"py3-none-{platform}"
 
 
-def compile_library(source: Path, library: Path) -> bool:
-    """Compile ``source`` as a shared library; False, with a message, if that cannot be done."""
+def compile_library(source: Path, library: Path) -> str:
+    """Compile ``source`` as a shared library; the problem, if that cannot be done."""
     names = [os.environ["CC"]] if os.environ.get("CC") else COMPILERS
     compiler = next((path for name in names if (path := shutil.which(name))), None)
     if compiler is None:
-        _say("there is no C compiler")
-        return False
+        return "there is no C compiler"
     fresh = library.with_suffix(f".{os.getpid()}.so")
     command = [compiler, *FLAGS, "-o", str(fresh), str(source), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         fresh.unlink(missing_ok=True)
-        _say(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
-        return False
+        return f"{compiler} failed: {done.stderr.strip()[-2000:]}"
     fresh.replace(library)  # whole at once: a process may have the old one open
-    return True
-
-
-def _say(problem: str) -> None:
-    print(f"batchmill: no compiled OTLP decoder, only the slower one: {problem}", file=sys.stderr)
+    return ""

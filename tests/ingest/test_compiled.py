@@ -166,7 +166,7 @@ def test_requests_joined_to_a_table(requests: list[list[Group]]) -> None:
     for groups in requests:
         body = protobuf(*groups)
         decoded = decode_compiled(body, LIMITS)
-        if decoded is not None and len(decoded.batch):
+        if decoded is not None and isinstance(decoded.batch, CompiledSpans) and len(decoded.batch):
             rows = Rows(LIMITS)
             read_proto(body, rows)
             parts.append(decoded.batch)
