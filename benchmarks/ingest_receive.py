@@ -85,8 +85,8 @@ class Receive:
                 "Receiving",
                 f"Acknowledged spans per second, ten attributes each, {SPANS} in a request,"
                 f" {count_of(rounds, 'round')} of {self.seconds:g} s, the receivers in turn; two"
-                " sender processes on the same two cores, each connection waits for the response before"
-                " it sends again. batchmill responds when the segment is synced; so with few"
+                " sender processes on the same two cores, each connection waits for the response"
+                " before it sends again. batchmill responds when the segment is synced; so with few"
                 f" connections this measures mostly the linger of {LINGER_S * 1000:.0f} ms. The"
                 " Collector aggregates (batch processor, spanmetrics, Prometheus exporter) and"
                 " keeps nothing durable. Response times in ms; processor time in seconds a million"
