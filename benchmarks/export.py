@@ -65,13 +65,13 @@ class Cost:
         rows = [
             [
                 name,
-                f"{median(each):.2f}",
-                spread(each),
+                f"{median(seconds):.2f}",
+                spread(seconds),
                 f"{1000 * median(self.outbox[name]):.1f}",
                 f"{self.share(name):.2%}",
                 f"{self.ratio(name):.3f}",
             ]
-            for name, each in self.seconds.items()
+            for name, seconds in self.seconds.items()
         ]
         count = len(self.seconds[NONE])
         return [
@@ -200,12 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in cost.tables():
         print("\n" + table.render())
     caption = "The outbox, as a share of a batch. A missed goal does not fail the run."
-    rows = [each.row() for each in goals]
+    rows = [goal.row() for goal in goals]
     print("\n" + Table("Goals", caption, ["goal", "limit", "measured", ""], rows).render())
     document = {
         "machine": machine(),
         "quick": options.quick,
-        "goals": [each.as_json() for each in goals],
+        "goals": [goal.as_json() for goal in goals],
         "cost": cost.as_json(),
     }
     write_json(options.json, document)

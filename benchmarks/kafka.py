@@ -49,7 +49,7 @@ class Turn:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "steady": {key: each for key, each in self.steady.as_json().items() if key != "lags"},
+            "steady": {key: value for key, value in self.steady.as_json().items() if key != "lags"},
             "flooded": self.flooded,
             "flood_s": self.flood_s,
             "through": self.through,
@@ -67,19 +67,19 @@ class Roads:
 
     def tables(self) -> list[Table]:
         rows = []
-        for name, found in self.turns.items():
-            times = sorted(each for turn in found for each in turn.steady.times())
-            answers = sorted(each for turn in found for each in turn.steady.answers)
+        for name, turns in self.turns.items():
+            times = sorted(seconds for turn in turns for seconds in turn.steady.times())
+            answers = sorted(seconds for turn in turns for seconds in turn.steady.answers)
             rows.append(
                 [
                     name,
-                    f"{median(each.steady.rate for each in found):,.0f}",
+                    f"{median(turn.steady.rate for turn in turns):,.0f}",
                     *(f"{percentile(answers, share) * 1000:.0f}" for share in (0.5, 0.99)),
                     *(f"{percentile(times, share):.1f}" for share in (0.5, 0.95)),
-                    f"{median(each.through for each in found):,.0f}",
-                    spread((each.through / 1000 for each in found), 1),
-                    f"{median(each.ingest_mib for each in found):.0f}",
-                    str(sum(each.acknowledged - each.counted for each in found)),
+                    f"{median(turn.through for turn in turns):,.0f}",
+                    spread((turn.through / 1000 for turn in turns), 1),
+                    f"{median(turn.ingest_mib for turn in turns):.0f}",
+                    str(sum(turn.acknowledged - turn.counted for turn in turns)),
                 ]
             )
         ratios = [
@@ -108,7 +108,7 @@ class Roads:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        return {name: [each.as_json() for each in found] for name, found in self.turns.items()}
+        return {name: [turn.as_json() for turn in turns] for name, turns in self.turns.items()}
 
 
 def measure(
@@ -165,10 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.quick
         else {"rounds": 2, "warm_up_s": 30, "steady_s": 45, "rate": 2_000.0, "flood_s": 10}
     )
-    found = measure(**size)
-    for table in found.tables():
+    roads = measure(**size)
+    for table in roads.tables():
         print("\n" + table.render(), flush=True)
-    write_json(options.json, {"machine": machine(), "size": size, "roads": found.as_json()})
+    write_json(options.json, {"machine": machine(), "size": size, "roads": roads.as_json()})
     say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
     return 0
 

@@ -36,17 +36,17 @@ Encoder = Callable[[SpanBatch], list[bytes]]
 
 
 def protobuf(batch: SpanBatch) -> list[bytes]:
-    return [each.value for each in encode(batch)]
+    return [message.value for message in encode(batch)]
 
 
 def arrow_stream(batch: SpanBatch) -> list[bytes]:
     """A message that anybody can read: with its schema."""
-    return [_stream(each) for each in _traces(batch)]
+    return [_stream(trace) for trace in _traces(batch)]
 
 
 def arrow_batch(batch: SpanBatch) -> list[bytes]:
     """Without the schema, which the reader would have to know."""
-    return [each.serialize().to_pybytes() for each in _traces(batch)]
+    return [trace.serialize().to_pybytes() for trace in _traces(batch)]
 
 
 def as_json(batch: SpanBatch) -> list[bytes]:
@@ -56,7 +56,7 @@ def as_json(batch: SpanBatch) -> list[bytes]:
         span = dict(zip(SPAN_COLUMNS, values, strict=True))
         traces.setdefault(span["trace_id"], []).append(span)
     dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    return [dumps(each).encode() for each in traces.values()]
+    return [dumps(spans).encode() for spans in traces.values()]
 
 
 ENCODERS: dict[str, Encoder] = {
@@ -103,13 +103,13 @@ def compressed(messages: Sequence[bytes], codec: str) -> int:
     """What the producer makes of them, a megabyte at a time."""
     part: list[bytes] = []
     total, size = 0, 0
-    for each in [*messages, None]:
-        if each is None or size + len(each) > MEGABYTE:
+    for message in [*messages, None]:
+        if message is None or size + len(message) > MEGABYTE:
             total += len(pa.compress(b"".join(part), codec, asbytes=True))
             part, size = [], 0
-        if each is not None:
-            part.append(each)
-            size += len(each)
+        if message is not None:
+            part.append(message)
+            size += len(message)
     return total
 
 
@@ -127,7 +127,7 @@ def measure(spans: int) -> Table:
                 if number:  # the first is a warm-up
                     taken[name].append(process_time() - began)
         for name, encoder in ENCODERS.items():
-            messages = [each for batch in batches for each in encoder(batch)]
+            messages = [message for batch in batches for message in encoder(batch)]
             sizes = [sum(map(len, messages)), *(compressed(messages, c) for c in ("lz4", "zstd"))]
             rows.append(
                 [
@@ -154,8 +154,8 @@ def measure_topic(spans: int, address: str) -> Table:
                 sink.submit(SPAN_SOURCE, batches[0]).result()
                 began, worked = perf_counter(), process_time()
                 sent = [sink.submit(SPAN_SOURCE, batch) for batch in batches]
-                for each in sent:
-                    each.result()
+                for submission in sent:
+                    submission.result()
                 if number:
                     wall[name].append(perf_counter() - began)
                     busy[name].append(process_time() - worked)

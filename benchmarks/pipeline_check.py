@@ -26,14 +26,14 @@ class Disagreement(Exception):
     """Two contestants came to different results: their times mean nothing."""
 
 
-def compare(name: str, found: Results, expected: Results) -> int:
+def compare(name: str, actual: Results, expected: Results) -> int:
     """How many values were compared; raises Disagreement at the first that differs."""
-    if found.keys() != expected.keys():
-        odd = sorted(found.keys() ^ expected.keys())
+    if actual.keys() != expected.keys():
+        odd = sorted(actual.keys() ^ expected.keys())
         raise Disagreement(f"{name}: {len(odd)} missing or unexpected rows, such as {odd[0]}")
     for key, states in expected.items():
-        if found[key] != states:
-            raise Disagreement(f"{name}: {key} is {found[key]} where {states} is expected")
+        if actual[key] != states:
+            raise Disagreement(f"{name}: {key} is {actual[key]} where {states} is expected")
     return len(expected)
 
 
@@ -52,18 +52,18 @@ def from_rows(grain: str, rows: Iterable[Sequence[Any]]) -> Iterator[tuple[Key, 
 def tally_of(tally: str | Iterable[Any]) -> dict[int, int]:
     """Counts by bucket, from ``12:3,14`` or a list of pairs; what is double is added up."""
     counts: dict[int, int] = {}
-    for each in tally.split(",") if isinstance(tally, str) else tally:
-        if isinstance(each, str):
-            bucket, _, count = each.partition(":")
+    for entry in tally.split(",") if isinstance(tally, str) else tally:
+        if isinstance(entry, str):
+            bucket, _, count = entry.partition(":")
         else:
-            bucket, count = each["b"], each["n"]
+            bucket, count = entry["b"], entry["n"]
         counts[int(bucket)] = counts.get(int(bucket), 0) + int(count or 1)
     return counts
 
 
 def stored_by_ours(file: Path) -> Results:
     """What the pipeline's store holds, by its own way of reading."""
-    found: Results = {}
+    results: Results = {}
     with open_store(f"sqlite:///{file}", create=False) as store:
         for grain in Grain:
             read = {
@@ -82,8 +82,8 @@ def stored_by_ours(file: Path) -> Results:
                 assert {n} == {all_of_sla, all_of_apdex, *read["endpoint_cpm"][at]}
                 (greatest,), (tally,) = read["endpoint_max"][at], read["endpoint_percentile"][at]
                 states = (n, total, greatest, ok, satisfied, tolerated, dict(tally))
-                found[grain.value, _since_1970(grain, bucket), name] = states
-    return found
+                results[grain.value, _since_1970(grain, bucket), name] = states
+    return results
 
 
 def _buckets(grain: Grain) -> list[int | None]:

@@ -128,7 +128,7 @@ def measure(
         "grouped by bucket first": BatchQuery(spark, "buckets", cached=False, to_arrow=True),
     }
     result.cases[counting] = alternating(
-        {name: _on(each, spool) for name, each in ways.items()}, rounds
+        {name: _on(query, spool) for name, query in ways.items()}, rounds
     )
     return result
 
@@ -155,7 +155,7 @@ def _small(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path],
                 oal=core_script(), files=1, conf=change.conf, small=change.small,
             )  # fmt: skip
         # Carrying spans over makes the first batch another one than those after it.
-        seconds = median(each.spark_s + each.store_s for each in made.reports[1:])
+        seconds = median(report.spark_s + report.store_s for report in made.reports[1:])
         say(f"{change}: {seconds:.2f} s")
         return seconds
 

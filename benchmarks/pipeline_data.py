@@ -173,8 +173,8 @@ _MAP = pa.map_(pa.string(), pa.string())
 _MOMENT = pa.timestamp("us", tz="UTC")
 _SPAN = pa.schema(
     [
-        *((each, pa.string()) for each in ("trace_id", "span_id", "parent_span_id", "name")),
-        *((each, pa.string()) for each in ("kind", "status", "service")),
+        *((column, pa.string()) for column in ("trace_id", "span_id", "parent_span_id", "name")),
+        *((column, pa.string()) for column in ("kind", "status", "service")),
         ("time", _MOMENT),
         ("end_time", _MOMENT),
         ("resource", _MAP),

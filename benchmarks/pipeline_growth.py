@@ -65,7 +65,7 @@ class Growth:
 
     def as_json(self) -> dict[str, Any]:
         """What to keep."""
-        return {**vars(self), "ratios": {each: self.ratio(each) for each in self.steps}}
+        return {**vars(self), "ratios": {larger: self.ratio(larger) for larger in self.steps}}
 
 
 def measure_events(spark: SparkSession, *, events: int, rounds: int) -> Growth:
@@ -132,7 +132,7 @@ def _measure(
     # What the JVM has not compiled yet takes longer, and the more of it the longer. So each set of
     # metrics first runs whole, and twice: a stream that has been going for a while is what counts.
     for oal in dict.fromkeys(oal for _, oal in cases.values()):
-        spool = next(each for each, asked in cases.values() if asked == oal)
+        spool = next(folder for folder, script in cases.values() if script == oal)
         for _ in range(_WARM_UPS):
             with scratch() as work:
                 say(f"warm-up: {run_ours(spark, spool, work, oal=oal).seconds:.2f} s")
@@ -172,7 +172,7 @@ class Memory:
 
     def as_json(self) -> dict[str, Any]:
         """What to keep."""
-        growth = {each: self.growth(each) for each in ("python", "heap", "jvm")}
+        growth = {which: self.growth(which) for which in ("python", "heap", "jvm")}
         return {**vars(self), "growth": growth}
 
 

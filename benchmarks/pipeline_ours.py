@@ -62,17 +62,17 @@ class Run:
     @property
     def spark_s(self) -> float:
         """Until the deltas were in the driver's memory."""
-        return sum(each.spark_s for each in self.reports)
+        return sum(report.spark_s for report in self.reports)
 
     @property
     def store_s(self) -> float:
         """The commits."""
-        return sum(each.store_s for each in self.reports)
+        return sum(report.store_s for report in self.reports)
 
     @property
     def merged(self) -> int:
         """Rows of (entity, bucket), all grains."""
-        return sum(each.result.merged for each in self.reports)
+        return sum(report.result.merged for report in self.reports)
 
 
 def run_ours(

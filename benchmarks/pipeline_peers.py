@@ -31,7 +31,9 @@ STATES = (
     "COUNT_IF(status AND latency <= 500) AS satisfied",
     "COUNT_IF(status AND latency > 500 AND latency <= 2000) AS tolerated",
 )
-AGAIN = ", ".join(f"{'MAX' if each == 'greatest' else 'SUM'}({each}) AS {each}" for each in NUMBERS)
+AGAIN = ", ".join(
+    f"{'MAX' if column == 'greatest' else 'SUM'}({column}) AS {column}" for column in NUMBERS
+)
 """The same states, from states."""
 
 
@@ -91,7 +93,7 @@ class Textbook:
 
     def results(self, work: Path) -> Results:
         """What came of the run in that folder."""
-        found: Results = {}
+        results: Results = {}
         numbers = ", ".join(NUMBERS)
         if self.tally == "key":
             numbers, text = AGAIN, "GROUP_CONCAT(b || ':' || n) FROM {} GROUP BY bucket, name"
@@ -100,8 +102,8 @@ class Textbook:
         with contextlib.closing(sqlite3.connect(work / "textbook.db")) as database:
             for grain in ("minute", "hour", "day"):
                 sql = f"SELECT bucket, name, {numbers}, {text.format(grain)}"
-                found |= from_rows(grain, database.execute(sql))
-        return found
+                results |= from_rows(grain, database.execute(sql))
+        return results
 
     def _aggregated(self, session: SparkSession, spool: Path) -> DataFrame:
         events = (
@@ -119,7 +121,7 @@ class Textbook:
         events.createOrReplaceTempView("events")
         grouped = session.sql(
             f"SELECT {', '.join((*keys, *states))} FROM events"
-            f" GROUP BY {', '.join(each.split(' AS ')[0] for each in keys)}"
+            f" GROUP BY {', '.join(key.split(' AS ')[0] for key in keys)}"
         )
         last = "b" if self.tally == "key" else "ARRAY_JOIN(list, ',') AS tally"
         return grouped.selectExpr(
@@ -135,7 +137,7 @@ class Textbook:
         ):  # fmt: skip
             database.execute(f"PRAGMA {setting}")
         last, key = ("b INTEGER", ", b") if self.tally == "key" else ("tally TEXT", "")
-        numbers = ", ".join(f"{each} INTEGER" for each in NUMBERS)
+        numbers = ", ".join(f"{column} INTEGER" for column in NUMBERS)
         for grain in ("minute", "hour", "day"):
             database.execute(
                 f"CREATE TABLE {grain} (bucket INTEGER, serviceName TEXT, name TEXT, {numbers},"
@@ -149,7 +151,7 @@ class Textbook:
             return
         key = ("bucket", "serviceName", "name", *(("b",) if self.tally == "key" else ()))
         updates = ", ".join(
-            f"{each} = excluded.{each}" for each in table.column_names if each not in key
+            f"{column} = excluded.{column}" for column in table.column_names if column not in key
         )
         hours = sorted({bucket // 60 for bucket in table["bucket"].unique().to_pylist()})
         days = sorted({hour // 24 for hour in hours})
@@ -169,7 +171,7 @@ class Textbook:
             database.executemany(
                 f"REPLACE INTO {grain} SELECT bucket / {per}, serviceName, name, {AGAIN}, {last}"
                 f" FROM {below} WHERE bucket BETWEEN ? AND ? GROUP BY serviceName, name{group}",
-                [(each * per, each * per + per - 1) for each in buckets],
+                [(bucket * per, bucket * per + per - 1) for bucket in buckets],
             )
         database.execute("COMMIT")
 
@@ -223,14 +225,14 @@ class BatchQuery:
     def results(self, work: Path) -> Results:
         """What the last run with ``to_arrow`` came to."""
         assert self.table is not None
-        found: Results = {}
+        results: Results = {}
         columns = ["bucket", "name", *NUMBERS, "tally"]
         for grain in ("minute", "hour", "day"):
             part = self.table.filter(pa.compute.equal(self.table["grain"], grain))
-            found |= from_rows(
-                grain, zip(*(part[each].to_pylist() for each in columns), strict=True)
+            results |= from_rows(
+                grain, zip(*(part[column].to_pylist() for column in columns), strict=True)
             )
-        return found
+        return results
 
     @contextlib.contextmanager
     def _query(self, session: SparkSession, spool: Path) -> Iterator[DataFrame]:
@@ -289,12 +291,12 @@ class DuckDb:
 
     def results(self, work: Path) -> Results:
         """What the last run came to."""
-        found: Results = {}
+        results: Results = {}
         columns = ["bucket", "name", *NUMBERS, "tally"]
         for grain, table in zip(("minute", "hour", "day"), self.tables, strict=True):
-            rows: Any = zip(*(table[each].to_pylist() for each in columns), strict=True)
-            found |= from_rows(grain, rows)
-        return found
+            rows: Any = zip(*(table[column].to_pylist() for column in columns), strict=True)
+            results |= from_rows(grain, rows)
+        return results
 
 
 def flavours(spark: SparkSession) -> Iterator[BatchQuery]:

@@ -24,7 +24,9 @@ OURS, TEXTBOOK, TUNED, BATCH, ARROW, DUCKDB = (
     "batchmill", "textbook job", "textbook job, tuned", "batch query", "batch query, to Arrow",
     "DuckDB",
 )  # fmt: skip
-OURS_20, TEXTBOOK_20, TUNED_20 = (f"{each}, 20 batches" for each in (OURS, TEXTBOOK, TUNED))
+OURS_20, TEXTBOOK_20, TUNED_20 = (
+    f"{contestant}, 20 batches" for contestant in (OURS, TEXTBOOK, TUNED)
+)
 COLD = (OURS, TEXTBOOK, BATCH, DUCKDB)
 
 
@@ -127,16 +129,19 @@ def measure(spark: SparkSession, *, events: int, rounds: int) -> Versus:
     ours, ours_20 = Ours(spark), Ours(spark, files=1)
     warmed: list[Any] = [ours, *_textbooks(spark, False, 2), *_textbooks(spark, True, 2)]
     warmed += flavours(spark)
-    for each in warmed:
+    for contender in warmed:
         with scratch() as work:
-            seconds = each.run(few, work)
-        say(f"warm-up, {each.name}: {seconds:.1f} s")
+            seconds = contender.run(few, work)
+        say(f"warm-up, {contender.name}: {seconds:.1f} s")
     result = Versus(events, 0)
     textbook, tuned = (
-        _fastest(result, _textbooks(spark, each, 1, 2, 4), spool) for each in (False, True)
+        _fastest(result, _textbooks(spark, with_tuning, 1, 2, 4), spool)
+        for with_tuning in (False, True)
     )
     batch = _fastest(result, flavours(spark), spool)
-    batch = _fastest(result, (replace(batch, partitions=each) for each in (1, 2, 4)), spool)
+    batch = _fastest(
+        result, (replace(batch, partitions=partitions) for partitions in (1, 2, 4)), spool
+    )
     contestants: dict[str, Contestant] = {
         OURS: ours,
         TEXTBOOK: textbook,
@@ -151,12 +156,13 @@ def measure(spark: SparkSession, *, events: int, rounds: int) -> Versus:
     result.compared = _check(contestants, spool)
     ours.runs.clear()
     runs: dict[str, Callable[[Path], float]] = {
-        name: _on(each, spool, spark, result.cpu[name]) for name, each in contestants.items()
+        name: _on(contestant, spool, spark, result.cpu[name])
+        for name, contestant in contestants.items()
     }
     result.seconds = alternating(runs, rounds)
     result.groups = ours.runs[-1].merged
-    result.spark_s = median(each.spark_s for each in ours.runs)
-    result.store_s = median(each.store_s for each in ours.runs)
+    result.spark_s = median(run.spark_s for run in ours.runs)
+    result.store_s = median(run.store_s for run in ours.runs)
     for name in COLD:
         say(f"cold: {name}")
         result.cold[name] = _cold(name, events, contestants[name])
@@ -165,9 +171,9 @@ def measure(spark: SparkSession, *, events: int, rounds: int) -> Versus:
 
 def _textbooks(spark: SparkSession, tuned: bool, *partitions: int) -> list[Textbook]:
     return [
-        Textbook(spark, tally, each, tuned=tuned)
+        Textbook(spark, tally, partition_count, tuned=tuned)
         for tally in ("list", "key")
-        for each in partitions
+        for partition_count in partitions
     ]
 
 
@@ -186,15 +192,15 @@ def _on(
 def _fastest(result: Versus, ways: Iterable[Any], spool: Path) -> Any:
     timed = []
     for way in ways:
-        told = f"{way.name}: {way.tally}, {way.partitions} partitions"
+        label = f"{way.name}: {way.tally}, {way.partitions} partitions"
         if isinstance(way, BatchQuery) and way.cached:
-            told += ", minutes cached"
-        if told not in result.tuning:
+            label += ", minutes cached"
+        if label not in result.tuning:
             with scratch() as work:
-                result.tuning[told] = way.run(spool, work)
-            say(f"{told}: {result.tuning[told]:.2f} s")
-        timed.append((result.tuning[told], way))
-    return min(timed, key=lambda each: each[0])[1]
+                result.tuning[label] = way.run(spool, work)
+            say(f"{label}: {result.tuning[label]:.2f} s")
+        timed.append((result.tuning[label], way))
+    return min(timed, key=lambda pair: pair[0])[1]
 
 
 def _check(contestants: dict[str, Contestant], spool: Path) -> int:
@@ -202,11 +208,11 @@ def _check(contestants: dict[str, Contestant], spool: Path) -> int:
     with scratch() as work:
         contestants[DUCKDB].run(spool, work)
         expected = contestants[DUCKDB].results(work)
-    for name, each in contestants.items():
+    for name, contestant in contestants.items():
         if name not in (DUCKDB, BATCH):  # the batch query's results are those that go to Arrow
             with scratch() as work:
-                each.run(spool, work)
-                compare(name, each.results(work), expected)
+                contestant.run(spool, work)
+                compare(name, contestant.results(work), expected)
             say(f"{name} agrees with DuckDB")
     return len(expected)
 
@@ -216,8 +222,8 @@ def _cold(name: str, events: int, contestant: Any) -> float:
     way = [getattr(contestant, "tally", "-"), str(getattr(contestant, "partitions", 1))]
     way.append("cached" if getattr(contestant, "cached", False) else "-")
     command = [sys.executable, "-m", "benchmarks.pipeline_versus", name, str(events), *way]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
-    return float(told.stdout.split()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
+    return float(process.stdout.split()[-1])
 
 
 def _run_cold(name: str, events: int, tally: str, partitions: int, cached: bool) -> float:

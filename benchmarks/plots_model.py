@@ -44,13 +44,13 @@ class Bars:
     def facts(self) -> list[str]:
         """What it shows, in words."""
         goal = f"; {self.goal_text}" if self.goal_text else ""
-        found = [f"{self.title} ({self.unit}){goal}"]
+        facts = [f"{self.title} ({self.unit}){goal}"]
         for group, bars in self.groups.items():
             for bar in bars:
                 name = f"{group}: {bar.name}" if group else bar.name
                 low, high = number(min(bar.values)), number(max(bar.values))
-                found.append(f"{name}: {number(bar.middle)} ({low} to {high})")
-        return found
+                facts.append(f"{name}: {number(bar.middle)} ({low} to {high})")
+        return facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def number(value: float) -> str:
 
 def goal_of(document: Mapping[str, Any], what: str) -> float | None:
     """The limit of a goal in a results file, by what it is about."""
-    limits = [each["limit"] for each in document.get("goals", []) if each["what"] == what]
+    limits = [goal["limit"] for goal in document.get("goals", []) if goal["what"] == what]
     return float(limits[0]) if limits else None
 
 
@@ -112,13 +112,13 @@ def ranked(bars: Sequence[Bar], *, most_first: bool = True) -> list[Bar]:
 def of_goals(title: str, document: Mapping[str, Any]) -> Plot:
     """A plot for any results with goals: each value beside its limit."""
     bars = []
-    for each in document.get("goals", []):
-        if each["value"] is None:
+    for goal in document.get("goals", []):
+        if goal["value"] is None:
             continue
-        sign = "at least" if each["at_least"] else "at most"
-        limit = f"{number(each['limit'])}{each['unit']}"
-        name = f"{each['what']}: {number(each['value'])}{each['unit']}, goal {sign} {limit}"
-        bars.append(Bar(name=name, values=[each["value"] / each["limit"]], ours=True))
+        sign = "at least" if goal["at_least"] else "at most"
+        limit = f"{number(goal['limit'])}{goal['unit']}"
+        name = f"{goal['what']}: {number(goal['value'])}{goal['unit']}, goal {sign} {limit}"
+        bars.append(Bar(name=name, values=[goal["value"] / goal["limit"]], ours=True))
     panel = Bars(
         title="Goals: measured value relative to the limit",
         unit="measured / limit",

@@ -50,7 +50,7 @@ CURVE = 1.9
 def paint(plot: Plot, target: Path, *, machine: Mapping[str, Any], source: str) -> None:
     """Write the plot."""
     with mpl.rc_context(STYLE):
-        heights = [_height(each) for each in plot.panels]
+        heights = list(map(_height, plot.panels))
         total = sum(heights) + 0.75
         figure = Figure(figsize=(WIDTH, total), facecolor="white")
         figure.text(0.02, 1 - 0.17 / total, plot.title, size=13, weight="bold", va="top")
@@ -93,7 +93,7 @@ def _small_print(machine: Mapping[str, Any]) -> str:
 def _height(panel: Bars | Curve) -> float:
     if isinstance(panel, Curve):
         return CURVE + AROUND
-    bars = sum(len(each) for each in panel.groups.values())
+    bars = sum(len(group) for group in panel.groups.values())
     return bars * _pitch(panel) + (len(panel.groups) - 1) * GAP + AROUND + _legend_height(panel)
 
 
@@ -136,7 +136,7 @@ def _bars(axes: Axes, panel: Bars) -> None:
             labels.append(group)
         place += GAP
     axes.set_ylim(place - GAP - pitch / 2 + 0.05, -pitch / 2 - 0.05)
-    axes.set_yticks(ticks, [_short(each) for each in labels])
+    axes.set_yticks(ticks, list(map(_short, labels)))
     axes.tick_params(axis="y", length=0)
     if not _is_grouped(panel):
         every = [bar for bars in panel.groups.values() for bar in bars]
@@ -194,12 +194,12 @@ def _colors(panel: Bars) -> dict[str, str]:
     if not any(names.values()):
         return dict(zip(names, PAIR, strict=False))
     used = {True: 0, False: 0}
-    found = {}
+    colors = {}
     for name, ours in names.items():
         shades = SHADES[ours]
-        found[name] = shades[min(used[ours], len(shades) - 1)]
+        colors[name] = shades[min(used[ours], len(shades) - 1)]
         used[ours] += 1
-    return found
+    return colors
 
 
 def _short(name: str) -> str:

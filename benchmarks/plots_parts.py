@@ -24,9 +24,9 @@ def queue(document: Mapping[str, Any]) -> Plot:
     return Plot(title="The queue compared with its peers", panels=panels)
 
 
-def _throughput(found: Mapping[str, Any]) -> Bars:
+def _throughput(results: Mapping[str, Any]) -> Bars:
     rates: dict[str, list[float]] = {}
-    for sample in found["samples"]:
+    for sample in results["samples"]:
         if sample["producers"] == PRODUCERS:
             rates.setdefault(sample["contender"], []).append(sample["million_items_per_s"])
     bars = [
@@ -61,8 +61,8 @@ def _ratios(document: Mapping[str, Any]) -> Bars:
     )
 
 
-def _latency(found: Mapping[str, Any]) -> Bars:
-    cases = found["1000_items_per_s"]
+def _latency(results: Mapping[str, Any]) -> Bars:
+    cases = results["1000_items_per_s"]
     bars = [
         Bar(name=name, values=[turn["p99_us"] for turn in turns], ours=name.startswith(OURS))
         for name, turns in cases.items()
@@ -106,7 +106,7 @@ def pressure(document: Mapping[str, Any]) -> Plot:
 def _cost(document: Mapping[str, Any]) -> Bars:
     limit = goal_of(document, "submit with thresholds, below WARNING, to without")
     costs = {
-        name: [each / 1e3 for each in values]
+        name: [nanoseconds / 1e3 for nanoseconds in values]
         for name, values in document["cost"]["nanoseconds"].items()
     }
     plain = Bar(name="", values=costs["no thresholds"]).middle
@@ -232,15 +232,15 @@ def _grouped(
     only: str | None = None,
 ) -> dict[str, list[Bar]]:
     """A group for each case. The first of ours is to reach a share of the best of the peers."""
-    found: dict[str, list[Bar]] = {}
+    groups: dict[str, list[Bar]] = {}
     for case, contestants in cases.items():
-        reached = [median(contestants[each]) for each in peers if each in contestants]
+        reached = [median(contestants[peer]) for peer in peers if peer in contestants]
         goal = max(reached) * scale * share if reached and only in (None, case) else None
         bars = []
         for name, values in contestants.items():
             mine = name.startswith(ours)
-            scaled = [each * scale for each in values]
+            scaled = [value * scale for value in values]
             bars.append(Bar(name=name, values=scaled, ours=mine, goal=goal if mine else None))
             goal = None if mine else goal
-        found[case] = bars
-    return found
+        groups[case] = bars
+    return groups

@@ -17,7 +17,7 @@ def pipeline(document: Mapping[str, Any]) -> Plot:
     panels = []
     if "versus" in document:
         panels += _versus(document)
-    growth = [each for name in ("events", "metrics", "entities") for each in _grown(document, name)]
+    growth = [bar for name in ("events", "metrics", "entities") for bar in _grown(document, name)]
     if growth:
         panels.append(
             Bars(
@@ -35,7 +35,7 @@ def pipeline(document: Mapping[str, Any]) -> Plot:
 
 def _versus(document: Mapping[str, Any]) -> list[Bars]:
     seconds = document["versus"]["seconds"]
-    found = []
+    panels = []
     for many in (False, True):
         names = [name for name in seconds if name.endswith(MANY) is many]
         peer = f"textbook job{MANY if many else ''}"
@@ -52,7 +52,7 @@ def _versus(document: Mapping[str, Any]) -> list[Bars]:
             )
             for name in names
         ]
-        found.append(
+        panels.append(
             Bars(
                 title=f"{document['versus']['events']:,} events to metrics in a store, "
                 + ("in 20 batches" if many else "in one batch"),
@@ -64,18 +64,18 @@ def _versus(document: Mapping[str, Any]) -> list[Bars]:
                 better="less",
             )
         )
-    return found
+    return panels
 
 
 def _grown(document: Mapping[str, Any], name: str) -> list[Bar]:
-    found = document.get(name)
-    if found is None:
+    growth = document.get(name)
+    if growth is None:
         return []
     bars = []
-    for larger, smaller in found["steps"].items():
+    for larger, smaller in growth["steps"].items():
         if "mild" in larger:  # for the record: more rows to store as well
             continue
-        rounds = zip(found["seconds"][larger], found["seconds"][smaller], strict=True)
+        rounds = zip(growth["seconds"][larger], growth["seconds"][smaller], strict=True)
         bars.append(
             Bar(
                 name=f"{smaller.partition(' ')[0]} to {larger}",
@@ -146,7 +146,7 @@ def ingest(document: Mapping[str, Any]) -> Plot:
                 title=f"Sender to store at {run['asked']:,.0f} spans/s: age of the oldest segment",
                 across="seconds of the run",
                 unit="s",
-                points=[(each["at_s"], each["oldest_s"]) for each in run["lags"]],
+                points=[(lag["at_s"], lag["oldest_s"]) for lag in run["lags"]],
             )
         )
     return Plot(title="The receivers, and the path to the store", panels=panels)
@@ -169,14 +169,15 @@ def kafka(document: Mapping[str, Any]) -> Plot:
             Bars(
                 title=f"Response time for a sender at {rate:,.0f} spans/s",
                 unit="ms",
-                groups={each: steady("answer", each, 1e3) for each in ("p50", "p95", "p99")},
+                groups={share: steady("answer", share, 1e3) for share in ("p50", "p95", "p99")},
                 better="less",
             ),
             Bars(
                 title="From sent to committed",
                 unit="s",
                 groups={
-                    each: steady("sent_to_committed", each, 1.0) for each in ("p50", "p95", "p99")
+                    share: steady("sent_to_committed", share, 1.0)
+                    for share in ("p50", "p95", "p99")
                 },
                 better="less",
             ),
@@ -259,8 +260,8 @@ def store_writers(document: Mapping[str, Any]) -> Plot:
                 unit="s",
                 groups={
                     size: [
-                        Bar(name=way, values=found["s"], ours=way != one)
-                        for way, found in ways.items()
+                        Bar(name=way, values=timing["s"], ours=way != one)
+                        for way, timing in ways.items()
                     ]
                     for size, ways in sizes.items()
                 },
@@ -276,7 +277,7 @@ def query(document: Mapping[str, Any]) -> Plot:
     title = "The query of the overview page"
     if "ms" not in document:
         return of_goals(title, document)
-    limits = [float(each["limit"]) for each in document.get("goals", [])]
+    limits = [float(goal["limit"]) for goal in document.get("goals", [])]
     bars = [
         Bar(name=name, values=values, ours="DuckDB" not in name)
         for name, values in document["ms"].items()

@@ -106,9 +106,9 @@ async def _ask_all(
 
     count = TASKS * items_per_task
     started = perf_counter()
-    told = await asyncio.gather(*map(ask_some, range(0, count, items_per_task)))
+    answers = await asyncio.gather(*map(ask_some, range(0, count, items_per_task)))
     seconds = perf_counter() - started
     await peer.close()
-    if [value for values in told for value in values] != answer(list(range(count))):
+    if [value for values in answers for value in values] != answer(list(range(count))):
         raise RuntimeError("items were answered wrongly, or not at all")
     return count / seconds

@@ -94,7 +94,7 @@ def _run(
     gc.collect()
     peer = build(backend, in_flight)
     shares = [range(items)[start::thread_count] for start in range(thread_count)]
-    told: list[list[Any]] = [[] for _ in shares]
+    answers: list[list[Any]] = [[] for _ in shares]
     barrier = threading.Barrier(thread_count + 1)
 
     def submit_all(share: range, results: list[Any]) -> None:
@@ -105,7 +105,7 @@ def _run(
 
     threads = [
         threading.Thread(target=submit_all, args=(share, results))
-        for share, results in zip(shares, told, strict=True)
+        for share, results in zip(shares, answers, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -115,7 +115,7 @@ def _run(
         thread.join()
     seconds = perf_counter() - started
     peer.close()
-    for share, results in zip(shares, told, strict=True):
+    for share, results in zip(shares, answers, strict=True):
         if [peer.value(result) for result in results] != answer(list(share)):
             raise RuntimeError("items were answered wrongly, or not at all")
     return items / seconds

@@ -89,13 +89,13 @@ class Answers:
         rows = [
             [
                 name,
-                str(len(each)),
-                f"{median(each):.0f}",
-                spread(each, 0),
+                str(len(times_ms)),
+                f"{median(times_ms):.0f}",
+                spread(times_ms, 0),
                 f"{median(self.cpu_ms[name]):.0f}",
                 spread(self.cpu_ms[name], 0),
             ]
-            for name, each in self.ms.items()
+            for name, times_ms in self.ms.items()
         ]
         size = self.size
         return [
@@ -122,9 +122,9 @@ class Answers:
             "machine": machine(),
             "size": {**vars(self.size), "calls": self.data.calls},
             "ms": self.ms,
-            "median_ms": {name: median(each) for name, each in self.ms.items()},
+            "median_ms": {name: median(times_ms) for name, times_ms in self.ms.items()},
             "cpu_ms": self.cpu_ms,
-            "median_cpu_ms": {name: median(each) for name, each in self.cpu_ms.items()},
+            "median_cpu_ms": {name: median(times_ms) for name, times_ms in self.cpu_ms.items()},
             "ratio": self.ratio,
             "cpu_ratio": self.cpu_ratio,
             "answer_bytes": self.answer_bytes,
@@ -186,7 +186,7 @@ def asked_peer(connection: duckdb.DuckDBPyConnection, data: Data) -> tuple[float
 
 def agree(data: Data, body: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
     """Raise unless both answered the same of the range, as far as their rounding is the same."""
-    ours = {each["name"]: each["range"] for each in json.loads(body)["services"]}
+    ours = {service["name"]: service["range"] for service in json.loads(body)["services"]}
     theirs = {data.services[row[0]]: row[2:] for row in rows if row[1] is None}
     if ours.keys() != theirs.keys():
         raise SystemExit("batchmill and DuckDB return different services")
@@ -208,29 +208,29 @@ def run(size: Size, rounds: int, folder: Path) -> Answers:
     """The whole benchmark."""
     say(f"making {size.days} days of data, and calls of {size.hours} hours")
     data = make_data(folder, size, int(time.time()) // 60 * 60)
-    found = Answers(data, size)
+    answers = Answers(data, size)
     peer = duckdb.connect()
     with served(data.store_url) as (host, pid):
 
         def ask(name: str, end_s: int) -> bytes:
             before = cpu_s(pid)
             taken, body = asked(host, end_s)
-            found.ms.setdefault(name, []).append(taken)
-            found.cpu_ms.setdefault(name, []).append((cpu_s(pid) - before) * 1000)
+            answers.ms.setdefault(name, []).append(taken)
+            answers.cpu_ms.setdefault(name, []).append((cpu_s(pid) - before) * 1000)
             return body
 
         body = ask(FIRST, data.end_s)
-        found.answer_bytes = len(body)
+        answers.answer_bytes = len(body)
         agree(data, body, asked_peer(peer, data)[1])
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
             ask(OURS, data.end_s)
             ask(SLID, data.end_s - 60 * (number + 1))
             before = time.process_time()
-            found.ms.setdefault(PEER, []).append(asked_peer(peer, data)[0])
-            found.cpu_ms.setdefault(PEER, []).append((time.process_time() - before) * 1000)
+            answers.ms.setdefault(PEER, []).append(asked_peer(peer, data)[0])
+            answers.cpu_ms.setdefault(PEER, []).append((time.process_time() - before) * 1000)
     peer.close()
-    return found
+    return answers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -240,14 +240,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     size = Size(services=50, entities=500, days=3, calls_per_minute=5) if given.quick else Size()
     with tempfile.TemporaryDirectory(prefix="batchmill-query-") as folder:
-        found = run(size, 3 if given.quick else 20, Path(folder))
+        answers = run(size, 3 if given.quick else 20, Path(folder))
     print(machine_line())
-    for table in found.tables():
+    for table in answers.tables():
         print()
         print(table.render())
     path = given.json or (None if given.quick else DEFAULT_JSON)
     if path is not None:
-        write_json(path, found.as_json())
+        write_json(path, answers.as_json())
 
 
 if __name__ == "__main__":

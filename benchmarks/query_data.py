@@ -66,7 +66,7 @@ def make_data(folder: Path, size: Size, end_s: int) -> Data:
         epoch = store.claim(STREAM, "benchmark", fresh=True, committed=None).epoch
         newest = int(datetime.fromtimestamp(end_s - 60, UTC).strftime("%Y%m%d%H%M"))
         store.commit(Batch(STREAM, epoch, 0, newest, _entities(names, size)))
-    columns = _Columns({each.name: each for each in metrics}, layout)
+    columns = _Columns({metric.name: metric for metric in metrics}, layout)
     connection = sqlite3.connect(path)
     try:
         _write_rows(connection, parquet, columns, size, end_s)
@@ -102,24 +102,24 @@ def _write_calls(path: Path, size: Size, end_s: int) -> int:
 
 
 def _entities(names: Sequence[str], size: Size) -> list[EntityRow]:
-    found = [
+    entities = [
         EntityRow(
             "service", service_id(name, True), name, frozenset({"GENERAL"}), {"service": name}
         )
         for name in names
     ]
     number = 0
-    while len(found) < size.entities:
+    while len(entities) < size.entities:
         service = names[number % len(names)]
         kind = "instance" if number % 8 == 0 else "endpoint"
         name = f"{kind} {number // len(names)}"
         make = instance_id if kind == "instance" else endpoint_id
         id_ = make(service_id(service, True), name)
-        found.append(
+        entities.append(
             EntityRow(kind, id_, name, frozenset({"GENERAL"}), {"service": service, "name": name})
         )
         number += 1
-    return found
+    return entities
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ def _write_rows(
             for row in rows[grain]:
                 by_bucket.setdefault(row[0], []).append(row)
             spread = [
-                (bucket, key, *found[number % len(found)][2:])
-                for bucket, found in by_bucket.items()
+                (bucket, key, *bucket_rows[number % len(bucket_rows)][2:])
+                for bucket, bucket_rows in by_bucket.items()
                 for number, key in enumerate(others)
             ]
             table = f"{grain.value}_{source}"

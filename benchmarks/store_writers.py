@@ -81,7 +81,7 @@ class Commits:
         """What to keep."""
         return {
             str(rows): {
-                way: {"s": each, "ratios": self.ratios(rows, way)} for way, each in s.items()
+                way: {"s": seconds, "ratios": self.ratios(rows, way)} for way, seconds in s.items()
             }
             for rows, s in self.seconds.items()
         }
@@ -128,7 +128,7 @@ class Lane:
         started = perf_counter()
         result = self.store.commit(batch)
         took = perf_counter() - started
-        if result.merged != sum(len(each.buckets) for each in batch.deltas):
+        if result.merged != sum(len(deltas.buckets) for deltas in batch.deltas):
             raise RuntimeError(f"{result.merged} rows were merged")
         return took
 
@@ -146,9 +146,9 @@ def _cells(metrics: MetricSet, layout: Layout, rows: int) -> dict[str, list[Any]
         encode_numbers({rng.randrange(200): rng.randrange(1, 9) for _ in range(6)})
         for _ in range(500)
     ]
-    for each in metrics:
-        counted = any(Shape.of(state) is Shape.NUMBERS for state in each.states)
-        for column in layout.columns[each.name]:
+    for metric in metrics:
+        counted = any(Shape.of(state) is Shape.NUMBERS for state in metric.states)
+        for column in layout.columns[metric.name]:
             if counted:
                 cells[column] = [tallies[n % len(tallies)] for n in range(rows)]
             else:
@@ -162,22 +162,22 @@ def measure(urls: Iterator[str], sizes: Sequence[tuple[int, int]], writers: int)
         ONE: WriterSettings(writers=1),
         f"{writers} writers": WriterSettings(writers=writers, above_rows=1),
     }
-    found: dict[int, dict[str, list[float]]] = {}
+    seconds: dict[int, dict[str, list[float]]] = {}
     for rows, rounds in sizes:
         lanes = {way: Lane(next(urls), settings) for way, settings in ways.items()}
-        found[rows] = {way: [] for way in ways}
+        seconds[rows] = {way: [] for way in ways}
         try:
             for lane in lanes.values():
                 lane.commit(rows)  # the first makes entities, connections and tables
             for turn in range(rounds):
                 order = list(lanes)[:: 1 if turn % 2 else -1]
                 for way in order:
-                    found[rows][way].append(lanes[way].commit(rows))
+                    seconds[rows][way].append(lanes[way].commit(rows))
             say(f"{rows:,} rows: done")
         finally:
             for lane in lanes.values():
                 lane.store.close()
-    return Commits(found)
+    return Commits(seconds)
 
 
 @contextlib.contextmanager
@@ -222,10 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     print(machine_line())
     with databases(options.database) as urls:
-        found = measure(urls, QUICK if options.quick else FULL, options.writers)
-    print("\n" + found.table().render())
+        commits = measure(urls, QUICK if options.quick else FULL, options.writers)
+    print("\n" + commits.table().render())
     write_json(
-        options.json, {"machine": machine(), "quick": options.quick, "commits": found.as_json()}
+        options.json, {"machine": machine(), "quick": options.quick, "commits": commits.as_json()}
     )
     say(f"results are in {options.json}")
     return 0

@@ -92,5 +92,5 @@ async def order(numbers: list[int]) -> dict[str, int]:
 async def stats(request: Request) -> dict[str, int]:
     """What became of the events of this worker."""
     mill: Embedded = request.app.state.mill
-    found = mill.stats()
-    return {"accepted": found.accepted, "committed": found.committed, "failed": found.failed}
+    counts = mill.stats()
+    return {"accepted": counts.accepted, "committed": counts.committed, "failed": counts.failed}

@@ -65,9 +65,9 @@ def test_every_function_on_every_source_equals_the_oracle(tmp_path: Path) -> Non
     kernel = Kernel(EVERY_FUNCTION)
     with open_store(sqlite(tmp_path), ttl_days=365) as store:
         kernel.commit(store, kernel.make(events))
-        found = stored(store)
-    assert {key[0] for key in found} == {metric.name for metric in load(EVERY_FUNCTION)}
-    assert differences(found, expected(events)) == []
+        actual = stored(store)
+    assert {key[0] for key in actual} == {metric.name for metric in load(EVERY_FUNCTION)}
+    assert differences(actual, expected(events)) == []
 
 
 def test_core_metrics_equal_the_oracle(tmp_path: Path) -> None:

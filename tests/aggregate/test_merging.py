@@ -132,13 +132,13 @@ def test_any_split_makes_the_same_store(
     """Committed at once, or a batch for each piece: states and values are the same."""
     parts = [kernel.make(part) for part in split(events, pieces, seed)]
     with tempfile.TemporaryDirectory() as folder:
-        found = []
+        stores = []
         for name, batches in (("once", [kernel.merge(*parts)]), ("pieces", parts)):
             (Path(folder) / name).mkdir()
             with open_store(sqlite(Path(folder) / name), ttl_days=365) as store:
                 kernel.commit(store, *batches)
-                found.append(contents(store))
-    assert found[0] == found[1]
+                stores.append(contents(store))
+    assert stores[0] == stores[1]
 
 
 @settings(max_examples=4)
@@ -186,8 +186,8 @@ def test_rolling_up_is_the_same_at_once_and_in_steps(
         hours = aggregator.roll_up(minutes[source], Grain.HOUR)
         days = content(aggregator.roll_up(minutes[source], Grain.DAY))
         assert content(aggregator.roll_up(hours, Grain.DAY)) == days
-        each = [aggregator.roll_up(part[source], Grain.DAY) for part in parts]
-        assert content(aggregator.merge(each)) == days
+        day_parts = [aggregator.roll_up(part[source], Grain.DAY) for part in parts]
+        assert content(aggregator.merge(day_parts)) == days
         assert content(at_midnight[source]) == days
 
 

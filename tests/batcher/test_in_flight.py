@@ -41,10 +41,10 @@ def test_one_in_flight_keeps_the_order() -> None:
 
 def test_a_worker_held_by_a_callback_does_not_stop_the_others() -> None:
     """Another worker is started in its place, within max_in_flight."""
-    told, go_on = threading.Event(), threading.Event()
+    callback_started, go_on = threading.Event(), threading.Event()
 
     def callback(_: object) -> None:
-        told.set()
+        callback_started.set()
         go_on.wait(WAIT_S)
 
     gate = Gate()
@@ -53,7 +53,7 @@ def test_a_worker_held_by_a_callback_does_not_stop_the_others() -> None:
         gate.wait_entered()
         first.add_done_callback(callback)
         gate.open()
-        assert told.wait(WAIT_S)
+        assert callback_started.wait(WAIT_S)
         try:
             assert answer(batcher.submit("b")).is_success
         finally:

@@ -117,13 +117,13 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
     batcher: MicroBatcher[int] = MicroBatcher(_backend, config, thresholds)
     start = threading.Barrier(SUBMITTERS + 2)
     answers: Counter[str] = Counter()
-    told: Counter[int] = Counter()
+    callbacks: Counter[int] = Counter()
     errors: list[BaseException] = []
     lock = threading.Lock()
 
     def count(item: int, _: object) -> None:
         with lock:
-            told[item] += 1
+            callbacks[item] += 1
 
     def collect(number: int) -> None:
         start.wait(WAIT_S)
@@ -173,8 +173,8 @@ def test_every_item_is_answered_once(variant: str, close_in_the_middle: bool) ->
     assert answers["refused"] + answers["cancelled"] == (
         stats.failed + stats.rejected + stats.expired + stats.cancelled
     )
-    assert set(told.values()) == {1}
-    assert len(told) == SUBMITTERS * EACH
+    assert set(callbacks.values()) == {1}
+    assert len(callbacks) == SUBMITTERS * EACH
 
 
 def test_the_hard_capacity_holds_under_a_stampede() -> None:

@@ -21,8 +21,8 @@ NAMES = sorted(path.stem for path in plots.RESULTS.glob("*.json"))
 
 
 def _results(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((plots.RESULTS / f"{name}.json").read_text("utf-8"))
-    return found
+    results: dict[str, Any] = json.loads((plots.RESULTS / f"{name}.json").read_text("utf-8"))
+    return results
 
 
 def _image(name: str) -> ElementTree.Element:
@@ -32,8 +32,8 @@ def _image(name: str) -> ElementTree.Element:
 
 
 def _told(image: ElementTree.Element, what: str) -> str:
-    (found,) = image.iter(f"{DUBLIN}{what}")
-    return found.text or ""
+    (element,) = image.iter(f"{DUBLIN}{what}")
+    return element.text or ""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,7 +47,7 @@ def test_a_plot_shows_the_numbers_of_the_results(name: str) -> None:
     """What it says in words is worked out of the results again, and each label stands on it."""
     image, plot = _image(name), plots.plot_of(name, _results(name))
     assert _told(image, "description").split("\n") == plot.facts()
-    texts = {text for each in image.iter(f"{SVG}text") for text in each.itertext()}
+    texts = {text for element in image.iter(f"{SVG}text") for text in element.itertext()}
     assert {*_labels(plot), plot.title, *(panel.title for panel in plot.panels)} <= texts
 
 

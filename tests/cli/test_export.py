@@ -60,11 +60,11 @@ def test_it_tells_how_it_is_doing_and_ends_in_order(one: Mill, tmp_path: Path) -
         os.kill(process.pid, signal.SIGTERM)
         process.end(0)
         assert process.lines[-1].startswith("ended")
-    told = read_json(status) or {}
-    assert (told["pid"], told["state"]) == (process.pid, "ended")
-    assert told["waiting"]["files"] == 0
-    assert told["position"] == 1
-    assert one.store.counters()["exported values", receiver.target, ""] == told["sent_values"]
+    report = read_json(status) or {}
+    assert (report["pid"], report["state"]) == (process.pid, "ended")
+    assert report["waiting"]["files"] == 0
+    assert report["position"] == 1
+    assert one.store.counters()["exported values", receiver.target, ""] == report["sent_values"]
 
 
 def test_it_waits_for_a_pipeline_that_has_not_come_yet(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def test_the_queues_of_the_process_are_served(
         address = re.findall(r"http://\S+", capsys.readouterr().out)[0]
         request = Request(address, headers={"Authorization": "Bearer s3cret"})
         with urlopen(request, timeout=WAIT_S) as response:
-            found = parsed(response.read().decode())
+            series = parsed(response.read().decode())
         with pytest.raises(HTTPError) as refused:
             urlopen(address, timeout=WAIT_S)
         refused.value.close()
-    assert found["batchmill_queue_depth", frozenset({("queue", "inside")})] == 0
+    assert series["batchmill_queue_depth", frozenset({("queue", "inside")})] == 0
     assert refused.value.code == 401
 
 

@@ -176,10 +176,10 @@ def test_an_error_of_spark_is_one_line(
     segments(tmp_path / "spool", 1)
     command = arguments(tmp_path, "pipeline", "--once", "--conf=spark.sql.shuffle.partitions=no")
     assert batchmill(monkeypatch, *command) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1, told
-    assert "spark.sql.shuffle.partitions" in told[0]
-    assert told[0].endswith("--verbose shows the details")
+    messages = capsys.readouterr().err.splitlines()
+    assert len(messages) == 1, messages
+    assert "spark.sql.shuffle.partitions" in messages[0]
+    assert messages[0].endswith("--verbose shows the details")
     assert batchmill(monkeypatch, *command, "--verbose") == 1
     assert "Traceback" in capsys.readouterr().err
 

@@ -74,8 +74,8 @@ def test_it_writes_until_sigint(url: str, tmp_path: Path) -> None:
         process.end(0)
         count = len(receiver.samples())
         assert receiver.requests[0][1]["X-Scope-OrgID"] == "shop"
-    told = json.loads(status.read_text())
-    assert (told["state"], told["sent_values"], told["dropped"]) == ("ended", count, {})
+    report = json.loads(status.read_text())
+    assert (report["state"], report["sent_values"], report["dropped"]) == ("ended", count, {})
     assert (tmp_path / "errors").read_text() == ""
     assert f"ended: {count} samples sent, of 1 minute" in "\n".join(process.lines)
     with open_store(url) as store:

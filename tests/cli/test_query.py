@@ -118,8 +118,8 @@ def test_times_are_written_in_many_ways(
 ) -> None:
     """Relative to the newest bucket, as a bucket of any grain, or as an ISO time in any zone."""
     assert query("calls", "--store", url, "--json", "--entity", "one", *bounds) == 0
-    found = [row["bucket"] for row in rows(capsys)]
-    assert (found[0], found[-1], len(found)) == (first, last or first + 1, count)
+    buckets = [row["bucket"] for row in rows(capsys)]
+    assert (buckets[0], buckets[-1], len(buckets)) == (first, last or first + 1, count)
 
 
 def test_times_at_the_ends_of_the_calendar(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,11 +57,11 @@ def served(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lif
 
 def ask(life: Life, path: str, token: str | None = TOKEN) -> tuple[int, Any]:
     """Status and JSON of an answer."""
-    found = re.search(r"http://\S+(?=;)", life.lines[0])
-    assert found is not None
+    address = re.search(r"http://\S+(?=;)", life.lines[0])
+    assert address is not None
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        request = urllib.request.Request(found[0] + path, headers=headers)
+        request = urllib.request.Request(address[0] + path, headers=headers)
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
@@ -71,16 +71,16 @@ def ask(life: Life, path: str, token: str | None = TOKEN) -> tuple[int, Any]:
 
 def test_the_pipeline_comes_from_the_folder_of_the_run(home: Home, served: Life) -> None:
     """It is what `batchmill status --json` prints."""
-    code, found = ask(served, "/api/v1/pipeline")
+    code, report = ask(served, "/api/v1/pipeline")
     assert code == 200
-    assert (found["health"], found["home"]) == ("down", str(home.folder))
+    assert (report["health"], report["home"]) == ("down", str(home.folder))
 
 
 def test_the_store_is_that_of_the_run(served: Life) -> None:
     """One that is there, and empty."""
-    code, found = ask(served, "/api/v1/status")
+    code, report = ask(served, "/api/v1/status")
     assert code == 200
-    assert (found["store"]["ok"], found["newest_minute"]) == (True, None)
+    assert (report["store"]["ok"], report["newest_minute"]) == (True, None)
 
 
 def test_the_token_is_that_of_the_environment(served: Life) -> None:
@@ -90,9 +90,9 @@ def test_the_token_is_that_of_the_environment(served: Life) -> None:
 
 def test_it_tells_where_it_is(home: Home, served: Life) -> None:
     """For a supervisor: its number and its address."""
-    told = wait_for_json(home.web)
-    assert told["pid"] == served.pid
-    assert served.lines[0] == f"serving {told['address']}; Ctrl-C ends it"
+    report = wait_for_json(home.web)
+    assert report["pid"] == served.pid
+    assert served.lines[0] == f"serving {report['address']}; Ctrl-C ends it"
 
 
 def run(

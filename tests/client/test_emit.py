@@ -56,8 +56,8 @@ class ClientVisit:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Everything in a spool."""
-    found = [pq.read_table(each, partitioning=None).to_pylist() for each in segments(folder)]
-    return [row for some in found for row in some]
+    tables = [pq.read_table(path, partitioning=None).to_pylist() for path in segments(folder)]
+    return [row for some in tables for row in some]
 
 
 def test_an_event_of_ones_own_type(tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ def test_queue_brings_messages_to_two_consumers(
     assert sent
     for step in sent:
         assert [child.service for child in step.children] == ["shipping", "mail"]
-        for each in (step, *step.children):
-            about = dict(each.attributes)
+        for message in (step, *step.children):
+            about = dict(message.attributes)
             assert about["messaging.system"] == "kafka"
             assert about["messaging.destination.name"] == "orders"
             assert about["server.address"] == "kafka.shop"
@@ -150,10 +150,12 @@ def test_calls_have_an_http_status_or_a_grpc_code(
 ) -> None:
     """What serves says how it ended, by one of the conventions."""
     codes = {"http.response.status_code", "http.status_code", "rpc.grpc.status_code"}
-    found = Counter(key for step, _ in steps if step.kind == "SERVER" for key, _ in step.attributes)
+    attributes = Counter(
+        key for step, _ in steps if step.kind == "SERVER" for key, _ in step.attributes
+    )
     served = sum(step.kind == "SERVER" for step, _ in steps)
-    assert sum(found[code] for code in codes) == served
-    assert all(found[code] for code in codes)
+    assert sum(attributes[code] for code in codes) == served
+    assert all(attributes[code] for code in codes)
 
 
 def test_traffic_comes_in_waves(requests: list[Request]) -> None:

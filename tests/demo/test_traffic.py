@@ -59,15 +59,15 @@ def test_same_seed_gives_the_same_spans_at_another_time() -> None:
     """Ids, attributes and all times but for the begin of the run are the seed's."""
 
     def facts(begin_ns: int) -> list[Any]:
-        found = []
+        spans = []
         for span in shop_spans(5, begin_ns):
             known = json.loads(span.to_json())
             for key in ("start_time", "end_time", "events"):
                 del known[key]
             assert span.start_time is not None
             assert span.end_time is not None
-            found.append((known, span.start_time - begin_ns, span.end_time - begin_ns))
-        return found
+            spans.append((known, span.start_time - begin_ns, span.end_time - begin_ns))
+        return spans
 
     assert facts(10**18) == facts(10**18 + 123_456_789)
 
@@ -120,7 +120,7 @@ def test_everything_is_acknowledged_though_every_third_request_is_refused() -> N
     assert 503 in receiver.statuses
     assert receiver.paths == {"/v1/traces"}
     assert len({span.span_id for _, span in spans}) == len(spans) == balance["sent"]
-    assert balance["sent"] == sum(1 for each in expected for _ in each.root.family())
+    assert balance["sent"] == sum(1 for request in expected for _ in request.root.family())
     assert (balance["acknowledged"], balance["failed"]) == (balance["sent"], 0)
     assert balance["requests"] == len(expected)
     assert balance["seconds"] >= 2
@@ -306,13 +306,13 @@ class Clumsy(SpanExporter):
 
 def test_exporter_that_raises_is_tried_again() -> None:
     """An exception is a failure like any other; whoever watches is told why."""
-    told: list[tuple[int, str]] = []
+    retries: list[tuple[int, str]] = []
     with LastWords() as words:
-        sender = Sender(Clumsy(), on_retry=lambda spans: told.append((spans, words.text)))
+        sender = Sender(Clumsy(), on_retry=lambda spans: retries.append((spans, words.text)))
         sender.on_end(shop_spans(5)[0])
         sender.close()
     assert sender.counts() == SentSpans(1, 1)
-    [(spans, why)] = told
+    [(spans, why)] = retries
     assert spans == 1
     assert "no route" in why
 

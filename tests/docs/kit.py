@@ -54,7 +54,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """Every fenced block of a page, in order."""
-    found: list[Block] = []
+    page_blocks: list[Block] = []
     notes: dict[str, str] = {}
     inside: list[str] | None = None
     language, start = "", 0
@@ -62,8 +62,8 @@ def blocks(page: Path) -> list[Block]:
         fence = _FENCE.match(line)
         if inside is not None:
             if fence:
-                text = "".join(f"{each}\n" for each in inside)
-                found.append(Block(page, start, language, text, notes))
+                text = "".join(f"{code_line}\n" for code_line in inside)
+                page_blocks.append(Block(page, start, language, text, notes))
                 inside, notes = None, {}
             else:
                 inside.append(line)
@@ -74,15 +74,15 @@ def blocks(page: Path) -> list[Block]:
         elif line.strip():
             notes = {}
     assert inside is None, f"{page.name}: the block at line {start} does not end"
-    return found
+    return page_blocks
 
 
 def metric_examples(page: Path) -> list[tuple[Block, Block]]:
     """Metrics of a page, each block with the one after it that shows what they come to."""
-    found = blocks(page)
+    page_blocks = blocks(page)
     return [
         (script, shown)
-        for script, shown in itertools.pairwise(found)
+        for script, shown in itertools.pairwise(page_blocks)
         if (script.language, shown.language) == ("oal", OUTPUT) and script.runs
     ]
 
@@ -93,8 +93,8 @@ def matches(shown: str, printed: str) -> bool:
         ".*".join(re.escape(part) for part in re.split(" *… *", line.rstrip()))
         for line in shown.rstrip().splitlines()
     )
-    found = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
-    return re.fullmatch(pattern, found) is not None
+    output = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
+    return re.fullmatch(pattern, output) is not None
 
 
 def tables(page: Path, heading: str) -> list[dict[str, str]]:

@@ -90,8 +90,10 @@ class Reader:
         self._printed = self._capsys.readouterr().out
 
     def _shell(self, block: Block) -> None:
-        for each in _joined(block.text):
-            assert COMMAND.match(each), f"{block.place}: {each!r} cannot run here: mark the block"
+        for command in _joined(block.text):
+            assert COMMAND.match(command), (
+                f"{block.place}: {command!r} cannot run here: mark the block"
+            )
         done = subprocess.run(
             ["sh", "-e", "-c", block.text],
             cwd=self.folder,
@@ -162,9 +164,9 @@ def commands(page: Path) -> Iterator[Command]:
                 if words[:1] == ["batchmill"]:
                     yield Command(block.place, words[1:])
         elif block.language == "yaml":
-            for each in yaml.safe_load_all(block.text):
-                if each.get("kind") == "SparkApplication":
-                    yield Command(block.place, each["spec"]["arguments"])
+            for document in yaml.safe_load_all(block.text):
+                if document.get("kind") == "SparkApplication":
+                    yield Command(block.place, document["spec"]["arguments"])
 
 
 def misunderstood(words: list[str]) -> str:

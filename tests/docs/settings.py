@@ -34,14 +34,14 @@ def _commands() -> Iterator[str]:
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, str]:
     """The commands of a parser, those below them in full, each with its help."""
-    found: dict[str, str] = {}
+    commands: dict[str, str] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            helps = {each.dest: each.help or "" for each in action._choices_actions}
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, below in action.choices.items():
-                inner = {f"{name} {each}": text for each, text in _actions(below).items()}
-                found |= inner or {name: helps.get(name, "")}
-    return found
+                inner = {f"{name} {command}": text for command, text in _actions(below).items()}
+                commands |= inner or {name: helps.get(name, "")}
+    return commands
 
 
 def _settings() -> Iterator[str]:

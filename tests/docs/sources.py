@@ -60,16 +60,16 @@ def _type(kind: FieldType) -> str:
 
 
 def _structs(catalog: Catalog) -> dict[str, FieldType]:
-    found: dict[str, FieldType] = {}
+    structs: dict[str, FieldType] = {}
     waiting = [
         field.type for source in catalog.sources.values() for field in source.fields.values()
     ]
     while waiting:
         kind = waiting.pop()
-        if kind.kind == "struct" and kind.name not in found:
-            found[kind.name] = kind
+        if kind.kind == "struct" and kind.name not in structs:
+            structs[kind.name] = kind
             waiting += [field.type for field in kind.fields]
-    return found
+    return structs
 
 
 def main() -> None:

@@ -78,16 +78,16 @@ def meanings(stats: type) -> dict[str, str]:
     """What its docstrings say of each public field and property."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(stats))).body
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in stats.__bases__:
         if dataclasses.is_dataclass(base):
-            found |= meanings(base)
+            texts |= meanings(base)
     for node, following in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = _said(following)
+            texts[node.target.id] = _said(following)
         elif isinstance(node, ast.FunctionDef) and _is_property(node):
-            found[node.name] = _plain(ast.get_docstring(node) or "")
-    shown = {name: text for name, text in found.items() if not name.startswith("_")}
+            texts[node.name] = _plain(ast.get_docstring(node) or "")
+    shown = {name: text for name, text in texts.items() if not name.startswith("_")}
     return {name: text or UNSAID[f"{stats.__name__}.{name}"] for name, text in shown.items()}
 
 
@@ -98,7 +98,10 @@ def _said(node: ast.stmt | None) -> str:
 
 
 def _is_property(node: ast.FunctionDef) -> bool:
-    return any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+    return any(
+        isinstance(decorator, ast.Name) and decorator.id == "property"
+        for decorator in node.decorator_list
+    )
 
 
 def _plain(text: str) -> str:

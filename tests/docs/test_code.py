@@ -103,7 +103,7 @@ def test_the_quick_start_runs(
     home = tmp_path / "batchmill-data"
     core = load(core_script())
     # Two of the core metrics: to plan all of them takes a while, and shows nothing more.
-    script = [core[each].definition for each in ("service_resp_time", "service_percentile")]
+    script = [core[name].definition for name in ("service_resp_time", "service_percentile")]
 
     def commit() -> None:
         with Pipeline(

@@ -30,21 +30,21 @@ NUMBERS = ("latency", "httpResponseStatusCode")
 
 def script() -> str:
     """All metrics with a result, as one script."""
-    return "\n".join(each.text for each, _ in metric_examples(PAGE))
+    return "\n".join(block.text for block, _ in metric_examples(PAGE))
 
 
 def events() -> dict[str, list[Row]]:
     """The rows of the page's two tables."""
-    found: dict[str, list[Row]] = {"Endpoint": [], "ServiceInstanceJVMCPU": []}
+    rows: dict[str, list[Row]] = {"Endpoint": [], "ServiceInstanceJVMCPU": []}
     for row in tables(PAGE, "Example rows"):
         hour, minute, second = map(int, row["time"].split(":"))
         at = {"time": datetime(2026, 3, 1, hour, minute, second, tzinfo=UTC)}
         if "usePercent" in row:
             cpu = {"id": "shop-1", "usePercent": float(row["usePercent"])}
-            found["ServiceInstanceJVMCPU"].append(at | cpu)
+            rows["ServiceInstanceJVMCPU"].append(at | cpu)
         else:
-            found["Endpoint"].append(at | endpoint(row))
-    return found
+            rows["Endpoint"].append(at | endpoint(row))
+    return rows
 
 
 def endpoint(cells: dict[str, str]) -> Row:
@@ -61,9 +61,9 @@ def told(name: str, values: Stored) -> Iterator[str]:
     """A metric's values, as the page shows them."""
     yield name
     for when, (grain, bucket) in SHOWN.items():
-        found = [v for key, v in values.items() if key[:3] == (name, grain, bucket)]
-        assert len(found) <= 1, name
-        value = found[0] if found else "-"
+        candidates = [v for key, v in values.items() if key[:3] == (name, grain, bucket)]
+        assert len(candidates) <= 1, name
+        value = candidates[0] if candidates else "-"
         yield when
         if isinstance(value, dict):
             # Ranks and edges stand in the order of numbers, labels in that of their names.
@@ -89,7 +89,7 @@ def test_every_function_and_comparison_has_an_example() -> None:
     """Nothing of the language goes without a result that a reader can check by hand."""
     metrics = parse(script()).metrics
     assert {metric.function for metric in metrics} == set(FUNCTIONS)
-    compared = {each.op for metric in metrics for each in metric.filters}
+    compared = {condition.op for metric in metrics for condition in metric.filters}
     assert compared == set(COMPARISONS)
     assert {f"### {name}" for name in FUNCTIONS} <= set(PAGE.read_text("utf-8").splitlines())
 

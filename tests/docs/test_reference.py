@@ -126,7 +126,11 @@ def test_every_reason_of_the_receiver_is_explained() -> None:
 def _refusal(make: Any) -> responses.Refusal:
     made = {"level": "CRITICAL", "status": 400, "retry_after_s": 1.0, "seconds": 1.0}
     needed = inspect.signature(make).parameters.values()
-    given = [made.get(each.name, "x") for each in needed if each.kind is each.POSITIONAL_OR_KEYWORD]
+    given = [
+        made.get(parameter.name, "x")
+        for parameter in needed
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     refusal = make(*given)
     assert isinstance(refusal, responses.Refusal)
     return refusal
@@ -138,7 +142,7 @@ def test_what_is_handed_on_to_kafka_is_explained() -> None:
     figures = set(re.findall(r'^ +"(\w+)":', text, re.MULTILINE))
     assert figures == named(COUNTERS, "Forwarded traces and logs")
     why = named(COUNTERS, "Forwarded traces and logs", "what it is")
-    constants = {each for name, each in vars(forwarder).items() if name.isupper()}
+    constants = {constant for name, constant in vars(forwarder).items() if name.isupper()}
     said = {constant for constant in constants if isinstance(constant, str) and " " in constant}
     assert said >= {forwarder.FULL, forwarder.NO_ROOM}
     assert said | texts_in(forwarder, r'_settle\(.*?"([a-z ]+)"\)') <= why
@@ -183,7 +187,7 @@ def test_every_field_of_a_status_is_explained(tmp_path: Path) -> None:
     assert shown.keys() <= named(COUNTERS, "batchmill status")
     text = inspect.getsource(supervisor)
     figures = set(re.findall(r'^ +"(\w+)": ', text, re.MULTILINE))
-    states = {each.value for each in supervisor.State}
+    states = {state.value for state in supervisor.State}
     assert figures | states <= named(COUNTERS, "batchmill status", "what it is")
     fields = {field.name for field in dataclasses.fields(progress.Progress)}
     assert fields <= named(COUNTERS, "progress.json")
@@ -200,7 +204,7 @@ def test_every_figure_of_an_exporter_is_explained() -> None:
     outcomes = {outcome.value for outcome in server.Outcome}
     assert outcomes <= named(COUNTERS, "The Prometheus endpoint", "what it is")
     own = texts_in(prometheus_page_module, r'f"\{_EXPORT\}(\w+)"') | {"scrapes_total"}
-    assert {f"batchmill_export_{each}" for each in own} == named(
+    assert {f"batchmill_export_{name}" for name in own} == named(
         COUNTERS, "The Prometheus endpoint", "series"
     )
 

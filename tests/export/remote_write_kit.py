@@ -46,12 +46,12 @@ def reached(writer: RemoteWriter, minute: int) -> bool:
 
 def sent(receiver: Receiver, minute: int) -> dict[Key, float]:
     """What a receiver took of a minute, stale markers left out; the last value of each series."""
-    found: dict[Key, float] = {}
+    samples: dict[Key, float] = {}
     for labels, value, at_ms in receiver.samples():
         if at_ms == after(minute) * 1000 and value == value:
             name = labels.pop("__name__")
-            found[name, frozenset(labels.items())] = value
-    return found
+            samples[name, frozenset(labels.items())] = value
+    return samples
 
 
 def not_empty(values: dict[Key, float]) -> dict[Key, float]:

@@ -47,12 +47,12 @@ def test_a_collector_that_fails_and_recovers_gets_everything(
             for number in range(5):
                 one.commit(*measurements(number))
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
-            found = exporter.stats()
+            stats = exporter.stats()
         check_all_arrived(one, receiver.points())
     reason = "UNAVAILABLE" if kind is GrpcReceiver else "HTTP 503"
-    assert found.retries == one.counted("export retries") == {reason: 5}
-    assert found.failing == ""
-    assert one.counted("exported values") == {"": found.sent}
+    assert stats.retries == one.counted("export retries") == {reason: 5}
+    assert stats.failing == ""
+    assert one.counted("exported values") == {"": stats.sent}
 
 
 def test_a_dead_collector_holds_up_no_commit(one: Mill) -> None:
@@ -64,9 +64,9 @@ def test_a_dead_collector_holds_up_no_commit(one: Mill) -> None:
             one.commit(*measurements(number))
         assert len(one.files()) == 10
         until(lambda: exporter.stats().retries.get("UNAVAILABLE", 0) > 2)
-        found = exporter.stats()
-        assert (found.sent, found.waiting.files, found.position) == (0, 10, 0)
-        assert found.failing.startswith("UNAVAILABLE")
+        stats = exporter.stats()
+        assert (stats.sent, stats.waiting.files, stats.position) == (0, 10, 0)
+        assert stats.failing.startswith("UNAVAILABLE")
         with GrpcReceiver(port=port) as receiver:
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
             points = receiver.points()
@@ -122,11 +122,11 @@ def test_a_full_queue_that_drops_counts_what_it_drops(one: Mill) -> None:
             until(lambda: exporter.stats().dropped.get("queue full", 0) > 0)
             release.set()
             receiver.wait_for(lambda: not one.store.outbox(one.outbox.place))
-            found = exporter.stats()
+            stats = exporter.stats()
     values = sum(len(one.store.values(metric)) for metric in one.store.metrics())
-    assert found.sent + found.dropped["queue full"] == values
-    assert 0 < found.sent < values
-    assert one.counted("export values dropped") == dict(found.dropped)
+    assert stats.sent + stats.dropped["queue full"] == values
+    assert 0 < stats.sent < values
+    assert one.counted("export values dropped") == dict(stats.dropped)
 
 
 def test_beyond_the_bound_of_the_outbox_drops_equal_the_counters(tmp_path: Path) -> None:

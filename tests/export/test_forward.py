@@ -37,7 +37,7 @@ def messages(broker: Broker, topic: str) -> list[bytes]:
 def records(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes]]:
     """The same with their keys."""
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "nobody"}
-    found: list[tuple[bytes | None, bytes]] = []
+    pairs: list[tuple[bytes | None, bytes]] = []
     with contextlib.closing(Consumer({**settings, "enable.auto.commit": False})) as consumer:
         place = TopicPartition(topic, 0, 0)
         offsets = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
@@ -47,13 +47,13 @@ def records(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes]]:
             message = consumer.poll(PATIENCE_S)
             assert message is not None
             assert message.error() is None
-            found.append((message.key(), message.value() or b""))
-    return found
+            pairs.append((message.key(), message.value() or b""))
+    return pairs
 
 
 def ids_in(broker: Broker, topic: str) -> list[str]:
     """The spans in a topic."""
-    return [each for body in messages(broker, topic) for each in ids_of(body)]
+    return [id_ for body in messages(broker, topic) for id_ in ids_of(body)]
 
 
 def ids_of(body: bytes) -> list[str]:
@@ -95,7 +95,7 @@ def test_logs_are_handed_on(kafka: Broker, tmp_path: Path) -> None:
         until(lambda: running.status()["forwarded"]["logs"]["sent"] == 4)
         assert running.status()["forwarded"]["logs"]["dropped"] == {}
     expected = [logs("one", "two"), logs("three"), logs("four")]
-    assert records(kafka, topic) == [(None, each) for each in expected]
+    assert records(kafka, topic) == [(None, message) for message in expected]
 
 
 def test_what_is_stored_is_handed_on(kafka: Broker, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_what_is_stored_is_handed_on(kafka: Broker, tmp_path: Path) -> None:
         for number in range(1, 6):
             assert running.post(request(number)).status == 200
         until(lambda: running.status()["forwarded"]["traces"]["sent"] == 5)
-        found = running.status()["forwarded"]["traces"]
-    assert (found["offered"], found["dropped"]) == (5, {})
+        stats = running.status()["forwarded"]["traces"]
+    assert (stats["offered"], stats["dropped"]) == (5, {})
     assert sorted(messages(kafka, topic)) == [request(number) for number in range(1, 6)]
 
 
@@ -128,12 +128,12 @@ def test_each_trace_is_a_message_with_its_key(kafka: Broker, tmp_path: Path) -> 
         assert running.post(request_json(5), JSON).status == 200
         until(lambda: running.status()["forwarded"]["traces"]["sent"] == 5)
         assert running.status()["forwarded"]["traces"]["offered"] == 5
-    found: dict[int, list[str]] = {}
+    ids_by_trace: dict[int, list[str]] = {}
     for key, body in records(kafka, topic):
         assert key is not None
-        found.setdefault(int.from_bytes(key, "big"), []).extend(ids_of(body))
+        ids_by_trace.setdefault(int.from_bytes(key, "big"), []).extend(ids_of(body))
     ids = [span_id(number) for number in range(6)]
-    assert found == {1: [ids[1], ids[2], ids[0], ids[5]], 3: [ids[3]], 4: [ids[4]]}
+    assert ids_by_trace == {1: [ids[1], ids[2], ids[0], ids[5]], 3: [ids[3]], 4: [ids[4]]}
 
 
 def test_a_broker_that_is_away_holds_up_no_sender(tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     for _ in range(12):
         forwarder.offer(b"x" * 100, PROTOBUF, 2)
     forwarder.offer(b"{}", "text/plain", 5)
-    found = forwarder.stats()
-    assert found["dropped"] == {"too many bytes in hand": 4, "neither protobuf nor JSON": 5}
-    assert found["in_hand_bytes"] == 1000
+    stats = forwarder.stats()
+    assert stats["dropped"] == {"too many bytes in hand": 4, "neither protobuf nor JSON": 5}
+    assert stats["in_hand_bytes"] == 1000
     forwarder.close(0.1)
-    found = forwarder.stats()
-    assert found["offered"] == 29 == sum(found["dropped"].values())
-    assert (found["sent"], found["in_hand"], found["in_hand_bytes"]) == (0, 0, 0)
+    stats = forwarder.stats()
+    assert stats["offered"] == 29 == sum(stats["dropped"].values())
+    assert (stats["sent"], stats["in_hand"], stats["in_hand_bytes"]) == (0, 0, 0)
 
 
 def test_what_traces_share_counts_once_for_each() -> None:
@@ -172,9 +172,9 @@ def test_what_traces_share_counts_once_for_each() -> None:
     forwarder = KafkaForwarder(NOBODY, max_bytes=5000, timeout_s=1)
     forwarder.offer(message.SerializeToString(), PROTOBUF, 10)
     until(lambda: forwarder.stats()["dropped"] == {"too many bytes in hand": 6})
-    found = forwarder.stats()
-    assert (found["offered"], found["in_hand"]) == (10, 4)
-    assert 4000 < found["in_hand_bytes"] <= 5000
+    stats = forwarder.stats()
+    assert (stats["offered"], stats["in_hand"]) == (10, 4)
+    assert 4000 < stats["in_hand_bytes"] <= 5000
     forwarder.close(0.1)
 
 
@@ -202,7 +202,7 @@ def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch) ->
     """Its strategy is IF_POSSIBLE."""
     started, release = threading.Event(), threading.Event()
 
-    def hold(self: KafkaForwarder, each: object) -> bool:
+    def hold(self: KafkaForwarder, message: object) -> bool:
         started.set()
         assert release.wait(WAIT_S)
         self._settle(1, 1, "held by the test")
@@ -217,8 +217,8 @@ def test_a_full_queue_drops_and_never_blocks(monkeypatch: pytest.MonkeyPatch) ->
     assert forwarder.stats()["dropped"]["queue full"] >= 7
     release.set()
     forwarder.close()
-    found = forwarder.stats()
-    assert found["offered"] == 11 == sum(found["dropped"].values())
+    stats = forwarder.stats()
+    assert stats["offered"] == 11 == sum(stats["dropped"].values())
 
 
 def test_a_broker_that_stood_still_gets_what_waited(kafka: Broker) -> None:

@@ -38,12 +38,12 @@ def target(broker: Broker, topic: str) -> str:
 
 def points(broker: Broker, topic: str) -> list[Point]:
     """All points in a topic; each message speaks of the entity that is its key, and no other."""
-    found: list[Point] = []
+    all_points: list[Point] = []
     for record in broker.read(topic):
         some = points_of(ExportMetricsServiceRequest.FromString(record.value))
-        assert {each.entity for each in some} == {record.key.decode()}
-        found += some
-    return found
+        assert {point.entity for point in some} == {record.key.decode()}
+        all_points += some
+    return all_points
 
 
 def test_every_change_arrives_by_entity(one: Mill, kafka: Broker) -> None:

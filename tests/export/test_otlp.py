@@ -193,10 +193,10 @@ def test_stats_are_of_one_moment(one: Mill) -> None:
     """What an exporter tells before it has done anything."""
     exporter = one.exporter("otlp+grpc://127.0.0.1:1")
     one.commit(*measurements(0))
-    found = exporter.stats()
-    assert isinstance(found, ExporterStats)
-    assert (found.name, found.position, found.waiting.files, found.sent) == (NAME, 0, 1, 0)
-    assert found.retries == {}
+    stats = exporter.stats()
+    assert isinstance(stats, ExporterStats)
+    assert (stats.name, stats.position, stats.waiting.files, stats.sent) == (NAME, 0, 1, 0)
+    assert stats.retries == {}
 
 
 @pytest.mark.parametrize(

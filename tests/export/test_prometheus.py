@@ -58,24 +58,24 @@ def test_every_value_is_the_stores(backend: Backend, form: TextFormat) -> None:
     """The official client's parser reads every value of the minute, odd names and all."""
     store = backend.open()
     Writer(store).write(*ROWS)
-    found = metrics_of(parsed(text(page_of(store), form), form))
-    assert len(found) > 100
-    assert found == expected(store, MINUTE)
+    series = metrics_of(parsed(text(page_of(store), form), form))
+    assert len(series) > 100
+    assert series == expected(store, MINUTE)
 
 
 def test_odd_names_come_back(store: Store) -> None:
     """Quotes, backslashes, line ends and letters of any script are read back as they were."""
     Writer(store).write(*ROWS)
-    found = parsed(text(page_of(store)))
-    names = {dict(labels)["name"] for name, labels in found if name == "batchmill_calls"}
+    series = parsed(text(page_of(store)))
+    names = {dict(labels)["name"] for name, labels in series if name == "batchmill_calls"}
     assert names == set(ODD)
 
 
 def test_a_percentile_is_labelled_by_its_rank(store: Store) -> None:
     """Labelled metrics have a label more: p50 to p99 for percentiles."""
     Writer(store).write(*ROWS)
-    found = parsed(text(page_of(store)))
-    labels = {dict(labels)["label"] for name, labels in found if name == "batchmill_percentile"}
+    series = parsed(text(page_of(store)))
+    labels = {dict(labels)["label"] for name, labels in series if name == "batchmill_percentile"}
     assert labels == {"p50", "p75", "p90", "p95", "p99"}
 
 
@@ -102,9 +102,9 @@ def test_the_minute_before_the_newest_is_shown(store: Store) -> None:
     """A minute is complete when its successor has begun; the page says which one it is."""
     writer = Writer(store)
     writer.write(Measurement(1, minute=MINUTE), Measurement(2, minute=NEXT))
-    found = parsed(text(page_of(store)))
-    assert metrics_of(found) == expected(store, MINUTE)
-    assert found["batchmill_export_minute_timestamp_seconds", frozenset()] == after(MINUTE)
+    series = parsed(text(page_of(store)))
+    assert metrics_of(series) == expected(store, MINUTE)
+    assert series["batchmill_export_minute_timestamp_seconds", frozenset()] == after(MINUTE)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_which_minute_is_complete(newest: int | None, now_s: float, complete: in
 
 def test_an_empty_store_has_a_page(store: Store) -> None:
     """Where nothing has come in yet the page says so, and has no values."""
-    found = parsed(text(page_of(store)))
-    assert metrics_of(found) == {}
-    assert found["batchmill_export_stale", frozenset()] == 1
+    series = parsed(text(page_of(store)))
+    assert metrics_of(series) == {}
+    assert series["batchmill_export_stale", frozenset()] == 1
 
 
 def test_an_old_minute_is_not_shown_as_the_present(store: Store) -> None:
@@ -137,9 +137,9 @@ def test_an_old_minute_is_not_shown_as_the_present(store: Store) -> None:
     page = MetricsPage(lambda: store, clock=clock.now)
     assert metrics_of(parsed(text(page))) != {}
     clock.advance(61)
-    found = parsed(text(page))
-    assert metrics_of(found) == {}
-    assert found["batchmill_export_stale", frozenset()] == 1
+    series = parsed(text(page))
+    assert metrics_of(series) == {}
+    assert series["batchmill_export_stale", frozenset()] == 1
 
 
 def test_the_order_does_not_depend_on_who_came_first(tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ BUSY = [
 def test_the_busiest_entities_are_shown(store: Store) -> None:
     """Over the limit of a metric, the entities with the most rows are kept."""
     Writer(store).write(*BUSY)
-    found = parsed(text(page_of(store, limits=SeriesLimits(max_series_per_metric=2))))
+    series = parsed(text(page_of(store, limits=SeriesLimits(max_series_per_metric=2))))
     calls = {
         dict(labels)["name"]: value
-        for (name, labels), value in found.items()
+        for (name, labels), value in series.items()
         if name == "batchmill_calls"
     }
     assert calls == {"e7": 10, "e4": 9}
@@ -179,10 +179,10 @@ def test_what_is_left_out_is_said(store: Store, caplog: pytest.LogCaptureFixture
     """Series over the limit are counted by metric on the page, entities not read included."""
     Writer(store).write(*BUSY)
     with caplog.at_level(logging.WARNING, "batchmill.export"):
-        found = parsed(text(page_of(store, limits=SeriesLimits(max_series_per_metric=2))))
+        series = parsed(text(page_of(store, limits=SeriesLimits(max_series_per_metric=2))))
     dropped = {
         dict(labels)["metric"]: value
-        for (name, labels), value in found.items()
+        for (name, labels), value in series.items()
         if name == "batchmill_export_series_dropped"
     }
     # Of the two entities that are read, percentiles have five series each: eight are too many.
@@ -197,10 +197,10 @@ def test_there_are_no_more_series_than_allowed(store: Store) -> None:
     """The limit of all series holds, and what is shown and left out is all that there is."""
     Writer(store).write(*BUSY)
     whole = metrics_of(parsed(text(page_of(store))))
-    found = parsed(text(page_of(store, limits=SeriesLimits(max_series=31))))
-    shown = metrics_of(found)
-    dropped = sum(v for (name, _), v in found.items() if name == "batchmill_export_series_dropped")
-    assert len(shown) == 31 == found["batchmill_export_series", frozenset()]
+    series = parsed(text(page_of(store, limits=SeriesLimits(max_series=31))))
+    shown = metrics_of(series)
+    dropped = sum(v for (name, _), v in series.items() if name == "batchmill_export_series_dropped")
+    assert len(shown) == 31 == series["batchmill_export_series", frozenset()]
     assert len(shown) + dropped == len(whole)
     assert shown.items() <= whole.items()
     # An entity has eleven series: the three busiest have room, the third not for all.
@@ -224,10 +224,10 @@ def test_counters_are_totals(store: Store) -> None:
     Writer(store).write(*ROWS, counters=counters)
     page = page_of(store)
     for form in TextFormat:
-        found = parsed(text(page, form), form)
+        series = parsed(text(page, form), form)
         totals = {
             (name, dict(labels)["source"], dict(labels)["reason"]): value
-            for (name, labels), value in found.items()
+            for (name, labels), value in series.items()
             if name.startswith("batchmill_pipeline_")
         }
         assert totals == {
@@ -241,11 +241,11 @@ def test_a_metric_cannot_take_a_name_of_ours(store: Store) -> None:
     script = "export_series = from(Endpoint.*).count(); queue_depth = from(Endpoint.*).count();"
     Writer(store, script=script).write(*ROWS)
     with make_queue("ours", consumer=lambda batch: None):
-        found = parsed(text(page_of(store)))
-    assert found["batchmill_queue_depth", frozenset({("queue", "ours")})] == 0
-    assert sum(name == "batchmill_queue_depth_" for name, _ in found) == len(ODD)
-    assert found["batchmill_export_series", frozenset()] == 2 * len(ODD)
-    assert sum(name == "batchmill_export_series_" for name, _ in found) == len(ODD)
+        series = parsed(text(page_of(store)))
+    assert series["batchmill_queue_depth", frozenset({("queue", "ours")})] == 0
+    assert sum(name == "batchmill_queue_depth_" for name, _ in series) == len(ODD)
+    assert series["batchmill_export_series", frozenset()] == 2 * len(ODD)
+    assert sum(name == "batchmill_export_series_" for name, _ in series) == len(ODD)
 
 
 def test_many_scrapes_are_one_read(store: Store) -> None:

@@ -293,8 +293,8 @@ def test_scrapes_at_once_are_one_read(url: str) -> None:
         threads = [threading.Thread(target=lambda: pages.append(get(server)[1])) for _ in range(30)]
         for thread in threads:
             thread.start()
-        for each in threads:
-            each.join(WAIT_S)
+        for thread in threads:
+            thread.join(WAIT_S)
         assert server._page.reads == 1
     assert (len(pages), len(set(pages))) == (30, 1)
 
@@ -307,12 +307,12 @@ def test_a_real_prometheus_scrapes_it(url: str, tmp_path: Path) -> None:
     ):
 
         def scraped() -> dict[Key, float]:
-            found = {}
+            series = {}
             for labels, value in prometheus.query('{__name__=~"batchmill_.*",job="batchmill"}'):
                 name = labels.pop("__name__")
                 del labels["job"], labels["instance"]
-                found[name, frozenset(labels.items())] = value
-            return metrics_of(found)
+                series[name, frozenset(labels.items())] = value
+            return metrics_of(series)
 
         # Each time: a scrape that takes too long ends all series until the next one.
         until(lambda: scraped() == stored(url))
@@ -327,7 +327,7 @@ def test_a_real_prometheus_forgets_what_is_gone(tmp_path: Path) -> None:
     with open_store(url) as store:
         writer = Writer(store)
         writer.write(
-            *(Measurement(1, minute=first, entity=each) for each in ("stays", "goes")),
+            *(Measurement(1, minute=first, entity=entity) for entity in ("stays", "goes")),
             Measurement(1, minute=second, entity="stays"),
         )
         with (

@@ -29,12 +29,12 @@ COUNTS = "calls = from(Endpoint.*).count();"
 
 def late(receiver: Receiver) -> list[tuple[int, str, float]]:
     """What came after all that was newer: the end of its minute in s, the entity, the value."""
-    found, newest = [], 0
+    samples, newest = [], 0
     for labels, value, at_ms in receiver.samples():
         if at_ms < newest:
-            found.append((at_ms // 1000, labels["entity"], value))
+            samples.append((at_ms // 1000, labels["entity"], value))
         newest = max(newest, at_ms)
-    return found
+    return samples
 
 
 def test_late_rows_are_sent_again(store: Store, position: Path) -> None:
@@ -79,12 +79,12 @@ def test_a_series_that_comes_late_ends_where_it_ended(store: Store, position: Pa
         until(lambda: writer.stats().minute == minutes[2])
         rows.write(Measurement(1, "x", minutes[1], "new"))
         until(lambda: writer.stats().late == 2 and writer.stats().waiting == 0)
-        found = [
+        samples = [
             (at_ms // 1000, value if value == value else "ended")
             for labels, value, at_ms in receiver.samples()
             if labels["entity"] == "id-new"
         ]
-    assert found == [(after(minutes[1]), 1), (after(minutes[2]), "ended")]
+    assert samples == [(after(minutes[1]), 1), (after(minutes[2]), "ended")]
 
 
 def test_a_receiver_that_refuses_late_rows_is_left_alone(store: Store, position: Path) -> None:
@@ -123,12 +123,12 @@ def test_a_real_prometheus_takes_it(store: Store, position: Path, tmp_path: Path
             until(partial(reached, writer, minutes[number - 1]))
         stats = writer.stats()
         for minute in minutes[:3]:
-            found = {}
+            series = {}
             for labels, value in prometheus.query('{__name__=~"batchmill_.+"}', after(minute)):
                 name = labels.pop("__name__")
-                found[name, frozenset(labels.items())] = value
+                series[name, frozenset(labels.items())] = value
             # Nothing else: what the minute before had and this one has not was marked as ended.
-            assert found == not_empty(expected(store, minute))
+            assert series == not_empty(expected(store, minute))
     assert stats.requests == {"HTTP 204": 3}
     assert stats.ended > 0
 
@@ -180,11 +180,11 @@ def test_a_real_prometheus_with_an_out_of_order_window_takes_late_minutes(
         # One changed, two that are new, and one of those two ends in the minute after.
         until(lambda: writer.stats().late == 4 and writer.stats().waiting == 0)
         for minute in minutes[:4]:
-            found = {}
+            series = {}
             for labels, value in prometheus.query('{__name__=~"batchmill_.+"}', after(minute)):
                 name = labels.pop("__name__")
-                found[name, frozenset(labels.items())] = value
-            assert found == not_empty(expected(store, minute))
+                series[name, frozenset(labels.items())] = value
+            assert series == not_empty(expected(store, minute))
         stats = writer.stats()
     assert (stats.refused, stats.late_refused) == (0, False)
     assert stats.requests.keys() == {"HTTP 204"}
@@ -193,7 +193,7 @@ def test_a_real_prometheus_with_an_out_of_order_window_takes_late_minutes(
 def test_what_is_too_old_even_for_that_holds_up_nobody(tmp_path: Path) -> None:
     """A real Prometheus answers 500 to it; it is counted, and not tried again for ever."""
     newest = last_minutes(2)
-    old = [minutes_before(each, 120) for each in newest]
+    old = [minutes_before(minute, 120) for minute in newest]
     with contextlib.ExitStack() as stack:
         prometheus = stack.enter_context(running_prometheus(tmp_path / "prom", out_of_order="10m"))
         for name, minutes in (("new", newest), ("old", old)):

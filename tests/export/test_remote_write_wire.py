@@ -63,12 +63,12 @@ def test_samples_survive_the_coding() -> None:
     labels = (("__name__", "m"), ("name", 'say "hi"\\\n名前\U0001f41f'))
     values = {1: 0.1, -2: -5, 2**60: STALE}
     body = encode(Sample(0, at_ms, labels, value) for at_ms, value in values.items())
-    found = decode(body)
-    assert [(result[0], result[2]) for result in found] == [
+    samples = decode(body)
+    assert [(result[0], result[2]) for result in samples] == [
         (dict(labels), n) for n in (1, -2, 2**60)
     ]
-    assert [result[1] for result in found[:2]] == [0.1, -5]
-    assert struct.pack(">d", found[2][1]).hex() == "7ff0000000000002"
+    assert [result[1] for result in samples[:2]] == [0.1, -5]
+    assert struct.pack(">d", samples[2][1]).hex() == "7ff0000000000002"
 
 
 def test_the_packing_is_the_raw_block_format() -> None:
@@ -97,9 +97,9 @@ def test_retry_after_is_kept_to() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        *[(each, Outcome.SENT) for each in (200, 204)],
-        *[(each, Outcome.REFUSED) for each in (301, 400, 401, 404, 413, 422)],
-        *[(each, Outcome.FAILED) for each in (429, 500, 502, 503, 504)],
+        *[(status, Outcome.SENT) for status in (200, 204)],
+        *[(status, Outcome.REFUSED) for status in (301, 400, 401, 404, 413, 422)],
+        *[(status, Outcome.FAILED) for status in (429, 500, 502, 503, 504)],
     ],
 )
 def test_what_an_answer_means(status: int, outcome: Outcome) -> None:

@@ -309,7 +309,7 @@ def test_many_tasks_of_a_closed_loop_cost_no_worker() -> None:
 
     async def block() -> list[asyncio.Future[bool]]:
         coming = [dispatcher.adispatch(Signal(flow)) for flow in range(waiting)]
-        tasks = [asyncio.ensure_future(each) for each in coming]
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coming]
         await asyncio.sleep(0)  # every task gets as far as it can
         assert dispatcher.stats().blocked == waiting
         return tasks

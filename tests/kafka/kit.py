@@ -36,9 +36,9 @@ def row(number: int, trace: int = 1, **changes: Any) -> Row:
 def batch_of(rows: Iterable[Row]) -> SpanBatch:
     """Rows as a receiver hands them over."""
     batch = SpanBatch()
-    for each in rows:
+    for span in rows:
         for name in SPAN_COLUMNS:
-            batch.columns[name].append(each[name])
+            batch.columns[name].append(span[name])
     return batch
 
 
@@ -50,7 +50,7 @@ def rows_of(batch: SpanBatch) -> list[Row]:
 
 def rows_in(records: Iterable[Record]) -> list[Row]:
     """The spans of messages, in order."""
-    return [each for record in records for each in rows_of(decode(record.value))]
+    return [span for record in records for span in rows_of(decode(record.value))]
 
 
 def noise(n: int, seed: int = 1) -> str:

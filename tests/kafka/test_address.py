@@ -24,10 +24,10 @@ from tests.kit.threads import PATIENCE_S
 
 def test_an_address_names_brokers_and_a_topic() -> None:
     """Several brokers have commas between them; IPv6 has brackets."""
-    found = KafkaAddress.parse("kafka://one:9092,[::1]:19092/spans.of-all_1")
-    assert found.brokers == ("one:9092", "[::1]:19092")
-    assert found.bootstrap == "one:9092,[::1]:19092"
-    assert found.topic == "spans.of-all_1"
+    address = KafkaAddress.parse("kafka://one:9092,[::1]:19092/spans.of-all_1")
+    assert address.brokers == ("one:9092", "[::1]:19092")
+    assert address.bootstrap == "one:9092,[::1]:19092"
+    assert address.topic == "spans.of-all_1"
 
 
 def test_an_address_reads_as_it_was_written() -> None:

@@ -112,7 +112,7 @@ def test_a_client_sends_deltas(kafka: Broker) -> None:
         assert counted([message.value]) == {f"/{n}": 2 for n in range(50)}
         last = client.emit(event(0), "Endpoint")
     assert last.exception(0) is None
-    assert sum(counted([each.value for each in kafka.read(topic)]).values()) == 101
+    assert sum(counted([record.value for record in kafka.read(topic)]).values()) == 101
     stats = client.stats()
     assert (stats.emitted, stats.written, stats.waiting) == (101, 101, 0)
 

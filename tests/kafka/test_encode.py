@@ -47,11 +47,11 @@ def test_what_is_encoded_is_what_is_decoded(rows: list[Row]) -> None:
     for message in encode(batch_of(rows)):
         decoded = rows_of(decode(message.value))
         assert len(decoded) == message.spans
-        assert {each["trace_id"] for each in decoded} == {message.key.hex()}
+        assert {span["trace_id"] for span in decoded} == {message.key.hex()}
         back.setdefault(message.key.hex(), []).extend(decoded)
     expected: dict[str, list[Row]] = {}
-    for each in rows:
-        expected.setdefault(each["trace_id"], []).append(each)
+    for span in rows:
+        expected.setdefault(span["trace_id"], []).append(span)
     assert back == expected
 
 
@@ -69,7 +69,7 @@ def test_a_long_trace_is_several_messages_in_order() -> None:
     """None of them larger than allowed, and none with fewer spans than would fit."""
     rows = [row(number, attributes={"text": noise(100, number)}) for number in range(200)]
     messages = encode(batch_of(rows), max_bytes=5_000)
-    assert [each for message in messages for each in rows_of(decode(message.value))] == rows
+    assert [span for message in messages for span in rows_of(decode(message.value))] == rows
     assert max(len(message.value) for message in messages) <= 5_000
     assert min(len(message.value) for message in messages[:-1]) > 4_500
 

@@ -49,7 +49,7 @@ class Brisk(Traffic):
 
 def found(kafka: Broker, topic: str) -> set[int]:
     """The spans in a topic, by number."""
-    return {int(each["span_id"], 16) for each in rows_in(kafka.read(topic))}
+    return {int(span["span_id"], 16) for span in rows_in(kafka.read(topic))}
 
 
 def sent(numbers: list[int]) -> set[int]:
@@ -155,15 +155,15 @@ def test_a_paused_broker_is_answered_with_503(kafka: Broker) -> None:
     with nothing_lost(kafka, capacity_rows=50) as (_, sink, port):
         kafka.pause()
         held = [threading.Thread(target=post, args=(port, body)) for body in BODIES[:12]]
-        for future in held:
-            future.start()
+        for thread in held:
+            thread.start()
         until(lambda: sink.level() >= Level.CRITICAL)
         refused = post(port, BODIES[0])
         assert refused.status == 503
         assert int(refused.headers["retry-after"]) >= 1
         kafka.resume()
-        for each in held:
-            each.join()
+        for thread in held:
+            thread.join()
 
 
 @contextlib.contextmanager

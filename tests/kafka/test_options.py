@@ -65,13 +65,13 @@ def test_certificates_go_along_as_text(tmp_path: Path) -> None:
 
 def test_options_of_both_clients_are_kept_and_others_reported() -> None:
     """A setting that only tunes librdkafka says nothing about the connection."""
-    found = java_options({"client.id": "me", "queued.min.messages": "7", "sasl.username": "x"})
-    assert found.options == {"kafka.client.id": "me"}
-    assert found.unused == ("queued.min.messages",)
+    java = java_options({"client.id": "me", "queued.min.messages": "7", "sasl.username": "x"})
+    assert java.options == {"kafka.client.id": "me"}
+    assert java.unused == ("queued.min.messages",)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"security.protocol": "tls"}, "one of plaintext, ssl"),
         ({"sasl.mechanisms": "OAUTHBEARER"}, "one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
@@ -88,11 +88,11 @@ def test_options_of_both_clients_are_kept_and_others_reported() -> None:
         ({"group.id": "mine"}, "batchmill sets it itself"),
     ],
 )
-def test_what_cannot_be_turned_is_refused(changes: dict[str, str], told: str) -> None:
+def test_what_cannot_be_turned_is_refused(changes: dict[str, str], message: str) -> None:
     """By its name, with what to do, and without what it says if that is a secret."""
     with pytest.raises(ConfigError) as caught:
         java_options(LOGIN | changes)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert next(iter(changes)).partition(".")[0] in caught.value.field
     assert LOGIN["sasl.password"] not in str(caught.value)
 

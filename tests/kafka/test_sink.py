@@ -53,7 +53,7 @@ def address(kafka: Broker, topic: str) -> str:
 
 def numbers(kafka: Broker, topic: str) -> list[int]:
     """The spans in a topic, by the number in their ids."""
-    return [int(each["span_id"], 16) for each in rows_in(kafka.read(topic))]
+    return [int(span["span_id"], 16) for span in rows_in(kafka.read(topic))]
 
 
 def put(sink: KafkaSink, *spans: int, **changes: Any) -> Future[None]:
@@ -94,8 +94,10 @@ def test_a_trace_is_in_one_partition_in_order(kafka: Broker) -> None:
     order: dict[str, list[int]] = {}
     for span in rows_in(records):
         order.setdefault(span["trace_id"], []).append(int(span["span_id"], 16))
-    assert all(found == sorted(found) for found in order.values())
-    assert sorted(number for found in order.values() for number in found) == list(range(1, 1001))
+    assert all(numbers_of_trace == sorted(numbers_of_trace) for numbers_of_trace in order.values())
+    assert sorted(
+        number for numbers_of_trace in order.values() for number in numbers_of_trace
+    ) == list(range(1, 1001))
 
 
 def test_a_key_is_placed_as_java_places_it(kafka: Broker) -> None:
@@ -346,13 +348,13 @@ def is_too_large(sink: KafkaSink, number: int, **changes: Any) -> bool:
 def murmur2(data: bytes) -> int:
     """Kafka's hash of a key, as its Java client has it, made positive."""
     word, factor = 0xFFFFFFFF, 0x5BD1E995
-    found = 0x9747B28C ^ len(data)
+    digest = 0x9747B28C ^ len(data)
     whole = len(data) // 4 * 4
     for at in range(0, whole, 4):
         part = int.from_bytes(data[at : at + 4], "little") * factor & word
         part = (part ^ part >> 24) * factor & word
-        found = found * factor & word ^ part
+        digest = digest * factor & word ^ part
     if rest := data[whole:]:
-        found = (found ^ int.from_bytes(rest, "little")) * factor & word
-    found = (found ^ found >> 13) * factor & word
-    return (found ^ found >> 15) & 0x7FFFFFFF
+        digest = (digest ^ int.from_bytes(rest, "little")) * factor & word
+    digest = (digest ^ digest >> 13) * factor & word
+    return (digest ^ digest >> 15) & 0x7FFFFFFF

@@ -128,7 +128,7 @@ def test_the_fault_is_underlined() -> None:
 
 def test_every_fault_of_a_script_is_listed_in_order() -> None:
     """Also several in one statement, and those behind a statement that cannot be read."""
-    found = errors_of(
+    errors = errors_of(
         "a = from(Servce.*).cpm();\n"
         "b = from(Service.latncy).filter(statsu == true).filter(name == 5).longAg();\n"
         "c = from(;\n"
@@ -137,7 +137,7 @@ def test_every_fault_of_a_script_is_listed_in_order() -> None:
         "disable(5);\n"
         "a = from(Service.*).cpm();\n"
     )
-    assert [(result.line, result.column) for result in found] == [
+    assert [(result.line, result.column) for result in errors] == [
         (1, 10),
         *((2, column) for column in (18, 33, 64, 67)),
         (3, 10),
@@ -146,12 +146,12 @@ def test_every_fault_of_a_script_is_listed_in_order() -> None:
         (6, 9),
         (7, 1),
     ]
-    assert found[-1].message == "the metric 'a' is defined already, at f.oal:1:1"
+    assert errors[-1].message == "the metric 'a' is defined already, at f.oal:1:1"
 
 
 def test_lines_end_as_they_end_anywhere() -> None:
     """Unix, Windows and old Mac line ends all count as one."""
-    assert [each.line for each in errors_of("x\n=;\r\ny\r=;")] == [2, 4]
+    assert [error.line for error in errors_of("x\n=;\r\ny\r=;")] == [2, 4]
 
 
 def test_a_long_line_is_shown_around_the_fault() -> None:
@@ -281,7 +281,7 @@ def test_much_junk_is_answered_soon(text: str, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "travel", [lambda each: pickle.loads(pickle.dumps(each)), copy.copy, copy.deepcopy]
+    "travel", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy]
 )
 def test_errors_travel(travel: object) -> None:
     """Pickled or copied, they say and carry the same."""

@@ -114,8 +114,8 @@ def test_a_cast_to_what_it_is_changes_nothing(cast: str, field: str) -> None:
 )
 def test_comparisons(text: str, op: str, literal: object) -> None:
     """Every operator with every kind of literal; an enum's is the name of its value."""
-    found = condition(text)
-    assert (found.op, found.literal) == (op, literal)
+    comparison = condition(text)
+    assert (comparison.op, comparison.literal) == (op, literal)
 
 
 def test_keywords_are_names_elsewhere() -> None:
@@ -195,11 +195,11 @@ texts = st.text(st.characters(codec="utf-8"), max_size=12)
 plain = st.sampled_from(["name", "rpcStatusCode", "sideCar.internalErrorCode"]).map(path)
 tagged = texts.map(lambda key: Path(("tag", MapKey(key)), STRINGS))
 strings = plain | tagged
-cast = strings.map(lambda each: Path(each.parts, LONGS, cast="long"))
+cast = strings.map(lambda field_path: Path(field_path.parts, LONGS, cast="long"))
 wholes = cast | st.sampled_from(["latency", "sideCar.internalRequestLatencyNanos"]).map(path)
 kinds = st.sampled_from(SERVICE.fields["type"].type.values)
-several = st.lists(texts, min_size=1, max_size=3).map(lambda found: tuple(sorted(set(found))))
-some_ints = st.lists(numbers, min_size=1, max_size=3).map(lambda found: tuple(sorted(set(found))))
+several = st.lists(texts, min_size=1, max_size=3).map(lambda values: tuple(sorted(set(values))))
+some_ints = st.lists(numbers, min_size=1, max_size=3).map(lambda values: tuple(sorted(set(values))))
 conditions = st.one_of(
     st.builds(Condition, strings, st.sampled_from(["==", "!=", "like"]), texts),
     st.builds(Condition, strings | wholes, st.sampled_from(["==", "!="]), st.none()),
@@ -235,7 +235,7 @@ metrics = st.builds(
 )
 
 
-@given(st.lists(metrics, max_size=4, unique_by=lambda each: each.name))
+@given(st.lists(metrics, max_size=4, unique_by=lambda metric: metric.name))
 def test_what_is_written_out_reads_back_the_same(made: list[Metric]) -> None:
     """Printing a script and parsing it gives an equal script, states and all."""
     script = oal.Script("f", tuple(made), ("gone",))
@@ -246,10 +246,10 @@ def test_what_is_written_out_reads_back_the_same(made: list[Metric]) -> None:
 
 def test_metrics_travel() -> None:
     """Spark ships definitions between processes: they pickle, and stay equal and hashable."""
-    found = oal.load(oal.core_script())
-    back = pickle.loads(pickle.dumps(found.metrics))
-    assert back == found.metrics
-    assert {hash(metric) for metric in back} == {hash(metric) for metric in found.metrics}
+    script = oal.load(oal.core_script())
+    back = pickle.loads(pickle.dumps(script.metrics))
+    assert back == script.metrics
+    assert {hash(metric) for metric in back} == {hash(metric) for metric in script.metrics}
 
 
 # Several scripts
@@ -262,8 +262,8 @@ def test_a_folder_is_read_in_order(tmp_path: File) -> None:
     (tmp_path / "a.oal").write_text("a = from(Service.*).cpm();")
     (tmp_path / "sub" / "c.oal").write_text("c = from(Service.*).cpm();")
     (tmp_path / "d.txt").write_text("not a script")
-    assert [each.name for each in oal.load(tmp_path)] == ["a", "b", "c"]
-    assert [each.name for each in oal.load(str(tmp_path))] == ["a", "b", "c"]
+    assert [metric.name for metric in oal.load(tmp_path)] == ["a", "b", "c"]
+    assert [metric.name for metric in oal.load(str(tmp_path))] == ["a", "b", "c"]
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path: File) -> None:
@@ -277,21 +277,21 @@ def test_files_and_texts_go_together(tmp_path: File) -> None:
     """A string with a statement in it is a script; disable reaches into the others."""
     file = tmp_path / "a (1).oal"
     file.write_text("a = from(Service.*).cpm(); b = from(Service.*).count();")
-    found = oal.load([str(file), "disable(a); disable(unheard_of)", "c = from(Service.*).cpm()"])
-    assert [result.name for result in found] == ["b", "c"]
-    assert found.disabled == {"a", "unheard_of"}
-    assert found["c"].where.file == "<string 3>"
+    loaded = oal.load([str(file), "disable(a); disable(unheard_of)", "c = from(Service.*).cpm()"])
+    assert [result.name for result in loaded] == ["b", "c"]
+    assert loaded.disabled == {"a", "unheard_of"}
+    assert loaded["c"].where.file == "<string 3>"
 
 
 def test_a_set_is_looked_up_by_name_and_source() -> None:
     """By name, with an error that knows better ones; by source, each state once."""
-    found = oal.load("a = from(Service.*).cpm(); b = from(Service.latency).longAvg();")
-    assert ("a" in found, "z" in found) == (True, False)
-    assert found["a"].function == "cpm"
+    loaded = oal.load("a = from(Service.*).cpm(); b = from(Service.latency).longAvg();")
+    assert ("a" in loaded, "z" in loaded) == (True, False)
+    assert loaded["a"].function == "cpm"
     with pytest.raises(sources.UnknownNameError, match="metric"):
-        found["c"]
-    assert list(found.by_source()) == ["Service"]
-    assert found.states("Service") == (Count(()), found["b"].states[0])
+        loaded["c"]
+    assert list(loaded.by_source()) == ["Service"]
+    assert loaded.states("Service") == (Count(()), loaded["b"].states[0])
 
 
 def test_metrics_of_ones_own_event_types() -> None:
@@ -312,10 +312,10 @@ def test_metrics_of_ones_own_event_types() -> None:
 
 def test_the_core_metrics_have_their_customary_names() -> None:
     """What dashboards ask for is there."""
-    found = oal.load(oal.core_script())
+    core = oal.load(oal.core_script())
     wanted = {
-        *(f"service_{each}" for each in ("cpm", "resp_time", "sla", "percentile", "apdex")),
-        *(f"endpoint_{each}" for each in ("cpm", "resp_time", "sla", "percentile")),
+        *(f"service_{suffix}" for suffix in ("cpm", "resp_time", "sla", "percentile", "apdex")),
+        *(f"endpoint_{suffix}" for suffix in ("cpm", "resp_time", "sla", "percentile")),
         *(f"service_relation_{side}_cpm" for side in ("client", "server")),
         *(f"service_instance_relation_{side}_call_sla" for side in ("client", "server")),
         "endpoint_relation_resp_time",
@@ -325,14 +325,14 @@ def test_the_core_metrics_have_their_customary_names() -> None:
         "gen_ai_model_ttft_avg",
         "instance_jvm_cpu",
     }
-    assert wanted - {result.name for result in found} == set()
+    assert wanted - {result.name for result in core} == set()
 
 
 def test_core_metrics_share_their_count() -> None:
     """cpm, average, success and apdex of a service count its rows once."""
-    found = oal.load(oal.core_script())
+    core = oal.load(oal.core_script())
     names = ("cpm", "resp_time", "sla", "apdex")
-    assert {found[f"service_{name}"].states[-1] for name in names} == {Count(())}
+    assert {core[f"service_{name}"].states[-1] for name in names} == {Count(())}
 
 
 def test_the_core_script_is_laid_out_in_reading_order() -> None:

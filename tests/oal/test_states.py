@@ -123,8 +123,8 @@ def add(one: Any, other: Any) -> Any:
 
 def value_of(text: str, rows: Sequence[Row], minutes: int = 1) -> Any:
     """The final value of a definition over rows."""
-    found = metric(text)
-    return found.values([reduce(state, rows) for state in found.states], minutes)
+    definition = metric(text)
+    return definition.values([reduce(state, rows) for state in definition.states], minutes)
 
 
 def latencies(*values: int | None) -> list[Row]:
@@ -149,28 +149,28 @@ def test_metrics_of_one_source_share_their_count() -> None:
 
 def test_a_null_is_no_measurement() -> None:
     """Where a measured field may be null, only the rows that have it are counted."""
-    found = metric("from(ServiceInstanceJVMMemory.used).filter(heapStatus == true).longAvg()")
-    assert [condition.text for condition in found.states[1].where] == [
+    definition = metric("from(ServiceInstanceJVMMemory.used).filter(heapStatus == true).longAvg()")
+    assert [condition.text for condition in definition.states[1].where] == [
         "heapStatus==true",
         "used!=null",
     ]
-    assert [condition.text for condition in found.states[0].where] == ["heapStatus==true"]
+    assert [condition.text for condition in definition.states[0].where] == ["heapStatus==true"]
 
 
 @pytest.mark.parametrize("call", ["cpm()", "count()", "percent(status == true)"])
 def test_what_measures_nothing_counts_every_row(call: str) -> None:
     """The field in from() does not matter to counts and shares, null or not."""
-    found = metric(f"from(Service.httpResponseStatusCode).{call}")
-    assert found.states == metric(f"from(Service.*).{call}").states
+    definition = metric(f"from(Service.httpResponseStatusCode).{call}")
+    assert definition.states == metric(f"from(Service.*).{call}").states
 
 
 def test_a_filter_on_the_measured_value_says_it_is_there() -> None:
     """A comparison is false on null already, so that one condition more would say nothing."""
     code = "httpResponseStatusCode"
-    found = metric(f"from(Service.{code}).filter({code} > 1).longAvg()")
-    assert [condition.text for condition in found.states[1].where] == [f"{code}>1"]
-    found = metric(f"from(Service.{code}).filter({code} == null).longAvg()")
-    assert len(found.states[1].where) == 2
+    definition = metric(f"from(Service.{code}).filter({code} > 1).longAvg()")
+    assert [condition.text for condition in definition.states[1].where] == [f"{code}>1"]
+    definition = metric(f"from(Service.{code}).filter({code} == null).longAvg()")
+    assert len(definition.states[1].where) == 2
 
 
 def test_percentiles_share_their_tally() -> None:
@@ -206,8 +206,8 @@ def test_the_states_of_each_function(text: str, kinds: tuple[type, ...]) -> None
 
 def test_filters_and_a_functions_own_condition_are_one() -> None:
     """percent(x) over filter(x) asks for one count, twice."""
-    found = metric("from(Service.*).filter(status == true).percent(status == true)")
-    assert len(set(found.states)) == 1
+    definition = metric("from(Service.*).filter(status == true).percent(status == true)")
+    assert len(set(definition.states)) == 1
 
 
 # Merging
@@ -253,15 +253,15 @@ def test_any_split_and_any_order_give_the_same(
     text: str, dealt: list[tuple[Row, int]], order: list[int]
 ) -> None:
     """Rows in one piece, or in parts merged in any order, nothing among them: same states."""
-    found = metric(text)
-    whole = [reduce(state, [row for row, _ in dealt]) for state in found.states]
-    merged: list[Any] = [None] * len(found.states)
+    definition = metric(text)
+    whole = [reduce(state, [row for row, _ in dealt]) for state in definition.states]
+    merged: list[Any] = [None] * len(definition.states)
     for part in order:
         rows = [row for row, pile in dealt if pile == part]
-        for index, state in enumerate(found.states):
+        for index, state in enumerate(definition.states):
             merged[index] = merge(state, reduce(state, rows), merged[index])
     assert merged == whole
-    assert found.values(merged, 60) == found.values(whole, 60)
+    assert definition.values(merged, 60) == definition.values(whole, 60)
 
 
 eighths = st.integers(-(2**60), 2**60).map(lambda n: n / 8)
@@ -271,12 +271,12 @@ fractions = st.integers(-(2**53), 2**53).map(lambda n: n * 2.0**-80)
 @given(st.lists(eighths | fractions, min_size=1), st.randoms())
 def test_sums_of_doubles_are_exact(values: list[float], random: Any) -> None:
     """However they are added up, the sum is the one that is rounded once."""
-    found = metric("from(EnvoyInstanceMetric.value).sumDouble()")
+    definition = metric("from(EnvoyInstanceMetric.value).sumDouble()")
     merged = None
     for value in random.sample(values, len(values)):
         merged = add(merged, oal.double_limbs(value))
-    assert found.values([merged], 1) == math.fsum(values)
-    assert found.values([sum(map(Fraction, values))], 1) == math.fsum(values)
+    assert definition.values([merged], 1) == math.fsum(values)
+    assert definition.values([sum(map(Fraction, values))], 1) == math.fsum(values)
 
 
 def test_a_sum_beyond_every_float_is_infinite() -> None:
@@ -291,9 +291,9 @@ def test_a_sum_beyond_every_float_is_infinite() -> None:
 @pytest.mark.parametrize("text", FUNCTIONS)
 def test_without_rows_there_is_no_value(text: str) -> None:
     """None, not 0: nothing was measured."""
-    found = metric(text)
-    assert found.values([reduce(state, []) for state in found.states], 1) is None
-    assert found.values([None for _ in found.states], 1) is None
+    definition = metric(text)
+    assert definition.values([reduce(state, []) for state in definition.states], 1) is None
+    assert definition.values([None for _ in definition.states], 1) is None
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1))
@@ -350,11 +350,11 @@ def ranked(values: list[int], precision: int) -> list[int]:
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=300), st.sampled_from([1, 10, 7]))
 def test_percentiles_are_exact_to_the_bucket(values: list[int], precision: int) -> None:
     """The floor of the bucket in which the rank's row lies."""
-    found = value_of(f"from(Service.latency).percentile2({precision})", latencies(*values))
-    assert list(found.values()) == ranked(values, precision)
-    assert list(found) == ["{p=50}", "{p=75}", "{p=90}", "{p=95}", "{p=99}"]
+    percentiles = value_of(f"from(Service.latency).percentile2({precision})", latencies(*values))
+    assert list(percentiles.values()) == ranked(values, precision)
+    assert list(percentiles) == ["{p=50}", "{p=75}", "{p=90}", "{p=95}", "{p=99}"]
     old = value_of(f"from(Service.latency).percentile({precision})", latencies(*values))
-    assert old == dict(zip("01234", found.values(), strict=True))
+    assert old == dict(zip("01234", percentiles.values(), strict=True))
 
 
 def test_small_latencies_are_seen_with_a_precision_of_one() -> None:
@@ -364,8 +364,10 @@ def test_small_latencies_are_seen_with_a_precision_of_one() -> None:
 
 def test_a_histogram_has_all_its_buckets() -> None:
     """Named by their lower edges, empty ones too; the last one is open."""
-    found = value_of("from(Service.latency).histogram(100, 3)", latencies(0, 99, 100, 300, 9999))
-    assert found == {"0": 2, "100": 1, "200": 0, "300": 2}
+    histogram = value_of(
+        "from(Service.latency).histogram(100, 3)", latencies(0, 99, 100, 300, 9999)
+    )
+    assert histogram == {"0": 2, "100": 1, "200": 0, "300": 2}
 
 
 def test_labels_kept_are_the_most_frequent() -> None:
@@ -373,8 +375,8 @@ def test_labels_kept_are_the_most_frequent() -> None:
     rows = [{"name": name} for name in "ccbbaad"]
     assert value_of("from(Service.*).labelCount(name, 2)", rows) == {"{n=a}": 2, "{n=b}": 2}
     many = [{"name": f"{number:03}"} for number in range(60)]
-    found = value_of("from(Service.*).labelCount(name)", many)
-    assert list(found) == [f"{{n={number:03}}}" for number in range(50)]
+    counts = value_of("from(Service.*).labelCount(name)", many)
+    assert list(counts) == [f"{{n={number:03}}}" for number in range(50)]
 
 
 def test_averages_by_label() -> None:
@@ -382,8 +384,8 @@ def test_averages_by_label() -> None:
     rows = [{"name": "a", "latency": value} for value in (1, 0, 0)]
     rows += [{"name": "b", "latency": value} for value in (0, 0)]
     rows += [{"name": "c", "latency": value} for value in (5, 10, 7)]
-    found = value_of("from(Service.*).labelAvg(name, latency)", rows)
-    assert found == {"{n=a}": 1, "{n=b}": 0, "{n=c}": 7}
+    averages = value_of("from(Service.*).labelAvg(name, latency)", rows)
+    assert averages == {"{n=a}": 1, "{n=b}": 0, "{n=c}": 7}
     many = [{"name": f"{number:03}", "latency": 3} for number in range(60)]
     assert len(value_of("from(Service.*).labelAvg(name, latency)", [*many, many[-1]])) == 50
 

@@ -47,8 +47,8 @@ def value_of(formula: str, rows: list[Row], **options: Any) -> Value:
 def condition(text: str) -> Condition:
     """A condition, read from its text."""
     (metric,) = read_script(f"m = from(Service.*).filter({text}).count();")
-    (found,) = metric.filters
-    return found
+    (filter_,) = metric.filters
+    return filter_
 
 
 def b64(name: str) -> str:

@@ -87,7 +87,7 @@ def test_every_foreign_child_is_a_destination() -> None:
 
 def test_spans_delivered_twice() -> None:
     """A pair counts as often as its child was delivered, a call without one as often as itself."""
-    call, alone = (span(each, "CLIENT", attributes={"peer.service": "p"}) for each in "13")
+    call, alone = (span(span_id, "CLIENT", attributes={"peer.service": "p"}) for span_id in "13")
     child = span("2", "SERVER", "b", parent_span_id="1")
     spans = [call, child, alone, call, child, alone, span("4", "CLIENT"), span("4", "CLIENT")]
     relations = rows_of(spans, "ServiceRelation", "detectPoint", "destServiceName")
@@ -221,8 +221,8 @@ def query(span_id: str, ms: int, text: str = "select 1", system: str = "mysql", 
 def test_slow_is_strictly_above_the_threshold() -> None:
     """mysql has the default of 200, mongodb 100; each slow one is in two streams."""
     spans = [query("1", 200), query("2", 201), query("3", 101, system="mongodb")]
-    found = expected_topn(spans)
-    minute = {key[0::3]: top for key, top in found.items() if key[1] == "minute"}
+    topn = expected_topn(spans)
+    minute = {key[0::3]: top for key, top in topn.items() if key[1] == "minute"}
     kept = {key: [record.latency for record in top.records] for key, top in minute.items()}
     assert kept == {
         ("top_n_database_statement", f"{b64('mysql')}.0"): [201],
@@ -239,8 +239,8 @@ def test_cache_commands() -> None:
         query("3", 21, "SET k", "memcached"),
         query("4", 99, "PING", "redis"),
     ]
-    found = expected_topn(spans)
-    assert {(key[0], key[3]) for key in found} == {
+    topn = expected_topn(spans)
+    assert {(key[0], key[3]) for key in topn} == {
         ("top_n_cache_read_command", f"{b64('redis')}.0"),
         ("top_n_cache_write_command", f"{b64('memcached')}.0"),
     }

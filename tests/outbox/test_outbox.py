@@ -28,13 +28,13 @@ def test_a_file_holds_the_minutes_of_its_batch(tmp_path: Path) -> None:
         batch = one.batch(*measurements(1))
         assert batch.outgoing is not None
         (changes,) = one.outbox.read(batch.outgoing.path)
-        (deltas,) = [each for each in batch.deltas if each.grain is Grain.MINUTE]
+        (deltas,) = [delta for delta in batch.deltas if delta.grain is Grain.MINUTE]
         assert changes.buckets == deltas.buckets
         assert changes.cells == deltas.cells
         expected = [batch.entities[number] for number in deltas.entities]
         assert [
             (entity.kind, entity.id, entity.name, entity.layers) for entity in changes.entities
-        ] == [(each.kind, each.id, each.name, each.layers) for each in expected]
+        ] == [(entity.kind, entity.id, entity.name, entity.layers) for entity in expected]
         assert {
             metric.name: metric.columns for metric in changes.metrics
         } == one.writer.layout.columns
@@ -47,7 +47,7 @@ def test_a_column_that_metrics_share_is_read_back_for_each(tmp_path: Path) -> No
     one = mill(tmp_path)
     with one.store:
         batch = one.writer.batch(measurements(1))
-        (deltas,) = [each for each in batch.deltas if each.grain is Grain.MINUTE]
+        (deltas,) = [delta for delta in batch.deltas if delta.grain is Grain.MINUTE]
         first, second = list(deltas.cells)[:2]
         alone = one.outbox.write(batch, one.writer.layout)
         del deltas.cells[second]
@@ -215,21 +215,21 @@ def test_totals_are_the_values_of_the_given_minutes(both: Mill) -> None:
     both.commit(*measurements(0, 30))
     metrics = store.metrics()
     wanted = {MINUTE: {"id-one", "id-nobody"}, MINUTE + 1: {"id-two"}, MINUTE + 9: {"id-one"}}
-    found = store.totals(metrics, wanted)
+    totals = store.totals(metrics, wanted)
     expected = {
         (value.bucket, value.entity_id): [
             next(
-                each.value
-                for each in store.values(metric)
-                if (each.bucket, each.entity_id) == (value.bucket, value.entity_id)
+                total.value
+                for total in store.values(metric)
+                if (total.bucket, total.entity_id) == (value.bucket, value.entity_id)
             )
             for metric in metrics
         ]
         for value in store.values("calls")
         if value.entity_id in wanted.get(value.bucket, ())
     }
-    assert found == expected
-    assert len(found) == 2
+    assert totals == expected
+    assert len(totals) == 2
 
 
 def test_totals_know_an_entity_whose_id_is_cut(both: Mill) -> None:

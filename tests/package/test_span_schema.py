@@ -50,8 +50,8 @@ PROTOBUF = {
 
 def test_the_definition_is_pinned() -> None:
     """Numbers, names and kinds, and which columns a row must have."""
-    assert [(each.number, each.name, each.kind) for each in SPAN_SCHEMA] == PINNED
-    required = [each.name for each in SPAN_SCHEMA if each.required]
+    assert [(column.number, column.name, column.kind) for column in SPAN_SCHEMA] == PINNED
+    required = [column.name for column in SPAN_SCHEMA if column.required]
     assert required == ["time", "end_time", "trace_id", "span_id"]
     assert tuple(name for _, name, _ in PINNED) == SPAN_COLUMNS
 
@@ -91,11 +91,17 @@ def test_a_message_has_these_fields() -> None:
     """With these numbers and types."""
     assert Spans.DESCRIPTOR.full_name == "batchmill.Spans"
     spans, deltas = Spans.DESCRIPTOR.fields
-    assert [(each.name, each.number, each.message_type.full_name) for each in (spans, deltas)] == [
+    assert [
+        (descriptor.name, descriptor.number, descriptor.message_type.full_name)
+        for descriptor in (spans, deltas)
+    ] == [
         ("spans", 1, "batchmill.Span"),
         ("deltas", 2, "batchmill.Deltas"),
     ]
-    assert [(each.number, each.name, each.type) for each in deltas.message_type.fields] == [
+    assert [
+        (descriptor.number, descriptor.name, descriptor.type)
+        for descriptor in deltas.message_type.fields
+    ] == [
         (1, "source", FieldDescriptor.TYPE_STRING),
         (2, "parquet", FieldDescriptor.TYPE_BYTES),
     ]

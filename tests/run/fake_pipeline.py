@@ -36,7 +36,7 @@ def run(home: Home, go: threading.Event) -> None:
             for segment in sorted(home.spool.glob("Span/[!.]*.parquet")) if go.is_set() else ():
                 number += 1
                 ids = pq.read_table(segment, columns=["trace_id", "span_id"]).to_pylist()
-                new = {(each["trace_id"], each["span_id"]) for each in ids} - seen
+                new = {(row["trace_id"], row["span_id"]) for row in ids} - seen
                 seen |= new
                 counters = {
                     ("rows", "Span", ""): len(new),

@@ -50,21 +50,23 @@ def run(folder: Path, children: list[str]) -> None:
             spec = Spec(name=name, target=CHILD, arguments=words.split(), ready_line=ready)
             supervisor.start(spec)
         processes = supervisor.processes.values()
-        told: list[int | None] = []
+        announced: list[int | None] = []
         try:
             while not signals.count:
                 supervisor.poll()
                 pids = [process.pid for process in processes]
-                if pids != told and all(process.state is State.RUNNING for process in processes):
-                    told = pids
+                if pids != announced and all(
+                    process.state is State.RUNNING for process in processes
+                ):
+                    announced = pids
                     say(" ".join(["up", *map(str, pids)]))
                 signals.wait(0.02)
         except GaveUpError as error:
             say(str(error))
             return
         say("asked")
-        for each in processes:
-            each.terminate()
+        for process in processes:
+            process.terminate()
         while signals.count < 2 and any(process.state is State.STOPPING for process in processes):
             supervisor.poll()
             signals.wait(0.02)

@@ -57,10 +57,10 @@ def test_a_run_starts_and_ends_its_exporter(tmp_path: Path) -> None:
         until(lambda: wait_for_json(home.export("export"))["state"] == waiting)
         names = ["ingest", "pipeline", "export"]
         until(lambda: list(wait_for_json(home.supervisor, "processes")) == names)
-        asked = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
-        told = json.loads(answer.stdout)["exports"]["export"]
-        assert (told["target"], told["state"]) == (target, waiting)
+        command = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}", "--json"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        report = json.loads(answer.stdout)["exports"]["export"]
+        assert (report["target"], report["state"]) == (target, waiting)
         os.kill(process.pid, signal.SIGTERM)
         process.end(0)
     assert (read_json(home.supervisor) or {})["processes"]["export"]["exit"] == "exit code 0"
@@ -74,18 +74,18 @@ def settings(**table: Any) -> Any:
 def test_the_table_export_starts_exporters_and_an_outbox(tmp_path: Path) -> None:
     """One for each target, by its name; their headers are not on the command line."""
     home = Home(tmp_path)
-    found = settings(to=["otlp+grpc://a:1", "kafka://b:2,c:3/t"], headers=["authorization=x y"])
-    assert "--outbox" in pipeline_spec(found, home).arguments
-    names = export_names(found["export_to"])
+    resolved = settings(to=["otlp+grpc://a:1", "kafka://b:2,c:3/t"], headers=["authorization=x y"])
+    assert "--outbox" in pipeline_spec(resolved, home).arguments
+    names = export_names(resolved["export_to"])
     assert names == ["export", "export-2"]
-    for name, target in zip(names, found["export_to"], strict=True):
-        spec = export_spec(found, home, name, target)
+    for name, target in zip(names, resolved["export_to"], strict=True):
+        spec = export_spec(resolved, home, name, target)
         given = _parser().parse_args(list(spec.arguments))
         assert (given.to, given.name) == (target, f"run {target}")
         assert spec.ready_file == given.status == home.export(name)
         assert "x y" not in " ".join(spec.arguments)
         assert spec.environment == {"BATCHMILL_EXPORT_HEADERS": "authorization=x y"}
-    _parser().parse_args(list(pipeline_spec(found, home).arguments))
+    _parser().parse_args(list(pipeline_spec(resolved, home).arguments))
 
 
 SENDING = {
@@ -104,8 +104,8 @@ def test_buffers_batches_and_periods_reach_every_exporter_that_sends(
 ) -> None:
     """From the table, under the same names; what is not set keeps the exporter's own default."""
     for table in (SENDING, {}):
-        found = settings(to=target, **table)
-        spec = export_spec(found, Home(tmp_path), "export", target)
+        resolved = settings(to=target, **table)
+        spec = export_spec(resolved, Home(tmp_path), "export", target)
         given = vars(_parser().parse_args(list(spec.arguments)))
         expected = table or {"buffer": 20_000, "batch": 2_000, "drain": 5.0}
         assert {name: given[name] for name in SENDING if given[name] is not None} == expected
@@ -121,8 +121,8 @@ def test_a_page_that_is_scraped_has_nothing_to_send(tmp_path: Path) -> None:
 
 def test_the_buffers_of_forwarded_requests_reach_ingest(tmp_path: Path) -> None:
     """Where there is a topic to forward to."""
-    found = settings(traces="kafka://b:2/t", forward_buffer=7, forward_mb=3)
-    given = _parser().parse_args(list(ingest_spec(found, Home(tmp_path)).arguments))
+    resolved = settings(traces="kafka://b:2/t", forward_buffer=7, forward_mb=3)
+    given = _parser().parse_args(list(ingest_spec(resolved, Home(tmp_path)).arguments))
     assert (given.export_forward_buffer, given.export_forward_mb) == (7, 3 * 2**20)
     without = settings(forward_buffer=7)
     assert not any(
@@ -135,8 +135,10 @@ def test_where_a_setting_of_an_exporter_comes_from_is_known() -> None:
     """The file, a variable or a flag, as for every setting."""
     variables = {"BATCHMILL_EXPORT_BATCH": "30"}
     file = {"export": {"buffer": 10, "batch": 20, "poll": 1}}
-    found = resolve(file, "batchmill.toml", variables, {"export_poll": "2"})
-    values = {name: found.values[f"export_{name}"] for name in ("buffer", "batch", "poll", "drain")}
+    resolved = resolve(file, "batchmill.toml", variables, {"export_poll": "2"})
+    values = {
+        name: resolved.values[f"export_{name}"] for name in ("buffer", "batch", "poll", "drain")
+    }
     assert {name: (value.value, value.origin) for name, value in values.items()} == {
         "buffer": (10, "batchmill.toml"),
         "batch": (30, "BATCHMILL_EXPORT_BATCH"),
@@ -163,8 +165,8 @@ def test_one_target_may_be_a_text() -> None:
     """In the file, the environment and on the command line; several in one text, with spaces."""
     assert settings(to="otlp+grpc://a")["export_to"] == ("otlp+grpc://a:4317",)
     variable = {"BATCHMILL_EXPORT_TO": "otlp+grpc://a:1 kafka://b:1,c:1/t"}
-    found = resolve(None, "batchmill.toml", variable, {})
-    assert found["export_to"] == ("otlp+grpc://a:1", "kafka://b:1,c:1/t")
+    resolved = resolve(None, "batchmill.toml", variable, {})
+    assert resolved["export_to"] == ("otlp+grpc://a:1", "kafka://b:1,c:1/t")
     assert resolve(None, "", {}, {"export_to": ["otlp+http://a:1"]})["export_to"]
 
 

@@ -85,9 +85,9 @@ def test_a_second_run_on_a_home_is_refused(home: Home) -> None:
 def pages_of(life: Life) -> str:
     """The address of its pages, which its first line tells, unless they took very long."""
     life.must_hear(r".*web UI: http://.*")
-    found = re.search(r"web UI: (http://[^\s;]+)", "\n".join(life.lines))
-    assert found is not None
-    return found[1]
+    match = re.search(r"web UI: (http://[^\s;]+)", "\n".join(life.lines))
+    assert match is not None
+    return match[1]
 
 
 def asked_for(address: str) -> Any:
@@ -105,10 +105,10 @@ def test_status_tells_of_a_run(home: Home) -> None:
         pages = pages_of(life)
         until(lambda: asked_for(f"{pages}/api/v1/pipeline")["health"] == "healthy")
         pids = [running_pid(home.supervisor, name) for name in ("ingest", "pipeline", "web")]
-        with Life(status, log, os.environ) as asked:
-            asked.end(0)
-        found = json.loads(asked.lines[0])
-        assert [process["pid"] for process in found["processes"].values()] == pids
+        with Life(status, log, os.environ) as command:
+            command.end(0)
+        report = json.loads(command.lines[0])
+        assert [process["pid"] for process in report["processes"].values()] == pids
         shown = asked_for(f"{pages}/api/v1/pipeline")
         assert (shown["health"], shown["web"]) == ("healthy", pages)
         assert [queue["process"] for queue in shown["queues"]] == ["ingest"]

@@ -55,10 +55,10 @@ def show(
 def test_flags_go_before_variables_before_the_file_before_defaults() -> None:
     """And each value knows where it comes from."""
     file = {"http_port": 1, "grpc_port": 1, "trigger": 7}
-    found = settings(
+    resolved = settings(
         file, {"BATCHMILL_HTTP_PORT": "2", "BATCHMILL_GRPC_PORT": "2"}, {"http_port": "3"}
     )
-    origins = {name: (found[name], found.values[name].origin) for name in (*file, "bind")}
+    origins = {name: (resolved[name], resolved.values[name].origin) for name in (*file, "bind")}
     assert origins == {
         "http_port": (3, "--http-port"),
         "grpc_port": (2, "BATCHMILL_GRPC_PORT"),
@@ -68,7 +68,7 @@ def test_flags_go_before_variables_before_the_file_before_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "environ", "told"),
+    ("file", "environ", "message"),
     [
         (
             {"htpp_port": 1},
@@ -80,19 +80,19 @@ def test_flags_go_before_variables_before_the_file_before_defaults() -> None:
     ],
 )
 def test_an_unknown_name_is_an_error_that_knows_the_nearest(
-    file: dict[str, Any], environ: dict[str, str], told: str
+    file: dict[str, Any], environ: dict[str, str], message: str
 ) -> None:
     """In the file and in the environment."""
     with pytest.raises(UnknownSettingError) as caught:
         settings(file, environ)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_web_is_a_switch_and_a_table() -> None:
     """`web = false`, or `[web]` with the port in it."""
     assert settings({"web": False})["web"] is False
-    found = settings({"web": {"port": 81}})
-    assert (found["web"], found["web_port"]) == (True, 81)
+    resolved = settings({"web": {"port": 81}})
+    assert (resolved["web"], resolved["web_port"]) == (True, 81)
 
 
 def test_variables_of_others_are_left_alone() -> None:
@@ -145,19 +145,19 @@ def test_show_prints_values_and_origins(
     assert lines.keys() == {setting.name for setting in SETTINGS}
     assert lines["master"] == ['"local[2]"', "BATCHMILL_MASTER"]
     assert lines["http_port"] == ["0", "--http-port"]
-    found = json.loads(show(monkeypatch, capsys, "--json")[1])
-    assert found["master"] == {"value": "local[2]", "from": "BATCHMILL_MASTER"}
+    printed = json.loads(show(monkeypatch, capsys, "--json")[1])
+    assert printed["master"] == {"value": "local[2]", "from": "BATCHMILL_MASTER"}
 
 
 def test_paths_of_a_file_are_looked_for_beside_it(tmp_path: Path) -> None:
     """Those of flags and variables in the current folder."""
     file = tmp_path / "mill.toml"
     file.write_text('home = "data"\noal = ["a.oal", "/b.oal"]\n')
-    found = load_settings({}, str(file), {"BATCHMILL_TLS_CERT": "c.pem"})
-    assert found["home"] == str(tmp_path / "data")
-    assert found["oal"] == (str(tmp_path / "a.oal"), "/b.oal")
-    assert found["tls_cert"] == "c.pem"
-    assert load_settings({}, None, {"BATCHMILL_CONFIG": str(file)})["home"] == found["home"]
+    loaded = load_settings({}, str(file), {"BATCHMILL_TLS_CERT": "c.pem"})
+    assert loaded["home"] == str(tmp_path / "data")
+    assert loaded["oal"] == (str(tmp_path / "a.oal"), "/b.oal")
+    assert loaded["tls_cert"] == "c.pem"
+    assert load_settings({}, None, {"BATCHMILL_CONFIG": str(file)})["home"] == loaded["home"]
 
 
 @pytest.mark.parametrize("content", [b"home = ", b"\xff\xfe", None])
@@ -172,16 +172,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 
 def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
     """The token goes where other users of the machine cannot see it."""
-    found = settings({"token": "s3 c/ret", "dedup": "off", "conf": ["a=b"], "insecure": True})
+    resolved = settings({"token": "s3 c/ret", "dedup": "off", "conf": ["a=b"], "insecure": True})
     home = Home(tmp_path)
-    ingest, pipeline = ingest_spec(found, home), pipeline_spec(found, home)
+    ingest, pipeline = ingest_spec(resolved, home), pipeline_spec(resolved, home)
     assert "s3 c/ret" not in " ".join((*ingest.arguments, *pipeline.arguments))
     assert ingest.environment == {"BATCHMILL_TOKEN": "s3 c/ret"}
     assert "--insecure" in ingest.arguments
     assert "--dedup" not in pipeline.arguments
     assert "--conf a=b" in " ".join(pipeline.arguments)
     assert f"--store sqlite:///{tmp_path}/metrics.db" in " ".join(pipeline.arguments)
-    demo = demo_spec(found, "0.0.0.0:99", 60.0, 7)
+    demo = demo_spec(resolved, "0.0.0.0:99", 60.0, 7)
     assert demo.arguments[:3] == ["demo", "--endpoint", "http://127.0.0.1:99"]
     assert demo.environment == {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20s3%20c/ret"}
     with pytest.raises(ConfigError, match="--demo"):
@@ -203,10 +203,10 @@ def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
     given = {"max_body_mb": 1, "max_connections": 1, "request_timeout": 1, "token_file": "t"}
     given |= {f"unread_{level}_mb": 1 for level in ("warning", "critical", "critical_plus")}
     given |= {"metrics_port": 9465, "insecure": True}
-    found = settings({**given, "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"})
+    resolved = settings({**given, "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"})
     home = Home(tmp_path)
-    for each in (ingest_spec(found, home), pipeline_spec(found, home)):
-        _parser().parse_args(list(each.arguments))
+    for spec in (ingest_spec(resolved, home), pipeline_spec(resolved, home)):
+        _parser().parse_args(list(spec.arguments))
     _parser().parse_args(list(demo_spec(settings(), "h:1", 60.0, 1).arguments))
     _parser().parse_args(list(demo_spec(settings(), "h:1", float("inf"), None).arguments))
 
@@ -214,8 +214,8 @@ def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
 def test_a_port_that_was_free_is_kept(tmp_path: Path) -> None:
     """Senders know it: the next life of ingest has the same one."""
     spec = ingest_spec(settings({"http_port": 0, "grpc_port": 0}), Home(tmp_path))
-    told = " ".join(with_ports(spec, {"http": "127.0.0.1:99", "grpc": "[::1]:98"}).arguments)
-    assert "--http-port 99 --grpc-port 98" in told
+    arguments = " ".join(with_ports(spec, {"http": "127.0.0.1:99", "grpc": "[::1]:98"}).arguments)
+    assert "--http-port 99 --grpc-port 98" in arguments
     assert "--http-port 0" in " ".join(with_ports(spec, {}).arguments)
 
 
@@ -223,8 +223,8 @@ def test_a_run_hands_on_who_may_look(tmp_path: Path) -> None:
     """As for ingest; the token is on no command line."""
     home = Home(tmp_path)
     given = {"token": "secret", "bind": "0.0.0.0", "web_port": 81, "tls_cert": "c", "tls_key": "k"}
-    found = settings(given)
-    spec = web_spec(found, home)
+    resolved = settings(given)
+    spec = web_spec(resolved, home)
     words = list(spec.arguments)
     assert words[:5] == ["web", "--home", str(tmp_path), "--port", "81"]
     for option, value in (("--bind", "0.0.0.0"), ("--tls-cert", "c"), ("--tls-key", "k")):
@@ -248,16 +248,16 @@ def test_prometheus_needs_no_outbox(tmp_path: Path) -> None:
     both = (*alone, "otlp+http://127.0.0.1:4318")
     home = Home(tmp_path)
     for targets, has_outbox in ((alone, False), (both, True), ((), False)):
-        found = settings({"export": {"to": list(targets)}})
-        assert found["export_to"] == targets
-        assert ("--outbox" in pipeline_spec(found, home).arguments) == has_outbox
+        resolved = settings({"export": {"to": list(targets)}})
+        assert resolved["export_to"] == targets
+        assert ("--outbox" in pipeline_spec(resolved, home).arguments) == has_outbox
 
 
 def test_the_token_of_exporters_is_on_no_command_line(tmp_path: Path) -> None:
     """A token in ``[export]`` goes to the exporter by its environment, where nobody sees it."""
     target = "prometheus://127.0.0.1:9464"
-    found = settings({"export": {"to": target, "token": "s3cret"}})
-    spec = export_spec(found, Home(tmp_path), "export", target)
+    resolved = settings({"export": {"to": target, "token": "s3cret"}})
+    spec = export_spec(resolved, Home(tmp_path), "export", target)
     assert spec.environment == {"BATCHMILL_EXPORT_TOKEN": "s3cret"}
     assert "s3cret" not in " ".join(spec.arguments)
 
@@ -268,12 +268,12 @@ def test_every_process_has_a_page_for_prometheus(tmp_path: Path) -> None:
     """
     targets = ["otlp+http://a:4318", "prometheus://127.0.0.1:9464", "kafka://b:9092/t"]
     given = {"metrics_port": 9465, "bind": "0.0.0.0", "token": "s3cret", "tls_cert": "c.pem"}
-    found = settings({**given, "export": {"to": targets}})
+    resolved = settings({**given, "export": {"to": targets}})
     home = Home(tmp_path)
     names = export_names(targets)
-    specs = [export_spec(found, home, *pair) for pair in zip(names, targets, strict=True)]
+    specs = [export_spec(resolved, home, *pair) for pair in zip(names, targets, strict=True)]
     pages = {}
-    for spec in (pipeline_spec(found, home), *specs):
+    for spec in (pipeline_spec(resolved, home), *specs):
         arguments = " ".join(spec.arguments)
         assert "s3cret" not in arguments
         if port := re.search(r"--metrics-port (\d+)", arguments):

@@ -140,18 +140,18 @@ def test_status_reads_what_a_run_left(
     write_json(home.supervisor, {"pid": 1, "written_at": now, "processes": processes})
     with home.locked():
         code, out = print_status(monkeypatch, capsys, option)
-        found = print_status(monkeypatch, capsys, option, "--json")
+        printed = print_status(monkeypatch, capsys, option, "--json")
     assert code == Health.HEALTHY, out
-    for each in (
+    for line in (
         "2 restarts (last ended with SIGKILL)",
         "queue      7 spans",
         "1 segment, 10 bytes",
         "batch 4, 0 s ago; 1,234 spans counted",
         "dropped    5 quarantined: no time",
     ):
-        assert each in out
-    content = json.loads(found[1])
-    assert found[0] == Health.HEALTHY
+        assert line in out
+    content = json.loads(printed[1])
+    assert printed[0] == Health.HEALTHY
     assert content["health"] == "healthy"
     assert content["spool"] == {"segments": 1, "bytes": 10}
     assert content["last_batch"] == 4
@@ -180,16 +180,16 @@ def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
         },
         exports={"export": {"queues": [queue("out")]}, "export-2": {"queues": [queue("old")]}},
     )
-    told = assess(Home(tmp_path), state).as_json()
-    assert [(each["process"], each["name"]) for each in told["queues"]] == [
+    page = assess(Home(tmp_path), state).as_json()
+    assert [(entry["process"], entry["name"]) for entry in page["queues"]] == [
         ("ingest", "spool"),
         ("pipeline", "jdbc"),
         ("export", "out"),
     ]
-    assert (told["thresholds"], told["batches"]) == (levels, batches)
-    assert told["levels"] == [{"process": "pipeline", "name": "jdbc", "level": "CRITICAL"}]
-    assert told["ingest"] == {"level": "WARNING"}
-    assert told["pipeline"] == {"last_batch": 7}
+    assert (page["thresholds"], page["batches"]) == (levels, batches)
+    assert page["levels"] == [{"process": "pipeline", "name": "jdbc", "level": "CRITICAL"}]
+    assert page["ingest"] == {"level": "WARNING"}
+    assert page["pipeline"] == {"last_batch": 7}
 
 
 def test_flows_and_levels_are_printed(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_flows_and_levels_are_printed(tmp_path: Path) -> None:
 
 def test_what_an_older_version_tells_is_enough(tmp_path: Path) -> None:
     """Its files have no queues, thresholds or batches."""
-    told = assess(Home(tmp_path), run_state()).as_json()
-    assert (told["queues"], told["thresholds"], told["batches"], told["web"]) == (
+    page = assess(Home(tmp_path), run_state()).as_json()
+    assert (page["queues"], page["thresholds"], page["batches"], page["web"]) == (
         [],
         None,
         [],
@@ -226,8 +226,8 @@ def test_a_run_that_is_down_has_no_queues(tmp_path: Path) -> None:
         ingest={"queues": [queue("spool")], "thresholds": {"level": "CRITICAL"}},
         progress={"queues": [queue("jdbc")], "batches": [{"batch": 1}]},
     )
-    told = assess(Home(tmp_path), state).as_json()
-    assert (told["queues"], told["thresholds"], told["batches"]) == ([], None, [{"batch": 1}])
+    page = assess(Home(tmp_path), state).as_json()
+    assert (page["queues"], page["thresholds"], page["batches"]) == ([], None, [{"batch": 1}])
 
 
 def test_a_home_is_read_twice_a_second_at_most(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_the_last_account_of_the_demo_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "counted", "received", "equal", "told"),
+    ("sent", "counted", "received", "equal", "text"),
     [
         (
             Sent(10, 10),
@@ -279,12 +279,12 @@ def test_the_last_account_of_the_demo_counts() -> None:
     ],
 )
 def test_the_balance(
-    sent: Sent | None, counted: Counted, received: int | None, equal: bool, told: str
+    sent: Sent | None, counted: Counted, received: int | None, equal: bool, text: str
 ) -> None:
     """Sent = acknowledged = counted, with others and repeated deliveries taken into account."""
-    found = balance(sent, counted, received)
-    assert found.equal == equal
-    assert told in found.text
+    verdict = balance(sent, counted, received)
+    assert verdict.equal == equal
+    assert text in verdict.text
 
 
 def test_spans_are_counted_by_the_store() -> None:
@@ -302,8 +302,8 @@ def test_spans_are_counted_by_the_store() -> None:
 
 def value(metric: str, entity: str, number: Any) -> dict[str, Value]:
     """The value of a metric for one entity."""
-    found = Value(metric, Grain.MINUTE, 202402291345, entity, entity.upper(), frozenset(), number)
-    return {entity: found}
+    entry = Value(metric, Grain.MINUTE, 202402291345, entity, entity.upper(), frozenset(), number)
+    return {entity: entry}
 
 
 def test_services_are_rows_the_busiest_first() -> None:
@@ -337,7 +337,7 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
     with console.capture() as shown:
         console.print(draw(state, tables, 1000.0))
     text = shown.get()
-    for each in (
+    for part in (
         "1,500 spans in, 1,000/s; 1,400 acknowledged",
         "restarting",
         "pressure CRITICAL",
@@ -348,7 +348,7 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
         "99.50%",
         "0.800",
     ):
-        assert each in text
+        assert part in text
     assert "1,200 spans counted" in plain_line(state, 1000.0)
     with console.capture() as shown:
         console.print(draw(RunState(now=NOW), Tables(), 0.0))
@@ -372,9 +372,9 @@ def test_tables_are_read_from_a_store(tmp_path: Path) -> None:
         writer.write(Measurement(5, minute=BEFORE, entity="old"))
         writer.write(Measurement(20), Measurement(40), Measurement(90, entity="two"))
         writer.write(Measurement(1, minute=BEFORE), topn=statements)
-        found = read_tables(store)
-    assert found.minute == MINUTE
-    assert found.services == (ServiceRow("one", 2, 30, 40), ServiceRow("two", 1, 90, 90))
-    assert [statement.statement for statement in found.statements] == [
+        screen = read_tables(store)
+    assert screen.minute == MINUTE
+    assert screen.services == (ServiceRow("one", 2, 30, 40), ServiceRow("two", 1, 90, 90))
+    assert [statement.statement for statement in screen.statements] == [
         f"select {ms}" for ms in range(309, 304, -1)
     ]

@@ -36,7 +36,7 @@ ASCII, UNICODE = Sheet(80, ascii_only=True), Sheet(80)
 
 def queue(depths: list[int], **changes: Any) -> dict[str, Any]:
     """A queue with partitions of 100, so deep."""
-    told = {
+    fields = {
         "process": "ingest",
         "name": "spool",
         "kind": "queue",
@@ -49,7 +49,7 @@ def queue(depths: list[int], **changes: Any) -> dict[str, Any]:
         "accepted": 9,
         "rejected": {"full": 12},
     }
-    return told | changes
+    return fields | changes
 
 
 def batch(number: int, took_s: float) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def batch(number: int, took_s: float) -> dict[str, Any]:
 
 def told(**changes: Any) -> dict[str, Any]:
     """A run in which much happens."""
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "health": "degraded",
         "reasons": ["senders are told to wait: pressure is CRITICAL"],
         "home": "/data/run",
@@ -109,14 +109,14 @@ def told(**changes: Any) -> dict[str, Any]:
         "ingest": {"pid": 10, "received_spans": 5000, "requests": {"http ok": 80}},
         "pipeline": {"spans": 4600},
     }
-    return found | changes
+    return page | changes
 
 
-def shown(found: dict[str, Any], sheet: Sheet, history: History | None = None) -> str:
+def shown(page: dict[str, Any], sheet: Sheet, history: History | None = None) -> str:
     """The drawing as text."""
     console = Console(width=sheet.width, color_system=None)
     with console.capture() as captured:
-        console.print(draw(found, history or History(), sheet))
+        console.print(draw(page, history or History(), sheet))
     return captured.get()
 
 
@@ -124,7 +124,7 @@ def shown(found: dict[str, Any], sheet: Sheet, history: History | None = None) -
 def test_all_that_the_page_has_is_drawn(width: int) -> None:
     """In one column and in two."""
     text = shown(told(), Sheet(width))
-    for each in (
+    for part in (
         "DEGRADED",
         "http://127.0.0.1:8080",
         "! senders are told to wait: pressure is CRITICAL",
@@ -154,18 +154,18 @@ def test_all_that_the_page_has_is_drawn(width: int) -> None:
         "7 rejected spans: no trace id",
         "pipeline",
     ):
-        assert each in text, each
+        assert part in text, part
 
 
 @pytest.mark.parametrize(("messages", "said"), [(1234, "1,234"), (None, "not known")])
 def test_a_topic_stands_in_the_spools_place(messages: int | None, said: str) -> None:
     """With what waits in it, as far as the pipeline has told; no spool is spoken of."""
-    found = told(topic={"address": "kafka://a:1/t", "messages": messages}, queues=[])
-    del found["spool"]
+    page = told(topic={"address": "kafka://a:1/t", "messages": messages}, queues=[])
+    del page["spool"]
     history = History()
     for at in (NOW, NOW + 1):
-        history.add(found | {"at": at})
-    text = shown(found, Sheet(160), history)
+        history.add(page | {"at": at})
+    text = shown(page, Sheet(160), history)
     assert "spool" not in text
     road, below = re.search(r"^.*senders.*topic.*$\n^.*$", text, re.MULTILINE)[0].splitlines()  # type: ignore[index]
     assert below[road.index("topic") :].startswith(said)
@@ -178,9 +178,9 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     history.add(told())
     history.add(told(at=NOW + 1))
     queues = [queue([1] * 500, name="a" * 40), queue([3], unit="spans", process="export")]
-    found = draw(told(queues=queues), history, Sheet(width))
-    narrow, wide = (Console(width=each, color_system=None) for each in (width, 4000))
-    assert len(narrow.render_lines(found)) == len(wide.render_lines(found))
+    drawing = draw(told(queues=queues), history, Sheet(width))
+    narrow, wide = (Console(width=columns, color_system=None) for columns in (width, 4000))
+    assert len(narrow.render_lines(drawing)) == len(wide.render_lines(drawing))
 
 
 def test_a_small_window_shows_what_it_has_room_for() -> None:
@@ -223,7 +223,7 @@ def test_a_line_of_the_past_has_the_highest_at_full_height() -> None:
 
 def test_a_heat_row_has_a_character_for_each_partition() -> None:
     """Where there are more than characters, the fullest of a few is told: heat is not averaged."""
-    parts = [{"depth": each, "capacity": 10} for each in (0, 1, 5, 10)]
+    parts = [{"depth": depth, "capacity": 10} for depth in (0, 1, 5, 10)]
     assert UNICODE.heat_row(parts, 10).plain == "·▁▅█"
     assert UNICODE.heat_row(parts, 2).plain == "▁█"
     assert ASCII.heat_row(parts, 10).plain == "_.+@"

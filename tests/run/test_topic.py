@@ -40,24 +40,26 @@ def test_all_who_talk_to_kafka_get_the_file_and_no_secret(tmp_path: Path) -> Non
     """By its name: what is in it is on no command line, and shown nowhere."""
     file = tmp_path / "kafka.properties"
     file.write_text("sasl.password=s3cret\n")
-    found = settings(
+    resolved = settings(
         kafka=TOPIC,
         kafka_config=str(file),
         export={"to": "kafka://c:3/t", "traces": "kafka://c:3/traces"},
     )
     home = Home(tmp_path)
-    ingest, pipeline = ingest_spec(found, home), pipeline_spec(found, home)
-    exporter = export_spec(found, home, "export", "kafka://c:3/t")
-    for each in (ingest, pipeline, exporter):
-        given = _parser().parse_args(list(each.arguments))
+    ingest, pipeline = ingest_spec(resolved, home), pipeline_spec(resolved, home)
+    exporter = export_spec(resolved, home, "export", "kafka://c:3/t")
+    for spec in (ingest, pipeline, exporter):
+        given = _parser().parse_args(list(spec.arguments))
         assert given.kafka_config == file
-        assert "s3cret" not in " ".join((*each.arguments, *each.environment.values()))
-    assert "--kafka-config" not in export_spec(found, home, "export", "otlp+grpc://a:1").arguments
+        assert "s3cret" not in " ".join((*spec.arguments, *spec.environment.values()))
+    assert (
+        "--kafka-config" not in export_spec(resolved, home, "export", "otlp+grpc://a:1").arguments
+    )
     given = _parser().parse_args(list(ingest.arguments))
     assert (given.to, given.linger, given.segment_rows) == (TOPIC, None, None)
     given = _parser().parse_args(list(pipeline.arguments))
     assert (given.source, given.remove_read) == (TOPIC, False)
-    assert "s3cret" not in str([value.shown() for value in found.values.values()])
+    assert "s3cret" not in str([value.shown() for value in resolved.values.values()])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_a_table_of_kafka_has_no_login() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "content", "told"),
+    ("changes", "content", "message"),
     [
         ({"kafka_config": "missing"}, "", "a file that can be read"),
         ({}, "acks=0", "batchmill sets it itself"),
@@ -93,7 +95,7 @@ def test_a_table_of_kafka_has_no_login() -> None:
     ],
 )
 def test_what_cannot_work_is_reported_before_anything_starts(
-    tmp_path: Path, changes: dict[str, Any], content: str, told: str
+    tmp_path: Path, changes: dict[str, Any], content: str, message: str
 ) -> None:
     """A file that is not there, or says what nobody takes; settings of a spool."""
     if java_missing() is not None:
@@ -102,14 +104,14 @@ def test_what_cannot_work_is_reported_before_anything_starts(
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
         check(settings(**({"kafka": TOPIC, "kafka_config": str(file)} | changes)), demo=False)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_folder_belongs_to_one_road(tmp_path: Path) -> None:
     """Spark's books on a spool mean nothing for a topic; brokers may move, though."""
     first, second, third = (Home(tmp_path / name) for name in "abc")
-    for each in (first, second, third):
-        each.prepare()
+    for home in (first, second, third):
+        home.prepare()
     first.bind_source(TOPIC)
     first.bind_source("kafka://elsewhere:1/spans")
     for other in (None, "kafka://one:9092/other"):
@@ -125,8 +127,8 @@ def test_a_folder_belongs_to_one_road(tmp_path: Path) -> None:
 
 def progress(**changes: Any) -> dict[str, Any]:
     """What the pipeline tells."""
-    told = {"source": TOPIC, "unread_segments": 3, "lag_s": 2.0, "written_at": NOW - 1}
-    return told | changes
+    fields = {"source": TOPIC, "unread_segments": 3, "lag_s": 2.0, "written_at": NOW - 1}
+    return fields | changes
 
 
 def test_the_backlog_is_what_the_pipeline_reported(tmp_path: Path) -> None:
@@ -164,9 +166,9 @@ def test_the_view_and_the_status_tell_of_a_topic(tmp_path: Path) -> None:
     assert "3 messages, the oldest 3.0 s old" in shown
     assert "spool" not in shown
     status = assess(Home(tmp_path), state)
-    told = status.as_json()
-    assert told["topic"] == {"address": TOPIC, "messages": 3, "told_s": 1.0}
-    assert "spool" not in told
+    report = status.as_json()
+    assert report["topic"] == {"address": TOPIC, "messages": 3, "told_s": 1.0}
+    assert "spool" not in report
     assert f"topic      {TOPIC}: 3 messages; lag 3.0 s" in "\n".join(status.lines())
 
 

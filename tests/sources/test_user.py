@@ -53,7 +53,7 @@ def test_a_frozen_dataclass_becomes_an_event_type() -> None:
     made = sources.source(entity=sources.service("shop", layer="layer"))(Sale)
     assert made is Sale
     known = sources.catalog().source("Sale")
-    assert {name: str(each.type) for name, each in known.fields.items()} == {
+    assert {name: str(field.type) for name, field in known.fields.items()} == {
         "shop": "string",
         "layer": "layer",
         "cents": "long",

@@ -239,17 +239,17 @@ def test_a_look_tells_good_from_bad(tmp_path: Path) -> None:
     good.parent.mkdir()
     pq.write_table(pa.table({"a": [1, 2]}), good)
     bad.write_bytes(b"PAR1 no parquet PAR1")
-    found, broken = inspect([each.as_uri() for each in (good, bad, tmp_path / "S" / "gone")])
-    assert [(result.source, result.rows, result.schema.names) for result in found] == [
+    readable, broken = inspect([path.as_uri() for path in (good, bad, tmp_path / "S" / "gone")])
+    assert [(result.source, result.rows, result.schema.names) for result in readable] == [
         ("S", 2, ["a"])
     ]
-    assert [(each.path.rpartition("/")[2], each.reason) for each in broken] == [
+    assert [(segment.path.rpartition("/")[2], segment.reason) for segment in broken] == [
         ("bad.parquet", "corrupt"),
         ("gone", "missing"),
     ]
-    assert find_corrupt(found) == []
+    assert find_corrupt(readable) == []
     good.unlink()
-    assert [each.reason for each in find_corrupt(found)] == ["missing"]
+    assert [segment.reason for segment in find_corrupt(readable)] == ["missing"]
 
 
 def test_a_checkpoint_keeps_its_identity(tmp_path: Path) -> None:

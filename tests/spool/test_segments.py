@@ -38,7 +38,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
             path = spool.submit("Span", spans([1])).result(WAIT_S)
     finally:
         os.umask(before)
-    modes = [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent, spool.folder)]
+    modes = [stat.S_IMODE(place.stat().st_mode) for place in (path, path.parent, spool.folder)]
     assert modes == [0o600, 0o700, 0o700]
 
 

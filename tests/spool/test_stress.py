@@ -54,8 +54,8 @@ def test_every_batch_is_answered_and_what_is_acknowledged_is_there(
         if future.exception(WAIT_S) is None
         for number in range(10)
     }
-    found = numbers_in(segments(tmp_path))
-    assert sorted(found) == sorted(written)
+    stored = numbers_in(segments(tmp_path))
+    assert sorted(stored) == sorted(written)
     stats = spool.stats()
     assert stats.submitted_rows == 10 * len(taken)
     assert stats.written_rows == len(written)

@@ -32,9 +32,9 @@ def test_complete_segments_of_all_types_count(tmp_path: Path) -> None:
     _segment(tmp_path / "Span" / "notes.txt", 1000)
     (tmp_path / "Span" / "folder.parquet").mkdir()
     _segment(tmp_path / "stray.parquet", 1000)
-    found = unread(tmp_path)
-    assert (found.segments, found.bytes) == (2, 15)
-    assert 100 <= found.oldest_s < 200
+    backlog = unread(tmp_path)
+    assert (backlog.segments, backlog.bytes) == (2, 15)
+    assert 100 <= backlog.oldest_s < 200
 
 
 def test_what_is_removed_is_read(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_what_is_removed_is_read(tmp_path: Path) -> None:
     assert scan.scan(time.time()).bytes == 10
     _segment(tmp_path / "Span" / "2-b.parquet", 7)
     first.unlink()
-    found = scan.scan(time.time())
-    assert (found.segments, found.bytes) == (1, 7)
+    backlog = scan.scan(time.time())
+    assert (backlog.segments, backlog.bytes) == (1, 7)
 
 
 def test_a_clock_that_went_back_makes_no_negative_age(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_is_no_secret_is_shown(address: str, shown: str) -> None:
 def test_a_secret_is_not_shown(address: str) -> None:
     """In the login or a parameter, encoded or not, and in an address that is none."""
     shown = without_password(address)
-    assert not any(each in shown for each in ("s3", "cr3t", "12"))
+    assert not any(secret in shown for secret in ("s3", "cr3t", "12"))
 
 
 @pytest.mark.parametrize("address", REFUSED)
@@ -77,7 +77,7 @@ def test_an_error_about_an_address_keeps_the_secret(address: str) -> None:
         open_store(address)
     error: BaseException | None = caught.value
     while error is not None:  # what a traceback would show
-        assert not any(each in str(error) for each in ("s3", "cr3t"))
+        assert not any(secret in str(error) for secret in ("s3", "cr3t"))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
@@ -97,6 +97,6 @@ def test_a_password_of_any_characters_is_not_shown(password: str) -> None:
 
 def test_what_libpq_reads_as_it_is_meant_is_not_refused() -> None:
     """Also a password with ? and #, which end it elsewhere; more than one host; a folder."""
-    for address in (*(each for each, _ in SHOWN[:6]), *READABLE):
+    for address in (*(url for url, _ in SHOWN[:6]), *READABLE):
         assert not is_ambiguous(address)
     assert without_password("postgresql://u:a@b@h/d") == f"postgresql://{HIDDEN}"

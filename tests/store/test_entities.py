@@ -28,8 +28,8 @@ def dangling(store: Store) -> list[Any]:
         f"SELECT '{table}', entity FROM \"{table}\" WHERE entity NOT IN (SELECT key FROM entity)"
         for table in tables
     )
-    found: list[Any] = store._read(lambda session: session.rows(query))
-    return found
+    rows: list[Any] = store._read(lambda session: session.rows(query))
+    return rows
 
 
 def test_odd_ids_and_layers_are_kept_apart(backend: Backend) -> None:
@@ -42,10 +42,10 @@ def test_odd_ids_and_layers_are_kept_apart(backend: Backend) -> None:
         writer.write(*rows, entities=given)
     assert len(store.entities()) == len(ODD)
     for number, id_ in enumerate(ODD):
-        (found,) = store.values("slowest", entity=id_, layer=id_)
-        assert found.value == number
-        assert [entity.id for entity in store.entities(layer=id_)] == [found.entity_id]
-        assert len(found.entity_id.encode()) <= 2000
+        (value,) = store.values("slowest", entity=id_, layer=id_)
+        assert value.value == number
+        assert [entity.id for entity in store.entities(layer=id_)] == [value.entity_id]
+        assert len(value.entity_id.encode()) <= 2000
 
 
 def test_incompressible_ids_fit_too(backend: Backend) -> None:

@@ -140,8 +140,8 @@ def test_nothing_merged_with_something_is_that(backend: Backend) -> None:
     writer = Writer(store)
     row = Measurement(30)
     nothing = writer.batch([row])
-    for each in nothing.deltas:
-        each.cells = {name: [None] for name in each.cells}
+    for deltas in nothing.deltas:
+        deltas.cells = {name: [None] for name in deltas.cells}
     store.commit(nothing)
     writer.number += 1
     assert store.states("slowest") == []
@@ -177,12 +177,12 @@ def test_sums_may_outgrow_64_bits(backend: Backend) -> None:
         longs: dict[str, list[Any]] = dict(
             zip(
                 (*columns["total"], *columns["mean"], *columns["by_name"]),
-                ([each] for each in (*split(value), *split(value), 1, tally)),
+                ([cell] for cell in (*split(value), *split(value), 1, tally)),
                 strict=True,
             )
         )
         doubles: dict[str, list[Any]] = dict(
-            zip(columns["above"], ([each] for each in limbs_of(2.0**62)), strict=True)
+            zip(columns["above"], ([limb] for limb in limbs_of(2.0**62)), strict=True)
         )
         below = {name: [split(least)[i % 2]] for i, name in enumerate(columns["total"])}
         writer.write(
@@ -240,8 +240,8 @@ def test_values_are_selected(backend: Backend) -> None:
     writer.write(entities=[entity_row("a", ["MESH"])])
 
     def places(**wanted: object) -> list[tuple[int, str]]:
-        found = store.values("calls", **wanted)  # type: ignore[arg-type]
-        return [(result.bucket - MINUTE, result.entity_name) for result in found]
+        values = store.values("calls", **wanted)  # type: ignore[arg-type]
+        return [(result.bucket - MINUTE, result.entity_name) for result in values]
 
     assert places() == [(m, e) for m in (0, 1, 100) for e in ("a", "b")]
     assert places(entity="a") == places(entity="id-a") == places(layer="MESH")

@@ -222,19 +222,19 @@ def test_a_user_without_rights_is_reported(place: Backend, postgres: Postgres) -
 def test_two_processes_may_make_the_schema_at_once(place: Backend) -> None:
     """Whoever is second finds the store that the first one made."""
     start = threading.Barrier(3)
-    found: list[str] = []
+    ids: list[str] = []
 
     def work() -> None:
         start.wait(WAIT_S)
-        found.append(place.open().id)
+        ids.append(place.open().id)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    assert len(found) == 3
-    assert len(set(found)) == 1
+    assert len(ids) == 3
+    assert len(set(ids)) == 1
 
 
 def test_stores_in_two_schemas_are_two_stores(place: Backend, postgres: Postgres) -> None:

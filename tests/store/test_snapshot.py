@@ -25,22 +25,22 @@ def test_merged_cells_give_what_merged_states_give(
     monkeypatch.setattr(snapshot_sql, "MAX_LOOKUPS", seeks)
     store = backend.open()
     writer = Writer(store)
-    for each in ROWS:
-        writer.write(each)
+    for measurement in ROWS:
+        writer.write(measurement)
     wanted = ["id-e1", "id-e3"]
 
     def work(snapshot: Snapshot) -> dict[tuple[str, str], tuple[object, ...]]:
         metrics = snapshot.metrics()
-        keys = {each.key: each.id for each in snapshot.find("endpoint", ids=wanted)}
+        keys = {entity.key: entity.id for entity in snapshot.find("endpoint", ids=wanted)}
         read = snapshot.cells(metrics, Buckets(Grain.MINUTE, MINUTE, MINUTE + 2), entities=keys)
         assert read.complete
-        found = {}
+        states = {}
         for key, id_ in keys.items():
             mine = [row for row in read.rows if row[1] == key]
             for metric in metrics:
                 columns = list(zip(*(row[read.places[metric.name]] for row in mine), strict=True))
-                found[metric.name, id_] = metric.plan.states(metric.plan.merge(columns))
-        return found
+                states[metric.name, id_] = metric.plan.states(metric.plan.merge(columns))
+        return states
 
     expected = {
         (metric, id_): states
@@ -57,8 +57,8 @@ def test_no_more_rows_than_wanted(backend: Backend) -> None:
     minutes = Buckets(Grain.MINUTE, MINUTE, MINUTE + 5)
 
     def work(snapshot: Snapshot) -> list[tuple[int, bool]]:
-        found = [snapshot.cells(snapshot.metrics(), minutes, most=most) for most in (23, 24)]
-        return [(len(result.rows), result.complete) for result in found]
+        reads = [snapshot.cells(snapshot.metrics(), minutes, most=most) for most in (23, 24)]
+        return [(len(result.rows), result.complete) for result in reads]
 
     assert store.read(work) == [(23, False), (24, True)]
 
@@ -70,7 +70,7 @@ def test_entities_are_found_by_parts_of_their_ids(backend: Backend) -> None:
     writer.write(*(Measurement(1, entity=name) for name in ("a_b", "a_B", "a%b", "axb", "b_a")))
 
     def work(snapshot: Snapshot) -> list[list[str]]:
-        found = (
+        answers = (
             snapshot.find("endpoint", id_begins="id-a_"),
             snapshot.find("endpoint", id_ends="_b"),
             snapshot.find("endpoint", id_ends="%b"),
@@ -79,7 +79,7 @@ def test_entities_are_found_by_parts_of_their_ids(backend: Backend) -> None:
             snapshot.find("endpoint", ids=["id-b_a", "id-none"]),
             snapshot.find("service"),
         )
-        return [[each.name for each in some] for some in found]
+        return [[entity.name for entity in some] for some in answers]
 
     assert store.read(work) == [
         *(["a_B", "a_b"], ["a_b"], ["a%b"], []),
@@ -118,10 +118,10 @@ def test_the_slowest_of_several_buckets_together(backend: Backend) -> None:
     def work(snapshot: Snapshot) -> object:
         minutes = Buckets(Grain.MINUTE, MINUTE, MINUTE + 1)
         (one,) = snapshot.find("endpoint")
-        found = snapshot.slowest("slow", minutes, entity=one.key, n=3)
-        assert snapshot.slowest("slow", minutes, n=3) == found
+        slowest = snapshot.slowest("slow", minutes, entity=one.key, n=3)
+        assert snapshot.slowest("slow", minutes, n=3) == slowest
         totals = snapshot.statement_totals("slow", minutes, one.key)
-        return [(result.rank, result.latency, result.runs) for result in found], totals
+        return [(result.rank, result.latency, result.runs) for result in slowest], totals
 
     assert store.read(work) == ([(1, 103, 7), (2, 102, 7), (3, 102, 7)], {"S ?": (14, 140)})
 

@@ -58,10 +58,10 @@ def test_the_slowest_are_exact_in_any_order(backend: Backend, seed: int) -> None
     while rows_left := rows[writer.number * 23 : writer.number * 23 + 23]:
         writer.write(entities=[entity_row("0"), entity_row("1")], topn=rows_left)
     for grain in Grain:
-        found = store.top("db", grain=grain)
+        slowest = store.top("db", grain=grain)
         assert [
             (result.bucket, result.entity_id, result.rank, result.latency, result.span_id)
-            for result in found
+            for result in slowest
         ] == ranked(rows, grain)
 
 

@@ -31,7 +31,7 @@ def test_old_days_are_removed_when_a_new_one_comes(backend: Backend) -> None:
     for grain in Grain:
         assert [record.latency for record in store.top("db", grain=grain)] == [1, 2, 3]
     count = "SELECT count(*) FROM statement"
-    assert store._read(lambda each: each.rows(count)) == [(9,)]
+    assert store._read(lambda session: session.rows(count)) == [(9,)]
 
 
 def test_the_first_minute_of_the_oldest_day_is_kept(backend: Backend) -> None:
@@ -91,8 +91,8 @@ def test_a_lowered_ttl_is_applied_at_once(backend: Backend, rows: tuple[Measurem
     store = backend.open(ttl_days=1)
     again = Writer(store, stream="next", checkpoint="checkpoint-2")
     assert store.commit(again.batch(rows)).removed == 3
-    found = expected_states(metrics(), [Measurement(2, minute=FIRST + DAY), kept, *rows])
-    assert all_states(store) == found
+    expected = expected_states(metrics(), [Measurement(2, minute=FIRST + DAY), kept, *rows])
+    assert all_states(store) == expected
     again.number += 1
     assert store.commit(again.batch(rows)).removed == 0
 

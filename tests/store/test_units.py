@@ -178,7 +178,7 @@ def test_label_sums_merge_by_joining(
     joined = f"{encode_label_sums(one)},{encode_label_sums(two)}"
     both = {}
     for key in one | two:
-        pairs = [each[key] for each in (one, two) if key in each]
+        pairs = [sums[key] for sums in (one, two) if key in sums]
         both[key] = (sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
     assert decode_label_sums(joined) == both
     assert decode_label_sums(compact_label_sums(joined) or "") == both

@@ -101,9 +101,9 @@ def test_rows_without_a_value_do_not_count(backend: Backend) -> None:
     store = backend.open()
     writer = Writer(store)
     batch = writer.batch([Measurement(1, minute=MINUTE + m) for m in range(4)])
-    for each in batch.deltas:
-        if each.grain is Grain.MINUTE:
-            each.cells[writer.layout.columns["calls"][0]][2:] = [0, None]
+    for deltas in batch.deltas:
+        if deltas.grain is Grain.MINUTE:
+            deltas.cells[writer.layout.columns["calls"][0]][2:] = [0, None]
     store.commit(batch)
     assert [value.bucket for value in store.values("calls", limit=2)] == [MINUTE, MINUTE + 1]
     assert store.count_values("calls") == len(list(store.iter_values("calls"))) == 2
@@ -177,7 +177,7 @@ def test_the_database_knows_which_rows_have_a_value(backend: Backend, function: 
 
 
 @pytest.mark.parametrize(
-    ("part", "found"),
+    ("part", "matches"),
     [
         ("CAFÉ", ["CAFÉ", "café"]),
         ("café", ["CAFÉ", "café"]),
@@ -190,7 +190,7 @@ def test_the_database_knows_which_rows_have_a_value(backend: Backend, function: 
     ],
 )
 def test_names_are_found_in_any_alphabet(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, part: str, found: list[str]
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, part: str, matches: list[str]
 ) -> None:
     """Capitals of every alphabet are letters like the small ones, in both stores."""
     store = backend.open()
@@ -198,10 +198,10 @@ def test_names_are_found_in_any_alphabet(
     rows = [entity_row(name, ["GENERAL"]) for name in names]
     Writer(store).write(entities=[*rows, EntityRow("service", "s", "Le Café")])
     monkeypatch.setattr(entities_sql, "PAGE", 2)
-    assert sorted(entity.name for entity in store.entities("endpoint", part)) == sorted(found)
+    assert sorted(entity.name for entity in store.entities("endpoint", part)) == sorted(matches)
     layered = store.entities(name_like=part, layer="GENERAL")
     assert [entity.id for entity in layered] == sorted(entity.id for entity in layered)
-    assert sorted(entity.name for entity in layered) == sorted(found)
+    assert sorted(entity.name for entity in layered) == sorted(matches)
 
 
 def test_moments_at_the_ends_of_the_calendar(backend: Backend) -> None:
@@ -209,8 +209,8 @@ def test_moments_at_the_ends_of_the_calendar(backend: Backend) -> None:
     store = filled(backend, 3)
     for end in (99991231, 9999123123, 999912312359, datetime.max, datetime.max.replace(tzinfo=UTC)):
         for grain, count in ((Grain.MINUTE, 3), (Grain.HOUR, 1), (Grain.DAY, 1)):
-            found = store.values("calls", grain=grain, start=datetime.min, end=end)
-            assert len(found) == count
+            values = store.values("calls", grain=grain, start=datetime.min, end=end)
+            assert len(values) == count
     east, west = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
     with pytest.raises(ConfigError, match=r"start=.*calendar"):
         store.values("calls", start=datetime.min.replace(tzinfo=east))
@@ -231,10 +231,10 @@ def test_a_bucket_has_what_each_metric_has(backend: Backend, grain: Grain) -> No
     store = backend.open()
     Writer(store).write(*ROWS)
     bucket = int(str(MINUTE)[: {Grain.MINUTE: 12, Grain.HOUR: 10, Grain.DAY: 8}[grain]])
-    found = store.bucket_values(bucket, grain=grain)
+    content = store.bucket_values(bucket, grain=grain)
     values = {
         (name, entity.kind, entity.id, entity.name, entity.layers, str(value))
-        for entity in found.entities
+        for entity in content.entities
         for name, value in entity.values.items()
     }
     assert values == {
@@ -250,19 +250,19 @@ def test_a_bucket_has_what_each_metric_has(backend: Backend, grain: Grain) -> No
         for value in store.values(metric, grain=grain, start=bucket, end=bucket)
     }
     assert values
-    assert not found.left_out
+    assert not content.left_out
 
 
 def test_the_busiest_come_first(backend: Backend) -> None:
     """With a limit, the entities with the most rows are read, and the others are counted."""
     store = backend.open()
     Writer(store).write(*(Measurement(1, entity=f"e{n}") for n in range(5) for _ in range(n + 1)))
-    found = store.bucket_values(MINUTE, most=2)
-    assert [(entity.id, entity.values["calls"]) for entity in found.entities] == [
+    content = store.bucket_values(MINUTE, most=2)
+    assert [(entity.id, entity.values["calls"]) for entity in content.entities] == [
         ("id-e4", 5),
         ("id-e3", 4),
     ]
-    assert found.left_out == dict.fromkeys((metric.name for metric in store.metrics()), 3)
+    assert content.left_out == dict.fromkeys((metric.name for metric in store.metrics()), 3)
 
 
 def test_former_versions_are_not_read(backend: Backend) -> None:
@@ -273,17 +273,17 @@ def test_former_versions_are_not_read(backend: Backend) -> None:
     )
     writer.write(Measurement(5))
     store.register(metrics("kept = from(Endpoint.latency).max();"), stream=writer.stream)
-    found = store.bucket_values(MINUTE)
-    assert [(metric.name, metric.version) for metric in found.metrics] == [("kept", 2)]
-    assert [dict(entity.values) for entity in found.entities] == [{}]
+    content = store.bucket_values(MINUTE)
+    assert [(metric.name, metric.version) for metric in content.metrics] == [("kept", 2)]
+    assert [dict(entity.values) for entity in content.entities] == [{}]
 
 
 def test_a_bucket_without_rows_is_empty(backend: Backend) -> None:
     """A bucket in which nothing happened has metrics and no entity."""
     store = backend.open()
     Writer(store).write(*ROWS)
-    found = store.bucket_values(MINUTE - 5)
-    assert (found.entities, len(found.metrics)) == ([], 7)
+    content = store.bucket_values(MINUTE - 5)
+    assert (content.entities, len(content.metrics)) == ([], 7)
 
 
 def test_a_negative_limit_is_an_error(backend: Backend) -> None:

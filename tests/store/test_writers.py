@@ -53,18 +53,18 @@ def test_several_writers_make_the_store_that_one_makes(
     postgres: Postgres, batches: list[list[Measurement]]
 ) -> None:
     """Whatever the batches are, the store is the same, and nothing stays staged."""
-    found = []
+    contents = []
     for some in (WriterSettings(writers=1), TINY):
         with open_writers(postgres.new_database(), some) as store:
             writer = Writer(store)
             for rows in batches:
                 writer.write(*rows, counters={("read", "Endpoint", ""): len(rows)})
-            found.append((all_states(store), store.entities(), store.counters()))
+            contents.append((all_states(store), store.entities(), store.counters()))
             assert staged(store) == []
             assert (store.writers.stats().queue is None) == (some.writers == 1)
     rows = [row for batch in batches for row in batch]
-    assert found[0] == found[1]
-    assert found[1][0] == expected_states(writer.metrics, rows)
+    assert contents[0] == contents[1]
+    assert contents[1][0] == expected_states(writer.metrics, rows)
 
 
 def test_a_list_that_fills_several_columns_is_cut_once(store: PostgresStore) -> None:
@@ -129,7 +129,7 @@ def test_a_full_queue_makes_the_commit_wait(
         finally:
             gate.set()
             thread.join(WAIT_S)
-        pieces = sum(len(each.buckets) for each in batch.deltas)
+        pieces = sum(len(deltas.buckets) for deltas in batch.deltas)
         counted = store.writers.stats().queue
         assert counted is not None
         assert (counted.accepted, counted.consumed, counted.failed) == (pieces, pieces, 0)

@@ -180,7 +180,7 @@ def test_a_second_driver_takes_over_while_pieces_are_staged(
     other = open_writers(postgres_url)
     first = Writer(store)
     first.write(*some_rows(0))
-    found: list[int] = []
+    staged_pieces: list[int] = []
     second: list[Writer] = []
 
     def take_over(table: str) -> None:
@@ -189,18 +189,18 @@ def test_a_second_driver_takes_over_while_pieces_are_staged(
         queue = store.writers._queue
         assert queue is not None
         assert queue.flush(WAIT_S)
-        found.append(len(staged(other)))
+        staged_pieces.append(len(staged(other)))
         for connection in (store._open["writer"], store._locks["live"]):
             postgres.execute(f"SELECT pg_terminate_backend({connection.info.backend_pid})")
         second.append(Writer(other, number=1, committed=0))
-        found.append(len(staged(other)))
+        staged_pieces.append(len(staged(other)))
 
     before_merges(monkeypatch, take_over)
     try:
         with pytest.raises(FencedError):
             store.commit(first.batch(some_rows(7)))
-        assert found[0] > 10
-        assert found[1] == 0
+        assert staged_pieces[0] > 10
+        assert staged_pieces[1] == 0
         second[0].write(*some_rows(1))
         rows = some_rows(0) + some_rows(1)
         assert all_states(other) == expected_states(first.metrics, rows)

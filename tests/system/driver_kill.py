@@ -162,8 +162,8 @@ class KilledRun:
 
 def _numbers(life: Life, pattern: str) -> Iterator[str]:
     for line in life.lines:
-        if found := re.fullmatch(pattern, line):
-            yield found[1]
+        if match := re.fullmatch(pattern, line):
+            yield match[1]
 
 
 def say(what: str) -> None:

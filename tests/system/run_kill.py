@@ -122,12 +122,12 @@ class Road:
 
     def _alive(self, name: str, *states: str) -> int:
         """A process of this run that was not killed yet; 0: there is none at the moment."""
-        told = read_json(self._home.supervisor) or {}
-        found = told.get("processes", {}).get(name, {})
-        pid = found.get("pid")
-        if told.get("pid") != self._life.pid or not pid or pid in self._dead:
+        report = read_json(self._home.supervisor) or {}
+        process = report.get("processes", {}).get(name, {})
+        pid = process.get("pid")
+        if report.get("pid") != self._life.pid or not pid or pid in self._dead:
             return 0
-        if states and found["state"] not in states:
+        if states and process["state"] not in states:
             return 0
         try:
             # It leads a session of its own; whoever else may have its number by now does not.

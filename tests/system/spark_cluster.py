@@ -92,9 +92,11 @@ class Cluster:
             text=True,
             check=True,
         ).stdout
-        found = (line.split(maxsplit=2) for line in listed.splitlines())
+        processes = (line.split(maxsplit=2) for line in listed.splitlines())
         parent = str(self.workers[number].pid)
-        return [int(pid) for pid, ppid, *args in found if ppid == parent and EXECUTOR in str(args)]
+        return [
+            int(pid) for pid, ppid, *args in processes if ppid == parent and EXECUTOR in str(args)
+        ]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a state of the cluster; the error has the last output of all its processes."""
@@ -105,7 +107,9 @@ class Cluster:
 
         home = Path(pyspark.__file__).parent
         known = {
-            each: os.environ[each] for each in ("PATH", "JAVA_HOME", "HOME") if each in os.environ
+            variable: os.environ[variable]
+            for variable in ("PATH", "JAVA_HOME", "HOME")
+            if variable in os.environ
         }
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
         life = Life(

@@ -57,15 +57,15 @@ import json, sys
 def probe(_):
     import os
     import sys
-    told = {"folder": os.getcwd(), "pid": os.getpid(), "bare": bool(sys.flags.no_site)}
+    facts = {"folder": os.getcwd(), "pid": os.getpid(), "bare": bool(sys.flags.no_site)}
     try:
         import batchmill
         from batchmill.sources import builtin_catalog
-        told["file"] = os.path.abspath(batchmill.__file__)
-        told["sources"] = len(builtin_catalog().sources)
+        facts["file"] = os.path.abspath(batchmill.__file__)
+        facts["sources"] = len(builtin_catalog().sources)
     except ImportError as error:
-        told["error"] = str(error)
-    yield told
+        facts["error"] = str(error)
+    yield facts
 
 master, with_batchmill, conf = sys.argv[1], sys.argv[2] == "shipped", json.loads(sys.argv[3])
 if with_batchmill:
@@ -77,8 +77,8 @@ else:
     for key, value in conf.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-told = session.sparkContext.parallelize(range(4), 4).mapPartitions(probe).collect()
-print(json.dumps(told))
+reports = session.sparkContext.parallelize(range(4), 4).mapPartitions(probe).collect()
+print(json.dumps(reports))
 session.stop()
 """
 
@@ -97,14 +97,14 @@ def test_the_package_ships_to_executors_by_itself(cluster: Cluster, tmp_path: Pa
     without = probe(cluster, "plain", python)
     shipped = probe(cluster, "shipped", python)
 
-    assert all(told["bare"] for told in (*without, *shipped))
-    assert [told["error"] for told in without] == ["No module named 'batchmill'"] * 4
+    assert all(facts["bare"] for facts in (*without, *shipped))
+    assert [facts["error"] for facts in without] == ["No module named 'batchmill'"] * 4
     homes = [cluster.work_folder(number) for number in range(WORKERS)]
-    for told in shipped:
-        file = Path(told["file"])
-        assert any(file.is_relative_to(home) for home in homes), told
+    for facts in shipped:
+        file = Path(facts["file"])
+        assert any(file.is_relative_to(home) for home in homes), facts
         assert file.parent.parent.name == "batchmill.zip"
-        assert told["sources"] > 40
+        assert facts["sources"] > 40
 
 
 def test_a_worker_killed_mid_run_changes_nothing(
@@ -116,8 +116,8 @@ def test_a_worker_killed_mid_run_changes_nothing(
 
     with driver(cluster, tmp_path, url) as life:
         life.must_hear(rf"batch {KILLED_AT - 1}: .*")
-        found = [cluster.executors(number) for number in range(WORKERS)]
-        assert [len(each) for each in found] == [1, 1], "executors are not processes of workers"
+        executors = [cluster.executors(number) for number in range(WORKERS)]
+        assert [len(pids) for pids in executors] == [1, 1], "executors are not processes of workers"
         cores = [app["cores"] for app in cluster.facts()["activeapps"]]
         life.hear(rf"batch {KILLED_AT}: .*", seconds=0.3)
         cluster.workers[0].kill()
@@ -128,8 +128,8 @@ def test_a_worker_killed_mid_run_changes_nothing(
         life.end()
 
     assert cores == [WORKERS]
-    assert survivors == found[1]
-    assert not _runs(found[0][0])
+    assert survivors == executors[1]
+    assert not _runs(executors[0][0])
     done = [line.partition(":")[0] for line in life.lines if line.startswith("batch ")]
     assert done == [f"batch {number}" for number in range(10)]
     assert before < len(life.lines) - 3, "it was nearly over when the worker was killed"
@@ -169,8 +169,8 @@ def probe(cluster: Cluster, kind: str, python: Path) -> list[dict[str, Any]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    reports: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return reports
 
 
 def bare_python(folder: Path) -> Path:

@@ -108,7 +108,7 @@ def test_a_server_that_forks_workers(backend: Backend) -> None:
             os.kill(child.pid, signal.SIGTERM)
         for child in children:
             child.succeeds()
-        parents = sum(each.result() for each in emitting)
+        parents = sum(future.result() for future in emitting)
     assert mill.stats().committed == parents
     assert totals(backend.url)[0] == parents + 500 * len(children)
 

@@ -56,13 +56,13 @@ def test_a_full_spool_refuses_and_keeps_what_it_acknowledged(tmp_path: Path) -> 
             until(lambda: everybody_was_refused(clients) and refused(clients) > REFUSED)
             grown = peak_mib(running) - before
             assert running.ask("GET", "/readyz").status == 503
-        pushed = sum(each.pushed for each in clients) / MIB
+        pushed = sum(client.pushed for client in clients) / MIB
         say(f"{pushed:.0f} MiB sent, {refused(clients)} refused, {grown:.0f} MiB more memory")
         assert grown < MOST_MIB < pushed / 2
-        ids = sorted(each for client in clients for each in client.acknowledged())
+        ids = sorted(id_ for client in clients for id_ in client.acknowledged())
         assert 0 < len(ids) < len(spans_of(clients))
         # What was refused is not there.
-        assert sorted(each["span_id"] for each in running.spans()) == sorted([*ids, f"{1:016x}"])
+        assert sorted(span["span_id"] for span in running.spans()) == sorted([*ids, f"{1:016x}"])
         until(lambda: running.status()["level"] == "CRITICAL")
         until(lambda: running.status()["unread_bytes"] == unread(home / "spool").bytes >= MIB)
 
@@ -79,13 +79,13 @@ def test_senders_wait_for_spark_and_everything_is_counted(
     spans = spans_of(clients)
     with ingest(home, *QUICK, *SMALL) as running, sending(clients, running):
         until(lambda: everybody_was_refused(clients))
-        ids = {each for client in clients for each in client.acknowledged()}
+        ids = {id_ for client in clients for id_ in client.acknowledged()}
         assert 0 < len(ids) < len(spans)
-        assert ids <= {each["span_id"] for each in stored(home)}
+        assert ids <= {span["span_id"] for span in stored(home)}
         given: dict[str, Any] = {"oal": OAL, "dedup_s": 600, "remove_read": True}
         with pipeline(spark, home, **given) as reading:
             reading.start(0.1)
-            until(lambda: all(each.is_done() for each in clients))
+            until(lambda: all(client.is_done() for client in clients))
             until(lambda: unread(home / "spool").segments == 0)
             running.await_level("NORMAL")
             reading.settle(everything=True)
@@ -112,7 +112,7 @@ class Client:
 
     def acknowledged(self) -> list[str]:
         """The ids of its spans that are."""
-        return [span["span_id"] for each in self.requests[: self.done] for span in each]
+        return [span["span_id"] for spans in self.requests[: self.done] for span in spans]
 
     def is_done(self) -> bool:
         """Whether all are."""
@@ -128,8 +128,8 @@ class Client:
         """Send all of it."""
         send = {"http": post, "grpc": export}[self.protocol]
         try:
-            for each in self.requests:
-                body = otlp(each)
+            for spans in self.requests:
+                body = otlp(spans)
                 self.pushed += len(body)
                 while not send(running, body):
                     self.refused += 1
@@ -166,9 +166,9 @@ def export(running: Ingest, body: bytes) -> bool:
             return True
     assert refusal.code() is grpc.StatusCode.UNAVAILABLE, refusal
     trailers = dict(refusal.trailing_metadata())
-    status, told = Status.FromString(trailers["grpc-status-details-bin"]), RetryInfo()
-    assert status.details[0].Unpack(told)
-    assert told.retry_delay.seconds >= 1
+    status, retry = Status.FromString(trailers["grpc-status-details-bin"]), RetryInfo()
+    assert status.details[0].Unpack(retry)
+    assert retry.retry_delay.seconds >= 1
     return False
 
 
@@ -208,7 +208,7 @@ def one_span(rng: random.Random) -> Row:
 def sending(clients: Sequence[Client], running: Ingest) -> Iterator[None]:
     """All of them send meanwhile."""
     end = threading.Event()
-    threads = [threading.Thread(target=each.run, args=(running, end)) for each in clients]
+    threads = [threading.Thread(target=client.run, args=(running, end)) for client in clients]
     for thread in threads:
         thread.start()
     try:
@@ -221,25 +221,25 @@ def sending(clients: Sequence[Client], running: Ingest) -> Iterator[None]:
 
 def spans_of(clients: Sequence[Client]) -> list[Row]:
     """All that they have."""
-    return [span for client in clients for each in client.requests for span in each]
+    return [span for client in clients for spans in client.requests for span in spans]
 
 
 def everybody_was_refused(clients: Sequence[Client]) -> bool:
     """At least once; whatever went wrong is raised."""
-    for each in clients:
-        each.check()
-    return all(each.refused for each in clients)
+    for client in clients:
+        client.check()
+    return all(client.refused for client in clients)
 
 
 def refused(clients: Sequence[Client]) -> int:
     """How often senders were."""
-    return sum(each.refused for each in clients)
+    return sum(client.refused for client in clients)
 
 
 def peak_mib(running: Ingest) -> float:
     """The most memory that a receiver has had so far."""
     lines = Path(f"/proc/{running.process.pid}/status").read_text().splitlines()
-    return int(next(each for each in lines if each.startswith("VmHWM")).split()[1]) / 1024
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def say(what: str) -> None:

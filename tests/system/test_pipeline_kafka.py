@@ -155,7 +155,7 @@ def test_a_batch_that_comes_again_changes_nothing(
     ):
         running.run_available()
     with reading(spark, tmp_path, kafka, topic) as running:
-        applied = [each.applied for each in running.run_available()]
+        applied = [report.applied for report in running.run_available()]
         assert applied == [False, *[True] * (len(applied) - 1)]
         check(running)
 

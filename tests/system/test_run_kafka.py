@@ -54,7 +54,7 @@ def test_the_demo_balances_over_a_topic(kafka: Broker, tmp_path: Path) -> None:
     assert spans > 0
     assert any("| topic " in line and " messages |" in line for line in life.lines)
     assert not list(home.spool.iterdir())
-    told = read_json(home.progress) or {}
-    assert (told["unread_segments"], told["source"]) == (0, f"kafka://{kafka.login}/{topic}")
-    files = [each for each in home.folder.rglob("*") if each.is_file()]
-    assert not [each for each in files if PASSWORD.encode() in each.read_bytes()]
+    content = read_json(home.progress) or {}
+    assert (content["unread_segments"], content["source"]) == (0, f"kafka://{kafka.login}/{topic}")
+    files = [path for path in home.folder.rglob("*") if path.is_file()]
+    assert not [file for file in files if PASSWORD.encode() in file.read_bytes()]

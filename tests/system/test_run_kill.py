@@ -64,7 +64,7 @@ def test_whatever_is_killed_the_store_is_that_of_the_oracle(
     requests = [spans[at : at + IN_A_REQUEST] for at in range(0, len(spans), IN_A_REQUEST)]
     home = Home(tmp_path / "home")
     http_port, grpc_port = free_ports(2)
-    bodies = [otlp(each) for each in requests]
+    bodies = [otlp(request) for request in requests]
     traffic = Traffic(http_port, bodies, min(20, len(strikes)), seed=6)
     script = tmp_path / "metrics.oal"
     script.write_text(SCRIPT, "utf-8")
@@ -81,16 +81,16 @@ def test_whatever_is_killed_the_store_is_that_of_the_oracle(
 
     assert traffic.odd == []
     assert {"ingest", "pipeline", "supervisor"} == set(road.died)
-    found = whole(home.store_url)
+    content = whole(home.store_url)
     again = sizes(requests, traffic.acknowledged) - len(spans)
     say(
         f"{Counter(road.died)}; {traffic.faults} requests not answered; {len(spans)} spans, "
-        f"{again} acknowledged again, {found.get(SAME, 0)} dropped as duplicates"
+        f"{again} acknowledged again, {content.get(SAME, 0)} dropped as duplicates"
     )
-    assert found.pop(SAME) >= again  # also what was stored, and its answer lost
-    assert found["counter", "rows", "Span", ""] == len(spans)
+    assert content.pop(SAME) >= again  # also what was stored, and its answer lost
+    assert content["counter", "rows", "Span", ""] == len(spans)
     events = {"Span": spans}
-    assert differences(found, expected_whole(SCRIPT, events)) == []
+    assert differences(content, expected_whole(SCRIPT, events)) == []
 
 
 def kill(road: Road, traffic: Traffic, strikes: Sequence[Strike]) -> None:

@@ -114,24 +114,24 @@ class Figure:
 
 def of_day(store: Store, metric: str, day: int) -> dict[str, Figure]:
     """The values of a metric on a day, by the entity's id."""
-    found = store.values(metric, grain=Grain.DAY, start=day, end=day)
-    return {each.entity_id: Figure(each.entity_name, each.value) for each in found}
+    values = store.values(metric, grain=Grain.DAY, start=day, end=day)
+    return {value.entity_id: Figure(value.entity_name, value.value) for value in values}
 
 
 def expected_overview(store: Store, day: int) -> dict[str, list[str]]:
     """What the overview is to say of a day's services, but for calls per minute."""
     average, p99, success, apdex = (
-        of_day(store, f"service_{each}", day)
-        for each in ("resp_time", "percentile", "sla", "apdex")
+        of_day(store, f"service_{suffix}", day)
+        for suffix in ("resp_time", "percentile", "sla", "apdex")
     )
     return {
-        each.name: [
-            shown_ms(each.value),
+        figure.name: [
+            shown_ms(figure.value),
             shown_ms(next(n for label, n in p99[id_].value.items() if "99" in label)),
             f"{success[id_].value / 100:.2f} %",
             f"{apdex[id_].value // 100 / 100:.2f}",
         ]
-        for id_, each in average.items()
+        for id_, figure in average.items()
     }
 
 
@@ -149,10 +149,10 @@ def fact(page: Page, stage: str, name: str) -> str:
 @contextlib.contextmanager
 def changing(page: Page, *facts: tuple[str, str]) -> Iterator[None]:
     """Numbers of stages that must change, without a reload, after what is done meanwhile."""
-    before = {each: fact(page, *each) for each in facts}
+    before = {place: fact(page, *place) for place in facts}
     yield
-    for each, was in before.items():
-        until(lambda each=each, was=was: fact(page, *each) != was)  # type: ignore[misc]
+    for place, was in before.items():
+        until(lambda place=place, was=was: fact(page, *place) != was)  # type: ignore[misc]
 
 
 STAGE_NUMBERS = (("Ingest", "Acknowledged"), ("Store", "Spans"), ("Spark", "Batch"))
@@ -210,8 +210,8 @@ def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
     name = calls[busiest].name
     page.get_by_role("heading", name=name, level=1).wait_for()
     expected = {
-        each.name: shown_ms(each.value)
-        for id_, each in of_day(store, "endpoint_resp_time", day).items()
+        figure.name: shown_ms(figure.value)
+        for id_, figure in of_day(store, "endpoint_resp_time", day).items()
         if id_.startswith(f"{busiest}_")
     }
     expect_value(page, lambda: {row[0]: row[2] for row in table_rows(page, "Endpoints")}, expected)

@@ -26,8 +26,8 @@ def gauge(text: str, label: str, *values: float) -> GaugeMetricFamily:
 def test_any_text_and_any_number_come_back(form: TextFormat, label: str, value: float) -> None:
     """Whatever a label holds, and whatever the number is, the official client reads it back."""
     page = render([gauge(label, label, value)], form).decode()
-    ((found, back),) = parsed(page, form).items()
-    assert found == ("m", frozenset({("label", label), ("number", "0")}))
+    ((series, back),) = parsed(page, form).items()
+    assert series == ("m", frozenset({("label", label), ("number", "0")}))
     assert back == value or (math.isnan(back) and math.isnan(value))
 
 

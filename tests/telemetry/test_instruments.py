@@ -34,10 +34,10 @@ def by_bits(values: list[int]) -> list[int]:
 def test_sizes_are_in_the_bucket_of_their_bound(threads: list[list[int]]) -> None:
     """Bounds are inclusive; what is above the last one is in the last bucket."""
     values = [value for thread in threads for value in thread]
-    found = sizes_by_bits([by_bits(thread) for thread in threads], sum(values))
+    sizes = sizes_by_bits([by_bits(thread) for thread in threads], sum(values))
     expected = Counter(bisect_left(BATCH_SIZES, value) for value in values)
-    assert found.counts == tuple(expected[bucket] for bucket in range(len(BATCH_SIZES) + 1))
-    assert (found.count, found.sum) == (len(values), sum(values))
+    assert sizes.counts == tuple(expected[bucket] for bucket in range(len(BATCH_SIZES) + 1))
+    assert (sizes.count, sizes.sum) == (len(values), sum(values))
 
 
 @given(THREADS)
@@ -45,9 +45,9 @@ def test_durations_are_in_the_bucket_of_their_bound(threads: list[list[int]]) ->
     """Nanoseconds in, seconds out; a duration of exactly a bound is the only one that is above."""
     threads = [[value for value in thread if value / 1e9 not in DURATIONS_S] for thread in threads]
     values = [value for thread in threads for value in thread]
-    found = durations_by_bits([by_bits(thread) for thread in threads], sum(values) / 1e9)
+    durations = durations_by_bits([by_bits(thread) for thread in threads], sum(values) / 1e9)
     expected = Counter(bisect_left(DURATIONS_S, value / 1e9) for value in values)
-    assert found.counts == tuple(expected[bucket] for bucket in range(len(DURATIONS_S) + 1))
+    assert durations.counts == tuple(expected[bucket] for bucket in range(len(DURATIONS_S) + 1))
 
 
 def test_a_queue_counts_its_handler_calls() -> None:

@@ -16,16 +16,16 @@ from tests.kit.queues import Red, Scripted, fill, make_queue, owners, rebalance_
 from tests.kit.threads import WAIT_S, Gate
 
 
-def named(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def named(queues: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """The queue of that name."""
-    (one,) = [each for each in found if each["name"] == name]
+    (one,) = [queue for queue in queues if queue["name"] == name]
     return one
 
 
 def test_every_queue_is_found_as_long_as_it_runs() -> None:
     """Nobody has to tell who made it; one that is shut down is not there any more."""
     with make_queue("one"), make_queue("two"):
-        assert [each.name for each in snapshot_queues()] == ["one", "two"]
+        assert [queue.name for queue in snapshot_queues()] == ["one", "two"]
     assert snapshot_queues() == ()
 
 
@@ -38,14 +38,14 @@ def test_a_queue_tells_how_full_each_partition_is() -> None:
         queue.produce(Red())
         gate.wait_entered()
         held = fill(queue)
-        found = named(ProcessStats().queues(), "full")
-    assert json.loads(json.dumps(found)) == found
-    assert found["kind"] == "queue"
-    assert (found["depth"], found["capacity"]) == (held, 10)
-    assert sorted(each["depth"] for each in found["partitions"]) == [0, 5]
-    assert [each["capacity"] for each in found["partitions"]] == [5, 5]
-    assert found["rejected"] == {"full": 1}
-    assert found["accepted"] == held + 1
+        facts = named(ProcessStats().queues(), "full")
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["kind"] == "queue"
+    assert (facts["depth"], facts["capacity"]) == (held, 10)
+    assert sorted(partition["depth"] for partition in facts["partitions"]) == [0, 5]
+    assert [partition["capacity"] for partition in facts["partitions"]] == [5, 5]
+    assert facts["rejected"] == {"full": 1}
+    assert facts["accepted"] == held + 1
 
 
 def test_a_handler_that_hangs_is_a_full_load() -> None:
@@ -60,7 +60,7 @@ def test_a_handler_that_hangs_is_a_full_load() -> None:
         process_stats.queues()
         clock.advance(1)
         held = named(process_stats.queues(), "held")
-    assert [each["load"] for each in idle["threads"]] == [0.0]
+    assert [thread["load"] for thread in idle["threads"]] == [0.0]
     assert held["threads"] == [{"name": "held-0", "load": 1.0}]
 
 
@@ -90,12 +90,12 @@ def test_the_balancers_moves_are_listed() -> None:
             rebalance_now(queue)
             settled(queue, plan)
         moves = queue.stats().last_moves
-        found = named(ProcessStats().queues(), queue.name)
+        facts = named(ProcessStats().queues(), queue.name)
     moved = first.count(0) + 3
-    assert found["moves"] == moved == len(moves)
-    assert [(each.from_thread, each.to_thread) for each in moves[-3:]] == [(1, 0)] * 3
-    assert len(found["last_moves"]) == moved
-    assert found["last_moves"][0].endswith(f"partition {moves[-1].partition}: thread 1 → 0")
+    assert facts["moves"] == moved == len(moves)
+    assert [(move.from_thread, move.to_thread) for move in moves[-3:]] == [(1, 0)] * 3
+    assert len(facts["last_moves"]) == moved
+    assert facts["last_moves"][0].endswith(f"partition {moves[-1].partition}: thread 1 → 0")
 
 
 def test_few_moves_are_kept() -> None:
@@ -130,14 +130,16 @@ def test_a_batcher_tells_what_waits_and_how_busy_its_workers_are() -> None:
         batcher.submit(2)
         clock.advance(3.0)
         (stats,) = snapshot_batchers()
-        found = named(ProcessStats().queues(), "orders")
+        facts = named(ProcessStats().queues(), "orders")
         go.set()
         answer.result(WAIT_S)
-    assert [(each.name, each.busy_seconds) for each in stats.workers] == [("batchmill-orders-0", 3)]
-    assert found["kind"] == "batcher"
-    assert (found["depth"], found["capacity"]) == (1, 20)
-    assert found["partitions"] == [{"depth": 1, "capacity": 20}]
-    assert found["accepted"] == 2
+    assert [(worker.name, worker.busy_seconds) for worker in stats.workers] == [
+        ("batchmill-orders-0", 3)
+    ]
+    assert facts["kind"] == "batcher"
+    assert (facts["depth"], facts["capacity"]) == (1, 20)
+    assert facts["partitions"] == [{"depth": 1, "capacity": 20}]
+    assert facts["accepted"] == 2
     assert snapshot_batchers() == ()
 
 
@@ -189,5 +191,5 @@ def test_a_batcher_without_thresholds_has_no_capacity() -> None:
     unbounded: MicroBatcher[int] = MicroBatcher(lambda batch: batch, name="open")
     with unbounded as batcher:
         batcher.submit(1).result(WAIT_S)
-        found = named(ProcessStats().queues(), "open")
-    assert found["capacity"] is None
+        facts = named(ProcessStats().queues(), "open")
+    assert facts["capacity"] is None

@@ -350,8 +350,8 @@ def test_apdex_threshold_of_a_service(url: str) -> None:
         for name in ("quick", "other"):
             mill.emit({"name": name, "latency": 11, "status": True, "layer": "GENERAL"}, "Service")
     with open_store(url) as store:
-        found = {value.entity_name: value.value for value in store.values("apdex")}
-    assert found == {"quick": 5000, "other": 10000}
+        apdex = {value.entity_name: value.value for value in store.values("apdex")}
+    assert apdex == {"quick": 5000, "other": 10000}
 
 
 def test_oal_from_a_file(url: str, tmp_path: Path) -> None:

@@ -176,11 +176,11 @@ def test_columns_that_were_given_to_other_metrics(url: str) -> None:
             mill.emit_many([MillSale("a", 7)] * 2)
             assert mill.flush(WAIT_S)
     with open_store(url) as store:
-        found = {
+        values = {
             metric.name: [value.value for value in store.values(metric)]
             for metric in store.metrics()
         }
-    assert (found["mill_sales"], found["mill_cents"], found["bill_sales"]) == ([2], [14], [])
+    assert (values["mill_sales"], values["mill_cents"], values["bill_sales"]) == ([2], [14], [])
 
 
 class Parts:

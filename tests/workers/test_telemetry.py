@@ -21,10 +21,10 @@ def shown(name: str) -> dict[str, float]:
     pages = CollectorRegistry()
     pages.register(PrometheusCollector())
     prefix, own = "batchmill_workers_", frozenset({("workers", name)})
-    found = parsed(generate_latest(pages).decode())
+    series = parsed(generate_latest(pages).decode())
     return {
         metric.removeprefix(prefix): value
-        for (metric, labels), value in found.items()
+        for (metric, labels), value in series.items()
         if metric.startswith(prefix) and labels == own
     }
 

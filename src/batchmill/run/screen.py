@@ -62,8 +62,8 @@ def read_tables(store: Store) -> Tables:
     def values(metric: str) -> dict[str, Value]:
         if metric not in known:
             return {}
-        found = store.values(metric, grain=Grain.MINUTE, start=minute, end=minute)
-        return {value.entity_id: value for value in found}
+        minute_values = store.values(metric, grain=Grain.MINUTE, start=minute, end=minute)
+        return {value.entity_id: value for value in minute_values}
 
     statements: list[TopRecord] = []
     if STATEMENTS in store.top_streams():

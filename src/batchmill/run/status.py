@@ -133,12 +133,12 @@ class RunState:
 
     def drops(self) -> dict[str, dict[str, int]]:
         """All that was refused, dropped or left out, by what it was and by reason."""
-        found: dict[str, dict[str, int]] = {}
+        drops: dict[str, dict[str, int]] = {}
 
         def add(what: str, reasons: Mapping[str, int]) -> None:
             for reason, count in reasons.items():
                 if count:
-                    counts = found.setdefault(what, {})
+                    counts = drops.setdefault(what, {})
                     counts[str(reason)] = counts.get(str(reason), 0) + int(count)
 
         add("rejected spans", self.ingest.get("rejected", {}))
@@ -150,7 +150,7 @@ class RunState:
             add("exported values", report.get("dropped", {}))
         for what, reasons in self.progress.get("left_out", {}).items():
             add(str(what), reasons)
-        return found
+        return drops
 
     def queues(self) -> list[dict[str, Any]]:
         """Every queue, micro-batcher and flow dispatcher of the processes that run."""

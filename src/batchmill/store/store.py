@@ -244,10 +244,10 @@ class Store(Closing):
         wanted = replace(selection, **fields)
         if wanted.limit is not None:
             return iter(self.values(metric, wanted))
-        found = self._read(lambda session: registry.find_metric(session, metric))
+        stored = self._read(lambda session: registry.find_metric(session, metric))
 
         def read_page(after: Position | None) -> Page:
-            return self._read(lambda session: values_sql.read_page(session, found, wanted, after))
+            return self._read(lambda session: values_sql.read_page(session, stored, wanted, after))
 
         return values_sql.by_pages(read_page)
 

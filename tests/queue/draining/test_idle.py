@@ -201,7 +201,7 @@ def test_on_idle_may_produce() -> None:
 def test_error_in_on_idle_is_reported() -> None:
     """What on_idle() raises goes to the error handler, with an empty batch."""
     reported: list[tuple[list[Any], BaseException]] = []
-    told = threading.Event()
+    handled = threading.Event()
 
     class Failing(Recorder):
         def on_idle(self) -> None:
@@ -209,11 +209,11 @@ def test_error_in_on_idle_is_reported() -> None:
 
     def report(batch: list[Any], error: BaseException) -> None:
         reported.append((batch, error))
-        told.set()
+        handled.set()
 
     with make_queue(error_handler=report) as queue:
         queue.add_handler(Red, Failing())
-        assert told.wait(WAIT_S)
+        assert handled.wait(WAIT_S)
     batch, error = reported[0]
     assert (batch, str(error)) == ([], "no idea")
 
@@ -447,14 +447,14 @@ def test_lone_item_does_not_wait_out_the_back_off() -> None:
 
 def test_shutdown_in_on_idle_does_not_deadlock() -> None:
     """A handler may decide in on_idle() that the queue has done its work."""
-    asked = threading.Event()
+    shutdown_called = threading.Event()
 
     class Quitter(Recorder):
         def on_idle(self) -> None:
             queue.shutdown()
-            asked.set()
+            shutdown_called.set()
 
     with make_queue() as queue:
         queue.add_handler(Red, Quitter())
-        assert asked.wait(WAIT_S)
+        assert shutdown_called.wait(WAIT_S)
         assert queue.shutdown()

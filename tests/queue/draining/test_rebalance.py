@@ -331,11 +331,11 @@ def test_idle_handler_moves_with_its_partition() -> None:
     balancer = Scripted()
 
     class Idler(Recorder):
-        told = threading.Semaphore(0)
+        idle_calls = threading.Semaphore(0)
 
         def on_idle(self) -> None:
             with self.check:
-                self.told.release()
+                self.idle_calls.release()
 
     handler = Idler()
     with make_queue(
@@ -345,7 +345,7 @@ def test_idle_handler_moves_with_its_partition() -> None:
         for _ in range(10):
             settled(queue, _move_all(queue, balancer))
             queue.produce(A())
-            assert handler.told.acquire(timeout=WAIT_S)
+            assert handler.idle_calls.acquire(timeout=WAIT_S)
     assert handler.overlaps == 0
     assert len(handler.items) == 10
 

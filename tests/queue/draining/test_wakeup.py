@@ -172,22 +172,22 @@ def test_timer_is_kept_while_the_other_thread_is_busy(attempt: int) -> None:
 
     Which of the two threads gets the other class is chance, hence the attempts.
     """
-    told = threading.Semaphore(0)
+    idle_calls = threading.Semaphore(0)
 
     class Idler:
         def consume(self, batch: list[Any]) -> None: ...
 
         def on_idle(self) -> None:
-            told.release()
+            idle_calls.release()
 
     with make_queue(threads=2, partitions=2, min_idle_ms=1, max_idle_ms=1) as queue, Gate() as gate:
         queue.add_handler(A, Idler())
         queue.add_handler(B, Recorder(gate))
         for _ in range(3):
-            assert told.acquire(timeout=WAIT_S)
+            assert idle_calls.acquire(timeout=WAIT_S)
         queue.produce(B())
         gate.wait_entered()
-        while told.acquire(blocking=False):
+        while idle_calls.acquire(blocking=False):
             pass
         for _ in range(3):
-            assert told.acquire(timeout=WAIT_S / 5), "the idle handler is not told any more"
+            assert idle_calls.acquire(timeout=WAIT_S / 5), "the idle handler is not told any more"

@@ -73,8 +73,8 @@ def test_get_or_create_at_once_makes_one(manager: BatchQueueManager, started: li
         together.wait(WAIT_S)
         return manager.get_or_create("shared", config())
 
-    asked = [spawn(ask) for _ in range(8)]
-    assert len({id(future.result(WAIT_S)) for future in asked}) == 1
+    futures = [spawn(ask) for _ in range(8)]
+    assert len({id(future.result(WAIT_S)) for future in futures}) == 1
     assert [name for name in started if name.startswith("batchmill-")] == ["batchmill-shared-0"]
 
 

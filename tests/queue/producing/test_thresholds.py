@@ -155,10 +155,10 @@ def test_retry_is_not_waited_for_past_the_timeout() -> None:
 
 def test_shutdown_ends_a_retry() -> None:
     """A producer that waits for its next try is told False when the queue closes."""
-    asked = threading.Event()
+    decision_made = threading.Event()
 
     def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
-        asked.set()
+        decision_made.set()
         return QueueDecision.retry(3_600_000)
 
     answers: list[bool] = []
@@ -169,7 +169,7 @@ def test_shutdown_ends_a_retry() -> None:
         assert queue.produce_many([Red()] * 2) == 2
         producer = threading.Thread(target=lambda: answers.append(queue.produce(Red())))
         producer.start()
-        assert asked.wait(WAIT_S)
+        assert decision_made.wait(WAIT_S)
         queue._core.begin_close()
         producer.join(WAIT_S)
         assert answers == [False]

@@ -167,8 +167,8 @@ def misfits(
     write_table(spool, "wide", with_column(rows[20:], "latency", latencies, pa.int64()))
     good += [{**rows[22], "latency": 2**31 - 1}, *rows[24:]]
     cpu = [
-        {"time": START, "id": "aWQ=.1_A", "name": "n", "usePercent": each}
-        for each in (1.5, float("nan"), float("inf"), -float("inf"), 2.0**62, 3.25)
+        {"time": START, "id": "aWQ=.1_A", "name": "n", "usePercent": percent}
+        for percent in (1.5, float("nan"), float("inf"), -float("inf"), 2.0**62, 3.25)
     ]
     write_segment(spool, "ServiceInstanceJVMCPU", cpu)
     with pipeline(spark, folder, oal=SMALL + CPU) as running:

@@ -391,7 +391,7 @@ def test_a_description_that_is_not_ours_is_quarantined(
     assert segment.has_statements is (reason == "wrong type")
     if segment.has_statements:
         merged = delta_input.read_statements([segment], 50, TopNThresholds(), 2**50)
-        assert [each.reason for each in merged.bad] == [reason]
+        assert [bad_segment.reason for bad_segment in merged.bad] == [reason]
 
 
 def test_many_segments_are_merged_in_portions(

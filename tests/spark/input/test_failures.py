@@ -131,7 +131,7 @@ def reasons(*paths: Path) -> list[str]:
     """Why each is bad; none of them is good."""
     good, bad = inspect([f"file:{path}" for path in paths])
     assert good == []
-    return [each.reason for each in bad]
+    return [bad_segment.reason for bad_segment in bad]
 
 
 def test_odd_things_in_a_spool_have_reasons(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_a_segment_that_may_not_be_read_leaves_its_reason(caplog: pytest.LogCapt
         (bad,) = inspect([f"file:{path}"])[1]
         (again,) = find_corrupt([Segment(bad.path, "Endpoint", 3, pa.schema([]))])
         assert bad.reason == again.reason == "not permitted"
-        found = folder / "aside"
-        Quarantine(found).add_segment(bad)
-        assert [path.name for path in found.glob("*/*")] == ["a.parquet.reason"]
-        why = (found / "Endpoint" / "a.parquet.reason").read_text("utf-8")
+        aside = folder / "aside"
+        Quarantine(aside).add_segment(bad)
+        assert [path.name for path in aside.glob("*/*")] == ["a.parquet.reason"]
+        why = (aside / "Endpoint" / "a.parquet.reason").read_text("utf-8")
     assert why.startswith("not permitted: PermissionError")
     assert "only its reason is kept" in caplog.text
 

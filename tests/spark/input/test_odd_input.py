@@ -126,10 +126,10 @@ def test_columns_that_are_missing_are_null(spark: SparkSession, tmp_path: Path) 
     write_table(tmp_path / "spool", "nulls", nulls)
     with compiled(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
-        found = stored(running.store)
+        actual = stored(running.store)
     seen = [{name: row[name] for name in few} for row in rows[:10]]
     seen += [{**row, "type": None} for row in rows[10:]]
-    assert differences(found, expected_of(seen)) == []
+    assert differences(actual, expected_of(seen)) == []
 
 
 def test_a_segment_without_a_required_column_has_no_row_that_fits(
@@ -161,9 +161,9 @@ def test_text_that_is_no_utf8_does_not_stop_the_stream(spark: SparkSession, tmp_
     write_segment(tmp_path / "spool", "Endpoint", rows[5:])
     with compiled(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
-        found = stored(running.store)
+        actual = stored(running.store)
     wanted = expected_of(rows[5:])
-    assert {key: found.get(key) for key in wanted} == wanted
+    assert {key: actual.get(key) for key in wanted} == wanted
 
 
 def test_odd_text_goes_all_the_way(spark: SparkSession, tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_odd_text_goes_all_the_way(spark: SparkSession, tmp_path: Path) -> None:
     odd = ['"', "\\", "\n\t", "\x00", "\x7f", "'", "💳é", "a:1,b", "{}[]", "\u2028", "\\u0000"]
     row = endpoint_events(1)[0]
     rows = [
-        {**row, "name": each, "rpcStatusCode": each, "latency": 7} for each in odd for _ in "ab"
+        {**row, "name": text, "rpcStatusCode": text, "latency": 7} for text in odd for _ in "ab"
     ]
-    rows += [{**row, "rpcStatusCode": each} for each in odd]
+    rows += [{**row, "rpcStatusCode": text} for text in odd]
     oal = """
     codes = from(Endpoint.*).labelCount(rpcStatusCode);
     avg = from(Endpoint.*).labelAvg(rpcStatusCode, latency);

@@ -76,7 +76,7 @@ def test_the_columns_of_a_span_are_read() -> None:
     assert {column.name: column.dataType for column in SPARK_SPAN_SCHEMA} == {
         column.name: SPARK_TYPES[column.kind] for column in SPAN_SCHEMA
     } | dict.fromkeys(well_known, T.StringType())
-    names = [each.name for each in SPAN_SCHEMA if each.kind != "time"]
+    names = [column.name for column in SPAN_SCHEMA if column.kind != "time"]
     assert list(SPAN.fields) == names + well_known
     assert SPAN.required == ("trace_id", "span_id")
 

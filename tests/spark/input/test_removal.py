@@ -48,8 +48,8 @@ def left(folder: Path) -> list[str]:
 
 def progress(folder: Path) -> dict[str, Any]:
     """What progress.json says."""
-    found: dict[str, Any] = wait_for_json(folder / "checkpoint" / "progress.json")
-    return found
+    content: dict[str, Any] = wait_for_json(folder / "checkpoint" / "progress.json")
+    return content
 
 
 def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_path: Path) -> None:
@@ -60,8 +60,10 @@ def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_
     seen: list[tuple[list[str], int, int, float]] = []
 
     def look(report: BatchReport) -> None:
-        told = progress(tmp_path)
-        batch, unread, lag = (told[each] for each in ("last_batch", "unread_segments", "lag_s"))
+        content = progress(tmp_path)
+        batch, unread, lag = (
+            content[field] for field in ("last_batch", "unread_segments", "lag_s")
+        )
         seen.append((left(tmp_path), batch, unread, lag))
 
     segments(tmp_path, 0, 1)
@@ -74,10 +76,10 @@ def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_
         (report,) = running.run_available()
         assert report.number == 2
         assert differences(stored(running.store), expected_of(ROWS)) == []
-        told = progress(tmp_path)
-        assert (told["rows"], told["spans"], told["unread_segments"]) == (60, 0, 0)
-        assert told["committed_at"] == running.progress().committed_at
-        (times,) = told["batches"]  # of this stream's life
+        content = progress(tmp_path)
+        assert (content["rows"], content["spans"], content["unread_segments"]) == (60, 0, 0)
+        assert content["committed_at"] == running.progress().committed_at
+        (times,) = content["batches"]  # of this stream's life
         assert (times["batch"], times["rows"], times["segments"]) == (2, 20, 1)
         assert list(times["phases"]) == ["read", "spans", "l1", "deltas", "commit", "upkeep"]
         assert all(time >= 0 for time in times["phases"].values())
@@ -102,7 +104,7 @@ def test_a_batch_that_spark_has_not_logged_keeps_its_segments(
             running.run_available()
         assert left(tmp_path) == ["0", "1"]
     with pipeline(spark, tmp_path, **REMOVING) as running:
-        assert [each.applied for each in running.run_available()] == [False, True]
+        assert [report.applied for report in running.run_available()] == [False, True]
     assert left(tmp_path) == []
     assert differences(stored(sqlite(tmp_path)), expected_of([*ROWS[0::3], *ROWS[1::3]])) == []
 
@@ -118,7 +120,7 @@ def test_a_batch_is_repeated_though_its_segments_are_gone(
     forget_commit(tmp_path / "checkpoint")
     segments(tmp_path, 2)
     with pipeline(spark, tmp_path, **REMOVING) as running:
-        assert [each.applied for each in running.run_available()] == [False, True]
+        assert [report.applied for report in running.run_available()] == [False, True]
         assert differences(stored(running.store), expected_of(ROWS)) == []
         assert counted(running.store, "quarantined segment") == {}
     assert left(tmp_path) == []

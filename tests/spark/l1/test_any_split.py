@@ -114,11 +114,13 @@ def test_fifty_batches_make_the_same_store(
         with pipeline(spark, folder, oal=UNFILTERED, settings=ONE_AT_A_TIME) as running:
             assert len(running.run_available()) == 50
             states, values = contents(running.store)
-    names = {each.name for each in load(UNFILTERED)}
+    names = {metric.name for metric in load(UNFILTERED)}
     assert {key[0] for key in values} == names
     wanted_states, wanted = in_one_batch
-    assert states == {key: each for key, each in wanted_states.items() if key[0] in names}
-    assert differences(values, {key: each for key, each in wanted.items() if key[0] in names}) == []
+    assert states == {key: state for key, state in wanted_states.items() if key[0] in names}
+    assert (
+        differences(values, {key: value for key, value in wanted.items() if key[0] in names}) == []
+    )
 
 
 @pytest.mark.system
@@ -157,8 +159,8 @@ def test_waiting_spans_survive_a_restart_between_batches(
             assert len(running.run_available()) == 1
             if number:
                 running.settle(everything=True)
-                found = contents(running.store)[1]
-    assert differences(found, expected(spans_to_events(spans).events, OF_SPANS)) == []
+                actual = contents(running.store)[1]
+    assert differences(actual, expected(spans_to_events(spans).events, OF_SPANS)) == []
 
 
 def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_path: Path) -> None:
@@ -184,12 +186,12 @@ def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_pa
 
             writer.write(1, paths=order)
             settling.join()
-        found = contents(running.store)[1]
+        actual = contents(running.store)[1]
         let_go = sum(counted(running.store, "unresolved").values())
     whole = spans_to_events(spans)
     assert settled[0] is not None
     assert let_go == whole.counters["unresolved"]
-    assert differences(found, expected(whole.events, OF_SPANS)) == []
+    assert differences(actual, expected(whole.events, OF_SPANS)) == []
 
 
 def test_spans_wait_no_longer_than_they_should(spark: SparkSession, tmp_path: Path) -> None:

@@ -102,9 +102,9 @@ def test_every_function_on_every_source_equals_the_oracle(
 ) -> None:
     """All functions and filters, over nine sources, in minute, hour and day."""
     running, events = every_run
-    found = stored(running.store)
-    assert {key[0] for key in found} == {each.name for each in load(EVERY_FUNCTION)}
-    assert differences(found, expected(events)) == []
+    actual = stored(running.store)
+    assert {key[0] for key in actual} == {metric.name for metric in load(EVERY_FUNCTION)}
+    assert differences(actual, expected(events)) == []
 
 
 def test_every_row_is_counted_under_its_source(
@@ -112,7 +112,7 @@ def test_every_row_is_counted_under_its_source(
 ) -> None:
     """What was read is counted, and nothing else is: no row was late, quarantined or unused."""
     running, events = every_run
-    rows = {("rows", source, ""): len(each) for source, each in events.items()}
+    rows = {("rows", source, ""): len(rows_of_source) for source, rows_of_source in events.items()}
     assert running.store.counters() == rows
 
 
@@ -129,10 +129,10 @@ def test_entities_have_names_layers_and_roles(
         and sources.is_normal(event["serviceLayer"]) == sources.is_normal(row["serviceLayer"])
     ]
     id_ = sources.entity_id(sources.catalog().source("Endpoint"), row)
-    (found,) = [entity for entity in running.store.entities("endpoint") if entity.id == id_]
-    assert found.name == row["name"][:150]
-    assert found.roles == {"service": "orders", "name": row["name"][:150]}
-    assert found.layers == set(alike)
+    (stored_entity,) = [entity for entity in running.store.entities("endpoint") if entity.id == id_]
+    assert stored_entity.name == row["name"][:150]
+    assert stored_entity.roles == {"service": "orders", "name": row["name"][:150]}
+    assert stored_entity.layers == set(alike)
 
 
 def test_core_metrics_of_spans_equal_the_oracle(span_run: tuple[Pipeline, list[Row]]) -> None:
@@ -172,9 +172,9 @@ def test_top_n_keeps_no_more_than_n(spark: SparkSession, tmp_path: Path) -> None
     oal = "cpm = from(DatabaseAccess.*).cpm();"
     with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
         assert len(running.run_available()) == 2
-        found = top_of(running.store)
-    assert max(len(result) for result in found.values()) == 2
-    assert found == top_expected(expected_topn(spans, n=2))
+        top = top_of(running.store)
+    assert max(len(result) for result in top.values()) == 2
+    assert top == top_expected(expected_topn(spans, n=2))
 
 
 def test_events_and_spans_on_postgresql_equal_the_oracle(
@@ -263,9 +263,9 @@ def test_a_users_field_may_have_any_name(spark: SparkSession, tmp_path: Path) ->
 def test_late_and_unused_rows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     """A row more than five minutes behind an earlier batch is late, and still in its own bucket."""
     new = endpoint_events(20, 1, days=1, start=START + timedelta(days=2))
-    newest = max(each["time"] for each in new).replace(second=0, microsecond=0)
-    old = [{**each, "time": newest - timedelta(minutes=6)} for each in new[:3]]
-    tolerated = [{**each, "time": newest - timedelta(minutes=5)} for each in new[:4]]
+    newest = max(row["time"] for row in new).replace(second=0, microsecond=0)
+    old = [{**row, "time": newest - timedelta(minutes=6)} for row in new[:3]]
+    tolerated = [{**row, "time": newest - timedelta(minutes=5)} for row in new[:4]]
     write_segment(tmp_path / "spool", "Endpoint", new, "0")
     write_segment(tmp_path / "spool", "Service", random_events(1, ["Service"], 5)["Service"])
     with pipeline(spark, tmp_path, oal=SMALL) as running:
@@ -277,8 +277,8 @@ def test_late_and_unused_rows_are_counted(spark: SparkSession, tmp_path: Path) -
         assert counted(running.store, "late") == {("Endpoint", ""): 3}
         assert counted(running.store, "rows") == {("Endpoint", ""): 27}
         assert counted(running.store, "unused") == {("Service", "no metric reads it"): 5}
-        found = stored(running.store)
-    assert differences(found, expected_of(new + old + tolerated)) == []
+        actual = stored(running.store)
+    assert differences(actual, expected_of(new + old + tolerated)) == []
 
 
 def test_apdex_takes_the_threshold_of_the_service(spark: SparkSession, tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ def test_apdex_takes_the_threshold_of_the_service(spark: SparkSession, tmp_path:
     settings = PipelineSettings(ttl_days=365, apdex_ms=thresholds)
     with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
-        found = stored(running.store)
+        actual = stored(running.store)
     wanted: dict[Any, Any] = dict(expected_metrics(oal, {"Endpoint": rows}, thresholds))
-    assert differences(found, wanted) == []
+    assert differences(actual, wanted) == []
     assert wanted != expected_of(rows, oal)
 
 
@@ -314,10 +314,10 @@ def test_more_conditions_than_a_number_has_bits(
     settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
     with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
-        found = stored(running.store)
+        actual = stored(running.store)
     wanted = expected_of(rows, oal)
-    assert len({str(each) for each in wanted.values()}) > 10
-    assert differences(found, wanted) == []
+    assert len({str(value) for value in wanted.values()}) > 10
+    assert differences(actual, wanted) == []
 
 
 FEW = """
@@ -369,9 +369,9 @@ def test_rows_that_stand_for_many(
     settings = PipelineSettings(ttl_days=365, small_batch_rows=0)
     with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
-        found = stored(running.store)
+        actual = stored(running.store)
     assert ways == {way}
-    assert differences(found, expected_of(rows, oal)) == []
+    assert differences(actual, expected_of(rows, oal)) == []
 
 
 WIDE = """

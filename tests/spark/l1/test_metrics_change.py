@@ -48,10 +48,12 @@ class Runs:
 
     def versions(self, name: str) -> list[Stored]:
         """The values of each version of a metric, oldest first."""
-        found = [
+        metrics = [
             metric for metric in self.store.metrics(include_retired=True) if metric.name == name
         ]
-        return [self._values(result) for result in sorted(found, key=lambda result: result.version)]
+        return [
+            self._values(result) for result in sorted(metrics, key=lambda result: result.version)
+        ]
 
     def _values(self, metric: StoredMetric) -> Stored:
         return {
@@ -114,7 +116,7 @@ def test_only_the_metrics_of_the_last_script_are_active(runs: Runs) -> None:
     active = {metric.name for metric in runs.store.metrics()}
     assert active == {"kept", "tally", "goes", "changes", "added", "more"}
     retired = [metric for metric in runs.store.metrics(include_retired=True) if not metric.active]
-    assert sorted(each.name for each in retired) == ["changes", "changes", "goes"]
+    assert sorted(metric.name for metric in retired) == ["changes", "changes", "goes"]
 
 
 def test_rows_are_read_once_whatever_the_scripts(runs: Runs) -> None:

@@ -75,7 +75,9 @@ def plain(tallies: Tallies) -> list[Tally]:
 
 def packed(lists: list[list[int]]) -> pa.Array:
     """Lists of keys, as Spark collects them."""
-    return pa.array([[(key << 32) | 1 for key in each] for each in lists], pa.list_(pa.int64()))
+    return pa.array(
+        [[(key << 32) | 1 for key in entries] for entries in lists], pa.list_(pa.int64())
+    )
 
 
 @given(lists=st.lists(st.lists(keys, max_size=6), min_size=1, max_size=6))
@@ -105,7 +107,7 @@ def test_coarser_buckets_are_made_of_finer_ones(
     (tally,) = one(NUMBERS, packed([keys]), ListedTally(NUMBERS, (), coarser, last))
     wanted = [toward_zero(key, coarser) for key in keys]
     if last is not None:
-        wanted = [max(0, min(each, last)) for each in wanted]
+        wanted = [max(0, min(key, last)) for key in wanted]
     assert tally == Counter(wanted)
 
 
@@ -115,10 +117,10 @@ def test_a_tally_takes_only_what_meets_its_conditions() -> None:
     column = f"{NUMBERS.name}_0"
     lists = [[(1, 0b01), (1, 0b10), (1, 0b10), (2, 0b11)], [(3, 0b00)], []]
     own = {
-        NUMBERS.name: packed([[key for key, _ in each] for each in lists]),
-        column: pa.array([[bits for _, bits in each] for each in lists], pa.list_(pa.int64())),
+        NUMBERS.name: packed([[key for key, _ in pairs] for pairs in lists]),
+        column: pa.array([[bits for _, bits in pairs] for pairs in lists], pa.list_(pa.int64())),
     }
-    below = [[(key << 32) | bits << 24 | 1 for key, bits in each] for each in lists]
+    below = [[(key << 32) | bits << 24 | 1 for key, bits in pairs] for pairs in lists]
     both = {NUMBERS.name: pa.array(below, pa.list_(pa.int64()))}
     for columns, place, first in ((own, column, 0), (both, NUMBERS.name, 24)):
         places: BitPlaces = {NUMBERS.name: {("a",): (place, first), ("b",): (place, first + 1)}}
@@ -215,7 +217,7 @@ def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
     """All states of lists of grouped rows, as Spark collects them."""
     whole = [[item | _halves(item) for item in items] for items in lists]
     kinds = {
-        **{each: pa.int64() for each in ("_b0", "_b1", COUNT, "_sum", "_low", "_count")},
+        **{field: pa.int64() for field in ("_b0", "_b1", COUNT, "_sum", "_low", "_count")},
         "_k": pa.int32(),
         "_label": pa.string(),
         "_max": pa.int32(),
@@ -223,11 +225,11 @@ def listed(lists: list[list[Item]]) -> dict[str, list[Any]]:
     column = pa.array(whole, pa.list_(pa.struct(kinds)))
     chunks = [column.slice(0, 1), column.slice(1)] if lists else [column]
     recipe = Recipe({})
-    for name, each in WANTED.items():
-        if isinstance(each, Total):
-            recipe.totals[name] = each
+    for name, state in WANTED.items():
+        if isinstance(state, Total):
+            recipe.totals[name] = state
         else:
-            recipe.tallies[name] = each
+            recipe.tallies[name] = state
     made = NumpyAggregator().states(pa.table({LISTED: pa.chunked_array(chunks)}), recipe, NEEDS)
     assert made.rows.tolist() == [sum(item[COUNT] for item in items) for items in lists]
     totals = {name: column.tolist() for name, column in made.totals.items()}
@@ -247,9 +249,9 @@ def test_states_of_rows_that_stand_for_many(lists: list[list[Item]]) -> None:
     for number, all_items in enumerate(lists):
         for name, when in WHENS.items():
             met = [item for item in all_items if _meets(item, when)]
-            sums = [each["_sum"] for each in met if each["_sum"] is not None]
-            most = [each["_max"] for each in met if each["_max"] is not None]
-            assert made[f"n{name}"][number] == sum(each[COUNT] for each in met)
+            sums = [row["_sum"] for row in met if row["_sum"] is not None]
+            most = [row["_max"] for row in met if row["_max"] is not None]
+            assert made[f"n{name}"][number] == sum(row[COUNT] for row in met)
             assert made[f"sum{name}"][number] == (sum(sums) if sums else None)
             assert made[f"max{name}"][number] == max(most, default=None)
             assert made[f"t{name}"][number] == _counted(met, "_k")
@@ -265,12 +267,12 @@ def test_states_of_rows_that_stand_for_many(lists: list[list[Item]]) -> None:
 
 def _meets(item: Item, when: tuple[str, ...]) -> bool:
     bits = {"c0": item["_b0"], "c69": item["_b1"]}
-    return all(bits[each] for each in when)
+    return all(bits[condition] for condition in when)
 
 
-def _counted(found: list[Item], key: str) -> Counter[Any]:
+def _counted(rows: list[Item], key: str) -> Counter[Any]:
     counted: Counter[Any] = Counter()
-    for result in found:
-        if result[key] is not None:
-            counted[result[key]] += result[COUNT]
+    for row in rows:
+        if row[key] is not None:
+            counted[row[key]] += row[COUNT]
     return counted

@@ -174,8 +174,8 @@ def test_spans_can_be_backfilled(spark: SparkSession, tmp_path: Path) -> None:
     oal = "rel = from(ServiceRelation.latency).percentile2(10); c = from(Service.*).count();"
     with pipeline(spark, tmp_path, oal=oal, settings=ONE_AT_A_TIME) as running:
         running.backfill(tmp_path / "old")
-        found = stored(running.store)
-    assert differences(found, expected(spans_to_events(spans).events, oal)) == []
+        actual = stored(running.store)
+    assert differences(actual, expected(spans_to_events(spans).events, oal)) == []
 
 
 def test_rows_of_a_frame_that_do_not_fit_are_set_aside(spark: SparkSession, tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def test_a_frame_of_spans(spark: SparkSession, tmp_path: Path) -> None:
         odd = good.limit(2).selectExpr("CAST(NULL AS STRING) AS span_id", *columns)
         for _ in range(2):
             running.backfill(good.unionByName(odd), source="Span", name="march")
-        found = stored(running.store)
+        actual = stored(running.store)
         assert counted(running.store, "quarantined") == {("Span", "no span_id"): 2}
         assert counted(running.store, "rows")["Span", ""] == len(spans)
-    assert differences(found, expected(spans_to_events(spans).events, oal)) == []
+    assert differences(actual, expected(spans_to_events(spans).events, oal)) == []
 
 
 def test_a_frame_without_a_name_leaves_no_checkpoint(spark: SparkSession, tmp_path: Path) -> None:

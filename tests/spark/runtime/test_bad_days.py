@@ -111,9 +111,9 @@ def test_text_that_postgresql_cannot_hold_does_not_stop_the_stream(
     oal = SMALL + "db = from(DatabaseAccess.*).cpm();"
     with pipeline(spark, tmp_path, oal=oal, store=postgres_url) as running:
         running.run_available()
-        found = stored(running.store)
+        actual = stored(running.store)
     wanted = expected_of(rows)
-    assert {key: found.get(key) for key in wanted} == wanted
+    assert {key: actual.get(key) for key in wanted} == wanted
 
 
 def test_a_full_disk_is_a_clear_error_and_no_batch_is_lost(
@@ -137,5 +137,5 @@ def test_a_full_disk_is_a_clear_error_and_no_batch_is_lost(
         store: Any = running.store
         store._writer.execute("PRAGMA max_page_count = 1000000")
         running.on_batch = None
-        assert [each.number for each in running.run_available()] == [1]
+        assert [report.number for report in running.run_available()] == [1]
         assert differences(stored(running.store), expected_of(rows)) == []

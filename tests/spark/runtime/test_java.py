@@ -72,7 +72,7 @@ def test_java_home_is_somebody_s_will(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("output", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "1.8.0_392"', 8),
@@ -81,9 +81,9 @@ def test_java_home_is_somebody_s_will(tmp_path: Path) -> None:
         ("something else", None),
     ],
 )
-def test_versions_are_read(told: str, version: int | None) -> None:
+def test_versions_are_read(output: str, version: int | None) -> None:
     """Of old and new ways to write them."""
-    assert read_version(told) == version
+    assert read_version(output) == version
 
 
 def test_the_start_script_leaves_one_option_out(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_the_start_script_leaves_one_option_out(tmp_path: Path) -> None:
     home = wrapper_home(program, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     java = home / "bin" / "java"
     given = ["-Xmx1g", LEFT_OUT, "", "two words", "$HOME", "--add-modules=other", "*"]
-    told = subprocess.run([java, *given], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines() == [f"<{each}>" for each in given if each != LEFT_OUT]
+    output = subprocess.run([java, *given], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == [f"<{option}>" for option in given if option != LEFT_OUT]
     before = java.stat().st_mtime_ns
     assert wrapper_home(program, {"XDG_CACHE_HOME": str(tmp_path / "cache")}) == home
     assert java.stat().st_mtime_ns == before
@@ -130,7 +130,7 @@ def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
             if not path.name.startswith("java"):
                 with contextlib.suppress(FileExistsError):
                     (programs / path.name).symlink_to(path)
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", COUNTING],
         env={
             "PATH": str(programs),
@@ -141,8 +141,8 @@ def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert told.returncode == 0, told.stderr
-    count, version, home = told.stdout.split()
+    assert process.returncode == 0, process.stderr
+    count, version, home = process.stdout.split()
     assert count == "5"
     assert int(version.split(".")[0]) >= 17
     assert Path(home).is_relative_to(tmp_path / "cache")

@@ -100,8 +100,8 @@ def test_a_replayed_batch_of_spans_changes_nothing(spark: SparkSession, tmp_path
         assert not again.applied
         assert running.store.counters() == before
         running.settle(everything=True)
-        found = stored(running.store)
-    assert differences(found, expected(spans_to_events(spans).events, oal)) == []
+        actual = stored(running.store)
+    assert differences(actual, expected(spans_to_events(spans).events, oal)) == []
 
 
 def test_a_batch_that_failed_before_its_commit_is_run_again(
@@ -122,7 +122,7 @@ def test_a_batch_that_failed_before_its_commit_is_run_again(
         with pytest.raises(ArithmeticError, match="pulled the plug"):
             running.run_available()
         monkeypatch.undo()
-        assert [each.number for each in running.run_available()] == [1, 2]
+        assert [report.number for report in running.run_available()] == [1, 2]
         assert differences(stored(running.store), expected_of(ROWS)) == []
 
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_and_a_store_of_the_same_time_go_on(
     older_checkpoint(folder)
     older_store(folder)
     with pipeline(spark, folder, oal=SMALL, settings=ONE_AT_A_TIME, spool=spool) as running:
-        assert [each.number for each in running.run_available()] == [1, 2]
+        assert [report.number for report in running.run_available()] == [1, 2]
         assert differences(stored(running.store), expected_of(ROWS)) == []
 
 
@@ -311,7 +311,7 @@ def test_a_pipeline_that_lost_its_claim_cannot_commit(spark: SparkSession, tmp_p
             running.run_available()
         assert differences(stored(running.store), expected_of(ROWS[0::3])) == []
         running.on_batch = None
-        assert [each.number for each in running.run_available()] == [1]
+        assert [report.number for report in running.run_available()] == [1]
 
 
 def test_await_end_raises_what_ended_the_stream(spark: SparkSession, tmp_path: Path) -> None:

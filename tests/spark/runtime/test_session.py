@@ -88,12 +88,12 @@ def test_a_session_that_runs_already_is_nobody_elses_to_change(
             master="local[7]",
             spark_conf={"spark.driver.memory": "7g", "spark.sql.shuffle.partitions": "3"},
         )
-    told = caplog.text
+    log = caplog.text
     assert running.spark.conf.get("spark.sql.caseSensitive") == "true"
     assert running.spark.conf.get("spark.sql.shuffle.partitions") == "3"
     running.stop()
-    assert "not on local[7]" in told
-    assert "spark.driver.memory cannot be changed" in told
+    assert "not on local[7]" in log
+    assert "spark.driver.memory cannot be changed" in log
     assert spark.conf.get("spark.sql.caseSensitive") == before
     assert spark.range(3).count() == 3
 

@@ -46,7 +46,7 @@ def backlog(folder: Path) -> None:
 
 def rows_until(number: int) -> list[Any]:
     """The rows of the batches up to that one."""
-    return [row for each in range(number + 1) for row in ROWS[each::SEGMENTS]]
+    return [row for segment in range(number + 1) for row in ROWS[segment::SEGMENTS]]
 
 
 def numbers(reports: list[BatchReport]) -> list[int]:
@@ -256,17 +256,17 @@ def test_two_first_starts_agree_on_the_checkpoint(tmp_path: Path) -> None:
     from batchmill.spark.runtime.checkpoint import open_checkpoint
 
     together = threading.Barrier(8)
-    found: list[str] = []
+    ids: list[str] = []
 
     def make() -> None:
         together.wait(PATIENCE_S)
-        found.append(open_checkpoint(tmp_path / "checkpoint", "main", "store").id)
+        ids.append(open_checkpoint(tmp_path / "checkpoint", "main", "store").id)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for each in threads:
-        each.join(PATIENCE_S)
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(ids) == 8
+    assert len(set(ids)) == 1
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["batchmill.json"]

@@ -209,8 +209,8 @@ def test_progress_is_put_together(tmp_path: Path) -> None:
         ("quarantined", "Endpoint", "no time"): 1,
     }
     streams = [StreamInfo("x", "c", 1, 9, 1), StreamInfo("main", "c", 1, 7, 1_500)]
-    found = progress_of("main", streams, counters, Unread(2, 30, 4.0), 20.0)
-    assert found == Progress(
+    progress = progress_of("main", streams, counters, Unread(2, 30, 4.0), 20.0)
+    assert progress == Progress(
         stream="main",
         last_batch=7,
         committed_at=1.5,
@@ -224,7 +224,7 @@ def test_progress_is_put_together(tmp_path: Path) -> None:
         lag_s=4.0,
         written_at=20.0,
     )
-    found.write(tmp_path)
+    progress.write(tmp_path)
     assert json.loads((tmp_path / "progress.json").read_text())["last_batch"] == 7
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
     nothing = progress_of("main", [], {}, Unread(), 20.0)
@@ -287,9 +287,9 @@ def test_the_newest_batches_are_listed(tmp_path: Path) -> None:
     for number in range(70):
         keeper.note(report(number))
     keeper.note(report(70, applied=False))
-    told = json.loads((tmp_path / "progress.json").read_text())
-    assert [batch["batch"] for batch in told["batches"]] == list(range(10, 70))
-    assert told["batches"][0] == {
+    content = json.loads((tmp_path / "progress.json").read_text())
+    assert [batch["batch"] for batch in content["batches"]] == list(range(10, 70))
+    assert content["batches"][0] == {
         "batch": 10,
         "at": 20.0,
         "rows": 5,
@@ -318,16 +318,16 @@ def grown(batches: int, *, expire: bool, every_ms: int, rows: int = 10) -> tuple
         tick = number * every_ms
         if expire:
             gone = expired(alive, tick, window_ms)
-            assert all(each.arrived_ms <= tick - window_ms for each in gone)
-            alive = [each for each in alive if each not in gone]
+            assert all(file.arrived_ms <= tick - window_ms for file in gone)
+            alive = [file for file in alive if file not in gone]
         merged = to_merge(alive, tick=tick, rows=rows, window_ms=window_ms, expire=expire)
-        total = rows + sum(each.rows for each in merged)
-        alive = [each for each in alive if each not in merged]
+        total = rows + sum(file.rows for file in merged)
+        alive = [file for file in alive if file not in merged]
         alive.append(Carry(f"file:/seen/{number}", number, tick, total))
         written += total
         most = max(most, len(alive))
     if not expire:
-        assert sum(each.rows for each in alive) == rows * batches
+        assert sum(file.rows for file in alive) == rows * batches
     return most, written // (rows * batches)
 
 

@@ -35,7 +35,7 @@ from batchmill.spool import (
 
 log = logging.getLogger("batchmill.ingest")
 
-LIBRARY = Path(__file__).with_name("wire.so")
+LIBRARY = Path(__file__).with_name("wire.so.1")
 """Built from ``wire.c`` with the package, where there is a C compiler."""
 SETTING = "BATCHMILL_DECODER"
 """Environment variable: ``python`` or ``compiled``; by default what is there."""

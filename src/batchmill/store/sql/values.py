@@ -98,14 +98,18 @@ def read_states(
     session: Session, metric: str | StoredMetric, selection: Selection
 ) -> list[StateRow]:
     """The merged states by bucket and entity id; rows without any are left out."""
-    found = find_metric(session, metric)
-    return _states(session, found, selection, _newest(session, found, selection, _has_state(found)))
+    stored = find_metric(session, metric)
+    return _states(
+        session, stored, selection, _newest(session, stored, selection, _has_state(stored))
+    )
 
 
 def read_values(session: Session, metric: str | StoredMetric, selection: Selection) -> list[Value]:
     """The final values by bucket and entity id; rows without one are left out."""
-    found = find_metric(session, metric)
-    return _values(session, found, selection, _newest(session, found, selection, has_value(found)))
+    stored = find_metric(session, metric)
+    return _values(
+        session, stored, selection, _newest(session, stored, selection, has_value(stored))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +159,9 @@ def by_pages(read: Callable[[Position | None], Page]) -> Iterator[Value]:
 
 def count_values(session: Session, metric: str | StoredMetric, selection: Selection) -> int:
     """How many values there are."""
-    found = find_metric(session, metric)
-    where = Condition(has_value(found)) & selection.condition()
-    table = quote(table_name(selection.grain, found.source))
+    stored = find_metric(session, metric)
+    where = Condition(has_value(stored)) & selection.condition()
+    table = quote(table_name(selection.grain, stored.source))
     ((count,),) = session.rows(f"SELECT count(*) FROM {table} AS t WHERE {where.sql}", where.params)
     return int(count) if selection.limit is None else min(int(count), selection.limit)
 

@@ -105,7 +105,7 @@ SCHEMAS: Mapping[str, Schema] = {
             _object(
                 **_LAYERED,
                 range=_object(**_FIGURES),
-                series=_object(**{name: _list(each) for name, each in _FIGURES.items()}),
+                series=_object(**{name: _list(schema) for name, schema in _FIGURES.items()}),
             )
         ),
     ),

@@ -250,11 +250,11 @@ class PrometheusApi:
         most = limit(params)
 
         def work(snapshot: Snapshot) -> list[dict[str, str]]:
-            found: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+            label_sets: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
             for selector in selectors:
                 for labels in series(snapshot, selector, max(0.0, start_s), max(0.0, end_s), most):
-                    found[tuple(labels.items())] = labels
-            return list(found.values())[:most]
+                    label_sets[tuple(labels.items())] = labels
+            return list(label_sets.values())[:most]
 
         return await self._pool.query(lambda store: store.read(work))
 
