@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.ingest_receiver import CONTENDERS
 from benchmarks.plots_model import Bar, Bars, Curve, Plot, goal_of, of_goals
 
 OURS = "batchmill"
@@ -115,8 +114,8 @@ def ingest(document: Mapping[str, Any]) -> Plot:
                         values=[turn[figure] * scale for turn in case[name]],
                         ours=name == OURS,
                     )
-                    for name in CONTENDERS
-                    if name in case
+                    for name in case
+                    if name != "case"
                 ]
                 for case in cases
             }
