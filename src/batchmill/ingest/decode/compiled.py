@@ -48,6 +48,7 @@ _CACHED_RESOURCE_BYTES = 4096
 _UNLIMITED = 2**40
 
 _MICROS = pa.timestamp("us", tz="UTC")
+_NO_BYTES = pa.py_buffer(b"")
 _KIND_TEXTS, _STATUS_TEXTS = pa.array(KINDS[1:]), pa.array(STATUSES)
 
 
@@ -366,8 +367,8 @@ class _Table:
         self._wire.batchmill_view(self._address, column, ctypes.byref(view))
         return view
 
-    def buffer(self, address: int | None, size: int) -> pa.Buffer | None:
-        return pa.foreign_buffer(address, size, self) if address else None
+    def buffer(self, address: int | None, size: int) -> pa.Buffer:
+        return pa.foreign_buffer(address, size, self) if address else _NO_BYTES
 
     def numbers(self, column: int, kind: pa.DataType) -> pa.Array:
         """A column of numbers."""

@@ -14,6 +14,7 @@
  * time only. Every read is bounded by the end of its message.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -474,19 +475,18 @@ static size_t write_double(double value, char *out, size_t room)
 {
     char digits[40], *mark;
     int precision, exponent, count, fraction;
-    double parts = 0;
     if (isnan(value)) return (size_t)snprintf(out, room, "NaN");
     if (isinf(value)) return (size_t)snprintf(out, room, value > 0 ? "Infinity" : "-Infinity");
     if (value == 0) return (size_t)snprintf(out, room, signbit(value) ? "-0.0" : "0.0");
-    if (fabs(frexp(value, &exponent)) == 0.5) {
-        /* A power of two has neighbours at unequal distances; the whole ones are plain. */
-        if (modf(value, &parts) != 0 || fabs(value) >= 1e15) return 0;
-    }
+    if (fabs(value) < DBL_MIN) return 0; /* has fewer digits than the others */
     for (precision = 14; precision < 17; precision++) {
         snprintf(digits, sizeof digits, "%.*e", precision, value);
         if (strtod(digits, NULL) == value) break;
     }
     if (precision == 17) return 0;
+    /* Up to 15 digits there is only one such text. Beyond, a power of two has neighbours at unequal
+     * distances, and the shortest text may be another one. */
+    if (precision > 14 && fabs(frexp(value, &exponent)) == 0.5) return 0;
     mark = strchr(digits, 'e');
     if (!mark) return 0;
     exponent = atoi(mark + 1);
@@ -1168,7 +1168,7 @@ static int join(Table *table, const Spans *const *parts, int64_t count, const in
         memcpy(table->times + row, spans->times.data, 8 * rows);
         memcpy(table->ends + row, spans->ends.data, 8 * rows);
         join_ids(table, spans, row);
-        for (i = 0; i < rows; i++) 
+        for (i = 0; i < rows; i++)
             table->group[row + i] = resources[firsts[part] + spans->group.data[i]];
         for (column = 0; column < table->column_count; column++)
             if (!join_column(table, column, &spans->columns[column], row, rows)) return 0;
