@@ -46,6 +46,9 @@ _REST_OFFSETS, _REST_KEYS, _REST_VALUES = range(-12, -9)
 _NAME = len(ATTRIBUTE_COLUMNS)
 _CACHED_RESOURCE_BYTES = 4096
 _UNLIMITED = 2**40
+MOST_ODD = 0.25
+"""Share of odd spans up to which a request is decoded here: each takes longer than in the reference,
+and all of them are decoded again if the request is refused in the end."""
 
 _MICROS = pa.timestamp("us", tz="UTC")
 _NO_BYTES = pa.py_buffer(b"")
@@ -164,7 +167,10 @@ def decode_compiled(body: bytes, form: Form, limits: Limits) -> Decoded | None:
         if spans is None:
             return None
         rows.attribute_count(spans.about.attributes)
-        replacements = [_replacement(body, start, end, form, rows) for start, end in spans.odd()]
+        odd = spans.odd()
+        if len(odd) > MOST_ODD * (spans.about.rows + len(odd)):
+            return None
+        replacements = [_replacement(body, start, end, form, rows) for start, end in odd]
         if replacements:
             spans = _call(wire, body, form, _c_limits(limits, relaxed=True), replacements)
             if spans is None or spans.about.odd_count:
