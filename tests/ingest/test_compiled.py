@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -143,13 +142,15 @@ def test_an_odd_span_keeps_its_place() -> None:
 @given(st.lists(REQUESTS, max_size=4))
 def test_requests_joined_to_a_table(requests: list[list[Group]]) -> None:
     """The table of several requests is that of the reference: same columns, same order."""
-    parts, batches = [], []
+    parts: list[CompiledSpans] = []
+    batches = []
     for groups in requests:
         body = protobuf(*groups)
         decoded = decode_compiled(body, compiled_decoder.PROTOBUF, LIMITS)
         if decoded is not None and len(decoded.batch):
             rows = Rows(LIMITS)
             read_proto(body, rows)
+            assert isinstance(decoded.batch, CompiledSpans)
             parts.append(decoded.batch)
             batches.append(rows.batch)
     if not parts:

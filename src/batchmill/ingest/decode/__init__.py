@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from batchmill.ingest.decode import compiled
 from batchmill.ingest.decode.body import (
     ENCODINGS,
     BadRequest,
@@ -15,7 +16,6 @@ from batchmill.ingest.decode.body import (
     decompress,
     too_many_bytes,
 )
-from batchmill.ingest.decode import compiled
 from batchmill.ingest.decode.json import otlp_from_json, read_json
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Decoded, Rows

@@ -47,8 +47,8 @@ _NAME = len(ATTRIBUTE_COLUMNS)
 _CACHED_RESOURCE_BYTES = 4096
 _UNLIMITED = 2**40
 MOST_ODD = 0.25
-"""Share of odd spans up to which a request is decoded here: each takes longer than in the reference,
-and all of them are decoded again if the request is refused in the end."""
+"""Share of odd spans up to which a request is decoded here: each takes twice as long as in the
+reference, and is decoded again if the request is refused in the end."""
 
 _MICROS = pa.timestamp("us", tz="UTC")
 _NO_BYTES = pa.py_buffer(b"")
