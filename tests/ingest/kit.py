@@ -23,6 +23,7 @@ from batchmill.ingest.decode import (
     compiled,
     decode_traces,
 )
+from batchmill.ingest.decode.body import too_many_bytes
 from batchmill.ingest.decode.json import read_json
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Rows
@@ -137,6 +138,8 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def by_reference(body: bytes, form: str, limits: Limits) -> Decoded:
     """The request as the reference decodes it."""
+    if len(body) > limits.max_decompressed_bytes:
+        raise too_many_bytes(len(body), limits.max_decompressed_bytes)
     rows = Rows(limits)
     (read_json if form == JSON else read_proto)(body, rows)
     return rows.decoded(len(body))
