@@ -147,7 +147,7 @@ $(VENV)/.%-installed: requirements/%.lock | $(VENV)/.build-installed
 	@touch $@
 
 # build.lock has hatchling, which builds the package and compiles the OTLP decoder.
-DECODER := src/batchmill/ingest/decode/wire.c scripts/build_hook.py
+DECODER := $(wildcard src/batchmill/ingest/decode/*.[ch]) scripts/build_hook.py
 $(VENV)/.package-editable: pyproject.toml $(DECODER) | $(VENV)/.build-installed
 	@$(FIND_COMPILER) || echo "==> without a C compiler, OTLP is decoded in Python, slower" >&2
 	@echo "==> $(VENV): installing batchmill, editable"

@@ -15,7 +15,18 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from batchmill.ingest.decode import Decoded, Limits, compiled, decode_traces
+from batchmill.ingest.decode import (
+    BadRequest,
+    Decoded,
+    Limits,
+    TooLarge,
+    compiled,
+    decode_traces,
+)
+from batchmill.ingest.decode.body import too_many_bytes
+from batchmill.ingest.decode.json import read_json
+from batchmill.ingest.decode.protobuf import read_proto
+from batchmill.ingest.decode.rows import Rows
 from batchmill.spool import Spool
 from tests.kit.threads import Gate
 
@@ -88,9 +99,9 @@ def protobuf(*groups: Group) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def as_json(*groups: Group) -> bytes:
-    """The request in JSON."""
-    return json.dumps({"resourceSpans": [_group(group) for group in groups]}).encode()
+def as_json(*groups: Group, **style: Any) -> bytes:
+    """The request in JSON; ``style`` is for `json.dumps`."""
+    return json.dumps({"resourceSpans": [_group(group) for group in groups]}, **style).encode()
 
 
 def decoded(*groups: Group, limits: Limits = LIMITS) -> Decoded:
@@ -104,9 +115,13 @@ def decoded(*groups: Group, limits: Limits = LIMITS) -> Decoded:
 
 @contextmanager
 def decoding_in(language: str) -> Iterator[None]:
-    """Protobuf is decoded by the reference, in ``python``, or by the ``compiled`` decoder."""
+    """Requests are decoded by the reference, in ``python``, or by the ``compiled`` decoder.
+
+    The latter decodes them here however many odd spans they have.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(compiled.SETTING, language)
+        patch.setattr(compiled, "MOST_ODD", 1)
         compiled.library.cache_clear()
         try:
             yield
@@ -116,9 +131,31 @@ def decoding_in(language: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def decoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both decoders of protobuf, one after the other."""
+    """Both decoders, one after the other."""
     with decoding_in(request.param):
         yield
+
+
+def by_reference(body: bytes, form: str, limits: Limits) -> Decoded:
+    """The request as the reference decodes it."""
+    if len(body) > limits.max_decompressed_bytes:
+        raise too_many_bytes(len(body), limits.max_decompressed_bytes)
+    rows = Rows(limits)
+    (read_json if form == JSON else read_proto)(body, rows)
+    return rows.decoded(len(body))
+
+
+def check_equal(body: bytes, form: str, limits: Limits) -> None:
+    """The compiled decoder gives what the reference gives: spans, counts, or the same error."""
+    outcomes: list[Any] = []
+    for decode in (decode_traces, by_reference):
+        try:
+            found = decode(body, form, limits)
+        except (BadRequest, TooLarge) as error:
+            outcomes.append((type(error), str(error)))
+        else:
+            outcomes.append((found.batch.unpacked().columns, found.rejections, found.cuts))
+    assert outcomes[0] == outcomes[1]
 
 
 def row(what: Decoded, index: int = 0) -> dict[str, Any]:

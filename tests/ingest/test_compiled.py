@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,14 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from batchmill.ingest.decode import BadRequest, Limits, TooLarge, decode_traces
+from batchmill.ingest.decode import Limits, decode_traces
 from batchmill.ingest.decode import compiled as compiled_decoder
 from batchmill.ingest.decode.compiled import CompiledSpans, decode_compiled
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Rows
 from batchmill.spool import ATTRIBUTE_COLUMNS, Spool, span_table
 from tests.ingest.hostile import field
-from tests.ingest.kit import LIMITS, PROTOBUF, Group, S, decoding_in, protobuf
+from tests.ingest.kit import LIMITS, PROTOBUF, Group, S, check_equal, decoding_in, protobuf
 from tests.ingest.test_fuzz import EDITS, SMALL, edited
 
 
@@ -62,29 +61,10 @@ REQUESTS = st.lists(st.builds(Group, st.lists(SPANS, max_size=4), ATTRIBUTES), m
 LIMITS_OF_TESTS = st.sampled_from([LIMITS, SMALL])
 
 
-def outcome(body: bytes, limits: Limits, *, compiled: bool) -> Any:
-    """The spans, rejections and cuts of a request; or its error."""
-    try:
-        if compiled:
-            decoded = decode_traces(body, PROTOBUF, limits)
-        else:
-            rows = Rows(limits)
-            read_proto(body, rows)
-            decoded = rows.decoded(len(body))
-    except (BadRequest, TooLarge) as error:
-        return type(error), str(error)
-    return decoded.batch.unpacked().columns, decoded.rejections, decoded.cuts
-
-
-def check_equal(body: bytes, limits: Limits) -> None:
-    """Both decoders give the same."""
-    assert outcome(body, limits, compiled=True) == outcome(body, limits, compiled=False)
-
-
 @given(REQUESTS, LIMITS_OF_TESTS)
 def test_any_request(groups: list[Group], limits: Limits) -> None:
     """Values of all types, repeated keys, invalid ids and times, texts over the limits."""
-    check_equal(protobuf(*groups), limits)
+    check_equal(protobuf(*groups), PROTOBUF, limits)
 
 
 @given(REQUESTS, EDITS, LIMITS_OF_TESTS)
@@ -92,7 +72,7 @@ def test_any_mutated_request(
     groups: list[Group], edits: list[tuple[int, int, bytes]], limits: Limits
 ) -> None:
     """The same error for the same byte."""
-    check_equal(edited(protobuf(*groups), edits), limits)
+    check_equal(edited(protobuf(*groups), edits), PROTOBUF, limits)
 
 
 @given(st.lists(st.builds(field, st.integers(1, 17), st.binary(max_size=12)), max_size=6))
@@ -119,7 +99,7 @@ def test_any_fields_of_a_span(fields: list[bytes]) -> None:
     ids = field(1, b"a" * 16) + field(2, b"a" * 8)
     times = b"\x39" + b"a" * 8 + b"\x41" + b"b" * 8
     span = field(2, ids + times + b"".join(fields))
-    check_equal(field(1, field(2, span * 2)), LIMITS)
+    check_equal(field(1, field(2, span * 2)), PROTOBUF, LIMITS)
 
 
 @given(st.one_of(st.floats(), st.floats(width=32), st.integers(-1074, 1023).map(lambda n: 2.0**n)))
@@ -133,14 +113,14 @@ def test_any_fields_of_a_span(fields: list[bytes]) -> None:
 @example(123456789012345680.0)
 def test_any_double(value: float) -> None:
     """A number is the same text, digit by digit."""
-    check_equal(protobuf(Group([S(attributes=[("k", value), ("-k", -value)])])), LIMITS)
+    check_equal(protobuf(Group([S(attributes=[("k", value), ("-k", -value)])])), PROTOBUF, LIMITS)
 
 
 def test_usual_spans_are_not_left_to_the_reference() -> None:
     """Otherwise all other tests would compare the reference with itself."""
     attributes = [("http.route", "/"), ("k", "v"), ("n", 7), ("ok", True), ("ratio", 0.25)]
     body = protobuf(Group([S(attributes=attributes)] * 3))
-    decoded = decode_compiled(body, LIMITS)
+    decoded = decode_compiled(body, compiled_decoder.PROTOBUF, LIMITS)
     assert decoded is not None
     assert isinstance(decoded.batch, CompiledSpans)
     assert decoded.batch.odd_spans == 0
@@ -150,7 +130,7 @@ def test_usual_spans_are_not_left_to_the_reference() -> None:
 def test_an_odd_span_keeps_its_place() -> None:
     """Those with arrays go through the reference; the others do not, and the order stays."""
     spans = [S(name=str(n), attributes=[("list", [n])] if n % 3 == 0 else []) for n in range(9)]
-    decoded = decode_compiled(protobuf(Group(spans)), LIMITS)
+    decoded = decode_compiled(protobuf(Group(spans)), compiled_decoder.PROTOBUF, LIMITS)
     assert decoded is not None
     columns = decoded.batch.unpacked().columns
     assert columns["name"] == [str(n) for n in range(9)]
@@ -162,13 +142,15 @@ def test_an_odd_span_keeps_its_place() -> None:
 @given(st.lists(REQUESTS, max_size=4))
 def test_requests_joined_to_a_table(requests: list[list[Group]]) -> None:
     """The table of several requests is that of the reference: same columns, same order."""
-    parts, batches = [], []
+    parts: list[CompiledSpans] = []
+    batches = []
     for groups in requests:
         body = protobuf(*groups)
-        decoded = decode_compiled(body, LIMITS)
-        if decoded is not None and isinstance(decoded.batch, CompiledSpans) and len(decoded.batch):
+        decoded = decode_compiled(body, compiled_decoder.PROTOBUF, LIMITS)
+        if decoded is not None and len(decoded.batch):
             rows = Rows(LIMITS)
             read_proto(body, rows)
+            assert isinstance(decoded.batch, CompiledSpans)
             parts.append(decoded.batch)
             batches.append(rows.batch)
     if not parts:

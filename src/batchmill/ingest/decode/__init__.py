@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from batchmill.ingest.decode import compiled
 from batchmill.ingest.decode.body import (
     ENCODINGS,
     BadRequest,
@@ -15,7 +16,6 @@ from batchmill.ingest.decode.body import (
     decompress,
     too_many_bytes,
 )
-from batchmill.ingest.decode.compiled import decode_compiled
 from batchmill.ingest.decode.json import otlp_from_json, read_json
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Decoded, Rows
@@ -48,14 +48,14 @@ def decode_traces(body: bytes, content_type: str, limits: Limits) -> Decoded:
         raise too_many_bytes(len(body), limits.max_decompressed_bytes)
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in (PROTOBUF, "application/protobuf"):
-        decoded = decode_compiled(body, limits)
-        if decoded is not None:
-            return decoded
-        rows = Rows(limits)
-        read_proto(body, rows)
+        form, read = compiled.PROTOBUF, read_proto
     elif media_type == JSON:
-        rows = Rows(limits)
-        read_json(body, rows)
+        form, read = compiled.JSON, read_json
     else:
         raise Unsupported(f"the content type {content_type[:80]!r} is not {PROTOBUF} or {JSON}")
+    decoded = compiled.decode_compiled(body, form, limits)
+    if decoded is not None:
+        return decoded
+    rows = Rows(limits)
+    read(body, rows)
     return rows.decoded(len(body))

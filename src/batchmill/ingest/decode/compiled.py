@@ -1,8 +1,8 @@
-"""Decodes requests in protobuf with the compiled decoder, ``wire.c``, where it was built.
+"""Decodes requests with the compiled decoder, ``wire.c``, where it was built.
 
-It gives the same spans, rejections and errors as :mod:`.protobuf`, which is the reference: what
-``wire.c`` does not take, the reference decodes. Its result stays in C's memory, as columns, and
-becomes an Arrow table together with that of other requests.
+It gives the same spans, rejections and errors as :mod:`.protobuf` and :mod:`.json`, which are the
+reference: what ``wire.c`` does not take, the reference decodes. Its result stays in C's memory, as
+columns, and becomes an Arrow table together with that of other requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -22,8 +22,8 @@ import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from batchmill.ingest.decode import json, protobuf
 from batchmill.ingest.decode.body import BadRequest, Limits, TooLarge
-from batchmill.ingest.decode.protobuf import SPARE_FIELDS, read_resource, read_spans
 from batchmill.ingest.decode.rows import KINDS, STATUSES, UNKNOWN_SERVICE, Decoded, Pairs, Rows
 from batchmill.spool import (
     ATTRIBUTE_COLUMNS,
@@ -39,13 +39,16 @@ LIBRARY = Path(__file__).with_name("wire.so.1")
 """Built from ``wire.c`` with the package, where there is a C compiler."""
 SETTING = "BATCHMILL_DECODER"
 """Environment variable: ``python`` or ``compiled``; by default what is there."""
-_VERSION = 1
+_VERSION = 2
 _DONE, _GIVE_UP, _NO_MEMORY = range(3)
 _TIME, _END, _TRACE, _SPAN, _PARENT, _KIND, _STATUS, _RESOURCE = range(-20, -12)
 _REST_OFFSETS, _REST_KEYS, _REST_VALUES = range(-12, -9)
 _NAME = len(ATTRIBUTE_COLUMNS)
 _CACHED_RESOURCE_BYTES = 4096
 _UNLIMITED = 2**40
+MOST_ODD = 0.25
+"""Share of odd spans up to which a request is decoded here: each takes twice as long as in the
+reference, and is decoded again if the request is refused in the end."""
 
 _MICROS = pa.timestamp("us", tz="UTC")
 _NO_BYTES = pa.py_buffer(b"")
@@ -58,6 +61,7 @@ class _Limits(ctypes.Structure):
         for name in (
             *("max_spans", "max_unknown", "max_span_bytes", "max_attributes"),
             *("max_attribute_length", "max_key_length", "max_name_length"),
+            *("max_json_depth", "max_json_values"),
         )
     ]
 
@@ -115,7 +119,7 @@ def _declare(wire: ctypes.CDLL) -> ctypes.CDLL:
     wire.batchmill_keys.argtypes = [ctypes.c_char_p, pointer, ctypes.c_int32]
     wire.batchmill_keys.restype = pointer
     wire.batchmill_decode.argtypes = [
-        *(pointer, ctypes.POINTER(_Limits), ctypes.c_char_p, number),
+        *(pointer, ctypes.POINTER(_Limits), ctypes.c_int, ctypes.c_char_p, number),
         *(pointer, number, ctypes.POINTER(pointer)),
     ]
     wire.batchmill_about.argtypes = [pointer, ctypes.POINTER(_About)]
@@ -129,10 +133,22 @@ def _declare(wire: ctypes.CDLL) -> ctypes.CDLL:
     return wire
 
 
+class Form(NamedTuple):
+    """A form of requests, with the reference for its parts."""
+
+    is_json: bool
+    read_spans: Callable[[bytes, Iterable[tuple[int, int, int]], Rows], None]
+    read_resource: Callable[[bytes, Rows], Pairs]
+
+
+PROTOBUF = Form(False, protobuf.read_spans, protobuf.read_resource)
+JSON = Form(True, json.read_spans, json.read_resource)
+
+
 class Resource(NamedTuple):
     """The resource of a group of spans."""
 
-    data: bytes
+    sent: tuple[bytes, Form]
     """As it was sent."""
     pairs: Pairs
     cuts: tuple[tuple[str, int], ...] = ()
@@ -140,23 +156,26 @@ class Resource(NamedTuple):
     """How many attributes count towards the limit of a request."""
 
 
-def decode_compiled(body: bytes, limits: Limits) -> Decoded | None:
-    """Decode a request in protobuf; None if the reference has to do it."""
+def decode_compiled(body: bytes, form: Form, limits: Limits) -> Decoded | None:
+    """Decode a request; None if the reference has to do it."""
     wire = library()
     if wire is None:
         return None
     rows = Rows(limits)
     try:
-        spans = _call(wire, body, _c_limits(limits))
+        spans = _call(wire, body, form, _c_limits(limits))
         if spans is None:
             return None
         rows.attribute_count(spans.about.attributes)
-        replacements = [_replacement(body, start, end, rows) for start, end in spans.odd()]
+        odd = spans.odd()
+        if len(odd) > MOST_ODD * (spans.about.rows + len(odd)):
+            return None
+        replacements = [_replacement(body, start, end, form, rows) for start, end in odd]
         if replacements:
-            spans = _call(wire, body, _c_limits(limits, relaxed=True), replacements)
+            spans = _call(wire, body, form, _c_limits(limits, relaxed=True), replacements)
             if spans is None or spans.about.odd_count:
                 return None
-        resources = _resources(body, spans, limits)
+        resources = _resources(body, form, spans, limits)
         for resource in resources:
             rows.attribute_count(resource.attributes)
             for why, count in resource.cuts:
@@ -191,12 +210,16 @@ class _Spans:
 
 
 def _call(
-    wire: ctypes.CDLL, body: bytes, limits: _Limits, replacements: Sequence[_Replacement] = ()
+    wire: ctypes.CDLL,
+    body: bytes,
+    form: Form,
+    limits: _Limits,
+    replacements: Sequence[_Replacement] = (),
 ) -> _Spans | None:
     address = ctypes.c_void_p()
     others = (_Replacement * len(replacements))(*replacements)
     outcome = wire.batchmill_decode(
-        *(_keys(), ctypes.byref(limits), body, len(body)),
+        *(_keys(), ctypes.byref(limits), form.is_json, body, len(body)),
         *(ctypes.byref(others), len(others), ctypes.byref(address)),
     )
     if outcome == _NO_MEMORY:
@@ -227,16 +250,18 @@ def _c_limits(limits: Limits, *, relaxed: bool = False) -> _Limits:
     )
     return _Limits(
         limits.max_spans,
-        4 * limits.max_spans + SPARE_FIELDS,
+        4 * limits.max_spans + protobuf.SPARE_FIELDS,
         _UNLIMITED if relaxed else limits.max_span_bytes,
         *([_UNLIMITED] * len(texts) if relaxed else texts),
+        limits.max_json_depth,
+        limits.max_json_values,
     )
 
 
-def _replacement(body: bytes, start: int, end: int, rows: Rows) -> _Replacement:
-    """An odd span, decoded by the reference and written again as plain text."""
+def _replacement(body: bytes, start: int, end: int, form: Form, rows: Rows) -> _Replacement:
+    """An odd span, decoded by the reference and written again in plain protobuf."""
     known = len(rows.batch.columns["attributes"])
-    read_spans(body, [(0, start, end)], rows)
+    form.read_spans(body, [(0, start, end)], rows)
     if len(rows.batch.columns["attributes"]) == known:
         return _Replacement(start, None, -1)  # rejected
     span = {name: values[-1] for name, values in rows.batch.columns.items() if values}
@@ -257,24 +282,24 @@ def _replacement(body: bytes, start: int, end: int, rows: Rows) -> _Replacement:
     return _Replacement(start, data, len(data))
 
 
-def _resources(body: bytes, spans: _Spans, limits: Limits) -> list[Resource]:
+def _resources(body: bytes, form: Form, spans: _Spans, limits: Limits) -> list[Resource]:
     parts = [b""] * spans.about.groups
     for group, start, end in spans.resource_parts():
         # A field that occurs several times is one message: its parts are concatenated.
         parts[group] += body[start:end]
     return [
-        _resource(data, limits)
+        _resource(data, form, limits)
         if len(data) <= _CACHED_RESOURCE_BYTES
-        else _resource.__wrapped__(data, limits)
+        else _resource.__wrapped__(data, form, limits)
         for data in parts
     ]
 
 
 @functools.lru_cache(maxsize=1024)
-def _resource(data: bytes, limits: Limits) -> Resource:
+def _resource(data: bytes, form: Form, limits: Limits) -> Resource:
     rows = Rows(limits)
-    pairs = read_resource(data, rows)
-    return Resource(data, pairs, tuple(rows.cuts.items()), rows.attributes_so_far)
+    pairs = form.read_resource(data, rows)
+    return Resource((data, form), pairs, tuple(rows.cuts.items()), rows.attributes_so_far)
 
 
 class CompiledSpans(PackedSpans):
@@ -313,14 +338,14 @@ class CompiledSpans(PackedSpans):
     @classmethod
     def join(cls, parts: Sequence[CompiledSpans]) -> pa.Table:
         """The spans of several requests as one table."""
-        distinct: dict[bytes, Resource] = {}
-        numbers: dict[bytes, int] = {}
+        distinct: dict[tuple[bytes, Form], Resource] = {}
+        numbers: dict[tuple[bytes, Form], int] = {}
         resources, firsts = array("i"), array("q")
         for part in parts:
             firsts.append(len(resources))
             for resource in part._resources:
-                number = numbers.setdefault(resource.data, len(numbers))
-                distinct[resource.data] = resource
+                number = numbers.setdefault(resource.sent, len(numbers))
+                distinct[resource.sent] = resource
                 resources.append(number)
         return _table(parts, resources, firsts, [resource.pairs for resource in distinct.values()])
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -58,6 +58,23 @@ def read_json(body: bytes, rows: Rows) -> None:
                 rows.span()
                 _read_span(span, rows)
         rows.resource(_pairs(_object(group, "resource"), rows))
+
+
+def read_spans(body: bytes, spans: Iterable[tuple[int, int, int]], rows: Rows) -> None:
+    """Add spans to ``rows``: each is any number, its start and its end in ``body``.
+
+    The body is known to be JSON within the limits.
+    """
+    for _, start, end in spans:
+        rows.span()
+        for span in _objects({"spans": [json.loads(body[start:end])]}, "spans"):
+            _read_span(span, rows)
+
+
+def read_resource(resource: bytes, rows: Rows) -> Pairs:
+    """The attributes of a resource, which is known to be JSON within the limits, or nothing."""
+    content = json.loads(resource) if resource else None
+    return _pairs(_object({"resource": content}, "resource"), rows)
 
 
 def _read_span(span: _Object, rows: Rows) -> None:

@@ -1,4 +1,5 @@
-/* Decodes OTLP trace requests in protobuf straight into columns; used by compiled.py with ctypes.
+/* Decodes OTLP trace requests straight into columns; used by compiled.py with ctypes. Protobuf is
+ * decoded here, JSON in wire_json.h, which this file includes.
  *
  * It has no access to Python: a call runs without the interpreter's lock. What it accepts, it
  * decodes as the decoder in Python does. Whatever is unusual, it leaves to that decoder, which is
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 1
+#define VERSION 2
 
 enum { DONE = 0, GIVE_UP = 1, NO_MEMORY = 2 };
 
@@ -76,10 +77,13 @@ static int put_int(Ints *ints, int32_t value)
     return 1;
 }
 
-static int put_long(Longs *longs, int64_t value)
+/* Note a part of the body: its group, start and end. */
+static int put_part(Longs *parts, int64_t group, int64_t start, size_t size)
 {
-    if (!RESERVE(longs, 1)) return 0;
-    longs->data[longs->length++] = value;
+    if (!RESERVE(parts, 3)) return 0;
+    parts->data[parts->length++] = group;
+    parts->data[parts->length++] = start;
+    parts->data[parts->length++] = start + (int64_t)size;
     return 1;
 }
 
@@ -250,6 +254,7 @@ typedef struct {
 typedef struct {
     int64_t max_spans, max_unknown, max_span_bytes;
     int64_t max_attributes, max_attribute_length, max_key_length, max_name_length;
+    int64_t max_json_depth, max_json_values;
 } Limits;
 
 /* A span to be read instead of the one at `start` in the body: none, if `size` is negative. */
@@ -279,8 +284,16 @@ typedef struct {
     int64_t unknown;
     Spans *spans;
     Guess guesses[GUESSES];
-    int error; /* why the request is given up */
+    Bytes scratch; /* a text of JSON without its escapes */
+    int error;     /* why the request is given up */
 } Reader;
+
+/* A span but for its attributes. */
+typedef struct {
+    const u8 *trace, *own, *parent, *name;
+    size_t trace_size, own_size, parent_size, name_size;
+    uint64_t start, end, kind, code;
+} Span;
 
 static const char DIGITS[] = "0123456789abcdef";
 
@@ -608,15 +621,52 @@ static int read_attribute(Reader *reader, size_t row, size_t first_rest, size_t 
     return put_attribute(reader, row, first_rest, guess, (const u8 *)buffer, written);
 }
 
+/* Add a span, whose attributes are there already, to the columns. */
+static int add_span(Reader *reader, int32_t group, const Span *span, int64_t attributes)
+{
+    Spans *spans = reader->spans;
+    int outcome;
+    if (span->trace_size != 16 || all_zero(span->trace, 16)) return ODD;
+    if (span->own_size != 8 || all_zero(span->own, 8)) return ODD;
+    if ((span->parent_size && span->parent_size != 8) || !span->start || span->end < span->start)
+        return ODD;
+    if (span->kind > 5 || span->code > 2) return ODD;
+    if ((int64_t)span->name_size > reader->limits->max_name_length) return ODD;
+    outcome = set_column(reader, &spans->name, spans->times.length,
+                         number_of(&spans->name.dictionary, span->name, span->name_size));
+    if (outcome != PLAIN) return outcome;
+    if (!RESERVE(&spans->trace_ids, 32) || !RESERVE(&spans->span_ids, 16) ||
+        !RESERVE(&spans->parent_ids, 16) || !RESERVE(&spans->has_parent, 1) ||
+        !RESERVE(&spans->kinds, 1) || !RESERVE(&spans->statuses, 1) ||
+        !RESERVE(&spans->group, 1) || !RESERVE(&spans->rest_ends, 1) ||
+        !RESERVE(&spans->times, 1) || !RESERVE(&spans->ends, 1))
+        return failed(reader, NO_MEMORY);
+    put_hex(&spans->trace_ids, span->trace, 16);
+    put_hex(&spans->span_ids, span->own, 8);
+    /* Some senders give a root span a parent of zeros. */
+    if (span->parent_size && !all_zero(span->parent, 8)) {
+        put_hex(&spans->parent_ids, span->parent, 8);
+        spans->has_parent.data[spans->has_parent.length++] = 1;
+    } else {
+        spans->has_parent.data[spans->has_parent.length++] = 0;
+    }
+    spans->kinds.data[spans->kinds.length++] = (u8)span->kind;
+    spans->statuses.data[spans->statuses.length++] = (u8)span->code;
+    spans->group.data[spans->group.length++] = group;
+    spans->rest_ends.data[spans->rest_ends.length++] = (int32_t)spans->rest_keys.length;
+    spans->times.data[spans->times.length++] = (int64_t)(span->start / 1000);
+    spans->ends.data[spans->ends.length++] = (int64_t)(span->end / 1000);
+    spans->attributes += attributes;
+    return PLAIN;
+}
+
 static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
 {
     Spans *spans = reader->spans;
     const Limits *limits = reader->limits;
     Cursor cursor = {data, data + size};
     Field field, status;
-    const u8 *trace = NULL, *own = NULL, *parent = NULL, *name = NULL;
-    size_t trace_size = 0, own_size = 0, parent_size = 0, name_size = 0;
-    uint64_t start = 0, end = 0, kind = 0, code = 0;
+    Span span = {0};
     int64_t attributes = 0;
     size_t row = spans->times.length, first_rest = spans->rest_keys.length;
     int outcome, has_status = 0;
@@ -624,33 +674,33 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
         if (!read_field(&cursor, &field)) return ODD;
         switch (field.number << 3 | field.wire) {
         case 1 << 3 | 2:
-            trace = field.data;
-            trace_size = field.size;
+            span.trace = field.data;
+            span.trace_size = field.size;
             break;
         case 2 << 3 | 2:
-            own = field.data;
-            own_size = field.size;
+            span.own = field.data;
+            span.own_size = field.size;
             break;
         case 3 << 3 | 2: /* trace_state */
             if (!is_utf8(field.data, field.data + field.size)) return ODD;
             break;
         case 4 << 3 | 2:
-            parent = field.data;
-            parent_size = field.size;
+            span.parent = field.data;
+            span.parent_size = field.size;
             break;
         case 5 << 3 | 2:
-            name = field.data;
-            name_size = field.size;
-            if (!is_utf8(name, name + name_size)) return ODD;
+            span.name = field.data;
+            span.name_size = field.size;
+            if (!is_utf8(field.data, field.data + field.size)) return ODD;
             break;
         case 6 << 3 | 0:
-            kind = field.value;
+            span.kind = field.value;
             break;
         case 7 << 3 | 1:
-            start = field.value;
+            span.start = field.value;
             break;
         case 8 << 3 | 1:
-            end = field.value;
+            span.end = field.value;
             break;
         case 9 << 3 | 2:
             if (++attributes > limits->max_attributes) return ODD;
@@ -675,7 +725,7 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
             while (inside.at < inside.end) {
                 if (!read_field(&inside, &status)) return ODD;
                 if (status.number == 3 && status.wire == 0)
-                    code = status.value;
+                    span.code = status.value;
                 else if (status.number != 2 || status.wire != 2 ||
                          !is_utf8(status.data, status.data + status.size))
                     return ODD;
@@ -686,35 +736,7 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
             return ODD;
         }
     }
-    if (trace_size != 16 || all_zero(trace, 16) || own_size != 8 || all_zero(own, 8)) return ODD;
-    if ((parent_size && parent_size != 8) || !start || end < start) return ODD;
-    if (kind > 5 || code > 2 || (int64_t)name_size > limits->max_name_length) return ODD;
-    outcome = set_column(reader, &spans->name, row,
-                         number_of(&spans->name.dictionary, name, name_size));
-    if (outcome != PLAIN) return outcome;
-    if (!RESERVE(&spans->trace_ids, 32) || !RESERVE(&spans->span_ids, 16) ||
-        !RESERVE(&spans->parent_ids, 16) || !RESERVE(&spans->has_parent, 1) ||
-        !RESERVE(&spans->kinds, 1) || !RESERVE(&spans->statuses, 1) ||
-        !RESERVE(&spans->group, 1) || !RESERVE(&spans->rest_ends, 1) ||
-        !RESERVE(&spans->times, 1) || !RESERVE(&spans->ends, 1))
-        return failed(reader, NO_MEMORY);
-    put_hex(&spans->trace_ids, trace, 16);
-    put_hex(&spans->span_ids, own, 8);
-    /* Some senders give a root span a parent of zeros. */
-    if (parent_size && !all_zero(parent, 8)) {
-        put_hex(&spans->parent_ids, parent, 8);
-        spans->has_parent.data[spans->has_parent.length++] = 1;
-    } else {
-        spans->has_parent.data[spans->has_parent.length++] = 0;
-    }
-    spans->kinds.data[spans->kinds.length++] = (u8)kind;
-    spans->statuses.data[spans->statuses.length++] = (u8)code;
-    spans->group.data[spans->group.length++] = group;
-    spans->rest_ends.data[spans->rest_ends.length++] = (int32_t)spans->rest_keys.length;
-    spans->times.data[spans->times.length++] = (int64_t)(start / 1000);
-    spans->ends.data[spans->ends.length++] = (int64_t)(end / 1000);
-    spans->attributes += attributes;
-    return PLAIN;
+    return add_span(reader, group, &span, attributes);
 }
 
 /* Take back what an odd span has put into the columns. */
@@ -728,10 +750,20 @@ static void undo(Spans *spans)
     spans->rest_keys.length = spans->rest_values.length = rest;
 }
 
+/* The replacement of the span at `start`, or NULL. */
+static const Replacement *replacement_of(Reader *reader, const u8 *start)
+{
+    if (reader->replaced < reader->replacement_count &&
+        reader->replacements[reader->replaced].start == start - reader->body)
+        return &reader->replacements[reader->replaced++];
+    return NULL;
+}
+
 static int read_spans(Reader *reader, int32_t group, const u8 *data, size_t size)
 {
     Cursor cursor = {data, data + size};
     Spans *spans = reader->spans;
+    const Replacement *other;
     const u8 *start;
     Field field;
     int outcome;
@@ -743,9 +775,7 @@ static int read_spans(Reader *reader, int32_t group, const u8 *data, size_t size
         }
         if (++spans->spans > reader->limits->max_spans) return GIVE_UP;
         start = field.data;
-        if (reader->replaced < reader->replacement_count &&
-            reader->replacements[reader->replaced].start == start - reader->body) {
-            const Replacement *other = &reader->replacements[reader->replaced++];
+        if ((other = replacement_of(reader, start)) != NULL) {
             if (other->size < 0) continue;
             field.data = other->data;
             field.size = (size_t)other->size;
@@ -756,9 +786,7 @@ static int read_spans(Reader *reader, int32_t group, const u8 *data, size_t size
         if (outcome == FAILED) return reader->error;
         if (outcome == ODD) {
             undo(spans);
-            if (!put_long(&spans->odd, group) || !put_long(&spans->odd, start - reader->body) ||
-                !put_long(&spans->odd, start - reader->body + (int64_t)field.size))
-                return NO_MEMORY;
+            if (!put_part(&spans->odd, group, start - reader->body, field.size)) return NO_MEMORY;
         }
     }
     return DONE;
@@ -782,9 +810,7 @@ static int read_group(Reader *reader, int32_t group, const u8 *data, size_t size
             start = field.data - reader->body;
             resource_bytes += (int64_t)field.size;
             if (resource_bytes > reader->limits->max_span_bytes) return GIVE_UP;
-            if (!put_long(&spans->resources, group) || !put_long(&spans->resources, start) ||
-                !put_long(&spans->resources, start + (int64_t)field.size))
-                return NO_MEMORY;
+            if (!put_part(&spans->resources, group, start, field.size)) return NO_MEMORY;
         } else if ((error = read_spans(reader, group, field.data, field.size)) != DONE) {
             return error;
         }
@@ -810,6 +836,8 @@ static int read_request(Reader *reader, size_t size)
     reader->spans->resource_groups = group;
     return DONE;
 }
+
+#include "wire_json.h"
 
 /* ---- what Python calls ---- */
 
@@ -895,16 +923,20 @@ static Spans *new_spans(const Keys *keys)
     return spans;
 }
 
-/* Decode a body; `*out` is to be freed. DONE, GIVE_UP or NO_MEMORY; without DONE there is none. */
-int batchmill_decode(const Keys *keys, const Limits *limits, const u8 *body, int64_t size,
-                     const Replacement *replacements, int64_t replacement_count, Spans **out)
+/* Decode a body, in protobuf or JSON; `*out` is to be freed. DONE, GIVE_UP or NO_MEMORY; without
+ * DONE there is none. Replacements are in protobuf, whatever the body is. */
+int batchmill_decode(const Keys *keys, const Limits *limits, int is_json, const u8 *body,
+                     int64_t size, const Replacement *replacements, int64_t replacement_count,
+                     Spans **out)
 {
-    Reader reader = {keys, limits, body, replacements, replacement_count, 0, 0, NULL, {{0}}, DONE};
+    Reader reader = {.keys = keys, .limits = limits, .body = body, .replacements = replacements,
+                     .replacement_count = replacement_count, .error = DONE};
     int error;
     *out = NULL;
     reader.spans = new_spans(keys);
     if (!reader.spans) return NO_MEMORY;
-    error = read_request(&reader, (size_t)size);
+    error = is_json ? json_request(&reader, (size_t)size) : read_request(&reader, (size_t)size);
+    free(reader.scratch.data);
     if (error != DONE) {
         batchmill_spans_free(reader.spans);
         return error;
