@@ -90,7 +90,9 @@ def requests(spans: int, in_a_trace: int) -> list[SpanBatch]:
     made = []
     for body in bodies(max(1, spans // IN_A_REQUEST), IN_A_REQUEST):
         data = body.fresh(rng, 1_780_000_000_000_000_000)
-        batch = decode_traces(data, "application/x-protobuf", Limits()).batch.unpacked()
+        batch = decode_traces(
+            data, "application/x-protobuf", Limits(), packed=False
+        ).batch.unpacked()
         ids = batch.columns["trace_id"]
         for at in range(0, len(ids), in_a_trace):
             of_trace = ids[at : at + in_a_trace]

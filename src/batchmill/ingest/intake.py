@@ -291,7 +291,8 @@ class Intake:
     def _submit_traces(self, body: Body, encoding: str, content_type: str) -> _Submitted:
         with _refusing_bad_bodies():
             plain = decompress(body.take(), encoding, self.limits)
-            decoded = decode_traces(plain, content_type, self.limits)
+            packed = self._sink.takes_packed
+            decoded = decode_traces(plain, content_type, self.limits, packed=packed)
         spans = len(decoded.batch)
         self.stats.received(spans, decoded.rejections, decoded.cuts)
         rejected = Rejected(decoded.rejected, decoded.reason)

@@ -325,6 +325,7 @@ class Gauge:
 class GaugedSink(Closing):
     """What the spool and Kafka's sink have in common: a gauge, and being a context manager."""
 
+    takes_packed: bool = False
     _gauge: Gauge
 
     def level(self) -> Level:

@@ -134,6 +134,10 @@ class SinkStats:
 class SpanSink(Protocol):
     """Makes spans durable. Any thread may call it; nothing but ``close`` waits."""
 
+    takes_packed: bool
+    """Whether packed spans are stored as they are. Another sink makes lists of them, which costs
+    more than decoding into lists."""
+
     def submit(self, source: str, batch: SpanBatch | PackedSpans) -> Future[Any]:
         """Accept a batch; the future is done once all of it is durable.
 

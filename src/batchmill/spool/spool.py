@@ -80,6 +80,7 @@ class Spool(GaugedSink, lifecycle.Tracked):
     PosixPath('spool/Span/1763222400000000-9f86d081.parquet')
     """
 
+    takes_packed = True
     fork_order = 3  # after its batchers
 
     def __init__(

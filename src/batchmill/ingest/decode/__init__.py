@@ -38,11 +38,14 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 
-def decode_traces(body: bytes, content_type: str, limits: Limits) -> Decoded:
+def decode_traces(
+    body: bytes, content_type: str, limits: Limits, *, packed: bool = True
+) -> Decoded:
     """Decode the spans of an ExportTraceServiceRequest, in protobuf or in OTLP's JSON.
 
     Invalid spans are left out one by one and counted. Raises `BadRequest` for a body that cannot be
-    decoded, `TooLarge` for one over a limit, and nothing else.
+    decoded, `TooLarge` for one over a limit, and nothing else. Without ``packed`` the spans come as
+    lists, from the decoder in Python.
     """
     if len(body) > limits.max_decompressed_bytes:
         raise too_many_bytes(len(body), limits.max_decompressed_bytes)
@@ -53,9 +56,10 @@ def decode_traces(body: bytes, content_type: str, limits: Limits) -> Decoded:
         form, read = compiled.JSON, read_json
     else:
         raise Unsupported(f"the content type {content_type[:80]!r} is not {PROTOBUF} or {JSON}")
-    decoded = compiled.decode_compiled(body, form, limits)
-    if decoded is not None:
-        return decoded
+    if packed:
+        decoded = compiled.decode_compiled(body, form, limits)
+        if decoded is not None:
+            return decoded
     rows = Rows(limits)
     read(body, rows)
     return rows.decoded(len(body))
