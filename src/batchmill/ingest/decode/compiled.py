@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ MOST_ODD = 0.25
 reference, and is decoded again if the request is refused in the end."""
 
 _MICROS = pa.timestamp("us", tz="UTC")
+_SEEDING = threading.Lock()
 _NO_BYTES = pa.py_buffer(b"")
 _KIND_TEXTS, _STATUS_TEXTS = pa.array(KINDS[1:]), pa.array(STATUSES)
 
@@ -109,7 +111,8 @@ def library() -> ctypes.CDLL | None:
         if LIBRARY.exists():
             log.warning("requests are decoded in Python, slower: %s: %s", LIBRARY, error)
         return None
-    wire.batchmill_seed(*array("Q", os.urandom(16)))
+    with _SEEDING:
+        wire.batchmill_seed(*array("Q", os.urandom(16)))
     return wire
 
 
