@@ -294,8 +294,7 @@ class GrpcConnection(AcceptedConnection):
         """Cancel the calls: nobody waits for them any more."""
         self._closing = True
         self._stop_timer()
-        for task in self._tasks.values():
-            task.cancel()
+        self._cancel(*self._tasks)
         self._server.lost(self)
         self.on_lost()
 
@@ -348,7 +347,7 @@ class GrpcConnection(AcceptedConnection):
                 if call is not None:
                     call.end()
             case StreamReset():
-                self._cancel(event.stream_id)
+                self._reset(event.stream_id)
             case WindowUpdated():
                 self._windows.set()
             case RemoteSettingsChanged():
@@ -372,10 +371,15 @@ class GrpcConnection(AcceptedConnection):
         self._tasks[stream] = task
         task.add_done_callback(lambda _: self._end(stream))
 
-    def _cancel(self, stream: int) -> None:
-        task = self._tasks.get(stream)
-        if task is not None:
-            task.cancel()
+    def _cancel(self, *streams: int) -> None:
+        for stream in streams:
+            task = self._tasks.get(stream)
+            if task is not None:
+                # Not at once: one that has just been made shall begin, so that it is counted.
+                self._loop.call_soon(task.cancel)
+
+    def _reset(self, stream: int) -> None:
+        self._cancel(stream)
         self._resets += 1
         if self._resets > _MAX_RESETS:
             self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -468,8 +472,7 @@ class GrpcConnection(AcceptedConnection):
         self._flush()
         self._closing = True
         self._stop_timer()
-        for task in self._tasks.values():
-            task.cancel()
+        self._cancel(*self._tasks)
         if self._transport.is_closing() or not self._transport.can_write_eof():
             self._transport.close()
             return

@@ -58,8 +58,9 @@ class _Export:
             response = await self._respond(call)
         except Refusal as refusal:
             return self._refuse(refusal)
-        except asyncio.CancelledError:
-            self._stats.answered("grpc", "disconnected")
+        except asyncio.CancelledError:  # by the sender, or by a receiver that has waited enough
+            reason = "draining" if self._intake.draining else "disconnected"
+            self._stats.answered("grpc", reason)
             raise
         except Exception:  # whatever it is, the sender gets a response
             log.exception("a request failed")
