@@ -59,7 +59,7 @@ class _Export:
         except Refusal as refusal:
             return self._refuse(refusal)
         except asyncio.CancelledError:  # by the sender, or by a receiver that has waited enough
-            reason = "draining" if self._intake.draining else "disconnected"
+            reason = "draining" if self._intake.draining else responses.DISCONNECTED
             self._stats.answered("grpc", reason)
             raise
         except Exception:  # whatever it is, the sender gets a response

@@ -56,7 +56,7 @@ class HttpApp:
         try:
             response = await self._respond(request)
         except ClientDisconnect:
-            self._stats.answered("http", "disconnected")
+            self._stats.answered("http", responses.DISCONNECTED)
             return
         except Refusal as refusal:
             response = self._refuse(refusal, content_type)

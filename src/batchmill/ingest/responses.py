@@ -21,6 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from batchmill.http import response_bytes
 from batchmill.ingest.decode import ENCODINGS, JSON, PROTOBUF
 
+DISCONNECTED = "disconnected"
+"""The outcome of a request that its sender gave up: there is nobody to answer."""
 GRPC_ENCODINGS = ("identity", "gzip")
 """The encodings of gRPC messages that are understood."""
 _LONGEST_MESSAGE = 1000

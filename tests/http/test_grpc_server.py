@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.spool import Spool
-from tests.ingest.http2 import TRACES, Http2Client, message
+from tests.http.http2 import TRACES, Http2Client, message
 from tests.kit.ingest import MIB, QUICK, Ingest, ask, ingest, read_all, request, span_id
 from tests.kit.processes import Life
 from tests.kit.threads import PATIENCE_S, until
