@@ -78,7 +78,7 @@ def test_shellcheck_finds_nothing_in_scripts(path: Path) -> None:
 
 def test_the_repositorys_own_scripts_pass_shellcheck() -> None:
     """So are those that the Makefile and CI start."""
-    scripts = [ROOT / "scripts" / "system-packages.sh", ROOT / ".ci" / "run"]
+    scripts = [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"]
     there = [script for script in scripts if script.exists()]
     done = _run_tool(_tool("shellcheck"), *there)
     assert done.returncode == 0, done.stdout

@@ -112,7 +112,10 @@ def test_every_reason_of_the_receiver_is_explained() -> None:
         for name, make in inspect.getmembers(responses, inspect.isfunction)
         if inspect.signature(make).return_annotation == "Refusal" and not name.startswith("_")
     }
-    assert named(COUNTERS, "Refused requests") == refusals | {"CRITICAL_PLUS"}
+    assert named(COUNTERS, "Refused requests") == refusals | {
+        "CRITICAL_PLUS",
+        responses.DISCONNECTED,
+    }
     rejected = texts_in(decode_rows, r'reject\("([^"]+)"') | {
         "end before start",
         "no end time",

@@ -25,7 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from batchmill.http.refusal import ConnectionRefusal, RefusalReason, Refuse
 from batchmill.wording import count_of
 
-_LINGER_S = 2.0
+LINGER_S = 2.0
+"""How long a connection that is closed goes on reading, so that the client sees the response."""
 _HANDSHAKE_S = 10.0
 _GRACE_S = 1.0
 """An application that reads a body stops at ``request_s`` itself, and can still answer then."""
@@ -42,7 +43,14 @@ class ConnectionStats:
     refused: int = 0
 
 
-class Connection(H11Protocol):
+class AcceptedConnection(asyncio.Protocol):
+    """What an `Acceptor` makes of a connection."""
+
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
+    """Called by the connection once it has ended."""
+
+
+class Connection(AcceptedConnection, H11Protocol):
     """One connection; see the module.
 
     The application finds in ``scope["state"]`` when the request began (``request_began``, in the
@@ -56,7 +64,6 @@ class Connection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False
         self.app_state = {"request_began": self.loop.time(), "abort": self._abort}
-        self.on_lost: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; the first request has the same deadline as any other."""
@@ -189,7 +196,7 @@ class _LingeringTransport:
             return
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._owner.loop.call_later(_LINGER_S, self._transport.abort)
+        self._owner.loop.call_later(LINGER_S, self._transport.abort)
 
 
 class Acceptor:
@@ -201,7 +208,7 @@ class Acceptor:
         limit: int,
         tls: ssl.SSLContext | None,
         handshake_s: float,
-        connect: Callable[[], Connection],
+        connect: Callable[[], AcceptedConnection],
         refuse: Refuse,
         stats: ConnectionStats,
     ) -> None:
@@ -254,7 +261,7 @@ class Acceptor:
                 client,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._handshake_s if self._tls else None,
-                ssl_shutdown_timeout=_LINGER_S if self._tls else None,
+                ssl_shutdown_timeout=LINGER_S if self._tls else None,
             )
         except (OSError, asyncio.CancelledError) as error:
             log.debug("a connection ended before it began: %s", error)
@@ -263,7 +270,7 @@ class Acceptor:
             self._refuse(ConnectionRefusal(reason))
             self._lost()
 
-    def _protocol(self) -> Connection:
+    def _protocol(self) -> AcceptedConnection:
         connection = self._connect()
         connection.on_lost = self._lost
         return connection

@@ -8,12 +8,8 @@ import socket
 import ssl
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from batchmill.errors import ConfigError
-
-if TYPE_CHECKING:
-    import grpc
 
 
 def is_loopback(host: str) -> bool:
@@ -82,7 +78,7 @@ class Access:
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """TLS for HTTP; None without a certificate."""
+        """TLS; None without a certificate."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -102,19 +98,6 @@ class Access:
                     "client_ca", str(self.client_ca), f"certificates in PEM ({error})"
                 ) from error
         return context
-
-    def grpc_credentials(self) -> grpc.ServerCredentials | None:
-        """TLS for gRPC; None without a certificate."""
-        import grpc
-
-        if self.tls_cert is None or self.tls_key is None:
-            return None
-        authority = None if self.client_ca is None else self.client_ca.read_bytes()
-        return grpc.ssl_server_credentials(
-            [(self.tls_key.read_bytes(), self.tls_cert.read_bytes())],
-            root_certificates=authority,
-            require_client_auth=authority is not None,
-        )
 
 
 _BACKLOG = 512

@@ -1,33 +1,22 @@
-"""OTLP over gRPC.
-
-``Export`` is served as a call with a stream of messages, which is the same on the wire. So a call
-can be refused before its message is received.
-
-gRPC's own decompression is off, as it has no limit on the result; `decompress` has one.
-"""
+"""OTLP over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
-import grpc
-import grpc.aio
-
-from batchmill.http import host_port, port_error
+from batchmill.http import (
+    BrokenMessageError,
+    ConnectionRefusal,
+    GrpcCall,
+    GrpcResponse,
+    GrpcServer,
+    RefusalReason,
+)
 from batchmill.ingest import responses
 from batchmill.ingest.decode import PROTOBUF
-from batchmill.ingest.intake import (
-    GRPC_MESSAGE_BYTES,
-    LOGS,
-    METRICS,
-    TRACES,
-    Intake,
-    ReceiverSettings,
-    Take,
-)
-from batchmill.ingest.responses import Refusal
+from batchmill.ingest.intake import LOGS, METRICS, TRACES, Intake, ReceiverSettings, Take
+from batchmill.ingest.responses import GRPC_ENCODINGS, Refusal
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -37,99 +26,97 @@ _SIGNALS = {
     "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": METRICS,
     "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export": "profiles",
 }
-_GZIP = b"\x1f\x8b"
-"""How gzip starts. No protobuf message starts like this: 0x1f is not a field."""
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def build_server(intake: Intake, settings: ReceiverSettings) -> tuple[grpc.aio.Server, int]:
-    """Make a server, not yet started, that listens on a port; returns both."""
-    max_message = min(GRPC_MESSAGE_BYTES, intake.limits.max_body_bytes)
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),  # else a second receiver could use the same port
-            ("grpc.max_receive_message_length", max_message),
-            ("grpc.per_message_decompression", 0),
-            ("grpc.compression_enabled_algorithms_bitset", 0b101),  # identity and gzip
-            ("grpc.max_metadata_size", settings.max_header_bytes),
-            ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
-            ("grpc.max_allowed_incoming_connections", settings.max_connections),
-            ("grpc.max_concurrent_streams", 100),
-            ("grpc.server_handshake_timeout_ms", 10_000),
-            ("grpc.max_connection_idle_ms", int(settings.idle_s * 1000)),
-            ("grpc.keepalive_time_ms", 30_000),  # detects senders that have vanished
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-        ]
+def build_server(intake: Intake, settings: ReceiverSettings) -> GrpcServer:
+    """Make a server that does not listen yet."""
+    service = _Export(intake, settings)
+    return GrpcServer(
+        service.respond,
+        settings,
+        settings.grpc_port,
+        service.refuse_connection,
+        port_setting="grpc_port",
+        encodings=GRPC_ENCODINGS,
+        idle_s=settings.idle_s,
+        max_header_bytes=settings.max_header_bytes,
     )
-    server.add_generic_rpc_handlers((_Export(intake, settings),))
-    address = host_port(settings.bind, settings.grpc_port)
-    credentials = settings.access.grpc_credentials()
-    try:
-        if credentials is None:
-            return server, server.add_insecure_port(address)
-        return server, server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise port_error("grpc_port", settings.grpc_port, settings.bind, error) from error
 
 
-class _Export(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handles the ``Export`` call of each signal."""
+class _Export:
+    """Handles the ``Export`` call of each signal; answers every call, and raises nothing."""
 
     def __init__(self, intake: Intake, settings: ReceiverSettings) -> None:
         self._intake = intake
+        self._stats = intake.stats
         self._settings = settings
+        self._takes = {signal: intake.take(signal) for signal in _SIGNALS.values()}
 
-    def service(self, handler_call_details: Any) -> Any:
-        signal = _SIGNALS.get(handler_call_details.method)
+    async def respond(self, call: GrpcCall) -> GrpcResponse:
+        """Take the spans of a call."""
+        try:
+            response = await self._respond(call)
+        except Refusal as refusal:
+            return self._refuse(refusal)
+        except asyncio.CancelledError:  # by the sender, or by a receiver that has waited enough
+            reason = "draining" if self._intake.draining else responses.DISCONNECTED
+            self._stats.answered("grpc", reason)
+            raise
+        except Exception:  # whatever it is, the sender gets a response
+            log.exception("a request failed")
+            return self._refuse(responses.failed())
+        self._stats.answered("grpc", "ok")
+        return GrpcResponse(response)
+
+    async def _respond(self, call: GrpcCall) -> bytes:
+        signal = _SIGNALS.get(call.method)
         if signal is None:
-            return None  # gRPC answers UNIMPLEMENTED
-        handler = self._handler(self._intake.take(signal), signal)
-        return grpc.stream_unary_rpc_method_handler(handler)
-
-    def _handler(self, take: Take | None, signal: str) -> Any:
-        """The handler of a call; without ``take`` it refuses ``signal``."""
-
-        async def export(messages: Any, call: Any) -> bytes:
-            try:
-                self._authenticate(call)
-                if take is None:
-                    raise responses.unsupported_signal(signal)
-                response = await self._export(call, take)
-            except Refusal as refusal:
-                await self._refuse(call, refusal)
-            except Exception:  # whatever it is, the sender gets a response
-                log.exception("a request failed")
-                await self._refuse(call, responses.failed())
-            self._intake.stats.answered("grpc", "ok")
-            return response
-
-        return export
-
-    def _authenticate(self, call: Any) -> None:
-        header = dict(call.invocation_metadata() or ()).get("authorization")
-        if not self._settings.access.allows(header):
+            raise responses.unknown_method(call.method)
+        if not self._settings.access.allows(call.metadata.get("authorization")):
             raise responses.unauthenticated()
+        take = self._takes[signal]
+        if take is None:
+            raise responses.unsupported_signal(signal)
+        encoding = call.metadata.get("grpc-encoding", "identity")
+        if encoding not in GRPC_ENCODINGS:
+            raise responses.wrong_grpc_encoding(encoding)
+        return await self._export(call, take, encoding)
 
-    async def _export(self, call: Any, take: Take) -> bytes:
-        intake = self._intake
-        with intake.admit(call.peer()) as body:
-            with intake.reading_grpc():
-                async with intake.reading(asyncio.get_running_loop().time()):
-                    message = await call.read()
-                if message is grpc.aio.EOF:
-                    raise responses.malformed("the call has no message")
-                body.add(bytes(message))
-            encoding = "gzip" if body.starts_with(_GZIP) else ""
-            rejected = await take(body, encoding, PROTOBUF)
+    async def _export(self, call: GrpcCall, take: Take, encoding: str) -> bytes:
+        limit = self._intake.limits.max_body_bytes
+        with self._intake.admit(call.peer) as body:
+            try:
+                async with self._intake.reading(asyncio.get_running_loop().time()):
+                    head = await call.head()
+                    if head is None:
+                        raise responses.malformed("the call has no message")
+                    if head.bytes > limit:
+                        raise responses.body_too_large(limit)
+                    async for part in call.message():
+                        body.add(part)
+            except BrokenMessageError as error:
+                raise responses.malformed(str(error)) from None
+            if head.compressed and encoding == "identity":
+                raise responses.malformed("the message is compressed, and grpc-encoding is missing")
+            rejected = await take(body, encoding if head.compressed else "", PROTOBUF)
         return responses.success(rejected, PROTOBUF)
 
-    async def _refuse(self, call: Any, refusal: Refusal) -> None:
-        """End the call with an error; raises what gRPC expects of its handler then."""
-        self._intake.stats.answered("grpc", refusal.reason)
-        await call.abort(
-            _CODES[refusal.code],
-            responses.grpc_message(refusal),
-            responses.grpc_trailers(refusal),
+    def refuse_connection(self, refusal: ConnectionRefusal) -> bytes:
+        """Count a connection that is not gRPC, and return the response to one of HTTP/1."""
+        if refusal.reason is not RefusalReason.BAD_HTTP:
+            return b""
+        message = (
+            f"{refusal.message}: this port takes OTLP over gRPC, OTLP over HTTP has another "
+            f"(http_port, {self._settings.http_port} here)"
+        )
+        response = responses.bad_http(refusal.status, message)
+        self._stats.answered("grpc", response.reason)
+        return responses.raw_http(response)
+
+    def _refuse(self, refusal: Refusal) -> GrpcResponse:
+        self._stats.answered("grpc", refusal.reason)
+        return GrpcResponse(
+            status=refusal.code,
+            text=responses.grpc_message(refusal),
+            details=responses.http_body(refusal, PROTOBUF),
         )

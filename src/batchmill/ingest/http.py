@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from batchmill.http import Access, ConnectionRefusal, RefusalReason, response_bytes
+from batchmill.http import Access, ConnectionRefusal, RefusalReason
 from batchmill.ingest import responses
 from batchmill.ingest.decode import JSON
 from batchmill.ingest.intake import LOGS, METRICS, TRACES, Body, Intake, Take
@@ -56,7 +56,7 @@ class HttpApp:
         try:
             response = await self._respond(request)
         except ClientDisconnect:
-            self._stats.answered("http", "disconnected")
+            self._stats.answered("http", responses.DISCONNECTED)
             return
         except Refusal as refusal:
             response = self._refuse(refusal, content_type)
@@ -105,11 +105,11 @@ class HttpApp:
         limit = self._intake.limits.max_body_bytes
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
-            raise _too_large(limit)
+            raise responses.body_too_large(limit)
         async with self._intake.reading(request.scope["state"]["request_began"]):
             async for part in request.stream():
                 if body.bytes + len(part) > limit:
-                    raise _too_large(limit)
+                    raise responses.body_too_large(limit)
                 body.add(part)
 
     async def _healthz(self, request: Request) -> Response:
@@ -130,7 +130,7 @@ class HttpApp:
         """Count a connection whose request does not get here, and return the response to it."""
         match refusal.reason:
             case RefusalReason.TOO_MANY_CONNECTIONS:  # counted as a connection, not as a request
-                return _raw(responses.busy(refusal.message))
+                return responses.raw_http(responses.busy(refusal.message))
             case RefusalReason.TOO_SLOW:
                 response = responses.too_slow(self._intake.settings.request_s)
             case RefusalReason.BAD_HTTP:
@@ -138,7 +138,7 @@ class HttpApp:
             case _:
                 return b""
         self._stats.answered("http", response.reason)
-        return _raw(response)
+        return responses.raw_http(response)
 
     def _refuse(self, refusal: Refusal, content_type: str | None) -> Response:
         self._stats.answered("http", refusal.reason)
@@ -148,13 +148,3 @@ class HttpApp:
             status_code=refusal.status,
             headers=responses.http_headers(refusal, content_type),
         )
-
-
-def _raw(refusal: Refusal) -> bytes:
-    headers = responses.http_headers(refusal, JSON)
-    return response_bytes(refusal.status, responses.http_body(refusal, JSON), headers)
-
-
-def _too_large(limit: int) -> Refusal:
-    message = f"the body has more than {limit} bytes: send fewer spans in a request"
-    return responses.too_large(message, unread=True)

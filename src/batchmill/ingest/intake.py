@@ -48,8 +48,6 @@ TRACES, LOGS, METRICS = "traces", "logs", "metrics"
 DISCARD, REFUSE, FORWARD = "discard", "refuse", "forward"
 METRICS_MODES = (DISCARD, REFUSE)
 LOGS_MODES = (DISCARD, REFUSE, FORWARD)
-GRPC_MESSAGE_BYTES = 4 * 2**20
-"""The largest gRPC message: the default of gRPC servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +153,6 @@ class Intake:
         self._decoders = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
         self._large_decoder = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
         self._reads: set[asyncio.Timeout] = set()
-        self._grpc_reads = 0
         self._discarded: set[str] = set()
         self._senders = Senders()
 
@@ -213,18 +210,6 @@ class Intake:
             if self.draining:
                 raise responses.draining() from None
             raise responses.too_slow(self.settings.request_s) from None
-
-    @contextmanager
-    def reading_grpc(self) -> Iterator[None]:
-        """Reserve memory for a gRPC message, whose size is known only once it has arrived."""
-        if (self._grpc_reads + 1) * GRPC_MESSAGE_BYTES > self.settings.max_bytes:
-            what = f"{count_of(self._grpc_reads, 'gRPC message')} arriving already"
-            raise responses.busy(what)
-        self._grpc_reads += 1
-        try:
-            yield
-        finally:
-            self._grpc_reads -= 1
 
     def drain(self) -> None:
         """Refuse new requests; bodies that are being read have a quarter of ``drain_s`` left."""
@@ -409,10 +394,6 @@ class Body:
         if "gzip" not in encoding:
             return 8 * self.bytes
         return max(self.bytes, int.from_bytes(b"".join(self._parts[-4:])[-4:], "little"))
-
-    def starts_with(self, prefix: bytes) -> bool:
-        """Whether the first part starts with ``prefix``."""
-        return bool(self._parts) and self._parts[0].startswith(prefix)
 
     def release(self) -> None:
         """Free the body; it may be called twice."""

@@ -64,6 +64,7 @@ class Receiver:
         self._started = time.time()
         self._intake = Intake(spool, limits or Limits(), settings, self.stats, self._forwarders)
         app = HttpApp(self._intake, settings.access, self.status)
+        self._grpc = build_server(self._intake, settings)
         self._http = HttpServer(
             app,
             settings,
@@ -84,22 +85,23 @@ class Receiver:
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Take spans until stopped; ``ready`` is called once both ports are open."""
         bind, intake = self.settings.bind, self._intake
-        with contextlib.closing(intake), contextlib.closing(self._http):
-            self._http.listen()
-            grpc_server, grpc_port = build_server(intake, self.settings)
-            self.http_address = host_port(bind, self._http.port)
-            self.grpc_address = host_port(bind, grpc_port)
-            await grpc_server.start()
+        http, grpc = self._http, self._grpc
+        with contextlib.closing(intake), contextlib.closing(http), contextlib.closing(grpc):
+            http.listen()
+            grpc.listen()
+            self.http_address = host_port(bind, http.port)
+            self.grpc_address = host_port(bind, grpc.port)
+            grpc.start()
             reporting = asyncio.create_task(self._report())
             reporting.add_done_callback(lambda _: self.stop())  # a bug there ends the receiver
 
             async def drain() -> None:
                 log.info("draining")
                 intake.drain()
-                await grpc_server.stop(self.settings.drain_s)
+                await grpc.stop(self.settings.drain_s)
 
             try:
-                await self._http.serve(ready, drain)
+                await http.serve(ready, drain)
             finally:
                 reporting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -118,6 +120,7 @@ class Receiver:
             "grpc": self.grpc_address,
             **self.stats.snapshot(),
             "connections": asdict(self._http.connections),
+            "grpc_connections": asdict(self._grpc.connections),
             "requests_under_way": self._intake.requests,
             "bytes_under_way": self._intake.bytes,
             "queue_rows": sink.queue_rows,

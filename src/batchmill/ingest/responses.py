@@ -18,8 +18,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from batchmill.http import response_bytes
 from batchmill.ingest.decode import ENCODINGS, JSON, PROTOBUF
 
+DISCONNECTED = "disconnected"
+"""The outcome of a request that its sender gave up: there is nobody to answer."""
+GRPC_ENCODINGS = ("identity", "gzip")
+"""The encodings of gRPC messages that are understood."""
 _LONGEST_MESSAGE = 1000
 """gRPC sends a message twice in headers that should stay below 8 KiB."""
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
@@ -92,6 +97,12 @@ def too_large(message: str, *, unread: bool = False) -> Refusal:
     return Refusal("too_large", 413, RESOURCE_EXHAUSTED, message, close=unread)
 
 
+def body_too_large(limit: int) -> Refusal:
+    """The body is above the limit as sent; the rest of it is not read."""
+    message = f"the body has more than {limit} bytes: send fewer spans in a request"
+    return too_large(message, unread=True)
+
+
 def too_slow(seconds: float) -> Refusal:
     """The whole request did not arrive in time."""
     message = f"the request did not arrive within {seconds:g} s"
@@ -128,6 +139,12 @@ def unknown_path(path: str) -> Refusal:
     )
 
 
+def unknown_method(method: str) -> Refusal:
+    """The same over gRPC."""
+    message = f"no method {method[:200]!r}: this receiver takes OTLP's Export"
+    return Refusal("unknown_path", 404, UNIMPLEMENTED, message)
+
+
 def wrong_method(method: str, allowed: str) -> Refusal:
     """The path exists, for another method."""
     return Refusal(
@@ -149,6 +166,13 @@ def wrong_encoding(message: str) -> Refusal:
     """The body is compressed in a way that is not supported."""
     headers = (("accept-encoding", ", ".join(ENCODINGS)),)
     return Refusal("wrong_encoding", 415, INVALID_ARGUMENT, message, headers=headers)
+
+
+def wrong_grpc_encoding(encoding: str) -> Refusal:
+    """The same over gRPC, where the accepted ones are in a header of every response."""
+    accepted = ", ".join(GRPC_ENCODINGS)
+    message = f"the encoding {encoding[:40]!r} is not supported over gRPC: send {accepted}"
+    return Refusal("wrong_encoding", 415, UNIMPLEMENTED, message, close=True)
 
 
 def bad_http(status: int, message: str) -> Refusal:
@@ -188,14 +212,15 @@ def http_body(refusal: Refusal, content_type: str) -> bytes:
     return json.dumps(body).encode()
 
 
+def raw_http(refusal: Refusal) -> bytes:
+    """A refusal as the whole of an HTTP response, for a connection that is closed after it."""
+    headers = http_headers(refusal, JSON)
+    return response_bytes(refusal.status, http_body(refusal, JSON), headers)
+
+
 def grpc_message(refusal: Refusal) -> str:
     """The message of a refusal's gRPC status."""
     return _shorten(refusal.message)
-
-
-def grpc_trailers(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:
-    """The trailers of a refusal's gRPC status: a ``google.rpc.Status`` with ``RetryInfo``."""
-    return (("grpc-status-details-bin", http_body(refusal, PROTOBUF)),)
 
 
 def success(rejected: Rejected, content_type: str) -> bytes:

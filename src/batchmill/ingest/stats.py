@@ -190,12 +190,14 @@ def _metrics(status: Mapping[str, Any]) -> Iterator[Metric]:
     for signal, count in sorted(status["discarded_requests"].items()):
         discarded.add_metric([signal], count)
     yield discarded
-    connections = status["connections"]
-    name = f"{_PREFIX}http_connections"
-    yield GaugeMetricFamily(name, "HTTP connections open now.", value=connections["open"])
-    for what in ("accepted", "refused"):
-        text = f"HTTP connections {what}."
-        yield CounterMetricFamily(f"{name}_{what}", text, value=connections[what])
+    for protocol, field in (("HTTP", "connections"), ("gRPC", "grpc_connections")):
+        name = f"{_PREFIX}{protocol.lower()}_connections"
+        text = f"{protocol} connections {{}}."
+        yield GaugeMetricFamily(name, text.format("open now"), value=status[field]["open"])
+        for what in ("accepted", "refused"):
+            yield CounterMetricFamily(
+                f"{name}_{what}", text.format(what), value=status[field][what]
+            )
     yield GaugeMetricFamily(
         f"{_PREFIX}level",
         "Pressure: 0 normal, 1 warning, 2 critical, 3 critical plus.",
