@@ -297,6 +297,14 @@ def test_every_limit_at_its_edge(limit: str, past: int) -> None:
     assert outcomes == {True, False}
 
 
+@pytest.mark.parametrize("group", ["{}", '{"scopeSpans":[{},{}]}', '{"scopeSpans":[{"spans":[]}]}'])
+def test_groups_without_spans(group: str) -> None:
+    """They count towards the limit of groups."""
+    body = f'{{"resourceSpans":[{group},{group}]}}'.encode()
+    for most in range(1, 8):
+        check_equal(body, JSON, Limits(max_spans=most))
+
+
 @pytest.mark.parametrize("depth", [1, 30, 60, 64, 65, 120, 127, 128, 129, 600, 5_000])
 def test_every_depth(depth: int) -> None:
     """In a field that nobody reads, and in a value."""

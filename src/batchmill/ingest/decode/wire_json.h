@@ -216,7 +216,7 @@ static int next_item(Json *json, u8 bracket, int *first)
     if (!*first) {
         if (c != ',' || json->values-- <= 0) return INVALID;
         json->at++;
-        if (peek(json) == bracket) return INVALID;
+        peek(json);
     }
     *first = 0;
     return MORE;
