@@ -128,7 +128,7 @@ LITERALS = [
     *(rf'"{text}"' for text in (r"\ud83d", r"\ude00", r"\ud83d\ud83d\ude00", r"\ude00\ud83d")),
     *(rf'"{text}"' for text in (r"\ud83dx", r"\ud83d\\ude00", r"\\ud83d", r"\uD83D\uDE00\uDE00")),
     *(rf'"{text}"' for text in (r"\x", r"\u12", r"\u12g4", r"\U00e4", "\\", r"\ud83d\u12")),
-    *(r'"\u+123"', "'a'"),
+    *(r'"\ude00\ude00"', r'"\ud83d\u0041"', r'"\ud83d\ud83d"', r'"\u+123"', "'a'"),
     *('"\n"', '"\x00"', '"\x1f"', '"\x7f"', '"\ufeff"', "\ufeff1", '"' + "ä" * 3000 + '"'),
     *('"' + "k" * 257 + '"', '"' + "n" * 1025 + '"', '"' + "v" * 4097 + '"'),
     *("[]", "{}", "[", "{", "]", "}", "", ",", ":", "[1,]", '{"a":1,}', "[,1]", "[1 2]", "[1,,2]"),
@@ -192,6 +192,20 @@ def test_any_literal_at_any_field(place: tuple[str | int, ...]) -> None:
     """Wrong types, numbers of every form, escapes, members twice, and what is not JSON."""
     for literal in LITERALS:
         check_equal(placed(place, literal), JSON, LIMITS)
+
+
+@pytest.mark.parametrize("again", ["null", "[]", "{}", '"a"', "1", None])
+def test_every_member_twice(again: str | None) -> None:
+    """The last one counts; None is the same once more."""
+    for place in PLACES:
+        value: Any = REQUEST
+        for step in place[:-1]:
+            value = value[step]
+        name = place[-1] if place else 0
+        if isinstance(name, str) and name in value:
+            first = json.dumps(value[name])
+            for one, other in ((first, again or first), (again or first, first)):
+                check_equal(placed(place, f'{one},"{name}":{other}'), JSON, LIMITS)
 
 
 @given(st.sampled_from(PLACES), JSONS)
@@ -281,6 +295,14 @@ def test_every_limit_at_its_edge(limit: str, past: int) -> None:
         decoded = decode_compiled(BODY, compiled.JSON, limits)
         outcomes.add(decoded is not None and not decoded.batch.odd_spans)  # type: ignore[union-attr]
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("group", ["{}", '{"scopeSpans":[{},{}]}', '{"scopeSpans":[{"spans":[]}]}'])
+def test_groups_without_spans(group: str) -> None:
+    """They count towards the limit of groups."""
+    body = f'{{"resourceSpans":[{group},{group}]}}'.encode()
+    for most in range(1, 8):
+        check_equal(body, JSON, Limits(max_spans=most))
 
 
 @pytest.mark.parametrize("depth", [1, 30, 60, 64, 65, 120, 127, 128, 129, 600, 5_000])

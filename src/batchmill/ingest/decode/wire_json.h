@@ -216,7 +216,7 @@ static int next_item(Json *json, u8 bracket, int *first)
     if (!*first) {
         if (c != ',' || json->values-- <= 0) return INVALID;
         json->at++;
-        if (peek(json) == bracket) return INVALID;
+        peek(json);
     }
     *first = 0;
     return MORE;
@@ -363,9 +363,8 @@ static size_t write_number(const Token *token, char *out, size_t room)
     char copy[40], *end;
     double value;
     if (token->size >= sizeof copy) return 0;
-    /* To Python a number without a point is an int: it has no -0, and no infinity. */
-    if (token->whole && (token->size > 18 || (token->size == 2 && !memcmp(token->data, "-0", 2))))
-        return 0;
+    /* To Python a number without a point is an int, which has no -0. */
+    if (token->whole && token->size == 2 && !memcmp(token->data, "-0", 2)) return 0;
     memcpy(copy, token->data, token->size);
     copy[token->size] = 0;
     value = strtod(copy, &end);
