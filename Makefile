@@ -18,7 +18,7 @@ INSTALL := $(PIP) install $(QUIET)
 # Packages published as source (pyspark) are built with the versions in build.lock, not with the newest.
 INSTALL_LOCKED := $(INSTALL) --no-build-isolation --require-hashes -r
 CHECKED := $(wildcard src tests benchmarks examples scripts)
-SOURCES := $(shell find src -type f ! -name '*.py[cod]' ! -name '*.so.1')
+SOURCES := $(shell find src -type f ! -name '*.py[cod]' ! -name wire.lib)
 ARGS ?=
 # Two processes run the tests, one file at a time each; `make test WORKERS=` runs one, for a debugger.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder

@@ -28,13 +28,13 @@ class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; called before a wheel or an editable install is built."""
         folder = Path(self.root) / DECODER
-        library = folder / "wire.so.1"
+        library = folder / "wire.lib"
         problem = compile_library(folder / "wire.c", library)
         if problem:
             library.unlink(missing_ok=True)  # one of an older source
             self.app.display_warning(f"no compiled OTLP decoder, only the slower one: {problem}")
             return
-        build_data["artifacts"].append(f"/{DECODER}/wire.so.1")
+        build_data["artifacts"].append(f"/{DECODER}/wire.lib")
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"

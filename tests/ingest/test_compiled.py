@@ -183,7 +183,7 @@ def test_both_forms_in_one_segment(tmp_path: Path) -> None:
 
 def test_a_decoder_that_is_wanted_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for it is told; who does not gets the reference."""
-    monkeypatch.setattr(compiled_decoder, "LIBRARY", Path("/nowhere/wire.so.1"))
+    monkeypatch.setattr(compiled_decoder, "LIBRARY", Path("/nowhere/wire.lib"))
     with decoding_in("compiled"), pytest.raises(OSError, match="BATCHMILL_DECODER is compiled"):
         compiled_decoder.library()
     with decoding_in(""):

@@ -36,7 +36,7 @@ from batchmill.spool import (
 
 log = logging.getLogger("batchmill.ingest")
 
-LIBRARY = Path(__file__).with_name("wire.so.1")
+LIBRARY = Path(__file__).with_name("wire.lib")
 """Built from ``wire.c`` with the package, where there is a C compiler."""
 SETTING = "BATCHMILL_DECODER"
 """Environment variable: ``python`` or ``compiled``; by default what is there."""
