@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from starlette.datastructures import QueryParams
 
-from batchmill.sources import Grain, bucket_end
+from batchmill.sources import Grain, bucket_end, bucket_start
 from batchmill.store import Buckets
 from batchmill.web.responses import BadRequest
 
@@ -175,6 +175,11 @@ def _up(moment_s: int, size_s: int) -> int:
 def bucket(grain: Grain, moment_s: int) -> int:
     """The bucket that contains a time."""
     return grain.bucket(datetime.fromtimestamp(moment_s, UTC))
+
+
+def epoch(of: int) -> int:
+    """The start of a bucket, in seconds since 1970."""
+    return int(bucket_start(of).timestamp())
 
 
 def minute_end_s(minute: int) -> int:
