@@ -174,18 +174,18 @@ def _percentile2(bucket: Bucket) -> Value | None:
     return {f"{{p={rank}}}": floor for rank, floor in zip(RANKS, floors, strict=True)}
 
 
-def _log_floor(value: Number) -> int:
-    """The floor of a bucket that is a 32nd of the power of two below a value, or 1, wide."""
+def log_floor(value: Number) -> int:
+    """The floor of a bucket that is a 64th of the power of two below a value, or 1, wide."""
     whole = max(0, math.trunc(value))
     power = 1
     while power * 2 <= whole:
         power *= 2
-    width = max(1, power // 32)
+    width = max(1, power // 64)
     return whole // width * width
 
 
 def _percentile_log(bucket: Bucket) -> Value | None:
-    values = sorted(map(_log_floor, bucket.measured()))
+    values = sorted(map(log_floor, bucket.measured()))
     if not values:
         return None
     roofs = {rank: (2 * len(values) * rank + 100) // 200 for rank in RANKS}

@@ -23,8 +23,8 @@ SCALE = 10_000
 LABELS = 50
 """How many labels are kept unless a metric says otherwise."""
 
-LOG_BITS = 5
-"""A doubling of the value is 2^5 buckets of :func:`log_bucket`: each is 3 % wide at most."""
+LOG_BITS = 6
+"""A doubling of the value is 2^6 buckets of :func:`log_bucket`: each is less than 2 % wide."""
 
 _LIMB_BITS = 30
 
@@ -217,11 +217,11 @@ def double_limbs(value: float) -> tuple[int, int, int, int]:
 def log_bucket(value: int) -> int:
     """The number of the bucket that a value falls into, of buckets that grow with the value.
 
-    Up to 63 every value has a bucket of its own; from there on, a doubling of the value is 32
+    Up to 127 every value has a bucket of its own; from there on, a doubling of the value is 64
     buckets of equal width. A value below 0 counts as 0.
 
-    >>> log_bucket(63), log_bucket(64), log_bucket(65), log_bucket(66)
-    (63, 64, 64, 65)
+    >>> log_bucket(127), log_bucket(128), log_bucket(129), log_bucket(130)
+    (127, 128, 128, 129)
     """
     value = max(0, value)
     shift = max(0, value.bit_length() - LOG_BITS - 1)
@@ -231,8 +231,8 @@ def log_bucket(value: int) -> int:
 def log_floor(bucket: int) -> int:
     """The least value in a bucket of :func:`log_bucket`.
 
-    >>> log_floor(65), log_floor(log_bucket(1_000_000))
-    (66, 999424)
+    >>> log_floor(129), log_floor(log_bucket(1_000_000))
+    (130, 999424)
     """
     shift = max(0, (bucket >> LOG_BITS) - 1)
     return bucket - (shift << LOG_BITS) << shift

@@ -14,8 +14,9 @@ import batchmill
 from batchmill.run import StatusReader
 from batchmill.store import Snapshot
 from batchmill.web.api import listing, openapi, overview, service, topology
+from batchmill.web.api.listing import epoch
 from batchmill.web.api.measures import MeasureCache
-from batchmill.web.api.parameters import checked, epoch, read_params, read_range
+from batchmill.web.api.parameters import checked, read_params, read_range
 from batchmill.web.query_pool import QueryPool
 from batchmill.web.responses import Unavailable, as_json
 

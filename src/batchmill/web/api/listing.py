@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchmill.sources import Grain, UnknownNameError
+from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
 from batchmill.web.api.measures import RowReader, by_entity
-from batchmill.web.api.parameters import TimeRange, bucket, epoch, whole
+from batchmill.web.api.parameters import TimeRange, bucket, whole
 from batchmill.web.responses import BadRequest, NotFound
 
 ENTITY_PARAMS = ("kind", "name", "layer", "limit", "offset")
@@ -20,6 +20,11 @@ MOST_RECORDS = 1_000
 MOST_COMPARED = 5_000
 """Names that an unknown one is compared with."""
 MOST_POINTS = 1_000_000
+
+
+def epoch(of: int) -> int:
+    """The start of a bucket, in seconds since 1970."""
+    return int(bucket_start(of).timestamp())
 
 
 def metrics(snapshot: Snapshot) -> dict[str, Any]:

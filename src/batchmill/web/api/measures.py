@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
 from batchmill.store import BucketList, Buckets, Cell, Snapshot, StoredMetric
-from batchmill.web.api.parameters import TimeRange, epoch
+from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
 
 MOST_CACHED_ROWS = 131_072
@@ -117,11 +117,12 @@ class MeasureSet:
     ) -> dict[str, StoredMetric]:
         """The metrics that the store has, by measure: the best that cover as much of the range."""
         known = {metric.name: metric for metric in metrics if metric.source == self.source}
-        first_s = time_range.times[0]
+        first_s = time_range.starts[0]
 
         def gaps(metric: StoredMetric) -> tuple[bool, int]:
             since = metric.since_minute
-            return not metric.active, first_s if since is None else max(first_s, epoch(since))
+            begin_s = 0 if since is None else minute_end_s(since)
+            return not metric.active, max(first_s, begin_s)
 
         choices = {
             measure: [known[name] for name in names if name in known]
