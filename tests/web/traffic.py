@@ -136,7 +136,8 @@ class Shop:
                 [cell for state in metric.states for cell in _cells(state, rows)]
                 for rows in places.values()
             ]
-            cells |= dict(zip(columns[metric.name], map(list, zip(*made, strict=True)), strict=True))
+            for place, column in enumerate(columns[metric.name]):
+                cells[column] = [line[place] for line in made]
         return Deltas(
             source, grain, [bucket for bucket, _ in places], [each for _, each in places], cells
         )

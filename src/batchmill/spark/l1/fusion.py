@@ -235,7 +235,7 @@ def _select(number: int, part: Part, view: str, types: Mapping[str, T.DataType],
 
 
 def _value(column: str, plan: SourcePlan, names: Collection[str]) -> str:
-    """A column of a source's rows; microseconds come from milliseconds where rows have no others."""
+    """A column of a source's rows; microseconds where rows have none come from milliseconds."""
     if column not in plan.needed:
         return "NULL"
     given = sql.name(column) if column in names else "NULL"

@@ -84,8 +84,8 @@ version has these in the map as well."""
 def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     """One row for each span of ``SPAN_SCHEMA``, with all columns that are derived from it.
 
-    Beyond the span's own columns: ``latency`` in whole ms and ``latencyMicros``, ``status`` as a boolean, ``instance``,
-    ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer`` and ``peer_layer``,
+    Beyond the span's own columns: ``latency`` in whole ms, ``latencyMicros``, ``status`` as a
+    boolean, ``instance``, ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer`` and ``peer_layer``,
     where a call went as far as the caller knows; ``store`` (the database or cache of a call) with
     ``system``, ``cache_operation`` (null for a database) and ``statement``; ``broker`` with
     ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with the two token

@@ -20,7 +20,14 @@ TAGS = frozenset(("tags", "tag"))
 """Their columns that hold all attributes of the span."""
 _TIMED = ("latency", "latencyMicros", "status")
 _SERVED = (*_TIMED, "httpResponseStatusCode", "rpcStatusCode", "type", "tags", "tag")
-_RELATED = ("latencyMicros", "status", "httpResponseStatusCode", "rpcStatusCode", "type", "detectPoint")
+_RELATED = (
+    "latencyMicros",
+    "status",
+    "httpResponseStatusCode",
+    "rpcStatusCode",
+    "type",
+    "detectPoint",
+)
 _TOKENS = (
     "input_tokens AS inputTokens",
     "output_tokens AS outputTokens",
