@@ -194,7 +194,7 @@ def agree(data: Data, body: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
         mine = ours[name]
         same = (
             mine["cpm"] == round(n / 1440, 3)
-            and mine["avg"] == avg
+            and int(mine["avg"]) == avg
             # Each takes another one of two neighbours where the rank falls between them.
             and abs(mine["p99"] - p99) <= max(3 * PRECISION, p99 // 20)
             and abs(mine["success"] - success) < 2e-4

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.oal import Metric, core_script, load
+from batchmill.oal import LOG_BITS, Metric, core_script, load
 from batchmill.sources import Grain, endpoint_id, instance_id, service_id
 from batchmill.store import Batch, EntityRow, Layout, open_store
 
@@ -134,6 +134,8 @@ class _Columns:
             f"{prefix}_resp_time": (1, 0),
             f"{prefix}_sla": (2, 0),
             f"{prefix}_percentile": (5,),
+            f"{prefix}_percentile_micros": (6,),
+            f"{prefix}_resp_time_micros": (7, 8, 0),
             f"{prefix}_apdex": (3, 4, 0),
         }
         return [
@@ -145,19 +147,28 @@ class _Columns:
 
 
 MEASURES = """
-WITH tally AS (
-    SELECT service, strftime(make_timestamp(time), '{form}')::BIGINT AS bucket,
-        latency // {precision} AS step, count(*) AS n, sum(latency) AS total,
-        count(*) FILTER (ok) AS good,
-        count(*) FILTER (ok AND latency <= {apdex}) AS satisfied,
-        count(*) FILTER (ok AND latency > {apdex} AND latency <= 4 * {apdex}) AS tolerated
-    FROM read_parquet('{path}') GROUP BY ALL)
-SELECT bucket, service, sum(n)::BIGINT, sum(total)::BIGINT, sum(good)::BIGINT,
-    sum(satisfied)::BIGINT, sum(tolerated)::BIGINT,
-    string_agg(CASE WHEN n = 1 THEN step::VARCHAR ELSE step || ':' || n END, ',' ORDER BY step)
-FROM tally GROUP BY ALL ORDER BY bucket, service
+WITH calls AS (
+    SELECT service, strftime(make_timestamp(time), '{form}')::BIGINT AS bucket, latency, ok,
+        latency::BIGINT * 1000 AS micros,
+        greatest(length(bin(latency::BIGINT * 1000)) - {log_bits} - 1, 0) AS shift
+    FROM read_parquet('{path}')),
+steps AS (SELECT bucket, service, latency // {precision} AS step, count(*) AS n
+    FROM calls GROUP BY ALL),
+logs AS (SELECT bucket, service, (shift << {log_bits}) + (micros >> shift) AS step, count(*) AS n
+    FROM calls GROUP BY ALL)
+SELECT * FROM (
+    SELECT bucket, service, count(*), sum(latency)::BIGINT, count(*) FILTER (ok),
+        count(*) FILTER (ok AND latency <= {apdex}),
+        count(*) FILTER (ok AND latency > {apdex} AND latency <= 4 * {apdex})
+    FROM calls GROUP BY ALL)
+JOIN (SELECT bucket, service, {text} FROM steps GROUP BY ALL) USING (bucket, service)
+JOIN (SELECT bucket, service, {text} FROM logs GROUP BY ALL) USING (bucket, service)
+JOIN (SELECT bucket, service, 0, sum(micros)::BIGINT FROM calls GROUP BY ALL)
+    USING (bucket, service)
+ORDER BY bucket, service
 """
-"""Rows of a grain: bucket, service and the measures 0 to 5 that columns hold."""
+"""Rows of a grain: bucket, service and the measures 0 to 8 that columns hold."""
+TEXT = "string_agg(CASE WHEN n = 1 THEN step::VARCHAR ELSE step || ':' || n END, ',' ORDER BY step)"
 _FORMS = {Grain.MINUTE: "%Y%m%d%H%M", Grain.HOUR: "%Y%m%d%H", Grain.DAY: "%Y%m%d"}
 
 
@@ -170,7 +181,12 @@ def _write_rows(
     rows: dict[Grain, list[tuple[Any, ...]]] = {}
     for grain in Grain:
         query = MEASURES.format(
-            form=_FORMS[grain], precision=PRECISION, apdex=APDEX_MS, path=parquet
+            form=_FORMS[grain],
+            precision=PRECISION,
+            log_bits=LOG_BITS,
+            text=TEXT,
+            apdex=APDEX_MS,
+            path=parquet,
         )
         rows[grain] = [
             (bucket, numbered[service], *rest)

@@ -13,14 +13,16 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill import sources
 from batchmill.aggregate import Aggregator, Deltas
+from batchmill.aggregate.columns import log_buckets
 from batchmill.errors import ConfigError
-from batchmill.oal import load
+from batchmill.oal import LogBucketed, Tally, load
 from batchmill.sources import Grain, builtin_catalog
 from tests.aggregate.kit import Kernel, content
 from tests.kit.pipelines import EVERY_FUNCTION, START, every_events, with_column
@@ -398,3 +400,36 @@ def test_columns_that_no_metric_reads_are_ignored() -> None:
     odd = with_column([endpoint()], "tags", [7], pa.int8())
     assert same(aggregator.make(few).deltas, aggregator.make(table).deltas)
     assert same(aggregator.make(odd).deltas, aggregator.make(table).deltas)
+
+
+def test_microseconds_come_from_milliseconds_where_rows_have_none() -> None:
+    """Without the column, without a value in it, and with one that is larger than any time."""
+    calls = builtin_catalog().source("GenAIModelAccess")
+    script = "sum = from(GenAIModelAccess.latencyMicros).sum();"
+    [metric] = load(script)
+    most = (2**63 - 1) // 1000 * 1000
+
+    def total(**columns: list[int | None]) -> Any:
+        rows = len(columns["latency"])
+        table = pa.table({name: pa.array(each, pa.int64()) for name, each in columns.items()})
+        table = table.append_column("time", pa.array([START] * rows, pa.timestamp("us", "UTC")))
+        made = Aggregator(calls, [metric]).make(table)
+        assert not made.invalid
+        upper, lower = (column.tolist() for column in made.deltas.totals.values())
+        return (upper[0] << 32) + lower[0]
+
+    assert total(latency=[3, 4]) == 7000
+    assert total(latency=[3, 4], latencyMicros=[None, 4999]) == 7999
+    assert total(latency=[2**62]) == most
+    assert total(latency=[-(2**62)]) == -most
+
+
+@given(st.lists(st.integers(-5, 2**63 - 1) | st.integers(0, 62).map(lambda n: 2**n - 1)))
+def test_log_buckets_are_those_of_the_language(values: list[int]) -> None:
+    """Also beyond what a float holds exactly."""
+    [metric] = load("p = from(Service.latencyMicros).percentileLog();")
+    [state] = metric.states
+    assert isinstance(state, Tally)
+    assert isinstance(state.key, LogBucketed)
+    buckets = log_buckets(np.array(values, np.int64))
+    assert buckets.tolist() == [state.key.of(value) for value in values]

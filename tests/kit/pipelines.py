@@ -50,6 +50,9 @@ ep_apdex = from(Endpoint.latency).apdex(serviceName, status);
 ep_p1 = from(Endpoint.latency).percentile2(1);
 ep_p10 = from(Endpoint.latency).percentile2(10);
 ep_old = from(Endpoint.latency).percentile(10);
+ep_log = from(Endpoint.latency).percentileLog();
+ep_micros = from(Endpoint.latencyMicros).longAvg();
+ep_micros_log = from(Endpoint.latencyMicros).filter(status == true).percentileLog();
 ep_hist = from(Endpoint.latency).histogram(100, 5);
 ep_codes = from(Endpoint.*).labelCount(rpcStatusCode);
 ep_types = from(Endpoint.*).labelCount(type, 2);
@@ -79,6 +82,7 @@ k8s_http = from(K8SService.protocol.http.latency).filter(protocol.success == tru
 rel = from(ServiceRelation.latency).filter(detectPoint == DetectPoint.SERVER).percentile2(10);
 inst_rel = from(ServiceInstanceRelation.*).cpm();
 ep_rel = from(EndpointRelation.rpcLatency).longAvg();
+ep_rel_micros = from(EndpointRelation.latencyMicros).percentileLog();
 inst = from(ServiceInstance.latency).longAvg();
 gone = from(Endpoint.*).count();
 disable(gone);
@@ -116,8 +120,10 @@ ep_types = from(Endpoint.*).labelCount(type, 2);
 OF_SPANS = """
 cpm = from(Service.*).cpm();
 rel = from(ServiceRelation.latency).percentile2(10);
+rel_micros = from(ServiceRelation.latencyMicros).longAvg();
 server = from(ServiceRelation.*).filter(detectPoint == DetectPoint.SERVER).count();
 ep_rel = from(EndpointRelation.rpcLatency).longAvg();
+ep_rel_micros = from(EndpointRelation.latencyMicros).percentileLog();
 """
 """Metrics of sources that spans become, relations included."""
 
@@ -132,6 +138,8 @@ ep_rate = from(Endpoint.*).rate(status == true, httpResponseStatusCode >= 400);
 ep_apdex = from(Endpoint.latency).apdex(serviceName, status);
 ep_percentile = from(Endpoint.latency).percentile2(1);
 ep_old = from(Endpoint.latency).percentile(10);
+ep_micros = from(Endpoint.latencyMicros).longAvg();
+ep_log = from(Endpoint.latencyMicros).percentileLog();
 ep_histogram = from(Endpoint.latency).histogram(100, 5);
 ep_codes = from(Endpoint.*).labelCount(rpcStatusCode);
 ep_slow = from(Endpoint.latency).labelAvg(rpcStatusCode, latency);
@@ -140,6 +148,7 @@ cpu_max = from(ServiceInstanceJVMCPU.usePercent).maxDouble();
 cpu_min = from(ServiceInstanceJVMCPU.usePercent).minDouble();
 cpu_sum = from(ServiceInstanceJVMCPU.usePercent).sum();
 gc_time = from(ServiceInstanceJVMGC.time).filter(phase == GCPhase.NEW).sum();
+relation_log = from(ServiceRelation.latencyMicros).percentileLog();
 relation = from(ServiceRelation.latency).filter(detectPoint == DetectPoint.CLIENT).longAvg();
 relation_from = from(ServiceRelation.*).filter(detectPoint == DetectPoint.SERVER).count();
 database = from(DatabaseAccess.latency).longAvg();

@@ -23,6 +23,7 @@ from batchmill.oal import (
     Extreme,
     Label,
     LabelSum,
+    LogBucketed,
     MapKey,
     Metric,
     Path,
@@ -30,6 +31,7 @@ from batchmill.oal import (
     Sum,
     Tally,
 )
+from batchmill.oal.values import log_floor
 
 Row: TypeAlias = dict[str, Any]
 
@@ -396,3 +398,15 @@ def test_bucket_numbers() -> None:
     assert path is not None
     assert [Bucketed(path, 10).of(value) for value in (-11, -9, 9, 10)] == [-1, 0, 0, 1]
     assert [Clamped(path, 10, 2).of(value) for value in (-11, 9, 10, 29, 999)] == [0, 0, 1, 2, 2]
+
+
+@given(st.integers(-5, 2**63 - 1))
+def test_log_buckets_grow_with_the_value(value: int) -> None:
+    """In order; a bucket's floor is in it, and less than 2 % below any of its values."""
+    path = metric("from(Service.latency).sum()").value
+    assert path is not None
+    bucket = LogBucketed(path).of(value)
+    floor = log_floor(bucket)
+    assert LogBucketed(path).of(floor) == bucket
+    assert 0 <= max(0, value) - floor <= floor // 64
+    assert LogBucketed(path).of(value + 1) in (bucket, bucket + 1)

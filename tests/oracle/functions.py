@@ -174,6 +174,24 @@ def _percentile2(bucket: Bucket) -> Value | None:
     return {f"{{p={rank}}}": floor for rank, floor in zip(RANKS, floors, strict=True)}
 
 
+def log_floor(value: Number) -> int:
+    """The floor of a bucket that is a 64th of the power of two below a value, or 1, wide."""
+    whole = max(0, math.trunc(value))
+    power = 1
+    while power * 2 <= whole:
+        power *= 2
+    width = max(1, power // 64)
+    return whole // width * width
+
+
+def _percentile_log(bucket: Bucket) -> Value | None:
+    values = sorted(map(log_floor, bucket.measured()))
+    if not values:
+        return None
+    roofs = {rank: (2 * len(values) * rank + 100) // 200 for rank in RANKS}
+    return {f"{{p={rank}}}": values[roof - 1] for rank, roof in roofs.items()}
+
+
 def _histogram(bucket: Bucket) -> Value | None:
     step, steps = bucket.number(0), bucket.number(1)
     values = bucket.measured()
@@ -230,6 +248,7 @@ _FUNCTIONS: dict[str, Callable[[Bucket], Value | None]] = {
     "apdex": _apdex,
     "percentile": _percentile,
     "percentile2": _percentile2,
+    "percentileLog": _percentile_log,
     "histogram": _histogram,
     "labelCount": _label_count,
     "labelAvg": _label_avg,

@@ -24,12 +24,21 @@ def value_at(row: Row, field: Field) -> Any:
     value: Any = row
     for depth, step in enumerate(field.path):
         name = column_of(step.name) if depth == 0 else step.name
-        value = value.get(name)
+        value = _micros(row) if name == "latencyMicros" else value.get(name)
         if step.key is not None and value is not None:
             value = value.get(step.key)
         if value is None:
             return None
     return _cast(value, field.cast)
+
+
+def _micros(row: Row) -> int | None:
+    """The latency in microseconds, from milliseconds where the row has none of its own."""
+    micros: int | None = row.get("latencyMicros")
+    if micros is not None:
+        return micros
+    ms = row.get("latency", row.get("rpcLatency"))
+    return None if ms is None else ms * 1000
 
 
 def holds(row: Row, condition: Condition) -> bool:

@@ -90,6 +90,21 @@ def latency_ms(span: Row) -> int:
     return max(0, elapsed // timedelta(milliseconds=1))
 
 
+def latency_micros(span: Row) -> int:
+    """Microseconds from start to end."""
+    elapsed: timedelta = span["end_time"] - span["time"]
+    return max(0, elapsed // timedelta(microseconds=1))
+
+
+def timed(span: Row) -> Row:
+    """The two latencies of a span, and whether it did not fail."""
+    return {
+        "latency": latency_ms(span),
+        "latencyMicros": latency_micros(span),
+        "status": is_ok(span),
+    }
+
+
 def is_ok(span: Row) -> bool:
     """Whether the span did not fail: a status that is not set is no failure."""
     return bool(span["status"] != "ERROR")
@@ -228,8 +243,7 @@ def _complete(source: str, span: Row, row: Row) -> Row:
 def _outcome(span: Row) -> Row:
     attributes = attributes_of(span)
     return {
-        "latency": latency_ms(span),
-        "status": is_ok(span),
+        **timed(span),
         "httpResponseStatusCode": http_status(attributes),
         "rpcStatusCode": attributes.get("rpc.grpc.status_code"),
         "type": type_of(attributes),
@@ -345,17 +359,17 @@ def _virtual_rows(span: Row) -> _Rows:
     """What the span says of the database, cache, queue or model that it used."""
     attributes, kind = attributes_of(span), span["kind"]
     rows: _Rows = []
-    timed = {"latency": latency_ms(span), "status": is_ok(span)}
+    outcome = timed(span)
     if kind == "CLIENT" and database_system(attributes) is not None:
         name = {"name": database_name(attributes)}
         if is_cache(attributes):
-            rows.append(("CacheAccess", {**name, **timed, "operation": cache_operation(span)}))
+            rows.append(("CacheAccess", {**name, **outcome, "operation": cache_operation(span)}))
         else:
-            rows.append(("DatabaseAccess", {**name, **timed}))
+            rows.append(("DatabaseAccess", {**name, **outcome}))
     if kind in (*EXIT_KINDS, "CONSUMER") and has_any(attributes, "messaging.system"):
         rows += _messaging_rows(span)
     if kind == "CLIENT" and has_any(attributes, *GEN_AI_KEYS):
-        rows += _gen_ai_rows(attributes, timed)
+        rows += _gen_ai_rows(attributes, outcome)
     return rows
 
 
@@ -374,14 +388,14 @@ def _messaging_rows(span: Row) -> _Rows:
     ]
 
 
-def _gen_ai_rows(attributes: dict[str, str], timed: Row) -> _Rows:
+def _gen_ai_rows(attributes: dict[str, str], outcome: Row) -> _Rows:
     provider = first(attributes, "gen_ai.provider.name", "gen_ai.system") or "unknown"
     model = first(attributes, "gen_ai.response.model", "gen_ai.request.model") or "unknown"
     used = {
         "inputTokens": parse_integer(attributes.get("gen_ai.usage.input_tokens")) or 0,
         "outputTokens": parse_integer(attributes.get("gen_ai.usage.output_tokens")) or 0,
         "totalEstimatedCost": 0,
-        **timed,
+        **outcome,
     }
     return [
         ("GenAIProviderAccess", {"name": provider, **used}),

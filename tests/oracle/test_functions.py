@@ -89,6 +89,19 @@ def test_percentile_roofs_round_half_up() -> None:
     }
 
 
+def test_log_percentiles_are_floors_of_a_64th_of_a_power_of_two() -> None:
+    """Exact up to 127; 700,000 lies between 85 and 86 times 8,192; below 0 is 0."""
+    for value, floor in ((-5, 0), (127, 127), (129, 128), (700_000, 85 * 8192)):
+        found = value_of("from(Service.latency).percentileLog()", services("latency", [value]))
+        assert found == dict.fromkeys(("{p=50}", "{p=75}", "{p=90}", "{p=95}", "{p=99}"), floor)
+
+
+def test_a_row_without_microseconds_has_those_of_its_milliseconds() -> None:
+    """So a metric over them counts every row."""
+    rows = [service(latency=3), service(latency=0, latencyMicros=500)]
+    assert value_of("from(Service.latencyMicros).longAvg()", rows) == 1750
+
+
 def test_percentile_of_one_value() -> None:
     """The roof of 0.5 is 1, and so one value is every percentile; below the precision it is 0."""
     rows = services("latency", [9])

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,8 @@ pytestmark = [
 ]
 
 SHOWN = re.compile(
-    r"(service|endpoint)_(instance_|relation_(server|client)_)?(cpm|resp_time|.*sla|"
-    r"percentile|apdex)\b.*;"
+    r"(service|endpoint)_(instance_|relation_(server|client)_)?(cpm|.*sla|apdex|"
+    r"(resp_time|percentile)_micros)\b.*;"
 )
 """The metrics that the pages show: a driver that was just started takes long for all of them."""
 
@@ -122,7 +123,7 @@ def expected_overview(store: Store, day: int) -> dict[str, list[str]]:
     """What the overview is to say of a day's services, but for calls per minute."""
     average, p99, success, apdex = (
         of_day(store, f"service_{suffix}", day)
-        for suffix in ("resp_time", "percentile", "sla", "apdex")
+        for suffix in ("resp_time_micros", "percentile_micros", "sla", "apdex")
     )
     return {
         figure.name: [
@@ -135,9 +136,17 @@ def expected_overview(store: Store, day: int) -> dict[str, list[str]]:
     }
 
 
-def shown_ms(n: Any) -> str:
-    """As the pages write milliseconds."""
-    return f"{n:.0f} ms" if n < 1000 else f"{n / 1000:.2f} s"
+def shown_ms(micros: int) -> str:
+    """As the pages write microseconds."""
+    n = Decimal(micros) / 1000
+    if n >= 1000:
+        return f"{_rounded(n / 1000, 2)} s"
+    decimals = 0 if n >= Decimal("9.95") or micros % 1000 == 0 else 1
+    return f"{_rounded(n, 2 if n < Decimal('0.995') else decimals)} ms"
+
+
+def _rounded(n: Decimal, decimals: int) -> Decimal:
+    return n.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
 
 
 def fact(page: Page, stage: str, name: str) -> str:
@@ -205,13 +214,13 @@ def _compare(seen: Watched, store: Store, day: int, range_: str) -> None:
     )
     keep_shot(page, "whole-overview")
     calls = of_day(store, "service_cpm", day)
-    busiest = max(of_day(store, "service_resp_time", day), key=lambda id_: calls[id_].value)
+    busiest = max(of_day(store, "service_resp_time_micros", day), key=lambda id_: calls[id_].value)
     page = seen.open(f"#/service/{busiest}?{range_}")
     name = calls[busiest].name
     page.get_by_role("heading", name=name, level=1).wait_for()
     expected = {
         figure.name: shown_ms(figure.value)
-        for id_, figure in of_day(store, "endpoint_resp_time", day).items()
+        for id_, figure in of_day(store, "endpoint_resp_time_micros", day).items()
         if id_.startswith(f"{busiest}_")
     }
     expect_value(page, lambda: {row[0]: row[2] for row in table_rows(page, "Endpoints")}, expected)

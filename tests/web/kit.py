@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
-from batchmill.oal import core_script, load
+from batchmill.oal import LogBucketed, Tally, core_script, load
 from batchmill.run import Home, RunStatus, StatusReader
 from batchmill.sources import Grain, endpoint_id, instance_id, service_id
 from batchmill.store import (
@@ -32,6 +34,7 @@ from batchmill.store import (
 )
 from batchmill.web import WebServer, WebSettings
 from tests.kit.threads import WAIT_S
+from tests.oracle.functions import log_floor
 
 START_S = 1_709_208_000
 """2024-02-29T12:00:00Z."""
@@ -54,6 +57,13 @@ class Call:
     database: bool = False
 
     @property
+    def micros(self) -> int:
+        """The latency in microseconds, mostly not whole milliseconds; 0 ms are from 120 to 900."""
+        if self.latency == 0:
+            return 120 + self.at_s // 60 % 781
+        return self.latency * 1000 + self.at_s // 60 % 1000
+
+    @property
     def id(self) -> str:
         return service_id(self.service, not self.database)
 
@@ -63,17 +73,16 @@ def bucket_of(grain: Grain, at_s: int) -> int:
     return grain.bucket(datetime.fromtimestamp(at_s, UTC))
 
 
-def percentile(latencies: Sequence[int], rank: int) -> int:
-    """The floor of the step of 10 that a rank falls into, counted the plain way."""
-    steps = sorted(latency // 10 for latency in latencies)
-    return steps[(len(steps) * rank + 50) // 100 - 1] * 10
+def percentile(calls: Sequence[Call], rank: int) -> float:
+    """The milliseconds at a rank, to the bucket, counted the plain way."""
+    floors = sorted(log_floor(call.micros) for call in calls)
+    return floors[(len(floors) * rank + 50) // 100 - 1] / 1000
 
 
 def figures(calls: Sequence[Call], minutes: float | None = None) -> dict[str, Any]:
     """What a service's figures must be over some calls; cpm by so many minutes."""
     if not calls:
         return dict.fromkeys(("cpm", "avg", "p99", "success", "apdex"))
-    latencies = [call.latency for call in calls]
     good = [call for call in calls if call.ok]
     satisfied = sum(call.latency <= APDEX_MS for call in good)
     tolerated = sum(APDEX_MS < call.latency <= 4 * APDEX_MS for call in good)
@@ -81,8 +90,8 @@ def figures(calls: Sequence[Call], minutes: float | None = None) -> dict[str, An
     count = len(calls)
     return {
         "cpm": None if minutes is None else round(count / minutes, 3),
-        "avg": sum(latencies) // count,
-        "p99": percentile(latencies, 99),
+        "avg": sum(call.micros for call in calls) // count / 1000,
+        "p99": percentile(calls, 99),
         "success": len(good) * 10_000 // count / 10_000,
         "apdex": score // count / 10_000,
     }
@@ -95,10 +104,12 @@ class CallWriter:
     store: Store
     stream: str = "live"
     number: int = 0
+    script: str | None = None
     _columns: Mapping[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._columns = self.store.register(load(core_script()), stream=self.stream).columns
+        metrics = load(self.script or core_script())
+        self._columns = self.store.register(metrics, stream=self.stream).columns
         claim = self.store.claim(self.stream, "checkpoint", fresh=True, committed=None)
         self._epoch = claim.epoch
 
@@ -145,12 +156,23 @@ class CallWriter:
         return made
 
 
+@functools.cache
+def log_buckets() -> LogBucketed:
+    """The buckets of the percentiles in microseconds."""
+    [state] = load(core_script())["service_percentile_micros"].states
+    assert isinstance(state, Tally)
+    assert isinstance(state.key, LogBucketed)
+    return state.key
+
+
 def _cells(prefix: str, calls: Sequence[Call]) -> dict[str, tuple[Any, ...]]:
     count, total = len(calls), sum(call.latency for call in calls)
     good = [call for call in calls if call.ok]
     tally: dict[int, int] = {}
     for call in calls:
         tally[call.latency // 10] = tally.get(call.latency // 10, 0) + 1
+    logs = [log_buckets().of(call.micros) for call in calls]
+    micros = sum(call.micros for call in calls)
     satisfied = sum(call.latency <= APDEX_MS for call in good)
     tolerated = sum(APDEX_MS < call.latency <= 4 * APDEX_MS for call in good)
     sla = "call_sla" if "relation" in prefix else "sla"
@@ -159,6 +181,8 @@ def _cells(prefix: str, calls: Sequence[Call]) -> dict[str, tuple[Any, ...]]:
         f"{prefix}_resp_time": (total, count),
         f"{prefix}_{sla}": (len(good), count),
         f"{prefix}_percentile": (encode_numbers(tally),),
+        f"{prefix}_resp_time_micros": (0, micros, count),
+        f"{prefix}_percentile_micros": (encode_numbers(Counter(logs)),),
         f"{prefix}_apdex": (satisfied, tolerated, count),
     }
 

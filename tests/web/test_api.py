@@ -24,6 +24,7 @@ from tests.web.kit import (
     percentile,
     serving,
 )
+from tests.web.traffic import WITHOUT_MICROS
 
 HOUR_S = 3600
 NEWEST_S = START_S + 30 * HOUR_S
@@ -149,8 +150,8 @@ def test_each_bucket_has_the_metrics_own_values(
     with open_store(calls_store) as store:
         for figure, metric in (
             ("cpm", "service_cpm"),
-            ("avg", "service_resp_time"),
-            ("p99", "service_percentile"),
+            ("avg", "service_resp_time_micros"),
+            ("p99", "service_percentile_micros"),
             ("success", "service_sla"),
             ("apdex", "service_apdex"),
         ):
@@ -164,6 +165,8 @@ def test_each_bucket_has_the_metrics_own_values(
                 shown = [mine.get(bucket_of(Grain(grain), time)) for time in found["times"]]
                 if figure == "p99":
                     shown = [value and value["{p=99}"] for value in shown]
+                if figure in ("avg", "p99"):
+                    shown = [None if value is None else value / 1000 for value in shown]
                 if figure in ("success", "apdex"):
                     shown = [None if value is None else value / 10_000 for value in shown]
                 assert service["series"][figure] == shown, (figure, service["name"])
@@ -221,8 +224,46 @@ def test_a_services_percentiles_over_time(client: Client) -> None:
     for rank, values in found["series"]["percentiles"].items():
         for start_s, value in zip(found["times"], values, strict=True):
             calls = _of("shop", start_s, start_s + HOUR_S)
-            latencies = [call.latency for call in calls]
-            assert value == (percentile(latencies, int(rank[1:])) if latencies else None)
+            assert value == (percentile(calls, int(rank[1:])) if calls else None)
+
+
+def test_a_fast_service_has_fractions_of_a_millisecond(tmp_path: Path) -> None:
+    """Averages and percentiles of calls, relations and parts that take 120 to 900 µs."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    calls = [Call("fast", START_S + 60 * minute, 0, caller="gate") for minute in range(60)]
+    with open_store(url) as store:
+        CallWriter(store).write(calls)
+    end_s = START_S + HOUR_S
+    with serving(url) as client:
+        found = client.get("/api/v1/services/fast", from_=START_S, to=end_s)
+        edges = client.get("/api/v1/topology", from_=START_S, to=end_s)["edges"]
+    expected = figures(calls, 60)
+    assert 0.12 <= expected["avg"] <= expected["p99"] <= 0.9
+    assert found["range"] == expected
+    for part in (found["endpoints"][0], found["instances"][0], edges[0]):
+        assert (part["avg"], part["p99"]) == (expected["avg"], expected["p99"])
+    assert found["callers"][0]["avg"] == expected["avg"]
+    assert all(0.1 < value < 1 for value in found["series"]["percentiles"]["p50"])
+
+
+def test_milliseconds_are_shown_as_long_as_there_are_no_microseconds(tmp_path: Path) -> None:
+    """A store that an older version began: the metrics that cover more of the range are read."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    old, new = ([Call("fast", START_S + 60 * minute, 0)] for minute in (0, 5))
+
+    def shown(client: Client, first: int, last: int) -> tuple[Any, Any]:
+        asked = {"from_": START_S + 60 * first, "to": START_S + 60 * last, "grain": "minute"}
+        [service] = client.get("/api/v1/services", **asked)["services"]
+        return service["range"]["avg"], service["range"]["p99"]
+
+    with open_store(url) as store, serving(url) as client:
+        CallWriter(store, script=WITHOUT_MICROS).write(old)
+        assert shown(client, 0, 5) == (0, 0)
+        CallWriter(store, stream="later").write(new)
+        exact = figures(new)
+        assert shown(client, 5, 9) == (exact["avg"], exact["p99"])
+        assert shown(client, 0, 5) == (0, 0)
+        assert shown(client, 0, 9) == (0, 0)
 
 
 def test_a_service_is_found_by_id_whatever_is_in_it(client: Client) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from batchmill.files import write_json
 from batchmill.run import Home
+from batchmill.store import open_store
 from tests.kit.servers.browser import (
     PHONE,
     Watched,
@@ -26,7 +27,7 @@ from tests.kit.servers.browser import (
     watched_page,
 )
 from tests.web.pages_kit import BEGIN, OWN, SLOWEST, Served, filled_store, serving
-from tests.web.traffic import Call
+from tests.web.traffic import CORE, WITHOUT_MICROS, Call, Shop
 
 pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
@@ -92,7 +93,7 @@ def test_the_overview_shows_the_numbers_of_the_store(seen: Watched) -> None:
     page = seen.open(PAGES["services"])
     expected = {
         "shop": ["10", "30 ms", "40 ms", "99.00 %", "0.99"],
-        "cart": ["5.0", "700 ms", "700 ms", "100.00 %", "0.50"],
+        "cart": ["5.0", "700 ms", "696 ms", "100.00 %", "0.50"],
     }
     expect_table(page, "Services", expected)
     lines = page.locator("table.services .spark .line")
@@ -100,6 +101,33 @@ def test_the_overview_shows_the_numbers_of_the_store(seen: Watched) -> None:
     for number in range(2):
         expect(lines.nth(number)).to_have_attribute("d", re.compile("^[^L]*(L[^L]*){59}$"))
     keep_shot(page, "overview")
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        pytest.param(CORE, ["0.51 ms", "0.90 ms"], id="microseconds"),
+        pytest.param(WITHOUT_MICROS, ["< 1 ms", "< 10 ms"], id="milliseconds only"),
+    ],
+)
+def test_a_fast_service_is_not_shown_as_0_ms(
+    browser: Browser, tmp_path: Path, script: str, shown: list[str]
+) -> None:
+    """Calls of 120 to 900 µs; a store without the metrics in µs says what it knows."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        shop = Shop(store, script=script)
+        shop.commit([Call("fast", ms, BEGIN) for ms in (0.12, 0.9)])
+    with (
+        serving(tmp_path, f"--store={url}") as (address, _),
+        watched_page(browser, address) as seen,
+    ):
+        page = seen.open(PAGES["services"])
+        expect_table(page, "Services", {"fast": ["2.0", *shown, "100.00 %", "1.00"]})
+        page = seen.open(f"#/service/fast?{OWN}")
+        tiles = page.locator("dl.tiles dd")
+        expect(tiles.nth(1)).to_have_text(shown[0])
+        expect(tiles.nth(2)).to_have_text(shown[1])
 
 
 def test_services_are_sorted_by_a_button_in_each_header(seen: Watched) -> None:
@@ -172,7 +200,7 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     page = seen.open(PAGES["services"])
     page.get_by_role("link", name="cart", exact=True).click()
     page.get_by_role("heading", name="cart", level=1).wait_for()
-    figures = ["5.0", "700 ms", "700 ms", "100.00 %"]
+    figures = ["5.0", "700 ms", "696 ms", "100.00 %"]
     expect_table(page, "Endpoints", {"POST /cart": figures})
     expect_table(page, "Instances", {"cart-1": figures})
     expect_table(page, "Called by", {"shop": ["5.0", "700 ms", "100.00 %"]})
@@ -186,7 +214,7 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     page.get_by_text("Values as a table").click()
     values = page.get_by_role("table", name="Values over time").locator("tbody tr")
     expect(values).to_have_count(60)
-    expected = ["5.0", *["700 ms"] * 6, "100.00 %", "0.50"]
+    expected = ["5.0", "700 ms", *["696 ms"] * 5, "100.00 %", "0.50"]
     expect(values.first.locator("td")).to_have_text(expected, use_inner_text=True)
     keep_shot(page, "service")
 
@@ -195,8 +223,8 @@ def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
     """Each service a box that leads to its page, each relation a line; the same as a table."""
     page = seen.open(PAGES["topology"])
     expected = [
-        ["shop", "cart", "5.0", "700 ms", "700 ms", "100.00 %"],
-        ["cart", "orders-db", "2.0", "5 ms", "0 ms", "100.00 %"],
+        ["shop", "cart", "5.0", "700 ms", "696 ms", "100.00 %"],
+        ["cart", "orders-db", "2.0", "5 ms", "5.0 ms", "100.00 %"],
     ]
     expect_value(page, lambda: table_rows(page, "Calls between services"), expected)
     left_to_right = """nodes => nodes

@@ -15,6 +15,7 @@ from batchmill.oal import (
     ApdexCount,
     Bucketed,
     Count,
+    LogBucketed,
     MetricSet,
     State,
     Sum,
@@ -41,6 +42,9 @@ from batchmill.store import (
 
 OF_DATABASES, OF_SERVICES = "top_n_database_statement", "top_n_service_database_statement"
 APDEX_MS = 500
+CORE = core_script().read_text("utf-8")
+WITHOUT_MICROS = "\n".join(line for line in CORE.splitlines() if "Micros" not in line)
+"""The core metrics of a version that had none in microseconds."""
 SOURCES = ("Service", "ServiceInstance", "Endpoint", "ServiceRelation")
 
 
@@ -49,7 +53,8 @@ class Call:
     """A call as its service sees it; with a caller, the caller sees the same."""
 
     service: str
-    latency: int
+    latency: float
+    """In milliseconds."""
     at: int
     """Seconds since 1970."""
     ok: bool = True
@@ -78,11 +83,11 @@ class Statement:
 class Shop:
     """Writes calls into a store, commit by commit, as a pipeline does."""
 
-    def __init__(self, store: Store, stream: str = "live") -> None:
+    def __init__(self, store: Store, stream: str = "live", script: str | None = None) -> None:
         self._store = store
         self._stream = stream
         self._number = 0
-        self._metrics: MetricSet = load(core_script())
+        self._metrics: MetricSet = load(core_script() if script is None else script)
         claim = store.claim(stream, "checkpoint-1", fresh=True, committed=None)
         self._epoch = claim.epoch
         self._layout = store.register(self._metrics, retire=True, stream=stream)
@@ -127,9 +132,12 @@ class Shop:
             if "_mq_" in metric.name:  # nobody sends messages here
                 cells |= {column: [None] * len(places) for column in columns[metric.name]}
                 continue
-            for column, state in zip(columns[metric.name], metric.states, strict=True):
-                if column not in cells:
-                    cells[column] = [_cell(state, rows) for rows in places.values()]
+            made = [
+                [cell for state in metric.states for cell in _cells(state, rows)]
+                for rows in places.values()
+            ]
+            for place, column in enumerate(columns[metric.name]):
+                cells[column] = [line[place] for line in made]
         return Deltas(
             source, grain, [bucket for bucket, _ in places], [each for _, each in places], cells
         )
@@ -153,7 +161,8 @@ class _Entities:
 
 def _rows(source: str, call: Call) -> Iterable[tuple[EntityRow, dict[str, Any]]]:
     layers = frozenset({call.layer})
-    row = {"name": call.service, "latency": call.latency, "status": call.ok, "type": "HTTP"}
+    row = {"name": call.service, "status": call.ok, "type": "HTTP"}
+    row |= {"latency": int(call.latency), "latencyMicros": round(call.latency * 1000)}
     observed = not call.layer.startswith("VIRTUAL_")
     roles = {"service": call.service}
     if source == "Service" and observed:
@@ -174,6 +183,13 @@ def _rows(source: str, call: Call) -> Iterable[tuple[EntityRow, dict[str, Any]]]
             yield entity, {**row, "detectPoint": side}
 
 
+def _cells(state: State, rows: Sequence[dict[str, Any]]) -> list[Any]:
+    cell = _cell(state, rows)
+    if isinstance(state, Sum) and state.value.type.kind == "long":  # the upper half, and the lower
+        return [None, None] if cell is None else [cell >> 32, cell & 0xFFFFFFFF]
+    return [cell]
+
+
 def _cell(state: State, rows: Sequence[dict[str, Any]]) -> Any:
     chosen = [row for row in rows if _holds(state, row)]
     if isinstance(state, Count):
@@ -181,10 +197,10 @@ def _cell(state: State, rows: Sequence[dict[str, Any]]) -> Any:
     if isinstance(state, ApdexCount):
         return sum(row["status"] and state.of(row["latency"], APDEX_MS) for row in chosen)
     if isinstance(state, Sum):
-        return sum(row["latency"] for row in chosen) if chosen else None
+        return sum(row[state.value.text] for row in chosen) if chosen else None
     assert isinstance(state, Tally)
-    assert isinstance(state.key, Bucketed)
-    keys = [state.key.of(row["latency"]) for row in chosen]
+    assert isinstance(state.key, Bucketed | LogBucketed)
+    keys = [state.key.of(row[state.key.value.text]) for row in chosen]
     return encode_numbers({key: keys.count(key) for key in keys}) if keys else None
 
 

@@ -14,6 +14,7 @@ from batchmill.aggregate.errors import DeltasError
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
     LARGEST_DOUBLE,
+    MOST_MS,
     SourcePlan,
     TallyColumn,
     Total,
@@ -52,6 +53,7 @@ __all__ = [
     "DATABASE",
     "DEFAULT_APDEX_MS",
     "LARGEST_DOUBLE",
+    "MOST_MS",
     "NORMALISED",
     "SERVICE_DATABASE",
     "STATEMENT_SOURCE",

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.oal import LOG_BITS
+
 Numbers: TypeAlias = npt.NDArray[Any]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -123,6 +125,16 @@ def truncated(numbers: Longs, divisor: int) -> Longs:
         # The least of all numbers has no opposite, so signs are not simply turned.
         quotients += (numbers < 0) & (numbers % divisor != 0)
     return quotients
+
+
+def log_buckets(numbers: Longs) -> Longs:
+    """The bucket of each number, as :func:`batchmill.oal.values.log_bucket` has it."""
+    numbers = np.maximum(numbers, 0)
+    bits = np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
+    # A float may have been rounded up to the next power of two.
+    bits -= (numbers >> np.maximum(bits - 1, 0)) == 0
+    shifts = np.maximum(bits - LOG_BITS - 1, 0)
+    return (shifts << LOG_BITS) + (numbers >> shifts)
 
 
 def cast(array: pa.Array, kind: pa.DataType) -> pa.Array:

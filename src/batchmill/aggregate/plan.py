@@ -23,6 +23,7 @@ from batchmill.oal import (
     Extreme,
     Label,
     LabelSum,
+    LogBucketed,
     Metric,
     Path,
     State,
@@ -35,6 +36,8 @@ DEFAULT_APDEX_MS = 500
 """The apdex threshold T of a service that has none of its own."""
 LARGEST_DOUBLE = 2.0**62
 """Doubles are summed exactly up to here; a row with a larger one is invalid."""
+MOST_MS = (2**63 - 1) // 1000
+"""Milliseconds that become microseconds are cut here, so that these fit 64 bits."""
 
 Test: TypeAlias = Condition | ApdexCount
 """What a row meets or not; an ``ApdexCount`` is met by the rows that it counts."""
@@ -77,6 +80,8 @@ class Key:
     value: Path
     width: int | None
     """The width of a bucket; None: a label."""
+    log: bool = False
+    """Whether buckets grow with the value, as :func:`batchmill.oal.values.log_bucket` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,9 @@ class TallyColumn:
     @property
     def column(self) -> str:
         """The column that holds it."""
-        width = None if self.key.width is None else self.key.width * self.coarser
+        width: int | str | None = self.key.width
+        if self.key.width is not None:
+            width = "log" if self.key.log else self.key.width * self.coarser
         return _column("_t", self.key.value, width, self.last, self.summed, self.where)
 
 
@@ -200,6 +207,8 @@ def _tally(state: Tally | LabelSum, widths: Mapping[Path, tuple[int, ...]]) -> T
         return TallyColumn(Key(state.label, None), state.where, summed=state.value)
     if isinstance(state.key, Label):
         return TallyColumn(Key(state.key.value, None), state.where)
+    if isinstance(state.key, LogBucketed):
+        return TallyColumn(Key(state.key.value, 1, log=True), state.where)
     value, width = state.key.value, _width(state.key)
     finest = next(finer for finer in widths[value] if width % finer == 0)
     last = state.key.steps if isinstance(state.key, Clamped) else None
@@ -211,7 +220,7 @@ def _shared_widths(states: Iterable[State]) -> dict[Path, tuple[int, ...]]:
     """By value, the widths of buckets from which the buckets of all its tallies can be filled."""
     widths: dict[Path, set[int]] = {}
     for state in states:
-        if isinstance(state, Tally) and not isinstance(state.key, Label):
+        if isinstance(state, Tally) and not isinstance(state.key, Label | LogBucketed):
             widths.setdefault(state.key.value, set()).add(_width(state.key))
     shared = {}
     for value, all_widths in widths.items():

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.aggregate.columns import Longs, Mask, Numbers, cast, truncated
+from batchmill.aggregate.columns import Longs, Mask, Numbers, cast, log_buckets, truncated
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
     LARGEST_DOUBLE,
+    MOST_MS,
     Key,
     Part,
     SourcePlan,
@@ -82,7 +83,21 @@ def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
         kept = pa.array(~bad)
         columns = {name: column.filter(kept) for name, column in columns.items()}
         micros = micros[~bad]
+    _fill_micros(columns, plan)
     return Checked(Rows(columns, micros // _MINUTE_US, plan), invalid)
+
+
+def _fill_micros(columns: dict[str, pa.Array], plan: SourcePlan) -> None:
+    """Durations in microseconds from those in milliseconds, where rows have only these."""
+    for field in plan.fields:
+        given = columns.get(field.column)
+        if field.micros_of and (given is None or given.null_count):
+            ms = cast(columns[plan.source.fields[field.micros_of].column], pa.int64())
+            ms = pc.min_element_wise(pc.max_element_wise(ms, -MOST_MS), MOST_MS)
+            micros = pc.multiply(ms, 1000)
+            columns[field.column] = (
+                micros if given is None else pc.coalesce(cast(given, pa.int64()), micros)
+            )
 
 
 def _time_checks(
@@ -188,10 +203,12 @@ class Rows:
         return whole.astype(np.int64), valid
 
     def bucket(self, key: Key) -> tuple[Longs, Mask | None]:
-        """The bucket of each row's number, rounded toward zero, and where there is one."""
+        """The bucket of each row's number, and where there is one."""
         assert key.width is not None
         values, valid = self.number(key.value, "value")
         values = values.astype(np.int64, copy=False)
+        if key.log:
+            return log_buckets(values), valid
         return (values if key.width == 1 else truncated(values, key.width)), valid
 
     def label(self, path: Path) -> pa.Array:

@@ -18,11 +18,12 @@ from batchmill.oal.states import (
     Extreme,
     Label,
     LabelSum,
+    LogBucketed,
     State,
     Sum,
     Tally,
 )
-from batchmill.oal.values import double_limbs, exact_double
+from batchmill.oal.values import LOG_BITS, double_limbs, exact_double
 
 __all__ = [
     "ApdexCount",
@@ -36,8 +37,10 @@ __all__ = [
     "Extreme",
     "FUNCTIONS",
     "Function",
+    "LOG_BITS",
     "Label",
     "LabelSum",
+    "LogBucketed",
     "MapKey",
     "Metric",
     "MetricSet",

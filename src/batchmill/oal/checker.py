@@ -270,7 +270,9 @@ class Checker:
                 owner = f'{owner}["{part.text}"]'
             else:
                 field = self._field(part, owner, kind, members)
-                kind, required = (None, False) if field is None else (field.type, field.required)
+                kind, required = (
+                    (None, False) if field is None else (field.type, field.always_there)
+                )
                 owner = f"{owner}.{part.text}"
             if kind is None:
                 return None

@@ -24,6 +24,7 @@ from batchmill.oal.states import (
     Extreme,
     Label,
     LabelSum,
+    LogBucketed,
     State,
     Sum,
     Tally,
@@ -114,6 +115,10 @@ def _buckets(where: Where, value: Path, args: tuple[int]) -> tuple[State, ...]:
     return (Tally(where, Bucketed(value, args[0])),)
 
 
+def _log_buckets(where: Where, value: Path, args: Sequence[Arg]) -> tuple[State, ...]:
+    return (Tally(where, LogBucketed(value)),)
+
+
 def _steps(where: Where, value: Path, args: tuple[int, int]) -> tuple[State, ...]:
     return (Tally(where, Clamped(value, *args)),)
 
@@ -161,6 +166,7 @@ FUNCTIONS: Mapping[str, Function] = {
         ),
         Function("percentile2", "whole", _PRECISION, _buckets, values.percentile2, labelled=True),
         Function("percentile", "whole", _PRECISION, _buckets, values.percentile, labelled=True),
+        Function("percentileLog", "whole", (), _log_buckets, values.percentile_log, labelled=True),
         Function(
             "histogram",
             "whole",

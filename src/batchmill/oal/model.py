@@ -55,7 +55,7 @@ class Path:
     cast: Cast | None = None
     """The type that a string is read as; null where it is not such a number, or too big."""
     required: bool = False
-    """Whether every row has it, so that it is never null."""
+    """Whether every valid row has it, so that it is never null."""
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from batchmill.oal.model import Path, Where
-from batchmill.oal.values import truncated
+from batchmill.oal.values import log_bucket, truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,17 @@ class Bucketed:
 
 
 @dataclass(frozen=True, slots=True)
+class LogBucketed:
+    """A tally's key: the number of a bucket that grows with the value, as :func:`log_bucket`."""
+
+    value: Path
+
+    def of(self, value: int) -> int:
+        """The bucket's number."""
+        return log_bucket(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Clamped:
     """A tally's key: the number of the bucket, ``value / step``, from 0 up to ``steps``."""
 
@@ -91,7 +102,7 @@ class Tally:
     """The number of rows of each key. Merged: a dict of key to count, or None."""
 
     where: Where
-    key: Bucketed | Clamped | Label
+    key: Bucketed | LogBucketed | Clamped | Label
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ returns None where no row matched. Whole numbers are divided as Java does, doubl
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from operator import itemgetter
@@ -22,6 +22,9 @@ SCALE = 10_000
 """Shares are whole numbers out of this many: percent with two decimals."""
 LABELS = 50
 """How many labels are kept unless a metric says otherwise."""
+
+LOG_BITS = 6
+"""A doubling of the value is 2^6 buckets of :func:`log_bucket`: each is less than 2 % wide."""
 
 _LIMB_BITS = 30
 
@@ -108,15 +111,20 @@ def percentile2(args: Args, states: States, minutes: int) -> dict[str, int] | No
     """The value at each rank, labelled ``{p=50}`` and so on."""
     if not states[0]:
         return None
-    ranked = zip(RANKS, percentiles(states[0], args[0]), strict=True)
-    return {f"{{p={rank}}}": value for rank, value in ranked}
+    return _ranked(bucket * args[0] for bucket in ranked_buckets(states[0]))
+
+
+def percentile_log(args: Args, states: States, minutes: int) -> dict[str, int] | None:
+    """The value at each rank, of buckets that grow with the value."""
+    return _ranked(map(log_floor, ranked_buckets(states[0]))) if states[0] else None
 
 
 def percentile(args: Args, states: States, minutes: int) -> dict[str, int] | None:
     """The value at each rank, numbered from 0 (the old form)."""
     if not states[0]:
         return None
-    return {str(index): value for index, value in enumerate(percentiles(states[0], args[0]))}
+    buckets = enumerate(ranked_buckets(states[0]))
+    return {str(index): bucket * args[0] for index, bucket in buckets}
 
 
 def histogram(args: Args, states: States, minutes: int) -> dict[str, int] | None:
@@ -147,6 +155,10 @@ def label_averages(args: Args, states: States, minutes: int) -> dict[str, int] |
         _named(label): 1 if 0 < sums[label][0] < sums[label][1] else truncated(*sums[label])
         for label in kept
     }
+
+
+def _ranked(values: Iterable[int]) -> dict[str, int]:
+    return {f"{{p={rank}}}": value for rank, value in zip(RANKS, values, strict=True)}
 
 
 def _named(label: str) -> str:
@@ -202,20 +214,42 @@ def double_limbs(value: float) -> tuple[int, int, int, int]:
     return (limbs[0], limbs[1], limbs[2], limbs[3])
 
 
-def percentiles(tally: Mapping[Any, int], precision: int) -> tuple[int, ...]:
-    """The floor of the bucket that each rank falls into, in the order of :data:`RANKS`.
+def log_bucket(value: int) -> int:
+    """The number of the bucket that a value falls into, of buckets that grow with the value.
+
+    Up to 127 every value has a bucket of its own; from there on, a doubling of the value is 64
+    buckets of equal width. A value below 0 counts as 0.
+
+    >>> log_bucket(127), log_bucket(128), log_bucket(129), log_bucket(130)
+    (127, 128, 128, 129)
+    """
+    value = max(0, value)
+    shift = max(0, value.bit_length() - LOG_BITS - 1)
+    return (shift << LOG_BITS) + (value >> shift)
+
+
+def log_floor(bucket: int) -> int:
+    """The least value in a bucket of :func:`log_bucket`.
+
+    >>> log_floor(129), log_floor(log_bucket(1_000_000))
+    (130, 999424)
+    """
+    shift = max(0, (bucket >> LOG_BITS) - 1)
+    return bucket - (shift << LOG_BITS) << shift
+
+
+def ranked_buckets(tally: Mapping[Any, int]) -> tuple[int, ...]:
+    """The bucket that each rank falls into, in the order of :data:`RANKS`.
 
     A rank lies in the first bucket, going up, at which the running count reaches the rank's share
     of all rows, rounded half up to a whole number.
     """
-    if not tally:
-        return ()
     # JSON has no numbers for keys.
     numbered = tally if isinstance(next(iter(tally)), int) else {int(k): tally[k] for k in tally}
     buckets = sorted(numbered.items())
     running = list(accumulate(map(itemgetter(1), buckets)))
     shares = [(running[-1] * rank + 50) // 100 for rank in RANKS]
-    return tuple(buckets[bisect_left(running, share)][0] * precision for share in shares)
+    return tuple(buckets[bisect_left(running, share)][0] for share in shares)
 
 
 def most_frequent(counts: Mapping[str, int], cap: int) -> list[str]:

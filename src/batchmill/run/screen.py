@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -36,8 +36,8 @@ class ServiceRow:
 
     name: str
     cpm: int
-    average_ms: int | None = None
-    p99_ms: int | None = None
+    average_ms: float | None = None
+    p99_ms: float | None = None
     success: float | None = None
     """From 0 to 1, like apdex."""
     apdex: float | None = None
@@ -65,18 +65,31 @@ def read_tables(store: Store) -> Tables:
         minute_values = store.values(metric, grain=Grain.MINUTE, start=minute, end=minute)
         return {value.entity_id: value for value in minute_values}
 
+    def latencies(metric: str) -> dict[str, Value]:
+        """In milliseconds; from the metric in microseconds, where the store has that."""
+        return {**values(metric), **_in_ms(values(f"{metric}_micros"))}
+
     statements: list[TopRecord] = []
     if STATEMENTS in store.top_streams():
         statements = store.top(STATEMENTS, grain=Grain.HOUR, bucket=minute // 100, n=5)
         statements.sort(key=lambda record: (-record.latency, record.time_us))
     services = service_rows(
         values("service_cpm"),
-        values("service_resp_time"),
-        values("service_percentile"),
+        latencies("service_resp_time"),
+        latencies("service_percentile"),
         values("service_sla"),
         values("service_apdex"),
     )
     return Tables(minute, services, tuple(statements[:SHOWN_STATEMENTS]))
+
+
+def _in_ms(values: Mapping[str, Value]) -> dict[str, Value]:
+    def ms(micros: Any) -> Any:
+        if isinstance(micros, dict):
+            return {label: ms(number) for label, number in micros.items()}
+        return micros / 1000
+
+    return {entity: replace(value, value=ms(value.value)) for entity, value in values.items()}
 
 
 def service_rows(
@@ -343,5 +356,7 @@ def _pipeline_text(progress: Report, now: float) -> str:
     return text + (f", {count_of(duplicates, 'duplicate')} dropped" if duplicates else "")
 
 
-def _number(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.2f}" if value < 10 and value % 1 else f"{value:,.0f}"

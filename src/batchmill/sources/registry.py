@@ -113,8 +113,14 @@ class _Reader:
         rule = dict(facts["entity"])
         entity = Entity(rule.pop("kind"), rule)
         required = frozenset(facts.get("required", ()))
+        micros: Mapping[str, str] = facts.get("micros", {})
         fields = {
-            field: Field(field, self.type(notation), required=field in required)
+            field: Field(
+                field,
+                self.type(notation),
+                required=field in required,
+                micros_of=micros.get(field, ""),
+            )
             for field, notation in facts["fields"].items()
         }
         return SourceType(name, fields, entity)

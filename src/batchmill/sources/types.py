@@ -153,11 +153,18 @@ class Field:
     """Whether a row without it is put into quarantine instead of being counted."""
     column: str = ""
     """Its Parquet column: its name, but ``time_`` for a field called ``time``."""
+    micros_of: str = ""
+    """The field of the same duration in milliseconds, from which a row without this one has it."""
 
     def __post_init__(self) -> None:
         if not self.column:
             column = f"{self.name}_" if self.name == TIME_COLUMN else self.name
             object.__setattr__(self, "column", column)
+
+    @property
+    def always_there(self) -> bool:
+        """Whether no valid row is without it."""
+        return self.required or bool(self.micros_of)
 
 
 @dataclass(frozen=True, slots=True)

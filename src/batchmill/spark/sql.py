@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from batchmill.aggregate import DEFAULT_APDEX_MS
-from batchmill.oal import ApdexCount, Condition, MapKey, Path
+from batchmill.aggregate import DEFAULT_APDEX_MS, MOST_MS
+from batchmill.oal import LOG_BITS, ApdexCount, Condition, MapKey, Path
 
 # Of a text with a line break at its end, $ would match before that.
 _WHOLE_NUMBER = r"^[+-]?[0-9]+\\z"
@@ -43,6 +43,18 @@ def path(steps: Path) -> str:
     if steps.cast is None:
         return text
     return read_whole(f"CAST({text} AS STRING)", "BIGINT" if steps.cast == "long" else "INT")
+
+
+def micros(ms: str) -> str:
+    """Milliseconds as microseconds."""
+    return f"LEAST(GREATEST(CAST({ms} AS BIGINT), {-MOST_MS}L), {MOST_MS}L) * 1000L"
+
+
+def log_bucket(value: str) -> str:
+    """The bucket of a whole number, as :func:`batchmill.oal.values.log_bucket` has it."""
+    positive = f"IF({value} < 0, 0L, CAST({value} AS BIGINT))"
+    shift = f"GREATEST(LENGTH(BIN({positive})) - {LOG_BITS + 1}, 0)"
+    return f"CAST(SHIFTLEFT({shift}, {LOG_BITS}) + SHIFTRIGHT({positive}, {shift}) AS INT)"
 
 
 def read_whole(text: str, kind: str) -> str:

@@ -106,10 +106,16 @@ def test_one_batch_gives_every_relation_of_its_spans(spark: SparkSession) -> Non
     to_shop = {"destServiceName": "shop", "destServiceInstanceName": "h1", "endpoint": "op root"}
     to_stock = {"destServiceName": "stock", "destServiceInstanceName": "i2", "endpoint": "op work"}
     plain = {"status": True, "httpResponseStatusCode": None, "rpcStatusCode": None, "type": "RPC"}
-    at = {"time": EPOCH, "latency": 9, "detectPoint": "SERVER"}
+    at = {"time": EPOCH, "latency": 9, "latencyMicros": 9000, "detectPoint": "SERVER"}
     calling = {"time": _at(10), "latency": 4, "status": False, "httpResponseStatusCode": 503}
-    calling |= {"rpcStatusCode": None, "type": "HTTP", "detectPoint": "CLIENT"}
+    calling |= {
+        "latencyMicros": 4000,
+        "rpcStatusCode": None,
+        "type": "HTTP",
+        "detectPoint": "CLIENT",
+    }
     serving = plain | {"time": _at(20), "rpcStatusCode": "2", "detectPoint": "SERVER"}
+    serving["latencyMicros"] = 5000
     rows = [
         (user | to_shop | plain | at, "UNDEFINED"),
         (shop | to_stock | calling, "GENERAL"),

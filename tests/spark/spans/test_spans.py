@@ -17,6 +17,7 @@ pytest.importorskip("pyspark")
 SERVED = {
     "time": EPOCH,
     "latency": 5,
+    "latencyMicros": 5000,
     "status": True,
     "httpResponseStatusCode": None,
     "rpcStatusCode": None,
@@ -43,17 +44,17 @@ def served(service: str, instance: str, endpoint: str | None, **changes: Any) ->
     }
 
 
+TIMED = {"time": EPOCH, "latency": 5, "latencyMicros": 5000, "status": True}
+
+
 def database(name: str, **changes: Any) -> Expected:
     """The row of a call to a database."""
-    return {
-        "DatabaseAccess": [{"time": EPOCH, "name": name, "latency": 5, "status": True} | changes]
-    }
+    return {"DatabaseAccess": [TIMED | {"name": name} | changes]}
 
 
 def cache(name: str, operation: str) -> Expected:
     """The row of a call to a cache."""
-    row = {"time": EPOCH, "name": name, "latency": 5, "status": True, "operation": operation}
-    return {"CacheAccess": [row]}
+    return {"CacheAccess": [TIMED | {"name": name, "operation": operation}]}
 
 
 def broker(name: str, endpoint: str, operation: str, latency: int) -> Expected:
@@ -67,7 +68,7 @@ def broker(name: str, endpoint: str, operation: str, latency: int) -> Expected:
 
 def model(provider: str, name: str, tokens: tuple[int, int]) -> Expected:
     """The two rows of a call to a model."""
-    row = {"time": EPOCH, "latency": 5, "status": True, "totalEstimatedCost": 0}
+    row = TIMED | {"totalEstimatedCost": 0}
     row |= {"inputTokens": tokens[0], "outputTokens": tokens[1]}
     return {
         "GenAIProviderAccess": [{"name": provider} | row],
@@ -97,9 +98,19 @@ CASES: list[tuple[dict[str, Any], Expected]] = [
         ),
         served("unknown_service", "i", None),
     ),
-    (span("floor", us=1999), served("shop", "shop", "op floor", latency=1)),
-    (span("backwards", us=-1), served("shop", "shop", "op backwards", latency=0)),
-    (span("long", us=2**52), served("shop", "shop", "op long", latency=2**31 - 1)),
+    (
+        span("floor", us=1999),
+        served("shop", "shop", "op floor", latency=1, latencyMicros=1999),
+    ),
+    (span("fast", us=120), served("shop", "shop", "op fast", latency=0, latencyMicros=120)),
+    (
+        span("backwards", us=-1),
+        served("shop", "shop", "op backwards", latency=0, latencyMicros=0),
+    ),
+    (
+        span("long", us=2**52),
+        served("shop", "shop", "op long", latency=2**31 - 1, latencyMicros=2**31 * 1000 - 1),
+    ),
     (span("failed", status="ERROR"), served("shop", "shop", "op failed", status=False)),
     (span("statusless", status=None), served("shop", "shop", "op statusless")),
     (
@@ -132,7 +143,7 @@ CASES: list[tuple[dict[str, Any], Expected]] = [
     (span("db1", "CLIENT", attributes={"db.system": "pg"} | HOST), database("db1:5432")),
     (
         span("db2", "CLIENT", attributes={"db.system.name": "pg", "server.address": "h"}, us=7000),
-        database("h", latency=7),
+        database("h", latency=7, latencyMicros=7000),
     ),
     (
         span("db3", "CLIENT", attributes={"db.system": "pg", "db.name": "n", "server.port": "1"}),

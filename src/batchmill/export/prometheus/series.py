@@ -26,6 +26,7 @@ PREFIX = "batchmill_"
 RESERVED = (f"{PREFIX}export_", f"{PREFIX}pipeline_")
 """How the names begin that no metric's series may have."""
 NOT_A_NAME = re.compile(r"[^A-Za-z0-9_]")
+_RANKED = ("percentile2", "percentileLog")
 _RANK = re.compile(r"\{p=([0-9]+)\}")
 _MINUTE = timedelta(minutes=1)
 
@@ -224,5 +225,5 @@ def by_label(metric: StoredMetric, value: float | Mapping[str, int]) -> Iterator
         yield "", value
         return
     for label, number in sorted(value.items()):
-        rank = _RANK.fullmatch(label) if metric.function == "percentile2" else None
+        rank = _RANK.fullmatch(label) if metric.function in _RANKED else None
         yield f"p{rank[1]}" if rank else label, number

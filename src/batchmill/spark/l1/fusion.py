@@ -17,7 +17,7 @@ step by step is analysed at every step.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -220,10 +220,7 @@ def _select(number: int, part: Part, view: str, types: Mapping[str, T.DataType],
     names, plan = part.rows.names, part.plan
     roles = [sql.name(role) if role in names else "NULL" for role in plan.roles]
     roles += ["NULL"] * (width - len(roles))
-    values = {
-        column: sql.name(column) if column in plan.needed and column in names else "NULL"
-        for column in types
-    }
+    values = {column: _value(column, plan, names) for column in types}
     columns = [
         f"{number} AS {SOURCE}",
         "time",
@@ -235,3 +232,14 @@ def _select(number: int, part: Part, view: str, types: Mapping[str, T.DataType],
         ),
     ]
     return f"SELECT {', '.join(columns)} FROM ({part.rows.sql(view)})"
+
+
+def _value(column: str, plan: SourcePlan, names: Collection[str]) -> str:
+    """A column of a source's rows; microseconds where rows have none come from milliseconds."""
+    if column not in plan.needed:
+        return "NULL"
+    given = sql.name(column) if column in names else "NULL"
+    [field] = [field for field in plan.source.fields.values() if field.column == column]
+    if not field.micros_of:
+        return given
+    return f"COALESCE({given}, {sql.micros(sql.name(plan.source.fields[field.micros_of].column))})"

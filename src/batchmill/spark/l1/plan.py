@@ -161,6 +161,8 @@ class Recipe:
             whole = f"CAST({sql.path(tally.summed)} AS BIGINT)"
             parts = [self._measure("SUM", half) for half in _halves(whole)]
             return Listing(key, "text", (*parts, self._measure("COUNT", whole)))
+        if tally.key.log:
+            return Listing(_put(self.keys, "_k", sql.log_bucket(sql.path(value))), "int")
         kind = "int" if value.type.kind == "int" else "long"
         type_ = "INT" if kind == "int" else "BIGINT"
         # Rounded toward zero here and later, which is the same as once.

@@ -84,13 +84,13 @@ version has these in the map as well."""
 def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     """One row for each span of ``SPAN_SCHEMA``, with all columns that are derived from it.
 
-    Beyond the span's own columns: ``latency`` in whole ms, ``status`` as a boolean, ``instance``,
-    ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer`` and ``peer_layer``,
-    where a call went as far as the caller knows; ``store`` (the database or cache of a call) with
-    ``system``, ``cache_operation`` (null for a database) and ``statement``; ``broker`` with
-    ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with the two token
-    counts. Columns that do not apply to a span are null. Without ``tags``, so are ``tags`` and
-    ``tag``: putting all attributes together is most of the work.
+    Beyond the span's own columns: ``latency`` in whole ms, ``latencyMicros``, ``status`` as a
+    boolean, ``instance``, ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer``
+    and ``peer_layer``, where a call went as far as the caller knows; ``store`` (the database or
+    cache of a call) with ``system``, ``cache_operation`` (null for a database) and ``statement``;
+    ``broker`` with ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with
+    the two token counts. Columns that do not apply to a span are null. Without ``tags``, so are
+    ``tags`` and ``tag``: putting all attributes together is most of the work.
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
@@ -158,6 +158,7 @@ _COLUMNS = (
     # More than 24 days do not fit an int.
     "CASE WHEN _micros < 0 THEN 0 WHEN _micros >= 2147483647000 THEN 2147483647 "
     "ELSE CAST(_micros DIV 1000 AS INT) END AS latency",
+    "LEAST(GREATEST(_micros, 0L), 2147483647999L) AS latencyMicros",
     "status",
     "service",
     "COALESCE(_instance, _host, service) AS instance",

@@ -40,6 +40,7 @@ SUMMARY_SCHEMA = T.StructType(
             **dict.fromkeys(("trace_id", "span_id", "parent_span_id", "name", "kind"), _TEXT),
             "time": T.TimestampType(),
             "latency": _INT,
+            "latencyMicros": T.LongType(),
             "status": _FLAG,
             **dict.fromkeys(("service", "instance", "type"), _TEXT),
             "httpResponseStatusCode": _INT,
@@ -56,7 +57,10 @@ SUMMARY_SCHEMA = T.StructType(
 for no partner of its own, though it can still be the partner of another span."""
 
 _SPAN_COLUMNS = tuple(SUMMARY_SCHEMA.names[:-2])
-_MEASURED = ("time", "latency", "status", "type", "httpResponseStatusCode", "rpcStatusCode")
+_MEASURED = (
+    *("time", "latency", "status", "type", "httpResponseStatusCode", "rpcStatusCode"),
+    "latencyMicros",
+)
 _PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:])
 
 

@@ -18,13 +18,22 @@ SERVED = ("Service", "ServiceInstance", "Endpoint")
 """The event types that a span gives that serves a request."""
 TAGS = frozenset(("tags", "tag"))
 """Their columns that hold all attributes of the span."""
-_SERVED = ("latency", "status", "httpResponseStatusCode", "rpcStatusCode", "type", "tags", "tag")
-_RELATED = ("status", "httpResponseStatusCode", "rpcStatusCode", "type", "detectPoint")
+_TIMED = ("latency", "latencyMicros", "status")
+_SERVED = (*_TIMED, "httpResponseStatusCode", "rpcStatusCode", "type", "tags", "tag")
+_RELATED = (
+    "latencyMicros",
+    "status",
+    "httpResponseStatusCode",
+    "rpcStatusCode",
+    "type",
+    "detectPoint",
+)
 _TOKENS = (
     "input_tokens AS inputTokens",
     "output_tokens AS outputTokens",
     "0L AS totalEstimatedCost",
     "CAST(latency AS BIGINT) AS latency",
+    "latencyMicros",
     "status",
 )
 _BROKERED = (
@@ -57,11 +66,11 @@ _SOURCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "DatabaseAccess": (
         "store IS NOT NULL AND cache_operation IS NULL",
-        ("store AS name", "latency", "status"),
+        ("store AS name", *_TIMED),
     ),
     "CacheAccess": (
         "cache_operation IS NOT NULL",
-        ("store AS name", "latency", "status", "cache_operation AS operation"),
+        ("store AS name", *_TIMED, "cache_operation AS operation"),
     ),
     "MQAccess": ("broker IS NOT NULL", ("broker AS name", *_BROKERED)),
     "MQEndpointAccess": (

@@ -2,6 +2,10 @@
 
 The measure of one bucket is the metric's own value. Over a range, the cells of its rows are merged
 first and finished then, so that an average, a percentile or a share is that of all calls together.
+
+Latencies are milliseconds, from metrics in microseconds. A store of an older version, or of a
+script without these metrics, has those in milliseconds only: their averages are whole numbers, and
+their percentiles multiples of 10, so that 0 stands for less than 1 or 10 ms.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
 from batchmill.store import BucketList, Buckets, Cell, Snapshot, StoredMetric
-from batchmill.web.api.parameters import TimeRange
+from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
 
 MOST_CACHED_ROWS = 131_072
@@ -93,6 +97,8 @@ Row: TypeAlias = tuple[Any, ...]
 SCALE = 10_000
 """Shares are kept as whole numbers out of this many, and shown from 0 to 1."""
 SHARES = ("success", "apdex")
+MICROS = "_micros"
+"""How the names of metrics in microseconds end; they are shown in milliseconds."""
 _HOURS = 10**11
 """Above the bucket of any hour or day, below that of any minute."""
 RANKS = ("p50", "p75", "p90", "p95", "p99")
@@ -103,25 +109,38 @@ class MeasureSet:
     """The metrics that give the measures of one kind of entity."""
 
     source: str
-    names: Mapping[str, str]
-    """Metric names by measure."""
+    names: Mapping[str, tuple[str, ...]]
+    """Metric names by measure, the best one first."""
 
-    def chosen(self, metrics: Iterable[StoredMetric]) -> dict[str, StoredMetric]:
-        """The metrics that the store has, by measure."""
+    def chosen(
+        self, metrics: Iterable[StoredMetric], time_range: TimeRange
+    ) -> dict[str, StoredMetric]:
+        """The metrics that the store has, by measure: the best that cover as much of the range."""
         known = {metric.name: metric for metric in metrics if metric.source == self.source}
-        return {measure: known[name] for measure, name in self.names.items() if name in known}
+        first_s = time_range.starts[0]
+
+        def gaps(metric: StoredMetric) -> tuple[bool, int]:
+            since = metric.since_minute
+            begin_s = 0 if since is None else minute_end_s(since)
+            return not metric.active, max(first_s, begin_s)
+
+        choices = {
+            measure: [known[name] for name in names if name in known]
+            for measure, names in self.names.items()
+        }
+        return {measure: min(stored, key=gaps) for measure, stored in choices.items() if stored}
 
 
 def _measure_set(
     source: str, prefix: str, sla: str = "sla", apdex: str | None = None
 ) -> MeasureSet:
     names = {
-        "cpm": f"{prefix}_cpm",
-        "avg": f"{prefix}_resp_time",
-        "p99": f"{prefix}_percentile",
-        "success": f"{prefix}_{sla}",
+        "cpm": (f"{prefix}_cpm",),
+        "avg": (f"{prefix}_resp_time{MICROS}", f"{prefix}_resp_time"),
+        "p99": (f"{prefix}_percentile{MICROS}", f"{prefix}_percentile"),
+        "success": (f"{prefix}_{sla}",),
     }
-    return MeasureSet(source, names | ({"apdex": apdex} if apdex else {}))
+    return MeasureSet(source, names | ({"apdex": (apdex,)} if apdex else {}))
 
 
 SERVICE = _measure_set("Service", "service", apdex="service_apdex")
@@ -154,6 +173,7 @@ class Measures:
         }
         self._cache = cache or MeasureCache()
         self._known: dict[int, Known] = {}
+        self._micros = {name for name in metrics if metrics[name].name.endswith(MICROS)}
         self._mark = tuple((measure, metric.plan) for measure, metric in metrics.items())
 
     def series(self, rows: Sequence[Row | None], minutes: int) -> dict[str, list[Number]]:
@@ -183,7 +203,7 @@ class Measures:
         values: list[Value] = [
             None if row is None or metric is None else self._value("p99", row, 1) for row in rows
         ]
-        return {rank: [_at_rank(value, rank) for value in values] for rank in RANKS}
+        return {rank: [self._shown("p99", value, rank) for value in values] for rank in RANKS}
 
     @property
     def can_subtract(self) -> bool:
@@ -225,14 +245,14 @@ class Measures:
             tally = self._tally(metric, columns[0], columns[place.start])
             if less:
                 tally = _without(tally, self._tally(metric, less[0], less[place.start]))
-            return _display_value(measure, metric.plan.value((tally,), minutes))
+            return self._shown(measure, metric.plan.value((tally,), minutes))
         cells = metric.plan.merge(columns[place])
         if less:
             away = metric.plan.merge(less[place])
             cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
         if metric.function == "cpm":
             return round(cells[0] / minutes, 3) if cells[0] else None
-        return _display_value(measure, metric.plan.final_value(cells, minutes))
+        return self._shown(measure, metric.plan.final_value(cells, minutes))
 
     def _tally(
         self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
@@ -248,18 +268,24 @@ class Measures:
 
     def _finished(self, row: Row, minutes: int) -> tuple[Number, ...]:
         return tuple(
-            [
-                _display_value(measure, self._value(measure, row, minutes))
-                for measure in self._metrics
-            ]
+            [self._shown(measure, self._value(measure, row, minutes)) for measure in self._metrics]
         )
 
     def _value(self, measure: str, row: Row, minutes: int) -> Value:
         return self._metrics[measure].plan.final_value(row[self._places[measure]], minutes)
 
+    def _shown(self, measure: str, value: Value, rank: str = "p99") -> Number:
+        number = _at_rank(value, rank)
+        if number is None:
+            return None
+        if measure in self._micros:
+            # Starts and ends are whole microseconds, so 0 is up to one.
+            return max(1, number) / 1000
+        return round(number / SCALE, 4) if measure in SHARES else number
+
 
 def _is_tally(metric: StoredMetric) -> bool:
-    return metric.function == "percentile2" and len(metric.columns) == 1
+    return metric.function in ("percentile2", "percentileLog") and len(metric.columns) == 1
 
 
 def _without(tally: Mapping[int, int], less: Mapping[int, int]) -> dict[int, int]:
@@ -270,14 +296,6 @@ def _without(tally: Mapping[int, int], less: Mapping[int, int]) -> dict[int, int
 
 def _less(one: int | None, other: int | None) -> int | None:
     return one if one is None or other is None else one - other
-
-
-def _display_value(measure: str, value: Value) -> Number:
-    if value is None:
-        return None
-    if isinstance(value, dict):
-        return _at_rank(value, "p99")
-    return round(value / SCALE, 4) if measure in SHARES else value
 
 
 def _at_rank(value: Value, rank: str) -> Number:

@@ -72,7 +72,9 @@ def services(
     """The services of one page, with their measures."""
     time_range = query.range
     newest = snapshot.newest_minute()
-    reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics()), query.layer, cache)
+    reader = RowReader(
+        snapshot, SERVICE.chosen(snapshot.metrics(), query.range), query.layer, cache
+    )
     keys: list[int] | None = None
     if query.search:
         keys = snapshot.keys_like("service", query.search, query.layer)

@@ -94,8 +94,13 @@ class TimeRange:
     @property
     def times(self) -> list[int]:
         """The start of each bucket, in seconds since 1970."""
+        return list(self.starts)
+
+    @property
+    def starts(self) -> range:
+        """The same, of a range of any length."""
         size = SIZES_S[self.grain]
-        return list(range(self.start_s // size * size, self.end_s, size))
+        return range(self.start_s // size * size, self.end_s, size)
 
     def minutes(self, newest: int | None) -> int:
         """The number of minutes, up to the newest that has data; at least 1."""
@@ -192,10 +197,9 @@ def read_range(params: Mapping[str, str], now_s: float) -> TimeRange:
         raise BadRequest("from must lie before to")
     grain = _grain(params.get("grain", "auto"), end_s - start_s)
     time_range = TimeRange(start_s, end_s, grain)
-    count = (end_s - start_s) // SIZES_S[grain] + 1
-    if count > MOST_BUCKETS and len(time_range.times) > MOST_BUCKETS:
+    if len(time_range.starts) > MOST_BUCKETS:
         raise BadRequest(
-            f"the range has {len(time_range.times):,} buckets of one {grain.value}, and at most "
+            f"the range has {len(time_range.starts):,} buckets of one {grain.value}, and at most "
             f"{MOST_BUCKETS:,} are allowed: request a shorter range or a coarser grain"
         )
     return time_range

@@ -39,7 +39,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     newest = snapshot.newest_minute()
     minutes = time_range.minutes(newest)
     metrics = snapshot.metrics()
-    reader = RowReader(snapshot, SERVICE.chosen(metrics))
+    reader = RowReader(snapshot, SERVICE.chosen(metrics, time_range))
     whole = reader.ranged(time_range, newest, [entity.key]).get(entity.key, RangeRows([], []))
     measures = reader.measures
     by_bucket = {row[0]: row for row in reader.rows(time_range.buckets, [entity.key])}
@@ -101,7 +101,7 @@ def _busiest(
     left = list(entities)
     metrics = snapshot.metrics()
     for kind in kinds:
-        reader = RowReader(snapshot, kind.chosen(metrics))
+        reader = RowReader(snapshot, kind.chosen(metrics, time_range))
         if not reader.metrics or not left:
             continue
         rows = reader.ranged(time_range, newest, [entity.key for entity in left])

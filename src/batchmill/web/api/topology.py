@@ -42,7 +42,7 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
     caller_side: Measures | None = None
     # The callee's measures where it reports them; a database is known from its callers only.
     for kind in (CALLEE_SIDE, CALLER_SIDE):
-        reader = RowReader(snapshot, kind.chosen(metrics))
+        reader = RowReader(snapshot, kind.chosen(metrics, time_range))
         if not reader.metrics:
             continue
         rows = reader.ranged(time_range, newest)
@@ -104,7 +104,7 @@ def _nodes(
     caller_side: Measures | None,
 ) -> dict[str, _Node]:
     """Every service with calls of its own, and every end of an edge."""
-    reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics()))
+    reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics(), time_range))
     rows = reader.ranged(time_range, newest)
     measures, minutes = reader.measures, time_range.minutes(newest)
     served = snapshot.entity_names(rows)

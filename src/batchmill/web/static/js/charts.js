@@ -38,7 +38,8 @@ function isolated(chart, index) {
   return indexes;
 }
 
-// series: [{label, colour: "--name", fill}]; format: number -> [text, unit]; range: as in uPlot;
+// series: [{label, colour: "--name", fill}]; format: number -> [text, unit], of the axis and,
+// unless there is value, of the legend; range: as in uPlot;
 // sync: charts with the same name share their cursor; span: the least number of seconds shown.
 export class TimeChart {
   #settings;
@@ -131,7 +132,7 @@ export class TimeChart {
       width: 1.6,
       fill: fill ? `color-mix(in srgb, ${stroke} 12%, transparent)` : undefined,
       points: { show: true, size: 5, width: 0, fill: stroke, filter: isolated },
-      value: (_u, value) => plain(this.#settings.format(value)),
+      value: (_u, value) => plain((this.#settings.value ?? this.#settings.format)(value)),
     };
   }
 

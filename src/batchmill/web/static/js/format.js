@@ -23,10 +23,16 @@ export function rate(n) {
 
 export function ms(n) {
   if (!known(n)) return null;
-  if (n < 1000) return [n !== 0 && n < 9.95 && n % 1 ? one.format(n) : whole.format(n), " ms"];
+  if (n > 0 && n < 0.01) return ["< 0.01", " ms"];
+  if (n < 9.95 && n % 1) return [n < 0.995 ? two.format(n) : one.format(n), " ms"];
+  if (n < 1000) return [whole.format(n), " ms"];
   if (n < 99_995) return [two.format(n / 1000), " s"];
   return [one.format(n / 60_000), " min"];
 }
+
+// Values of metrics in whole milliseconds: 0 is less than the metric can tell.
+export const averageMs = (n) => (n === 0 ? ["< 1", " ms"] : ms(n));
+export const rankMs = (n) => (n === 0 ? ["< 10", " ms"] : ms(n));
 
 // Rounded down: 99.999 % must not become 100 %.
 export function percent(share) {

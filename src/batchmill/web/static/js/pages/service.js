@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { TimeChart } from "../charts.js";
 import { h, panel, setChildren, setText } from "../dom.js";
-import { apdex, count, grade, moment, ms, percent, rate, utc } from "../format.js";
+import { apdex, averageMs, count, grade, moment, ms, percent, rankMs, rate, utc } from "../format.js";
 import { BUCKET_S, controls, parameters, read, write } from "../range.js";
 import { format, kept, serviceAddress } from "../route.js";
 import { DataTable, figure, link, number, text } from "../table.js";
@@ -13,8 +13,8 @@ const share = (_u, low) => [Math.max(0, Math.min(0.98, (low ?? 1) - 0.01)), 1.00
 const score = (_u, low) => [Math.max(0, Math.min(0.5, (low ?? 1) - 0.05)), 1.005];
 const CHARTS = [
   { key: "cpm", title: "Load", unit: "calls per minute", format: rate, fill: true },
-  { key: "avg", title: "Average response time", unit: "", format: ms, fill: true },
-  { key: "percentiles", title: "Response time percentiles", unit: "pN: N % of calls were at least this fast", format: ms },
+  { key: "avg", title: "Average response time", unit: "", format: ms, value: averageMs, fill: true },
+  { key: "percentiles", title: "Response time percentiles", unit: "pN: N % of calls were at least this fast", format: ms, value: rankMs },
   { key: "success", title: "Success rate", unit: "share of calls without an error", format: percent, range: share },
   { key: "apdex", title: "Apdex", unit: "score from 0 to 1", format: apdex, range: score },
 ];
@@ -78,8 +78,8 @@ export function service({ query, argument, amend }) {
 function summary() {
   const shown = [
     ["cpm", "Calls per minute", rate],
-    ["avg", "Average", ms],
-    ["p99", "p99", ms],
+    ["avg", "Average", averageMs],
+    ["p99", "p99", rankMs],
     ["success", "Success", percent, (n) => grade(n)],
     ["apdex", "Apdex", apdex, (n) => grade(n, 0.85, 0.7)],
   ].map(([key, label, form, of]) => ({ key, form, of, label, value: h("dd", {}, "–") }));
@@ -97,9 +97,9 @@ function summary() {
   };
 }
 
-function chartOf({ key, title, unit, format: form, fill, range }) {
+function chartOf({ key, title, unit, format: form, value, fill, range }) {
   const series = key === "percentiles" ? PERCENTILES.map((name) => ({ label: name, colour: `--${name}` })) : [{ label: title, colour: "--series-1", fill }];
-  const chart = new TimeChart({ title: `${title} over time; the table below has the values`, series, format: form, range, sync: "service" });
+  const chart = new TimeChart({ title: `${title} over time; the table below has the values`, series, format: form, value, range, sync: "service" });
   const { element } = panel(title, { sub: unit, id: `chart-${key}` }, h("div", { class: "body" }, chart.element));
   if (key === "percentiles") element.classList.add("wide");
   return {
@@ -118,8 +118,8 @@ function valuesTable() {
   const columns = [
     { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, moment(row.at)); cell.title = utc(row.at); } },
     { key: "cpm", label: "Calls/min", numeric: true, make: figure((row) => rate(row.cpm)) },
-    { key: "avg", label: "Average", numeric: true, make: figure((row) => ms(row.avg)) },
-    ...PERCENTILES.map((key) => ({ key, label: key, numeric: true, make: figure((row) => ms(row[key])) })),
+    { key: "avg", label: "Average", numeric: true, make: figure((row) => averageMs(row.avg)) },
+    ...PERCENTILES.map((key) => ({ key, label: key, numeric: true, make: figure((row) => rankMs(row[key])) })),
     { key: "success", label: "Success", numeric: true, make: figure((row) => percent(row.success)) },
     { key: "apdex", label: "Apdex", numeric: true, make: figure((row) => apdex(row.apdex)) },
   ];
@@ -179,8 +179,8 @@ function measured(title, key, label) {
     [
       { key: "name", label, header: true, value: (row) => row.name, make: text((row) => row.name) },
       number("cpm", "Calls/min", rate),
-      number("avg", "Average", ms),
-      number("p99", "p99", ms),
+      number("avg", "Average", averageMs),
+      number("p99", "p99", rankMs),
       number("success", "Success", percent, grade),
     ],
     `No calls to ${key} in this time range.`,
@@ -195,7 +195,7 @@ function related(title, key, none) {
     [
       { key: "name", label: "Service", header: true, value: (row) => row.name, make: link((row) => ({ text: row.name, href: serviceAddress(row.id, query) })) },
       number("cpm", "Calls/min", rate),
-      number("avg", "Average", ms),
+      number("avg", "Average", averageMs),
       number("success", "Success", percent, grade),
     ],
     none,

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h, panel, setAttribute, setChildren, setText, svg } from "../dom.js";
-import { count, countOf, grade, ms, percent, plain, rate } from "../format.js";
+import { averageMs, count, countOf, grade, percent, plain, rankMs, rate } from "../format.js";
 import { BOX, layered } from "../layout.js";
 import { controls, parameters, read, write } from "../range.js";
 import { serviceAddress } from "../route.js";
@@ -184,8 +184,8 @@ function nodePart({ id }, pick) {
       setAttribute(element, "href", href);
       for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(node.success) === level);
       setText(name, node.name.length > 19 ? `${node.name.slice(0, 18)}…` : node.name);
-      setText(figures, node.cpm === null ? "no own metrics" : `${plain(rate(node.cpm))}/min · ${plain(ms(node.avg))}`);
-      setText(title, node.cpm === null ? `${node.name}: known only from its relations` : `${node.name}: ${plain(rate(node.cpm))} calls/min, ${plain(ms(node.avg))} on average, ${plain(percent(node.success))} succeed`);
+      setText(figures, node.cpm === null ? "no own metrics" : `${plain(rate(node.cpm))}/min · ${plain(averageMs(node.avg))}`);
+      setText(title, node.cpm === null ? `${node.name}: known only from its relations` : `${node.name}: ${plain(rate(node.cpm))} calls/min, ${plain(averageMs(node.avg))} on average, ${plain(percent(node.success))} succeed`);
     },
   };
 }
@@ -205,7 +205,7 @@ function edgePart({ from, to }) {
       setAttribute(line, "stroke-width", width.toFixed(2));
       setAttribute(tip, "d", arrow(points.at(-1), points.back, vertical, 5 + width));
       for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(edge.success) === level);
-      setText(title, `${plain(rate(edge.cpm))} calls/min, ${plain(ms(edge.avg))} on average, p99 ${plain(ms(edge.p99))}, ${plain(percent(edge.success))} succeed`);
+      setText(title, `${plain(rate(edge.cpm))} calls/min, ${plain(averageMs(edge.avg))} on average, p99 ${plain(rankMs(edge.p99))}, ${plain(percent(edge.success))} succeed`);
     },
   };
 }
@@ -288,7 +288,7 @@ function callTable(query) {
   });
   const table = new DataTable({
     caption: "Calls between services",
-    columns: [end("from", "Caller"), end("to", "Callee"), number("cpm", "Calls/min", rate), number("avg", "Average", ms), number("p99", "p99", ms), number("success", "Success", percent, grade)],
+    columns: [end("from", "Caller"), end("to", "Callee"), number("cpm", "Calls/min", rate), number("avg", "Average", averageMs), number("p99", "p99", rankMs), number("success", "Success", percent, grade)],
     key: (row) => `${row.from} ${row.to}`,
     sort: { key: "cpm", order: "desc" },
   });
