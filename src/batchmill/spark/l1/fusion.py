@@ -16,15 +16,16 @@ step by step is analysed at every step.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from batchmill.aggregate import Deltas
@@ -91,6 +92,36 @@ class Result:
         return cls(deltas, sum(result.invalid for result in results))
 
 
+class Views:
+    """Names for frames in queries, until the end of a ``with`` block.
+
+    When a view is dropped, Spark also drops what it has cached of the view's frame. So there is one
+    for all queries on a frame, and it is dropped when none of them is left.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session
+        self._names: dict[DataFrame, str] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._names.values():
+            self.session.catalog.dropTempView(name)
+        self._names.clear()
+
+    def name(self, frame: DataFrame) -> str:
+        """The view of a frame; any thread may ask."""
+        with self._lock:
+            if frame not in self._names:
+                name = f"batchmill_{uuid.uuid4().hex}"
+                frame.createOrReplaceTempView(name)
+                self._names[frame] = name
+            return self._names[frame]
+
+
 RowQuery: TypeAlias = Callable[[str, Sequence[str], RowExpressions], str]
 """Makes the query of what is needed from rows: from each row, or from groups of equal rows."""
 
@@ -103,7 +134,7 @@ class Fusion:
     most_rows: int | None = None
     """How many rows of segments there are at most, if known."""
 
-    def run(self) -> list[Result]:
+    def run(self, views: Views) -> list[Result]:
         """What became of the rows of each part."""
         needs = RowExpressions()
         for part in self.parts:
@@ -113,11 +144,13 @@ class Fusion:
         if in_spark or NumpyAggregator.fits(needs, self.most_rows):
             slices = self._slices()
         if not slices:
-            return _run(self.parts, needs, SparkAggregator(), single_rows)
+            return _run(self.parts, views, needs, SparkAggregator(), single_rows)
         aggregator: Aggregator = SparkAggregator() if in_spark else NumpyAggregator()
         # The driver's part of the slices then runs in parallel, too.
         with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
-            results = pool.map(lambda parts: _run(parts, needs, aggregator, grouped_rows), slices)
+            results = pool.map(
+                lambda parts: _run(parts, views, needs, aggregator, grouped_rows), slices
+            )
             (part,) = self.parts
             return [Result.merged(part, [result for (result,) in results])]
 
@@ -149,20 +182,13 @@ def fuse(parts: Sequence[Part], *, together: bool, most_rows: int | None = None)
 
 
 def _run(
-    parts: Sequence[Part], needs: RowExpressions, aggregator: Aggregator, row_query: RowQuery
+    parts: Sequence[Part],
+    views: Views,
+    needs: RowExpressions,
+    aggregator: Aggregator,
+    row_query: RowQuery,
 ) -> list[Result]:
-    session = parts[0].rows.frame.sparkSession
-    views: dict[DataFrame, str] = {}
-    try:
-        for part in parts:
-            frame = part.rows.frame
-            if frame not in views:
-                views[frame] = f"batchmill_{uuid.uuid4().hex}"
-                frame.createOrReplaceTempView(views[frame])
-        table = session.sql(_query(parts, views, needs, aggregator, row_query)).toArrow()
-    finally:
-        for view in views.values():
-            session.catalog.dropTempView(view)
+    table = views.session.sql(_query(parts, views, needs, aggregator, row_query)).toArrow()
     return [
         _result(
             part,
@@ -191,7 +217,7 @@ def _result(part: Part, table: pa.Table, needs: RowExpressions, aggregator: Aggr
 
 def _query(
     parts: Sequence[Part],
-    views: Mapping[DataFrame, str],
+    views: Views,
     needs: RowExpressions,
     aggregator: Aggregator,
     row_query: RowQuery,
@@ -199,7 +225,7 @@ def _query(
     """The query whose result the aggregator turns into the deltas of the parts."""
     width = max(len(part.plan.roles) for part in parts)
     selects = [
-        _select(number, part, views[part.rows.frame], needs.types, width)
+        _select(number, part, views.name(part.rows.frame), needs.types, width)
         for number, part in enumerate(parts)
     ]
     # With one source the column is left out: it would be one more to hash for every row.
