@@ -2,11 +2,12 @@
 
 There is one aggregation for all metrics of a source; what two metrics both need is computed once.
 
-Where a source has tallies and many segments, these are cut into slices, one for each core. A slice
-is one task from its files to its groups; nothing is shuffled, and the few deltas that two slices
-have in common are merged later like any others. Equal rows are grouped first: that runs as compiled
-code, which lists of keys do not. The states are then computed by Spark or, where there are many, by
-the driver; see :mod:`.aggregators`. Measured on 10 million events: see the docs.
+Where a source has tallies and many rows, equal rows are grouped first: that runs as compiled code,
+which lists of keys do not. The states are then computed by Spark or, where there are many, by the
+driver; see :mod:`.aggregators`. Segments of such a source are cut into slices, one for each core. A
+slice is one task from its files to its groups; nothing is shuffled, and the few deltas that two
+slices have in common are merged later like any others. Rows of spans lie in Spark's cache, and are
+not cut. Measured on 10 million events: see the docs.
 
 Where a batch is small, planning a query takes longer than running it. So the rows of many small
 sources go into one aggregation, which computes what any source needs for the rows of all, and the
@@ -38,6 +39,7 @@ from batchmill.spark.l1.expressions import (
     column_kind,
     grouped_rows,
     single_rows,
+    sliced_rows,
 )
 from batchmill.spark.l1.plan import MINUTE, Recipe, SourcePlan, minute_sql
 
@@ -75,6 +77,8 @@ class Part:
     rows: Rows
     of_spans: bool = False
     """Whether the rows are derived from spans."""
+    most_rows: int | None = None
+    """How many rows there are at most, if known."""
 
 
 @dataclass(frozen=True)
@@ -131,28 +135,41 @@ class Fusion:
     """Sources whose columns can be read together, aggregated in one query."""
 
     parts: tuple[Part, ...]
-    most_rows: int | None = None
-    """How many rows of segments there are at most, if known."""
+    many: bool = True
+    """Whether there are so many rows that grouping equal ones first is worth it."""
 
     def run(self, views: Views) -> list[Result]:
         """What became of the rows of each part."""
         needs = RowExpressions()
         for part in self.parts:
             needs.add(part.plan)
-        in_spark = SparkAggregator.suits(needs, self.most_rows)
-        slices = []
-        if in_spark or NumpyAggregator.fits(needs, self.most_rows):
-            slices = self._slices()
-        if not slices:
+        slices = self._slices()
+        aggregator = self._aggregator(needs) if slices or self._of_spans else None
+        if aggregator is None:
             return _run(self.parts, views, needs, SparkAggregator(), single_rows)
-        aggregator: Aggregator = SparkAggregator() if in_spark else NumpyAggregator()
+        if not slices:
+            return _run(self.parts, views, needs, aggregator, grouped_rows)
         # The driver's part of the slices then runs in parallel, too.
         with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
             results = pool.map(
-                lambda parts: _run(parts, views, needs, aggregator, grouped_rows), slices
+                lambda parts: _run(parts, views, needs, aggregator, sliced_rows), slices
             )
             (part,) = self.parts
             return [Result.merged(part, [result for (result,) in results])]
+
+    @property
+    def _of_spans(self) -> bool:
+        """Whether it has tallies of many rows that are derived from spans."""
+        return self.many and all(
+            part.of_spans and bool(part.plan.recipe.tallies) for part in self.parts
+        )
+
+    def _aggregator(self, needs: RowExpressions) -> Aggregator | None:
+        """The one for grouped rows; None if they are not to be grouped."""
+        most_rows = self.parts[0].most_rows
+        if SparkAggregator.suits(needs, most_rows):
+            return SparkAggregator()
+        return NumpyAggregator() if NumpyAggregator.fits(needs, most_rows) else None
 
     def _slices(self) -> list[tuple[Part, ...]]:
         if len(self.parts) > 1:
@@ -163,7 +180,7 @@ class Fusion:
         ]
 
 
-def fuse(parts: Sequence[Part], *, together: bool, most_rows: int | None = None) -> list[Fusion]:
+def fuse(parts: Sequence[Part], *, together: bool) -> list[Fusion]:
     """Group sources into queries: as few as possible if ``together``, else one for each source.
 
     Sources that have a column with incompatible types are kept apart.
@@ -178,7 +195,7 @@ def fuse(parts: Sequence[Part], *, together: bool, most_rows: int | None = None)
                 break
         else:
             groups.append((kinds, [part]))
-    return [Fusion(tuple(members), most_rows) for _, members in groups]
+    return [Fusion(tuple(members), many=not together) for _, members in groups]
 
 
 def _run(

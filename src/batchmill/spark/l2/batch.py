@@ -238,14 +238,15 @@ class BatchMaker:
             Part(
                 self._plans[source],
                 Rows(frame, slices=self._slices(draft, self._plans[source])),
+                most_rows=sum(segment.rows for segment in draft.segments.get(source, ())) or None,
             )
             for source, frame in sources.items()
         ]
         parts += [
-            Part(self._plans[source], rows, of_spans=True)
+            Part(self._plans[source], rows, of_spans=True, most_rows=results.most_rows)
             for source, rows in results.sources.items()
         ]
-        fusions = fuse(parts, together=draft.small, most_rows=draft.arrived)
+        fusions = fuse(parts, together=draft.small)
         l1_results = _run(fusions, results.jobs, views)
         draft.work.watch.lap(L1)
         for fusion, own in zip(fusions, l1_results, strict=True):
