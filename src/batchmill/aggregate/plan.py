@@ -134,7 +134,7 @@ class SourcePlan:
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The fields that are read, in the order of the event type."""
-        read = set(map(top_column, self._paths))
+        read = set(map(top_column, self.paths))
         return tuple(
             field
             for field in self.source.fields.values()
@@ -145,11 +145,12 @@ class SourcePlan:
     def nested_doubles(self) -> tuple[Path, ...]:
         """The doubles inside structs that are read."""
         return tuple(
-            path for path in self._paths if path.type.kind == "double" and len(path.parts) > 1
+            path for path in self.paths if path.type.kind == "double" and len(path.parts) > 1
         )
 
     @cached_property
-    def _paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Path, ...]:
+        """What the metrics read of a row."""
         states = (state for metric in self.metrics for state in metric.states)
         return tuple(dict.fromkeys(path for state in states for path in _paths(state)))
 
@@ -161,7 +162,7 @@ class SourcePlan:
     @cached_property
     def types(self) -> dict[str, str]:
         """The type of each value that is read, by its path."""
-        return {path.text: str(path.type) for path in self._paths}
+        return {path.text: str(path.type) for path in self.paths}
 
     @cached_property
     def thresholds(self) -> dict[str, int]:

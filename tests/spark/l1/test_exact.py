@@ -337,9 +337,9 @@ LABELS = FEW + "by_type = from(Endpoint.*).labelCount(type);"
 @pytest.mark.parametrize(
     ("oal", "room", "way"),
     [
-        (FEW, 10**6, "SparkAggregator grouped_rows"),
-        (MANY, 10**6, "NumpyAggregator grouped_rows"),
-        (LABELS, 10**6, "NumpyAggregator grouped_rows"),
+        (FEW, 10**6, "SparkAggregator sliced_rows"),
+        (MANY, 10**6, "NumpyAggregator sliced_rows"),
+        (LABELS, 10**6, "NumpyAggregator sliced_rows"),
         (MANY, 10, "SparkAggregator single_rows"),
     ],
     ids=["few", "many", "label", "wide"],

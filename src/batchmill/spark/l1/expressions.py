@@ -79,8 +79,14 @@ def single_rows(rows: str, group: Sequence[str], needs: RowExpressions) -> str:
     return f"SELECT {', '.join(columns)} FROM ({rows})"
 
 
-def grouped_rows(rows: str, group: Sequence[str], needs: RowExpressions) -> str:
-    """The same, but rows whose conditions and keys are all equal become one row."""
+def sliced_rows(rows: str, group: Sequence[str], needs: RowExpressions) -> str:
+    """The same as :func:`grouped_rows`, in one task."""
+    # From here on the slice is one partition. Spark compiles what is below together with the scan.
+    return grouped_rows(rows, group, needs, hint="/*+ COALESCE(1) */ ")
+
+
+def grouped_rows(rows: str, group: Sequence[str], needs: RowExpressions, hint: str = "") -> str:
+    """What is needed from rows; those whose conditions and keys are all equal become one row."""
     columns = needs.columns
     values = {measure.value: f"_v{n}" for n, measure in enumerate(needs.measures.values())}
     selected = [
@@ -88,8 +94,7 @@ def grouped_rows(rows: str, group: Sequence[str], needs: RowExpressions) -> str:
         *(f"{text} AS {column}" for column, text in columns.items()),
         *(f"{value} AS {column}" for value, column in values.items()),
     ]
-    # From here on the slice is one partition. Spark compiles what is below together with the scan.
-    rows = f"SELECT /*+ COALESCE(1) */ {', '.join(selected)} FROM ({rows})"
+    rows = f"SELECT {hint}{', '.join(selected)} FROM ({rows})"
     measures = [f"COUNT(1) AS {COUNT}"]
     measures += [
         f"{measure.how}({values[measure.value]}) AS {column}"

@@ -2,11 +2,12 @@
 
 There is one aggregation for all metrics of a source; what two metrics both need is computed once.
 
-Where a source has tallies and many segments, these are cut into slices, one for each core. A slice
-is one task from its files to its groups; nothing is shuffled, and the few deltas that two slices
-have in common are merged later like any others. Equal rows are grouped first: that runs as compiled
-code, which lists of keys do not. The states are then computed by Spark or, where there are many, by
-the driver; see :mod:`.aggregators`. Measured on 10 million events: see the docs.
+Where a source has tallies and many rows, equal rows are grouped first: that runs as compiled code,
+which lists of keys do not. The states are then computed by Spark or, where there are many, by the
+driver; see :mod:`.aggregators`. Segments of such a source are cut into slices, one for each core. A
+slice is one task from its files to its groups; nothing is shuffled, and the few deltas that two
+slices have in common are merged later like any others. Rows of spans lie in Spark's cache, and are
+not cut. Measured on 10 million events: see the docs.
 
 Where a batch is small, planning a query takes longer than running it. So the rows of many small
 sources go into one aggregation, which computes what any source needs for the rows of all, and the
@@ -16,15 +17,16 @@ step by step is analysed at every step.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from batchmill.aggregate import Deltas
@@ -37,6 +39,7 @@ from batchmill.spark.l1.expressions import (
     column_kind,
     grouped_rows,
     single_rows,
+    sliced_rows,
 )
 from batchmill.spark.l1.plan import MINUTE, Recipe, SourcePlan, minute_sql
 
@@ -74,6 +77,8 @@ class Part:
     rows: Rows
     of_spans: bool = False
     """Whether the rows are derived from spans."""
+    most_rows: int | None = None
+    """How many rows there are at most, if known."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,36 @@ class Result:
         return cls(deltas, sum(result.invalid for result in results))
 
 
+class Views:
+    """Names for frames in queries, until the end of a ``with`` block.
+
+    When a view is dropped, Spark also drops what it has cached of the view's frame. So there is one
+    for all queries on a frame, and it is dropped when none of them is left.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session
+        self._names: dict[DataFrame, str] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._names.values():
+            self.session.catalog.dropTempView(name)
+        self._names.clear()
+
+    def name(self, frame: DataFrame) -> str:
+        """The view of a frame; any thread may ask."""
+        with self._lock:
+            if frame not in self._names:
+                name = f"batchmill_{uuid.uuid4().hex}"
+                frame.createOrReplaceTempView(name)
+                self._names[frame] = name
+            return self._names[frame]
+
+
 RowQuery: TypeAlias = Callable[[str, Sequence[str], RowExpressions], str]
 """Makes the query of what is needed from rows: from each row, or from groups of equal rows."""
 
@@ -100,26 +135,41 @@ class Fusion:
     """Sources whose columns can be read together, aggregated in one query."""
 
     parts: tuple[Part, ...]
-    most_rows: int | None = None
-    """How many rows of segments there are at most, if known."""
+    many: bool = True
+    """Whether there are so many rows that grouping equal ones first is worth it."""
 
-    def run(self) -> list[Result]:
+    def run(self, views: Views) -> list[Result]:
         """What became of the rows of each part."""
         needs = RowExpressions()
         for part in self.parts:
             needs.add(part.plan)
-        in_spark = SparkAggregator.suits(needs, self.most_rows)
-        slices = []
-        if in_spark or NumpyAggregator.fits(needs, self.most_rows):
-            slices = self._slices()
+        slices = self._slices()
+        aggregator = self._aggregator(needs) if slices or self._of_spans else None
+        if aggregator is None:
+            return _run(self.parts, views, needs, SparkAggregator(), single_rows)
         if not slices:
-            return _run(self.parts, needs, SparkAggregator(), single_rows)
-        aggregator: Aggregator = SparkAggregator() if in_spark else NumpyAggregator()
+            return _run(self.parts, views, needs, aggregator, grouped_rows)
         # The driver's part of the slices then runs in parallel, too.
         with ThreadPoolExecutor(len(slices), "batchmill-slice") as pool:
-            results = pool.map(lambda parts: _run(parts, needs, aggregator, grouped_rows), slices)
+            results = pool.map(
+                lambda parts: _run(parts, views, needs, aggregator, sliced_rows), slices
+            )
             (part,) = self.parts
             return [Result.merged(part, [result for (result,) in results])]
+
+    @property
+    def _of_spans(self) -> bool:
+        """Whether it has tallies of many rows that are derived from spans."""
+        return self.many and all(
+            part.of_spans and bool(part.plan.recipe.tallies) for part in self.parts
+        )
+
+    def _aggregator(self, needs: RowExpressions) -> Aggregator | None:
+        """The one for grouped rows; None if they are not to be grouped."""
+        most_rows = self.parts[0].most_rows
+        if SparkAggregator.suits(needs, most_rows):
+            return SparkAggregator()
+        return NumpyAggregator() if NumpyAggregator.fits(needs, most_rows) else None
 
     def _slices(self) -> list[tuple[Part, ...]]:
         if len(self.parts) > 1:
@@ -130,7 +180,7 @@ class Fusion:
         ]
 
 
-def fuse(parts: Sequence[Part], *, together: bool, most_rows: int | None = None) -> list[Fusion]:
+def fuse(parts: Sequence[Part], *, together: bool) -> list[Fusion]:
     """Group sources into queries: as few as possible if ``together``, else one for each source.
 
     Sources that have a column with incompatible types are kept apart.
@@ -145,24 +195,17 @@ def fuse(parts: Sequence[Part], *, together: bool, most_rows: int | None = None)
                 break
         else:
             groups.append((kinds, [part]))
-    return [Fusion(tuple(members), most_rows) for _, members in groups]
+    return [Fusion(tuple(members), many=not together) for _, members in groups]
 
 
 def _run(
-    parts: Sequence[Part], needs: RowExpressions, aggregator: Aggregator, row_query: RowQuery
+    parts: Sequence[Part],
+    views: Views,
+    needs: RowExpressions,
+    aggregator: Aggregator,
+    row_query: RowQuery,
 ) -> list[Result]:
-    session = parts[0].rows.frame.sparkSession
-    views: dict[DataFrame, str] = {}
-    try:
-        for part in parts:
-            frame = part.rows.frame
-            if frame not in views:
-                views[frame] = f"batchmill_{uuid.uuid4().hex}"
-                frame.createOrReplaceTempView(views[frame])
-        table = session.sql(_query(parts, views, needs, aggregator, row_query)).toArrow()
-    finally:
-        for view in views.values():
-            session.catalog.dropTempView(view)
+    table = views.session.sql(_query(parts, views, needs, aggregator, row_query)).toArrow()
     return [
         _result(
             part,
@@ -191,7 +234,7 @@ def _result(part: Part, table: pa.Table, needs: RowExpressions, aggregator: Aggr
 
 def _query(
     parts: Sequence[Part],
-    views: Mapping[DataFrame, str],
+    views: Views,
     needs: RowExpressions,
     aggregator: Aggregator,
     row_query: RowQuery,
@@ -199,7 +242,7 @@ def _query(
     """The query whose result the aggregator turns into the deltas of the parts."""
     width = max(len(part.plan.roles) for part in parts)
     selects = [
-        _select(number, part, views[part.rows.frame], needs.types, width)
+        _select(number, part, views.name(part.rows.frame), needs.types, width)
         for number, part in enumerate(parts)
     ]
     # With one source the column is left out: it would be one more to hash for every row.

@@ -202,6 +202,11 @@ class SourcePlan:
         return self.aggregator.plan.roles
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """What the metrics read of a row."""
+        return self.aggregator.plan.paths
+
+    @property
     def needed(self) -> frozenset[str]:
         """The columns that the plan reads, beside ``time``."""
         return frozenset(read.column for read in self.aggregator.plan.fields)

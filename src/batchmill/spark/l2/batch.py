@@ -52,7 +52,7 @@ from batchmill.spark.input.reader import (
     read_rows,
 )
 from batchmill.spark.input.segments import BadSegment, Segment, cut, find_corrupt, inspect
-from batchmill.spark.l1.fusion import Fusion, Part, Result, Rows, fuse
+from batchmill.spark.l1.fusion import Fusion, Part, Result, Rows, Views, fuse
 from batchmill.spark.l1.plan import SourcePlan
 from batchmill.spark.l2.report import DELTAS, L1, READ, SPANS, BatchStats, Stopwatch
 from batchmill.spark.settings import PipelineSettings
@@ -205,16 +205,19 @@ class BatchMaker:
                 sources[source] = rows
         spans = self._read_spans(draft)
         work.watch.lap(READ)
-        with self._spans.process(
-            work.pending,
-            spans,
-            now=work.now,
-            number=work.number,
-            expire=work.expire,
-            late_before_us=self._late_before_us(work.newest),
-        ) as results:
+        with (
+            Views(self._spark) as views,
+            self._spans.process(
+                work.pending,
+                spans,
+                now=work.now,
+                number=work.number,
+                expire=work.expire,
+                late_before_us=self._late_before_us(work.newest),
+            ) as results,
+        ):
             work.watch.lap(SPANS)
-            self._aggregate(draft, sources, results)
+            self._aggregate(draft, sources, results, views)
         self._count_spans(draft, results)
         draft.batch.entities = draft.book.rows()
         for key, count in draft.counters.items():
@@ -224,22 +227,27 @@ class BatchMaker:
         return draft
 
     def _aggregate(
-        self, draft: _Draft, sources: Mapping[str, DataFrame], results: SpanResults
+        self,
+        draft: _Draft,
+        sources: Mapping[str, DataFrame],
+        results: SpanResults,
+        views: Views,
     ) -> None:
         """Aggregate all sources, several at a time, and put the results into the batch."""
         parts = [
             Part(
                 self._plans[source],
                 Rows(frame, slices=self._slices(draft, self._plans[source])),
+                most_rows=sum(segment.rows for segment in draft.segments.get(source, ())) or None,
             )
             for source, frame in sources.items()
         ]
         parts += [
-            Part(self._plans[source], rows, of_spans=True)
+            Part(self._plans[source], rows, of_spans=True, most_rows=results.most_rows)
             for source, rows in results.sources.items()
         ]
-        fusions = fuse(parts, together=draft.small, most_rows=draft.arrived)
-        l1_results = _run(fusions, results.jobs)
+        fusions = fuse(parts, together=draft.small)
+        l1_results = _run(fusions, results.jobs, views)
         draft.work.watch.lap(L1)
         for fusion, own in zip(fusions, l1_results, strict=True):
             for part, result in zip(fusion.parts, own, strict=True):
@@ -493,7 +501,9 @@ def _first_line(error: Exception) -> str:
     return (useful or lines or [type(error).__name__])[0].lstrip(": ")
 
 
-def _run(fusions: Sequence[Fusion], jobs: Sequence[Callable[[], None]]) -> list[list[Result]]:
+def _run(
+    fusions: Sequence[Fusion], jobs: Sequence[Callable[[], None]], views: Views
+) -> list[list[Result]]:
     """Run all fusions and jobs, several at a time; the results of each fusion, in their order.
 
     After a failure none is left running.
@@ -501,9 +511,9 @@ def _run(fusions: Sequence[Fusion], jobs: Sequence[Callable[[], None]]) -> list[
     if len(fusions) + len(jobs) <= 1:
         for job in jobs:
             job()
-        return [fusion.run() for fusion in fusions]
+        return [fusion.run(views) for fusion in fusions]
     with concurrent.futures.ThreadPoolExecutor(_JOBS_AT_ONCE, "batchmill-l1") as pool:
-        runs = [pool.submit(fusion.run) for fusion in fusions]
+        runs = [pool.submit(fusion.run, views) for fusion in fusions]
         others = [pool.submit(job) for job in jobs]
         try:
             results = [future.result() for future in runs]

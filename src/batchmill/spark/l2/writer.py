@@ -90,8 +90,7 @@ class StreamWriter:
         # A batch changes settings by its size, which must not affect another writer's batch.
         self._spark = spark = copy_of(spark)
         index = None if dedup_s is None else DedupIndex(spark, checkpoint.dedup_index, dedup_s)
-        wanted = {source: plan.needed for source, plan in plans.items()}
-        self._spans = SpanProcessor(spark, checkpoint.pending_spans, settings, wanted, index)
+        self._spans = SpanProcessor(spark, checkpoint.pending_spans, settings, plans, index)
         self._enter(claimed)
         self._maker = BatchMaker(
             spark,

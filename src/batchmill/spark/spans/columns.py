@@ -10,7 +10,7 @@ attributes could give a name, the first one that is present does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import DataFrame
 
@@ -81,7 +81,7 @@ _ALL_ATTRIBUTES = (
 version has these in the map as well."""
 
 
-def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
+def compact(spans: DataFrame, *, keys: Collection[str] | None = None) -> DataFrame:
     """One row for each span of ``SPAN_SCHEMA``, with all columns that are derived from it.
 
     Beyond the span's own columns: ``latency`` in whole ms, ``latencyMicros``, ``status`` as a
@@ -89,8 +89,9 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     and ``peer_layer``, where a call went as far as the caller knows; ``store`` (the database or
     cache of a call) with ``system``, ``cache_operation`` (null for a database) and ``statement``;
     ``broker`` with ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with
-    the two token counts. Columns that do not apply to a span are null. Without ``tags``, so are
-    ``tags`` and ``tag``: putting all attributes together is most of the work.
+    the two token counts. Columns that do not apply to a span are null. With ``keys``, ``tags`` and
+    ``tag`` have the attributes with these keys only: putting all attributes together is most of the
+    work.
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
@@ -106,7 +107,7 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
         f"{_filled('service_instance_id')} AS _instance",
         f"{_filled('host_name')} AS _host",
         f"COALESCE({_filled('db_system_name')}, {_filled('db_system')}) AS system",
-        f"CAST({_only_if(SERVES, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS tag",
+        f"CAST({_only_if(SERVES, _attributes(keys))} AS {_TEXT_MAP}) AS tag",
         *_present(_ATTRIBUTES),
     )
     return facts.selectExpr(*_COLUMNS)
@@ -120,6 +121,20 @@ def is_blank(text: str) -> str:
 
 def _filled(text: str) -> str:
     return f"IF({is_blank(text)}, NULL, {text})"
+
+
+def _attributes(keys: Collection[str] | None) -> str:
+    """SQL of a span's attributes with these keys, or of all; null if it has none of the keys."""
+    if keys is None:
+        return _ALL_ATTRIBUTES
+    if not keys:
+        return "NULL"
+    values = {
+        key: ATTRIBUTE_COLUMNS.get(key, f"TRY_ELEMENT_AT(attributes, {literal(key)})")
+        for key in sorted(keys)
+    }
+    entries = ", ".join(f"{literal(key)}, {value}" for key, value in values.items())
+    return _only_if(f"COALESCE({', '.join(values.values())}) IS NOT NULL", f"MAP({entries})")
 
 
 def _present(keys: Mapping[str, str]) -> list[str]:

@@ -21,9 +21,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.aggregate import entity_number
+from batchmill.oal import MapKey
 from batchmill.spark.input.reader import SPAN_SCHEMA, read_parquet, write_parquet
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.l1.fusion import Rows
+from batchmill.spark.l1.plan import SourcePlan
 from batchmill.spark.settings import PipelineSettings
 from batchmill.spark.spans import dedup, pending
 from batchmill.spark.spans.columns import compact
@@ -52,6 +54,8 @@ class SpanResults:
 
     sources: dict[str, Rows] = field(default_factory=dict)
     rows: int = 0
+    most_rows: int = 0
+    """How many rows of a source there are at most."""
     newest_us: int = 0
     late: int = 0
     """How many spans came late."""
@@ -97,16 +101,16 @@ class SpanProcessor:
         spark: SparkSession,
         folder: Path,
         settings: PipelineSettings,
-        wanted: Mapping[str, frozenset[str]],
+        plans: Mapping[str, SourcePlan],
         index: dedup.DedupIndex | None = None,
     ) -> None:
-        """``wanted`` are the event types that a metric reads, and the columns of them."""
+        """``plans`` are those of the event types that a metric reads."""
         self._spark = spark
         self.folder = folder
         self._index = index
         self._settings = settings
-        self._wanted = frozenset(wanted)
-        self._tags = any(not TAGS.isdisjoint(wanted.get(source, ())) for source in SERVED)
+        self._wanted = frozenset(plans)
+        self._keys = _attribute_keys(plans)
         self._slow = settings.thresholds()
 
     @contextlib.contextmanager
@@ -147,7 +151,7 @@ class SpanProcessor:
             return frame
 
         try:
-            new = persist(compact(spans, tags=self._tags))
+            new = persist(compact(spans, keys=self._keys))
             moment = _Moment(tick, expire_before, number, expire, late_before_us)
             yield self._process(files, expired, new, persist, moment)
         finally:
@@ -174,6 +178,8 @@ class SpanProcessor:
                 counts = count_spans(new)
         results = SpanResults(
             rows=counts.spans,
+            # A span, new or pending, gives up to two relations.
+            most_rows=2 * (counts.spans + sum(file.rows for file in files.spans)),
             newest_us=arrived.newest_us,
             duplicates=arrived.spans - counts.spans,
         )
@@ -276,6 +282,18 @@ class SpanProcessor:
             for folder in place.iterdir() if place.is_dir() else ():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _attribute_keys(plans: Mapping[str, SourcePlan]) -> frozenset[str] | None:
+    """The keys of attributes that metrics look up; None: some metric reads all attributes."""
+    keys = set()
+    for path in (path for source in SERVED if source in plans for path in plans[source].paths):
+        if path.parts[0] in TAGS:
+            key = path.parts[-1]
+            if not isinstance(key, MapKey):
+                return None
+            keys.add(key.key)
+    return frozenset(keys)
 
 
 def _rows(table: pa.Table | None) -> list[dict[str, Any]]:
