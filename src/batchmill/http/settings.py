@@ -163,6 +163,28 @@ def listen(bind: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
+def reserve(bind: str, port: int, setting: str) -> socket.socket:
+    """Reserve a port for listeners with ``SO_REUSEPORT`` in other processes of this user.
+
+    The socket that is returned does not listen, and keeps the port until it is closed. A port that
+    is in use, or reserved, is the same error as in :func:`listen`.
+    """
+    # Only one process at a time can listen like this, and nobody beside a reservation.
+    with listen(bind, port, setting) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved = socket.socket(probe.family, socket.SOCK_STREAM)
+        try:
+            # The former lets it bind beside old connections, and would let others listen here.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((bind, probe.getsockname()[1]))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError as error:
+            reserved.close()
+            raise port_error(setting, port, bind, error) from error
+    return reserved
+
+
 def port_error(setting: str, port: int, bind: str, error: Exception) -> ConfigError:
     """The error for a port that cannot be opened."""
     return ConfigError(setting, port, f"a free port of {bind} ({error})")

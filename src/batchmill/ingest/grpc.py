@@ -39,15 +39,26 @@ _SIGNALS = {
 }
 _GZIP = b"\x1f\x8b"
 """How gzip starts. No protobuf message starts like this: 0x1f is not a field."""
+_SHARED_CONNECTION_S = 300.0
+"""A sender of a shared port is asked to connect anew after this, for which any process may be
+chosen: so connections also spread to a process that was restarted."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def build_server(intake: Intake, settings: ReceiverSettings) -> tuple[grpc.aio.Server, int]:
-    """Make a server, not yet started, that listens on a port; returns both."""
+def build_server(
+    intake: Intake, settings: ReceiverSettings, *, shared: bool = False
+) -> tuple[grpc.aio.Server, int]:
+    """Make a server, not yet started, that listens on a port; returns both.
+
+    ``shared``: other processes listen on the port as well, and the system spreads connections.
+    """
     max_message = min(GRPC_MESSAGE_BYTES, intake.limits.max_body_bytes)
+    spreading = [("grpc.max_connection_age_ms", int(_SHARED_CONNECTION_S * 1000))]
     server = grpc.aio.server(
         options=[
-            ("grpc.so_reuseport", 0),  # else a second receiver could use the same port
+            # Without it, else a second receiver could use the same port.
+            ("grpc.so_reuseport", int(shared)),
+            *(spreading if shared else ()),
             ("grpc.max_receive_message_length", max_message),
             ("grpc.per_message_decompression", 0),
             ("grpc.compression_enabled_algorithms_bitset", 0b101),  # identity and gzip
