@@ -1,8 +1,9 @@
 """OTLP receivers: take spans from OpenTelemetry clients into a spool, or a topic of Kafka.
 
 `Receiver` serves HTTP and gRPC; `decode_traces`, `decompress` and `otlp_from_json` decode requests
-without a network. `ParentLink`, `Place`, `check_shares`, `total_status` and `ended_status` are for a
-receiver of several processes. Loads without its extra, so that it can say which one is missing.
+without a network. `ParentLink`, `Place`, `check_shares`, `total_status` and `ended_status` are for
+several processes that receive as one. Loads without its extra, so that it can say which one is
+missing.
 """
 
 from __future__ import annotations

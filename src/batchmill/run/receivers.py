@@ -84,6 +84,8 @@ class Receivers:
         self._status_path = status_path
         self._started = time.time()
         self._stopping = False
+        self._complete = False
+        self._reported_s = 0.0
         self._failure: BatchmillError | None = None
         self._status_failed = False
         self._workers = [
@@ -114,48 +116,42 @@ class Receivers:
             raise self._failure
 
     async def _run(self, listener: socket.socket, ready: Callable[[], None] | None) -> None:
-        accepting: asyncio.Task[None] | None = None
-        told_at = 0.0
-        try:
-            while not self._stopping:
-                await self._poll()
-                if accepting is None and all(w.state is State.RUNNING for w in self._workers):
-                    self._report()
-                    accepting = asyncio.create_task(self._accept(listener))
-                    for worker in self._workers:
-                        worker.be_patient()
-                    if ready is not None:
-                        ready()
-                if accepting is not None:
+        while not self._stopping and any(w.state is not State.RUNNING for w in self._workers):
+            await self._poll()
+        if not self._stopping:
+            self._complete = True
+            for worker in self._workers:
+                worker.be_patient()
+            self._report()
+            if ready is not None:
+                ready()
+            accepting = asyncio.create_task(self._accept(listener))
+            try:
+                while not self._stopping:
+                    await self._poll()
                     if accepting.done():
                         accepting.result()  # a bug there ends the receiver
-                    if time.monotonic() - told_at >= _STATUS_S:
-                        told_at = time.monotonic()
-                        self._report()
-                await asyncio.sleep(POLL_S)
-        finally:
-            if accepting is not None:
+            finally:
                 accepting.cancel()
-            listener.close()
+        listener.close()
+        await self._drain()
+
+    async def _drain(self) -> None:
         log.info("draining")
         draining = [worker for worker in self._workers if worker.state in ALIVE]
         for worker in self._workers:
             worker.terminate()
+        self._report()
         while any(worker.state in ALIVE for worker in self._workers):
             await self._poll()
-            if accepting is not None and time.monotonic() - told_at >= _STATUS_S:
-                told_at = time.monotonic()
-                self._report()
-            await asyncio.sleep(POLL_S)
-        if accepting is not None:
-            self._report()
+        self._report()
         for worker in draining:
             if worker.code not in _ENDED_WELL and self._failure is None:
                 how = exit_text(worker.code or 0)
                 self._failure = WorkerError(worker.spec.name, f"did not drain ({how})")
 
     async def _poll(self) -> None:
-        """Note deaths and reports; restart what is due."""
+        """Note deaths, restart and report what is due, then pause."""
         for worker in self._workers:
             try:
                 worker.poll(time.monotonic(), None)
@@ -166,6 +162,9 @@ class Receivers:
                 last = await worker.disconnect()
                 if last:
                     self._past = [total_status((), [*self._past, ended_status(last)])]
+        if time.monotonic() - self._reported_s >= _STATUS_S:
+            self._report()
+        await asyncio.sleep(POLL_S)
 
     async def _accept(self, listener: socket.socket) -> None:
         """Hand connections to the workers; without a worker they wait in the port's backlog."""
@@ -214,7 +213,10 @@ class Receivers:
         }
 
     def _report(self) -> None:
-        """Write the status file, and tell the workers."""
+        """Write the status file, and tell the workers; not before all of them have run once."""
+        if not self._complete:
+            return
+        self._reported_s = time.monotonic()
         status = self.status()
         telemetry = {
             str(number): worker.status["telemetry"]
