@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
 from typing import Any
 
 import pytest
 
 from batchmill.errors import ConfigError
+from batchmill.http import handover_pair
 from batchmill.ingest import (
     Limits,
+    ParentLink,
     Place,
     ReceiverSettings,
     check_shares,
@@ -16,6 +21,7 @@ from batchmill.ingest import (
     total_status,
 )
 from batchmill.telemetry.exposition import render_telemetry_of
+from tests.kit.threads import until
 
 MIB = 2**20
 
@@ -146,6 +152,25 @@ def test_limits_that_are_too_small_to_be_divided() -> None:
         check_shares(ReceiverSettings(max_connections=4), Limits(), 5)
     with pytest.raises(ConfigError, match=r"processes=3 .* at most 2, .* max_bytes"):
         check_shares(ReceiverSettings(max_bytes=200 * MIB), Limits(max_body_bytes=100 * MIB), 3)
+
+
+def test_a_worker_knows_what_the_parent_tells() -> None:
+    """The total, and of it which of the others hangs; the parent gets its status."""
+    connections, taking = handover_pair()
+    here, there = socket.socketpair()
+    with contextlib.closing(connections), here, here.makefile("rb") as reports:
+        link = ParentLink(Place(1, 2, taking.detach(), there.detach(), 1, 2))
+        assert link.faults() == []
+        workers = [{"silent_s": 0.2}, {"silent_s": 29.0}]
+        here.sendall(json.dumps({"level": "WARNING", "workers": workers}).encode() + b"\n")
+        assert link.total()["level"] == "WARNING"
+        assert link.faults() == []
+        workers[1]["silent_s"] = 31.0
+        here.sendall(json.dumps({"workers": workers}).encode() + b"\n")
+        assert until(link.faults) == ["worker 2 has not reported for 31 s"]
+        link.report({"received_spans": 3})
+        assert json.loads(reports.readline()) == {"received_spans": 3}
+        link.close()
 
 
 def test_a_page_has_the_components_of_all_processes() -> None:

@@ -139,16 +139,13 @@ def _work(
     """Receive as one of several processes."""
     from batchmill.ingest import ParentLink, Receiver
 
-    with _forwarders(given, place) as forwarders, _sink(given, place) as sink:
-        receiver = Receiver(
-            sink,
-            place.settings(settings),
-            limits=limits,
-            forwarders=forwarders,
-            parent=ParentLink(place),
-        )
-        asyncio.run(serve_until_signal(receiver, lambda: None))
-    receiver.report()  # with what the forwarders have sent at last
+    with contextlib.closing(ParentLink(place)) as parent:
+        with _forwarders(given, place) as forwarders, _sink(given, place) as sink:
+            receiver = Receiver(
+                sink, place.settings(settings), limits=limits, forwarders=forwarders, parent=parent
+            )
+            asyncio.run(serve_until_signal(receiver, lambda: None))
+        receiver.report()  # with what the forwarders have sent at last
     return 0
 
 

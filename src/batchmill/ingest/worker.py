@@ -83,7 +83,10 @@ class ParentLink:
         self._told = threading.Event()
         self._total: dict[str, Any] = {}
         self._told_at = time.monotonic()
-        threading.Thread(target=self._read, name="batchmill-ingest-total", daemon=True).start()
+        self._reading = threading.Thread(
+            target=self._read, name="batchmill-ingest-total", daemon=True
+        )
+        self._reading.start()
 
     def report(self, status: Mapping[str, Any]) -> None:
         """Tell the parent the status of this worker."""
@@ -107,8 +110,19 @@ class ParentLink:
             if worker["silent_s"] > SILENT_S
         ]
 
+    def close(self) -> None:
+        """End the link."""
+        self.connections.close()
+        with contextlib.suppress(OSError):  # the parent was first
+            self._reports.shutdown(socket.SHUT_RDWR)
+        self._reading.join()
+
     def _read(self) -> None:
-        with self._reports.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
+        with (
+            self._reports,
+            self._reports.makefile("rb") as lines,
+            contextlib.suppress(OSError, ValueError),
+        ):
             for line in lines:
                 self._total, self._told_at = json.loads(line), time.monotonic()
                 self._told.set()

@@ -318,7 +318,8 @@ class Process:
         """Ask it to end, once; it is not restarted."""
         if self.state in (State.STARTING, State.RUNNING) and self._process is not None:
             self.state = State.STOPPING
-            self._process.terminate()
+            # Not Popen's terminate(), which reaps a process that has ended by itself; see _reap().
+            os.kill(self._process.pid, signal.SIGTERM)
         elif self.state is State.RESTARTING:
             self.state = State.ENDED
 
