@@ -49,9 +49,6 @@ class Turn:
     """Acknowledged spans a second."""
     cores: float
     """Processor seconds of the receiver, a second."""
-    demand: float
-    """The same, and the seconds for which its threads waited for a core: with free cores it would
-    use about so many."""
     sender_cores: float
     other_cores: float
     """Of everything else on the machine."""
@@ -98,7 +95,6 @@ class Processes:
                         f"{median(ratios):.2f}x" if several else "",
                         spread(ratios) if several else "",
                         f"{median(turn.cores for turn in turns):.2f}",
-                        f"{median(turn.demand for turn in turns):.2f}",
                         f"{median(turn.sender_cores for turn in turns):.2f}",
                         f"{median(turn.other_cores for turn in turns):.2f}",
                         f"{median(turn.cpu_s for turn in turns):.1f}",
@@ -112,13 +108,12 @@ class Processes:
                 f"Acknowledged spans per second over HTTP, {SPANS:,} spans a request,"
                 f" {CONNECTIONS} connections of one cheap sender, {rounds} rounds of"
                 f" {self.seconds:g} s in turns, on {os.cpu_count()} cores. Cores: processor seconds"
-                " a second of the receiver; with those for which its threads waited for a core"
-                " (demand); of the sender; and of everything else on the machine. Where the latter"
-                " is not small, the ratio says who gets how much of a busy machine. Then processor"
-                " seconds for a million spans.",
+                " a second of the receiver, of the sender, and of everything else on the machine: where"
+                " the last is not small, the ratio only says who gets how much of a busy machine."
+                " Then processor seconds for a million spans.",
                 [
                     *("case", "spans/s", "thousands", "ratio", "range"),
-                    *("cores", "demand", "sender", "others", "cpu/M", "sender/M"),
+                    *("cores", "sender", "others", "cpu/M", "sender/M"),
                 ],
                 rows,
             )
@@ -204,17 +199,14 @@ def _turn(sender: Any, receiver: _Receiver, seconds: float) -> Turn:
     sender.send((receiver.http, WARM_UP_S, seconds))
     sender.recv()  # the warm-up is over
     pids = receiver.pids()
-    before, wanted = [_cpu_s(pid) for pid in pids], sum(map(_runnable_s, pids))
-    busy, began = _busy_s(), time.monotonic()
+    before, busy, began = [_cpu_s(pid) for pid in pids], _busy_s(), time.monotonic()
     spans, sender_cpu_s = sender.recv()
     took = time.monotonic() - began
     used = [_cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
-    wanted = sum(map(_runnable_s, pids)) - wanted
     others = _busy_s() - busy - sum(used) - sender_cpu_s
     return Turn(
         rate=spans / took,
         cores=sum(used) / took,
-        demand=wanted / took,
         sender_cores=sender_cpu_s / took,
         other_cores=max(0.0, others / took),
         shares=[part / (sum(used) or 1.0) for part in used],
@@ -224,16 +216,6 @@ def _turn(sender: Any, receiver: _Receiver, seconds: float) -> Turn:
 def _cpu_s(pid: int) -> float:
     parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(parts[11]) + int(parts[12])) / _TICK
-
-
-def _runnable_s(pid: int) -> float:
-    """For how long its threads have run, or waited for a core."""
-    seconds = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended since
-            ran, waited, _ = map(int, (task / "schedstat").read_text().split())
-            seconds += (ran + waited) / 1e9
-    return seconds
 
 
 def _busy_s() -> float:
