@@ -108,8 +108,9 @@ class Processes:
                 f"Acknowledged spans per second over HTTP, {SPANS:,} spans a request,"
                 f" {CONNECTIONS} connections of one cheap sender, {rounds} rounds of"
                 f" {self.seconds:g} s in turns, on {os.cpu_count()} cores. Cores: processor seconds"
-                " a second of the receiver, of the sender, and of everything else on the machine: where"
-                " the last is not small, the ratio only says who gets how much of a busy machine."
+                " a second of the receiver, of the sender, and of everything else on the machine:"
+                " where the last is not small, the ratio only says who gets how much of a busy"
+                " machine."
                 " Then processor seconds for a million spans.",
                 [
                     *("case", "spans/s", "thousands", "ratio", "range"),
