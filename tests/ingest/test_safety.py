@@ -361,10 +361,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mutual", [False, True])
-def test_tls_and_client_certificates(tmp_path: Path, certificates: Path, mutual: bool) -> None:
+@pytest.mark.parametrize(("mutual", "processes"), [(False, 1), (True, 1), (True, 2)])
+def test_tls_and_client_certificates(
+    tmp_path: Path, certificates: Path, mutual: bool, processes: int
+) -> None:
     """Both protocols, encrypted; with an authority, only senders that it knows."""
-    options = ["--tls-cert", str(certificates / "server.pem")]
+    options = ["--processes", str(processes), "--tls-cert", str(certificates / "server.pem")]
     options += ["--tls-key", str(certificates / "server.key")]
     if mutual:
         options += ["--tls-client-ca", str(certificates / "ca.pem")]

@@ -54,6 +54,23 @@ def test_the_demo_ends_with_a_balance(home: Home) -> None:
     assert (home.folder.stat().st_mode & 0o777) == 0o700
 
 
+def test_the_demo_balances_with_two_processes_of_ingest(home: Home) -> None:
+    """Also if one of them is killed: ingest as a whole goes on, and the status is the sum."""
+    with run(home, "--demo=5", "--no-web", "--ingest-processes=2") as life:
+        life.must_hear("OpenTelemetry: http://127.0.0.1:.*")
+        wait_for_json(home.ingest, "acknowledged_spans")
+        before = wait_for_json(home.ingest)
+        os.kill(before["workers"][0]["pid"], signal.SIGKILL)
+        wait_for_json(home.ingest, "restarts")
+        assert (read_json(home.ingest) or {})["pid"] == before["pid"]
+        life.end(0)
+    said = [line for line in life.lines if line.startswith("balance: ")]
+    assert len(said) == 1, life.report()
+    spans = read_counted(home.store_url).spans
+    assert said[0].startswith(f"balance: {spans:,} spans sent")
+    assert not any("ingest died" in line for line in life.lines)
+
+
 def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     """Nobody counts; Ctrl-C ends it, the spool keeps what came, and the next run counts it."""
     with run(home, "slow", "--demo=forever", "--drain=0.1", "--no-web") as life:

@@ -202,7 +202,7 @@ def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
 
     given = {"max_body_mb": 1, "max_connections": 1, "request_timeout": 1, "token_file": "t"}
     given |= {f"unread_{level}_mb": 1 for level in ("warning", "critical", "critical_plus")}
-    given |= {"metrics_port": 9465, "insecure": True}
+    given |= {"metrics_port": 9465, "insecure": True, "ingest_processes": 2}
     resolved = settings({**given, "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"})
     home = Home(tmp_path)
     for spec in (ingest_spec(resolved, home), pipeline_spec(resolved, home)):

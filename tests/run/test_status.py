@@ -60,6 +60,12 @@ def process(**states: str) -> dict[str, dict[str, str]]:
         (run_state(processes=process(ingest="starting")), Health.DEGRADED, "ingest is starting"),
         (run_state(processes=process(ingest="restarting")), Health.DOWN, "SIGKILL"),
         (run_state(ingest={"level": "CRITICAL"}), Health.DEGRADED, "pressure is CRITICAL"),
+        (
+            run_state(ingest={"workers": [{"state": "running"}, {"state": "restarting"}]}),
+            Health.DEGRADED,
+            "process 2 of ingest is restarting",
+        ),
+        (run_state(ingest={"workers": [{"state": "running"}] * 2}), Health.HEALTHY, ""),
         (run_state(backlog=Backlog(3, 99, 61.0)), Health.DEGRADED, "waited for 61 s"),
         (run_state(backlog=Backlog(3, 99, 59.0)), Health.HEALTHY, ""),
         (run_state(supervisor={"written_at": NOW - 11}), Health.DEGRADED, "not reported for 11 s"),

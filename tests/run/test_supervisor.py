@@ -243,3 +243,17 @@ def test_a_process_that_is_not_required_is_disabled(
     process.lines = lines
     process._died(Death(code, None), 0.0)
     assert (process.state, messages) == (State.FAILED, [said])
+
+
+def test_a_process_that_ended_by_itself_can_be_asked_to_end(tmp_path: Path) -> None:
+    """Before its end was noted: its exit code is still known afterwards."""
+    log = RotatingLog(tmp_path / "log", limit=1000, files=1)
+    child = str(Path(__file__).with_name("child.py"))
+    spec = Spec(name="brief", target=child, arguments=["exit", "3"])
+    process = Process(spec, RestartPolicy(), log, lambda _: None)
+    process.start(None)
+    assert process.pid is not None
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.terminate()
+    process.poll(0.0, None)
+    assert (process.state, process.code) == (State.ENDED, 3)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ from batchmill.run import serve_until_signal
 
 if TYPE_CHECKING:
     from batchmill.export import KafkaForwarder
-    from batchmill.ingest import Receiver, ReceiverSettings
+    from batchmill.ingest import Limits, Place, Receiver, ReceiverSettings
     from batchmill.kafka import KafkaSink
+    from batchmill.run import Receivers
     from batchmill.spool import Spool
 
 _MANY_FILES = 65_536
@@ -56,11 +57,15 @@ def add_parser(commands: Any) -> None:
     text = "the same for logs (default: forward with --export-logs, else discard)"
     add.value("--logs", "discard|refuse|forward", text)
     text = "requests that may wait for such a topic (default: 20000); beyond it they are dropped"
-    add.value("--export-forward-buffer", "N", text, type=whole())
-    add.value("--export-forward-mb", "MB", "the same by size (default: 64)", type=mib)
+    add.value("--export-forward-buffer", "N", text, type=whole(), default=20_000)
+    text = "the same by size (default: 64)"
+    add.value("--export-forward-mb", "MB", text, type=mib, default=64 * 2**20)
     add.value("--bind", "HOST", "listen here (default: %(default)s)", default="127.0.0.1")
     add.value("--http-port", "P", "default: %(default)s", type=int, default=4318)
     add.value("--grpc-port", "P", "default: %(default)s", type=int, default=4317)
+    text = "share the work among N processes, for more than one core (default: %(default)s)"
+    add.value("--processes", "N", text, type=whole(), default=1)
+    ingest.add_argument("--worker", help=argparse.SUPPRESS)  # what a process of several gets
     add_access_options(ingest, "senders")
     add.value("--max-body-mb", "MB", "the largest request body accepted", type=mib)
     add.value("--max-connections", "N", "for HTTP and gRPC each", type=whole())
@@ -78,31 +83,80 @@ def run(given: argparse.Namespace) -> int:
     level = logging.INFO if given.verbose else logging.WARNING
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
     try:
-        from batchmill.ingest import Limits, Receiver
+        from batchmill.ingest import Limits, Place, check_shares
 
-        home = Path(given.home)
         settings = _settings(given)
         limits = Limits(**only_given(max_body_bytes=given.max_body_mb))
         _raise_file_limit()
-        with _forwarders(given) as forwarders, _sink(given) as sink:
-            receiver = Receiver(
-                sink,
-                settings,
-                limits=limits,
-                status_path=home / "run" / "ingest.json",
-                forwarders=forwarders,
-            )
-            asyncio.run(_serve(receiver, given.to or str(home / "spool")))
+        if given.worker is not None:
+            return _work(given, settings, limits, Place.parse(given.worker))
+        if given.processes > 1:
+            check_shares(settings, limits, given.processes)
+            forwarded = _run_workers(given, settings)
+        else:
+            forwarded = _receive(given, settings, limits)
     except (BatchmillError, OSError) as error:
         print(f"batchmill ingest: {error}", file=sys.stderr)
         return 1
+    for name, stats in forwarded.items():
+        line = f"{name} forwarded to {stats['to']}: {stats['sent']:,} of {stats['offered']:,}"
+        lost = "".join(f"; dropped {n:,}: {reason}" for reason, n in stats["dropped"].items())
+        print(line + lost, flush=True)
     where = "topic" if given.to else "spool"
     print(f"ended: everything acknowledged is in the {where}", flush=True)
     return 0
 
 
+def _receive(
+    given: argparse.Namespace, settings: ReceiverSettings, limits: Limits
+) -> dict[str, Mapping[str, Any]]:
+    """Receive in this process; what became of the requests to forward."""
+    from batchmill.ingest import Receiver
+
+    with _forwarders(given) as forwarders, _sink(given) as sink:
+        receiver = Receiver(
+            sink, settings, limits=limits, status_path=_status_path(given), forwarders=forwarders
+        )
+        asyncio.run(_serve(receiver, given))
+    return {name: forwarder.stats() for name, forwarder in forwarders.items()}
+
+
+def _run_workers(
+    given: argparse.Namespace, settings: ReceiverSettings
+) -> dict[str, Mapping[str, Any]]:
+    """Receive in several processes."""
+    from batchmill.run import Receivers
+
+    receivers = Receivers(given.processes, settings, sys.argv[1:], status_path=_status_path(given))
+    asyncio.run(_serve(receivers, given))
+    forwarded: dict[str, Mapping[str, Any]] = receivers.status()["forwarded"]
+    return forwarded
+
+
+def _work(
+    given: argparse.Namespace, settings: ReceiverSettings, limits: Limits, place: Place
+) -> int:
+    """Receive as one of several processes."""
+    from batchmill.ingest import ParentLink, Receiver
+
+    with contextlib.closing(ParentLink(place)) as parent:
+        with _forwarders(given, place) as forwarders, _sink(given, place) as sink:
+            receiver = Receiver(
+                sink, place.settings(settings), limits=limits, forwarders=forwarders, parent=parent
+            )
+            asyncio.run(serve_until_signal(receiver, lambda: None))
+        receiver.report()  # with what the forwarders have sent at last
+    return 0
+
+
+def _status_path(given: argparse.Namespace) -> Path:
+    return Path(given.home) / "run" / "ingest.json"
+
+
 @contextlib.contextmanager
-def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]]:
+def _forwarders(
+    given: argparse.Namespace, place: Place | None = None
+) -> Iterator[dict[str, KafkaForwarder]]:
     """Forwarders of traces and logs; closed after the sink, when the last spans are durable."""
     forwarders: dict[str, KafkaForwarder] = {}
     with contextlib.ExitStack() as stack:
@@ -110,31 +164,26 @@ def _forwarders(given: argparse.Namespace) -> Iterator[dict[str, KafkaForwarder]
             if target is not None:
                 from batchmill.export import KafkaForwarder, Target
 
+                share = place.share if place is not None else int
                 forwarder = KafkaForwarder(
                     Target.parse(target),
                     signal=name,
                     options=kafka_options(given),
-                    **only_given(
-                        buffer_size=given.export_forward_buffer,
-                        max_bytes=given.export_forward_mb,
-                    ),
+                    buffer_size=share(given.export_forward_buffer),
+                    max_bytes=share(given.export_forward_mb),
                 )
                 forwarders[name] = stack.enter_context(contextlib.closing(forwarder))
         yield forwarders
-    for name, forwarder in forwarders.items():
-        stats = forwarder.stats()
-        line = f"{name} forwarded to {stats['to']}: {stats['sent']:,} of {stats['offered']:,}"
-        lost = "".join(f"; dropped {n:,}: {reason}" for reason, n in stats["dropped"].items())
-        print(line + lost, flush=True)
 
 
-def _sink(given: argparse.Namespace) -> Spool | KafkaSink:
-    """Where spans go."""
+def _sink(given: argparse.Namespace, place: Place | None = None) -> Spool | KafkaSink:
+    """Where spans go; with ``place``, for one of several processes."""
     if given.to is None:
         from batchmill.spool import Spool
 
         return Spool(
             Path(given.home) / "spool",
+            **_capacity(place),
             **only_given(
                 linger_s=given.linger,
                 max_rows=given.segment_rows,
@@ -146,7 +195,9 @@ def _sink(given: argparse.Namespace) -> Spool | KafkaSink:
     from batchmill.kafka import KafkaAddress, KafkaSettings
 
     address = KafkaAddress.parse(given.to)
-    settings = KafkaSettings(options=kafka_options(given), **only_given(linger_s=given.linger))
+    settings = KafkaSettings(
+        options=kafka_options(given), **_capacity(place), **only_given(linger_s=given.linger)
+    )
 
     from batchmill.kafka import KafkaSink  # only now: its extra may be missing
 
@@ -159,12 +210,24 @@ def _sink(given: argparse.Namespace) -> Spool | KafkaSink:
     return sink
 
 
-async def _serve(receiver: Receiver, where: str) -> None:
+def _capacity(place: Place | None) -> dict[str, Any]:
+    """The part of a sink's memory that one of several processes may use."""
+    if place is None:
+        return {}
+    from batchmill.spool import SinkSettings
+
+    whole = SinkSettings()
+    return {name: place.share(getattr(whole, name)) for name in ("capacity_rows", "capacity_bytes")}
+
+
+async def _serve(receiver: Receiver | Receivers, given: argparse.Namespace) -> None:
     def ready() -> None:
         scheme = "https" if receiver.settings.access.tls else "http"
+        where = given.to or str(Path(given.home) / "spool")
+        shared = f", {given.processes} processes" if given.processes > 1 else ""
         print(
             f"receiving OTLP traces at {scheme}://{receiver.http_address} (HTTP) and "
-            f"{receiver.grpc_address} (gRPC) into {where}; Ctrl-C ends it",
+            f"{receiver.grpc_address} (gRPC) into {where}{shared}; Ctrl-C ends it",
             flush=True,
         )
 

@@ -17,7 +17,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -199,12 +199,44 @@ class _LingeringTransport:
         self._owner.loop.call_later(LINGER_S, self._transport.abort)
 
 
+class Listener(Protocol):
+    """Where connections come from."""
+
+    async def accept(self) -> socket.socket:
+        """Wait for a connection."""
+
+    def released(self) -> None:
+        """Note that a connection has ended."""
+
+    def close(self) -> None:
+        """Accept no more."""
+
+
+class PortListener:
+    """Connections to a port that this process listens on."""
+
+    def __init__(self, port: socket.socket) -> None:
+        self._port = port
+
+    async def accept(self) -> socket.socket:
+        """Wait for a connection."""
+        client, _ = await asyncio.get_running_loop().sock_accept(self._port)
+        return client
+
+    def released(self) -> None:
+        """A port does not count connections."""
+
+    def close(self) -> None:
+        """Close the port."""
+        self._port.close()
+
+
 class Acceptor:
     """Accepts connections up to a limit; those in a TLS handshake count."""
 
     def __init__(
         self,
-        listener: socket.socket,
+        listener: Listener,
         limit: int,
         tls: ssl.SSLContext | None,
         handshake_s: float,
@@ -227,10 +259,10 @@ class Acceptor:
         what = f"{count_of(self._limit, 'connection')} open already"
         full = ConnectionRefusal(RefusalReason.TOO_MANY_CONNECTIONS, 503, what)
         while True:
-            # sock_accept does not yield while clients are waiting: let open connections run.
+            # accept() does not yield while clients are waiting: let open connections run.
             await asyncio.sleep(0)
             try:
-                client, _ = await loop.sock_accept(self._listener)
+                client = await self._listener.accept()
             except OSError as error:  # out of file descriptors, most likely
                 log.warning("cannot accept connections: %s", error)
                 await asyncio.sleep(0.2)
@@ -239,6 +271,7 @@ class Acceptor:
                 self._stats.refused += 1
                 response = self._refuse(full)
                 _close_with(client, b"" if self._tls else response)
+                self._listener.released()
                 continue
             self._stats.open += 1
             self._stats.accepted += 1
@@ -277,6 +310,7 @@ class Acceptor:
 
     def _lost(self) -> None:
         self._stats.open -= 1
+        self._listener.released()
 
 
 def _close_with(client: socket.socket, response: bytes) -> None:

@@ -14,7 +14,6 @@ import base64
 import contextlib
 import logging
 import re
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,14 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from batchmill.http.connection import LINGER_S, AcceptedConnection, Acceptor, ConnectionStats
+from batchmill.http.connection import (
+    LINGER_S,
+    AcceptedConnection,
+    Acceptor,
+    ConnectionStats,
+    Listener,
+    PortListener,
+)
 from batchmill.http.refusal import ConnectionRefusal, RefusalReason, Refuse
 from batchmill.http.settings import ServerSettings, listen
 
@@ -182,11 +188,13 @@ class GrpcServer:
         encodings: Sequence[str] = ("identity",),
         idle_s: float = 60.0,
         max_header_bytes: int = 16 * 2**10,
+        listener: Listener | None = None,
     ) -> None:
         """``refuse`` answers and counts connections that are not gRPC.
 
         ``encodings`` are those of messages, which clients are told. ``idle_s``: a connection
-        without a call is closed after this.
+        without a call is closed after this. ``listener``: where connections to ``port`` come from,
+        if another process listens there.
         """
         self.connections = ConnectionStats()
         self.respond = respond
@@ -201,7 +209,8 @@ class GrpcServer:
         self._settings = settings
         self._wanted_port = port
         self._port_setting = port_setting
-        self._listener: socket.socket | None = None
+        self._given_listener = listener
+        self._listener: Listener | None = None
         self._tls: ssl.SSLContext | None = None
         self._acceptor: Acceptor | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -213,8 +222,11 @@ class GrpcServer:
         self._tls = settings.access.ssl_context()
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
-        self._listener = listen(settings.bind, self._wanted_port, self._port_setting)
-        self.port = self._listener.getsockname()[1]
+        if self._given_listener is not None:
+            self._listener, self.port = self._given_listener, self._wanted_port
+            return
+        port = listen(settings.bind, self._wanted_port, self._port_setting)
+        self._listener, self.port = PortListener(port), port.getsockname()[1]
 
     def start(self) -> None:
         """Begin to accept connections, on the running event loop."""

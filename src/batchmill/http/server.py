@@ -12,7 +12,13 @@ from typing import Any
 
 import uvicorn
 
-from batchmill.http.connection import Acceptor, Connection, ConnectionStats
+from batchmill.http.connection import (
+    Acceptor,
+    Connection,
+    ConnectionStats,
+    Listener,
+    PortListener,
+)
 from batchmill.http.refusal import Refuse
 from batchmill.http.settings import ServerSettings, host_port, is_loopback, listen
 
@@ -39,11 +45,13 @@ class HttpServer:
         drain_s: float = 5.0,
         max_header_bytes: int = 16 * 2**10,
         lifespan: bool = False,
+        listener: Listener | None = None,
     ) -> None:
         """``refuse`` answers and counts connections whose request does not reach ``app``.
 
         ``idle_s``: a connection without a request is closed after this. ``drain_s``: how long
         requests in progress may take after ``stop()``. ``lifespan``: whether ``app`` has one.
+        ``listener``: where connections to ``port`` come from, if another process listens there.
         """
         self.connections = ConnectionStats()
         self._app = app
@@ -55,7 +63,8 @@ class HttpServer:
         self._drain_s = drain_s
         self._max_header_bytes = max_header_bytes
         self._lifespan = lifespan
-        self._listener: socket.socket | None = None
+        self._given_listener = listener
+        self._listener: Listener | None = None
         self._port = 0
         self._stop = asyncio.Event()
         self._stopped = False
@@ -78,7 +87,7 @@ class HttpServer:
     @property
     def listening(self) -> bool:
         """Whether the port is open."""
-        return self._listener is not None and self._listener.fileno() >= 0
+        return self._listener is not None
 
     def listen(self) -> None:
         """Open the port and read the certificates; raises `ConfigError` naming the setting."""
@@ -86,13 +95,17 @@ class HttpServer:
         self._tls = access.ssl_context()
         if access.token is not None and self._tls is None and not is_loopback(bind):
             log.warning("the token is sent unencrypted: set tls_cert and tls_key as well")
-        self._listener = listen(bind, self._wanted_port, self._port_setting)
-        self._port = self._listener.getsockname()[1]
+        if self._given_listener is not None:
+            self._listener, self._port = self._given_listener, self._wanted_port
+            return
+        port = listen(bind, self._wanted_port, self._port_setting)
+        self._listener, self._port = PortListener(port), port.getsockname()[1]
 
     def close(self) -> None:
         """Close the port; for a server that listens and is not served."""
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
 
     def stop(self) -> None:
         """Ask ``serve()`` to drain and return."""

@@ -11,6 +11,7 @@ from batchmill.http import (
     GrpcCall,
     GrpcResponse,
     GrpcServer,
+    Listener,
     RefusalReason,
 )
 from batchmill.ingest import responses
@@ -28,8 +29,13 @@ _SIGNALS = {
 }
 
 
-def build_server(intake: Intake, settings: ReceiverSettings) -> GrpcServer:
-    """Make a server that does not listen yet."""
+def build_server(
+    intake: Intake, settings: ReceiverSettings, listener: Listener | None = None
+) -> GrpcServer:
+    """Make a server that does not listen yet.
+
+    ``listener``: where connections come from, if another process listens on the port.
+    """
     service = _Export(intake, settings)
     return GrpcServer(
         service.respond,
@@ -40,6 +46,7 @@ def build_server(intake: Intake, settings: ReceiverSettings) -> GrpcServer:
         encodings=GRPC_ENCODINGS,
         idle_s=settings.idle_s,
         max_header_bytes=settings.max_header_bytes,
+        listener=listener,
     )
 
 

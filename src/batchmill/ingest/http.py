@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
@@ -16,8 +16,7 @@ from batchmill.ingest import responses
 from batchmill.ingest.decode import JSON
 from batchmill.ingest.intake import LOGS, METRICS, TRACES, Body, Intake, Take
 from batchmill.ingest.responses import Refusal
-from batchmill.ingest.stats import prometheus
-from batchmill.telemetry.exposition import TextFormat, render_telemetry
+from batchmill.telemetry.exposition import TextFormat
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -30,16 +29,27 @@ _SIGNALS = {
 """The protocol's signals, by path."""
 
 
+class Served(Protocol):
+    """The receiver, as its own pages show it."""
+
+    def faults(self) -> Sequence[str]:
+        """What hangs; empty if nothing does."""
+
+    def readiness(self) -> str:
+        """``DRAINING``, or the level."""
+
+    def metrics(self) -> bytes:
+        """The page for Prometheus."""
+
+
 class HttpApp:
     """The ASGI application; answers every request, and raises nothing."""
 
-    def __init__(
-        self, intake: Intake, access: Access, status: Callable[[], Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, intake: Intake, access: Access, served: Served) -> None:
         self._intake = intake
         self._stats = intake.stats
         self._access = access
-        self._status = status
+        self._served = served
         self._pages: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
@@ -113,17 +123,19 @@ class HttpApp:
                 body.add(part)
 
     async def _healthz(self, request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        faults = self._served.faults()
+        text = "".join(f"{fault}\n" for fault in faults) or "ok\n"
+        return PlainTextResponse(text, status_code=503 if faults else 200)
 
     async def _readyz(self, request: Request) -> Response:
-        state = "DRAINING" if self._intake.draining else self._intake.level()
+        state = await asyncio.to_thread(self._served.readiness)
         ready = state in ("NORMAL", "WARNING")
         return PlainTextResponse(f"{state}\n", status_code=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         self._authenticate(request)
         # On a thread: a process may have many queues, and other requests need not wait for them.
-        body = await asyncio.to_thread(lambda: prometheus(self._status()) + render_telemetry())
+        body = await asyncio.to_thread(self._served.metrics)
         return Response(body, headers={"content-type": TextFormat.PROMETHEUS.value})
 
     def refuse_connection(self, refusal: ConnectionRefusal) -> bytes:

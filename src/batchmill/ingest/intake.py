@@ -167,10 +167,6 @@ class Intake:
                 return functools.partial(self._discard, signal)
         return None
 
-    def level(self) -> str:
-        """The name of the sink's pressure level."""
-        return self._sink.level().name
-
     @contextmanager
     def admit(self, sender: str = "") -> Iterator[Body]:
         """Count a request in progress, before its body is read; raises `Refusal`.

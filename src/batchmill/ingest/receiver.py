@@ -1,5 +1,7 @@
 """The receiver: OTLP over HTTP and gRPC in one process, on one event loop.
 
+It may be one of several processes that share ports, limits and status; see `ParentLink`.
+
 When it stops, it accepts nothing new, answers the requests in progress, and only then returns, so
 that the caller can close the sink: all acknowledged spans are durable.
 """
@@ -11,7 +13,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,15 @@ from batchmill.ingest.decode import Limits
 from batchmill.ingest.grpc import build_server
 from batchmill.ingest.http import HttpApp
 from batchmill.ingest.intake import Forwarder, Intake, ReceiverSettings
-from batchmill.ingest.stats import ReceiverStats, thresholds, with_sink
+from batchmill.ingest.stats import ReceiverStats, prometheus, thresholds, with_sink
+from batchmill.ingest.worker import ParentLink
 from batchmill.process_stats import ProcessStats
-from batchmill.spool import SpanSink
+from batchmill.spool import Level, SpanSink
+from batchmill.telemetry.exposition import (
+    render_telemetry,
+    render_telemetry_of,
+    telemetry_samples,
+)
 
 log = logging.getLogger("batchmill.ingest")
 
@@ -48,11 +56,13 @@ class Receiver:
         limits: Limits | None = None,
         status_path: Path | None = None,
         forwarders: Mapping[str, Forwarder] | None = None,
+        parent: ParentLink | None = None,
     ) -> None:
         """``forwarders`` get copies of requests, by signal: ``traces`` and ``logs``.
 
         Traces are forwarded once they are durable; logs are forwarded and stored nowhere. The
         caller closes the forwarders, after the sink. ``status_path`` is written each second.
+        With ``parent`` this is one of several processes, and reports there instead.
         """
         self.settings = settings = settings or ReceiverSettings()
         self.stats = ReceiverStats()
@@ -63,8 +73,11 @@ class Receiver:
         self._forwarders = forwarders or {}
         self._started = time.time()
         self._intake = Intake(spool, limits or Limits(), settings, self.stats, self._forwarders)
-        app = HttpApp(self._intake, settings.access, self.status)
-        self._grpc = build_server(self._intake, settings)
+        self._parent = parent
+        app = HttpApp(self._intake, settings.access, self)
+        self._grpc = build_server(
+            self._intake, settings, None if parent is None else parent.grpc_connections
+        )
         self._http = HttpServer(
             app,
             settings,
@@ -74,6 +87,7 @@ class Receiver:
             idle_s=settings.idle_s,
             drain_s=settings.drain_s,
             max_header_bytes=settings.max_header_bytes,
+            listener=None if parent is None else parent.http_connections,
         )
         self._status_failed = False
         self._process = ProcessStats()
@@ -106,7 +120,27 @@ class Receiver:
                 reporting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await reporting
-        await asyncio.to_thread(self._write_status)
+        await asyncio.to_thread(self.report)
+
+    def faults(self) -> Sequence[str]:
+        """What hangs of the processes that are the receiver; a process does not see itself hang."""
+        return self._parent.faults() if self._parent is not None else ()
+
+    def readiness(self) -> str:
+        """``DRAINING``, or the level: the highest of all processes."""
+        if self._intake.draining:
+            return "DRAINING"
+        level = self._sink.level()
+        if self._parent is not None:
+            level = max(level, Level[self._parent.total().get("level", level.name)])
+        return level.name
+
+    def metrics(self) -> bytes:
+        """The page for Prometheus, of all processes; takes a moment."""
+        total = self._parent.total() if self._parent is not None else {}
+        if not total:
+            return prometheus(self.status()) + render_telemetry()
+        return prometheus(total) + render_telemetry_of("process", total["telemetry"])
 
     def status(self) -> dict[str, Any]:
         """The receiver's state and counters, as in the status file."""
@@ -134,18 +168,23 @@ class Receiver:
 
     async def _report(self) -> None:
         while True:
-            await asyncio.to_thread(self._write_status)
+            await asyncio.to_thread(self.report)
             await asyncio.sleep(_STATUS_S)
 
-    def _write_status(self) -> None:
+    def report(self) -> None:
+        """Write the status file, or tell the parent; done each second while it serves."""
         path = self._status_path
-        if path is None:
+        if path is None and self._parent is None:
             return
+        measures = self._sink.measures()
+        status = self.status() | with_sink(self._process.report(), measures, self._sink.stats())
+        if self._parent is not None:
+            self._parent.report(status | {"telemetry": telemetry_samples()})
+            return
+        assert path is not None
         try:
-            measures = self._sink.measures()
-            report = with_sink(self._process.report(), measures, self._sink.stats())
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(path, self.status() | report)
+            write_json(path, status)
             self._status_failed = False
         except OSError as error:  # a full disk must not end the receiver
             if not self._status_failed:

@@ -42,6 +42,7 @@ from batchmill.run.status import (
 from batchmill.run.supervisor import GaveUpError
 
 if TYPE_CHECKING:
+    from batchmill.run.receivers import Receivers, WorkerError
     from batchmill.run.runner import Demo, run_processes
     from batchmill.run.top.view import show_run
 
@@ -64,6 +65,7 @@ __all__ = [
     "HomeError",
     "HomeInUseError",
     "HomeSourceError",
+    "Receivers",
     "RunSettings",
     "RunState",
     "RunStatus",
@@ -72,6 +74,7 @@ __all__ = [
     "StatusFile",
     "StatusReader",
     "UnknownSettingError",
+    "WorkerError",
     "assess",
     "load_settings",
     "read_counted",
@@ -84,6 +87,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "receivers": "Receivers WorkerError",
     "runner": "Demo run_processes",
     "top.view": "show_run",
 }

@@ -254,7 +254,8 @@ class _Run:
             self._until_closed(lambda: traffic.state is State.ENDED, DEMO_END_S)
         self._close(self._settings["drain"] if self._signals.count else DEMO_READ_S)
         received, now = None, read_json(self._home.ingest) or {}
-        if ingest and now.get("pid") == ingest.get("pid"):  # else it was restarted at 0
+        same = [now.get(key) == ingest.get(key) for key in ("pid", "restarts")]
+        if ingest and all(same):  # else it was restarted at 0, or the last second is missing
             received = now.get("acknowledged_spans", 0) - ingest.get("acknowledged_spans", 0)
         counted = read_counted(self._home.store_url).since(before)
         result = balance(read_sent(traffic.lines), counted, received)

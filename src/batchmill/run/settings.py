@@ -219,6 +219,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("bind", TEXT, "127.0.0.1", "the address that ingest and the web UI listen on"),
     Setting("http_port", PORT, 4318, "port of OTLP/HTTP; 0 for any free port"),
     Setting("grpc_port", PORT, 4317, "port of OTLP/gRPC; 0 for any free port"),
+    Setting(
+        "ingest_processes", _whole(1, 64), 1, "processes of ingest, for more than one core; Linux"
+    ),
     Setting("token", TEXT, None, "the bearer token that clients must send", secret=True),
     Setting("token_file", PATH, None, "a file with that token"),
     Setting("tls_cert", PATH, None, "the certificate of ingest and the web UI"),

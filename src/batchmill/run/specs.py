@@ -46,6 +46,8 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
         *(*_SERVER_SETTINGS, "http_port", "grpc_port", "max_body_mb", "max_connections"),
         *("request_timeout", "metrics", "logs", "export_traces", "export_logs"),
     )
+    if settings["ingest_processes"] > 1:
+        arguments += ["--processes", str(settings["ingest_processes"])]
     if settings["kafka"]:
         arguments += ["--to", settings["kafka"]]
         if not settings.is_default("linger"):  # the default is for segments

@@ -264,6 +264,9 @@ class RunStatus:
                 f"{ingest.get('acknowledged_spans', 0):,} acknowledged, "
                 f"level {ingest.get('level', 'NORMAL')}"
             )
+        if workers := ingest.get("workers"):
+            restarts = count_of(ingest.get("restarts", 0), "restart")
+            lines.append(f"workers    {count_of(len(workers), 'process', 'processes')}, {restarts}")
         queued = ingest.get("queue_rows", 0) if state.ingest_alive else 0
         lines.append(f"queue      {count_of(queued, 'span')}")
         lines += [_flows_line(queue) for queue in state.queues() if queue.get("flows")]
@@ -301,6 +304,12 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
     down, degraded = _process_faults(state)
     if state.ingest_silent_s > STALE_S:
         degraded.append(f"ingest has not reported for {state.ingest_silent_s:.0f} s")
+    if state.ingest_alive:
+        degraded += [
+            f"process {number} of ingest is {worker['state']}"
+            for number, worker in enumerate(state.ingest.get("workers", ()), 1)
+            if worker.get("state") != "running"
+        ]
     level = state.ingest.get("level", "NORMAL")
     if level in _PRESSURE:
         degraded.append(f"senders are told to wait: pressure is {level}")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 from batchmill.errors import BatchmillError
 from batchmill.files import read_json
@@ -30,6 +30,13 @@ from batchmill.wording import count_of
 TAIL = 15
 """How many of a process's last lines are remembered."""
 _LONGEST_LINE = 8192
+
+
+class LineLog(Protocol):
+    """Where the output of a process goes."""
+
+    def write(self, line: str) -> None:
+        """Add a line. Any thread may call it."""
 
 
 class RotatingLog:
@@ -229,13 +236,15 @@ class Spec:
     """Whether the run ends if it cannot be kept running; False: that is said, the others go on."""
     title: str = ""
     """What the user knows it by, if not by its name."""
+    handles: Sequence[int] = ()
+    """Open files that it inherits."""
 
 
 class Process:
     """A process that is started, and restarted when it dies."""
 
     def __init__(
-        self, spec: Spec, policy: RestartPolicy, log: RotatingLog, say: Callable[[str], None]
+        self, spec: Spec, policy: RestartPolicy, log: LineLog, say: Callable[[str], None]
     ) -> None:
         self.spec = spec
         self.state = State.ENDED
@@ -259,10 +268,11 @@ class Process:
         """Closed by this process's end: see child.py."""
         self._output: OutputReader | None = None
 
-    def start(self, inherit: int) -> None:
+    def start(self, inherit: int | None) -> None:
         """Start it; ``inherit`` is the handle of the lock that it holds as long as it runs."""
         reading, self._pipe = os.pipe()
         spec = self.spec
+        lock = () if inherit is None else (inherit,)
         self._ready_line_seen = False
         try:
             self._process = subprocess.Popen(
@@ -270,7 +280,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(reading, inherit),
+                pass_fds=(reading, *lock, *spec.handles),
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
                 start_new_session=True,
             )
@@ -285,7 +295,7 @@ class Process:
         self.state = State.STARTING
         self._log.write(f"--- started as process {self.pid}")
 
-    def poll(self, now_s: float, inherit: int) -> None:
+    def poll(self, now_s: float, inherit: int | None) -> None:
         """Update its state; restart it if that is due."""
         if self.state is State.RESTARTING and now_s >= self._due_s:
             self._restart(now_s, inherit)
@@ -308,7 +318,8 @@ class Process:
         """Ask it to end, once; it is not restarted."""
         if self.state in (State.STARTING, State.RUNNING) and self._process is not None:
             self.state = State.STOPPING
-            self._process.terminate()
+            # Not Popen's terminate(), which reaps a process that has ended by itself; see _reap().
+            os.kill(self._process.pid, signal.SIGTERM)
         elif self.state is State.RESTARTING:
             self.state = State.ENDED
 
@@ -332,7 +343,7 @@ class Process:
             "exit": None if self.code is None else exit_text(self.code),
         }
 
-    def _restart(self, now_s: float, inherit: int) -> None:
+    def _restart(self, now_s: float, inherit: int | None) -> None:
         try:
             self.start(inherit)
         except OSError as error:  # no memory or no process ids left, for now

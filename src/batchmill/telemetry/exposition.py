@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import prometheus_client
 from prometheus_client import Metric
@@ -70,6 +71,32 @@ def render(metrics: Sequence[Metric], text_format: TextFormat = TextFormat.PROME
 def render_telemetry(text_format: TextFormat = TextFormat.PROMETHEUS) -> bytes:
     """Write a page with the components of this process: queues, batchers, thresholds, flows."""
     return render(list(PrometheusCollector().collect()), text_format)
+
+
+Samples: TypeAlias = Sequence[Any]
+"""Metric families as plain data: name, help, type and samples of each."""
+
+
+def telemetry_samples() -> Samples:
+    """The components of this process as plain data, for a page that another process writes."""
+    return [
+        [
+            *(metric.name, metric.documentation, metric.type),
+            [[sample.name, dict(sample.labels), sample.value] for sample in metric.samples],
+        ]
+        for metric in PrometheusCollector().collect()
+    ]
+
+
+def render_telemetry_of(label: str, processes: Mapping[str, Samples]) -> bytes:
+    """Write a page with the components of several processes, by the value of ``label``."""
+    metrics: dict[str, Metric] = {}
+    for process, families in processes.items():
+        for name, text, kind, samples in families:
+            metric = metrics.setdefault(name, Metric(name, text, kind))
+            for sample_name, labels, value in samples:
+                metric.add_sample(sample_name, {**labels, label: process}, value)
+    return render(list(metrics.values()))
 
 
 def open_ended(page: bytes) -> bytes:
