@@ -239,6 +239,7 @@ SPOOL = {
     "Level",
     "Measure",
     "Overloaded",
+    "PackedSpans",
     "Pressure",
     "RESOURCE_COLUMNS",
     "SPAN_COLUMNS",

@@ -24,8 +24,8 @@ from tests.ingest.kit import (
     decoding_in,
     protobuf,
 )
-from tests.ingest.test_compiled import LIMITS_OF_TESTS, REQUESTS
-from tests.ingest.test_fuzz import EDITS, JSONS, edited
+from tests.ingest.decode.test_compiled import LIMITS_OF_TESTS, REQUESTS
+from tests.ingest.decode.test_fuzz import EDITS, JSONS, edited
 
 
 @pytest.fixture(autouse=True, scope="module")
