@@ -18,9 +18,9 @@ from batchmill.ingest.decode.compiled import CompiledSpans, decode_compiled
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Rows
 from batchmill.spool import ATTRIBUTE_COLUMNS, Spool, span_table
+from tests.ingest.decode.test_fuzz import EDITS, SMALL, edited
 from tests.ingest.hostile import field
 from tests.ingest.kit import LIMITS, PROTOBUF, Group, S, check_equal, decoding_in, protobuf
-from tests.ingest.decode.test_fuzz import EDITS, SMALL, edited
 
 
 @pytest.fixture(autouse=True, scope="module")

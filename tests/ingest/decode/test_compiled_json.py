@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from batchmill.ingest.decode import Limits, compiled
 from batchmill.ingest.decode.compiled import CompiledSpans, decode_compiled
+from tests.ingest.decode.test_compiled import LIMITS_OF_TESTS, REQUESTS
+from tests.ingest.decode.test_fuzz import EDITS, JSONS, edited
 from tests.ingest.kit import (
     JSON,
     LIMITS,
@@ -24,8 +26,6 @@ from tests.ingest.kit import (
     decoding_in,
     protobuf,
 )
-from tests.ingest.decode.test_compiled import LIMITS_OF_TESTS, REQUESTS
-from tests.ingest.decode.test_fuzz import EDITS, JSONS, edited
 
 
 @pytest.fixture(autouse=True, scope="module")
