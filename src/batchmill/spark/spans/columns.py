@@ -10,10 +10,18 @@ attributes could give a name, the first one that is present does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from pyspark.sql import DataFrame
 
+from batchmill.spark.spans.meaning import (
+    ADDRESSES,
+    CACHES,
+    CONNECTING,
+    MEANINGS,
+    SENDS,
+    STEPS,
+)
 from batchmill.spark.sql import literal, read_whole
 from batchmill.spool import ATTRIBUTE_COLUMNS
 
@@ -35,40 +43,10 @@ _WRITES = """
     SADD SREM ZADD ZREM APPEND PUT ADD REPLACE DELETE HDEL UNLINK GETSET
 """
 
-# Short names for the attributes.
-_ATTRIBUTES: Mapping[str, str] = {
-    "_status_code": "http.response.status_code",
-    "_old_status_code": "http.status_code",
-    "_method": "http.request.method",
-    "_old_method": "http.method",
-    "_route": "http.route",
-    "_url": "url.full",
-    "_old_url": "http.url",
-    "_grpc_code": "rpc.grpc.status_code",
-    "_messaging": "messaging.system",
-    "_provider": "gen_ai.provider.name",
-    "_old_provider": "gen_ai.system",
-    "_request_model": "gen_ai.request.model",
-    "_model": "gen_ai.response.model",
-    "_ai_operation": "gen_ai.operation.name",
-    "_peer": "peer.service",
-    "_address": "server.address",
-    "_port": "server.port",
-    "_destination": "messaging.destination.name",
-    "_namespace": "db.namespace",
-    "_old_namespace": "db.name",
-    "_operation": "db.operation.name",
-    "_old_operation": "db.operation",
-    "_query": "db.query.text",
-    "_old_query": "db.statement",
-    "_input": "gen_ai.usage.input_tokens",
-    "_output": "gen_ai.usage.output_tokens",
-}
-
 SERVES = "kind IN ('SERVER', 'CONSUMER')"
-"""Condition of spans in which a service serves a request."""
+"""Condition of spans in which a service serves a request or processes a message."""
 CALLS = "kind IN ('CLIENT', 'PRODUCER')"
-"""Condition of spans in which a service makes a request."""
+"""Condition of spans in which a service makes a request or sends a message."""
 
 _TEXT_MAP = "MAP<STRING, STRING>"
 _WELL_KNOWN = ", ".join(literal(key) for key in ATTRIBUTE_COLUMNS)
@@ -86,11 +64,14 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
 
     Beyond the span's own columns: ``latency`` in whole ms, ``status`` as a boolean, ``instance``,
     ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer`` and ``peer_layer``,
-    where a call went as far as the caller knows; ``store`` (the database or cache of a call) with
-    ``system``, ``cache_operation`` (null for a database) and ``statement``; ``broker`` with
-    ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with the two token
-    counts. Columns that do not apply to a span are null. Without ``tags``, so are ``tags`` and
-    ``tag``: putting all attributes together is most of the work.
+    where a call went as far as the caller knows; ``store`` (the ``peer`` of a call to a database or
+    cache) with ``system``, ``cache_operation`` (null for a database) and ``statement``; ``broker``
+    (of a message that was sent or processed) with ``broker_endpoint``; ``provider`` and ``model``
+    with the two token counts. Columns that do not apply to a span are null. Without ``tags``, so
+    are ``tags`` and ``tag``: putting all attributes together is most of the work.
+
+    ``kind`` is INTERNAL also for spans that are only steps of a call or of a message: connecting to
+    a database, and receiving a message.
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
@@ -99,17 +80,18 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     facts = spans.selectExpr(
         *("NULLIF(trace_id, '') AS trace_id", "NULLIF(span_id, '') AS span_id"),
         *("NULLIF(parent_span_id, '') AS parent_span_id", "name", "time"),
-        "COALESCE(kind, 'INTERNAL') AS kind",
+        "COALESCE(kind, 'INTERNAL') AS _kind",
         "UNIX_MICROS(end_time) - UNIX_MICROS(time) AS _micros",
         "NOT (status <=> 'ERROR') AS status",
         f"COALESCE({_filled('service')}, 'unknown_service') AS service",
         f"{_filled('service_instance_id')} AS _instance",
-        f"{_filled('host_name')} AS _host",
-        f"COALESCE({_filled('db_system_name')}, {_filled('db_system')}) AS system",
-        f"CAST({_only_if(SERVES, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS tag",
-        *_present(_ATTRIBUTES),
+        f"{_filled('host_name')} AS _host_name",
+        f"CAST({_only_if(_MAY_SERVE, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS _tag",
+        *(f"{_first(keys)} AS {_alias(meaning)}" for meaning, keys in MEANINGS.items()),
+        f"{_HOST} AS _host",
+        f"{_PORT} AS _port",
     )
-    return facts.selectExpr(*_COLUMNS)
+    return facts.selectExpr("*", *_ROLES).selectExpr(*_COLUMNS)
 
 
 def is_blank(text: str) -> str:
@@ -122,36 +104,92 @@ def _filled(text: str) -> str:
     return f"IF({is_blank(text)}, NULL, {text})"
 
 
-def _present(keys: Mapping[str, str]) -> list[str]:
-    return [f"{_filled(ATTRIBUTE_COLUMNS[key])} AS {alias}" for alias, key in keys.items()]
+def _first(keys: Iterable[str]) -> str:
+    """SQL of the first of these attributes that is present."""
+    return f"COALESCE({', '.join(_filled(ATTRIBUTE_COLUMNS[key]) for key in keys)})"
 
 
-def _one_of(words: str) -> str:
-    return ", ".join(f"'{word}'" for word in words.split())
+def _alias(meaning: str) -> str:
+    return f"_{meaning.lower().replace(' ', '_')}"
 
 
-_IS_HTTP = (
-    "COALESCE(_method, _old_method, _route, _url, _old_url, _status_code, _old_status_code) "
-    "IS NOT NULL"
-)
-_IS_AI = "COALESCE(_provider, _old_provider, _request_model, _model, _ai_operation) IS NOT NULL"
-_IS_CACHE = "system IN ('redis', 'memcached')"
-
-_SERVER = "IF(_port IS NULL, _address, CONCAT(_address, ':', _port))"
-_COMMAND = (
-    "UPPER(REGEXP_EXTRACT(COALESCE(_operation, _old_operation, _query, _old_query, name), "
-    r"'(\\S+)', 1))"
-)
+def _one_of(words: Iterable[str]) -> str:
+    return ", ".join(literal(word) for word in words)
 
 
 def _only_if(condition: str, value: str) -> str:
     return f"IF({condition}, {value}, NULL)"
 
 
-_IN_STORE = "kind = 'CLIENT' AND system IS NOT NULL"
-_IN_BROKER = "kind IN ('PRODUCER', 'CONSUMER', 'CLIENT') AND _messaging IS NOT NULL"
-_IN_AI = f"kind = 'CLIENT' AND {_IS_AI}"
-_STATUS_CODE = "COALESCE(_status_code, _old_status_code)"
+_MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
+_HAS_DESTINATION = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
+_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\\[[^\\]/?#]*\\]|[^:/?#]*)(?::([0-9]*))?"
+"""Regular expression of a URL without its path: host and port are groups."""
+
+
+def _url_part(url: str, group: int) -> str:
+    return f"NULLIF(REGEXP_EXTRACT({url}, '{_URL}', {group}), '')"
+
+
+def _url_port(url: str) -> str:
+    """SQL of a URL's port; without one, that of its scheme."""
+    default = f"CASE WHEN {url} ILIKE 'https:%' THEN '443' WHEN {url} ILIKE 'http:%' THEN '80' END"
+    return f"COALESCE({_url_part(url, 2)}, {default})"
+
+
+def _hosts() -> tuple[str, str]:
+    """SQL of the host that was called, and of its port, by :data:`.meaning.ADDRESSES`.
+
+    A host without a port of its own has that of the URL: older clients leave out the usual ones.
+    """
+    urls = [ATTRIBUTE_COLUMNS[key] for key, port in ADDRESSES if port is None]
+    url = f"COALESCE({', '.join(map(_filled, urls))})"
+    hosts, ports = [], []
+    for key, port_key in ADDRESSES:
+        host = _filled(ATTRIBUTE_COLUMNS[key])
+        if port_key is None:
+            hosts.append(_url_part(host, 1))
+            ports.append(f"WHEN {_url_part(host, 1)} IS NOT NULL THEN {_url_port(host)}")
+        else:
+            port = _filled(ATTRIBUTE_COLUMNS[port_key])
+            hosts.append(host)
+            ports.append(f"WHEN {host} IS NOT NULL THEN COALESCE({port}, {_url_port(url)})")
+    return (
+        _only_if(_HAS_DESTINATION, f"COALESCE({', '.join(hosts)})"),
+        f"CASE WHEN NOT ({_HAS_DESTINATION}) THEN NULL {' '.join(ports)} END",
+    )
+
+
+_HOST, _PORT = _hosts()
+
+_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
+_COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
+_CONNECTS = (
+    "_system IS NOT NULL AND IF(COALESCE(_operation, _statement) IS NULL, "
+    f"LOWER(name) RLIKE {literal(CONNECTING)}, "
+    "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
+)
+# With two colons it is an address of IPv6.
+_AT_PORT = (
+    "CASE WHEN _port IS NULL THEN _host WHEN _host LIKE '%:%:%' AND _host NOT LIKE '[%' "
+    "THEN CONCAT('[', _host, ']:', _port) ELSE CONCAT(_host, ':', _port) END"
+)
+
+_ROLES = (
+    f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') AND "
+    f"LOWER(_message_operation) IN ({_one_of(STEPS)}) THEN 'INTERNAL' "
+    f"WHEN _kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE _kind END AS kind",
+    "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), "
+    f"COALESCE(_peer, {_AT_PORT}, _namespace, _system, _messaging, _provider), NULL) "
+    "AS _destination",
+)
+
+_IN_STORE = "kind = 'CLIENT' AND _system IS NOT NULL"
+_IN_BROKER = (
+    "_messaging IS NOT NULL AND (kind IN ('PRODUCER', 'CONSUMER') OR kind = 'CLIENT' "
+    f"AND COALESCE(LOWER(_message_operation) IN ({_one_of(SENDS)}), true))"
+)
+_IN_AI = "kind = 'CLIENT' AND _model_call IS NOT NULL"
 
 _COLUMNS = (
     *("trace_id", "span_id", "parent_span_id", "name", "kind", "time"),
@@ -160,33 +198,37 @@ _COLUMNS = (
     "ELSE CAST(_micros DIV 1000 AS INT) END AS latency",
     "status",
     "service",
-    "COALESCE(_instance, _host, service) AS instance",
-    f"CASE WHEN {_IS_AI} THEN 'GenAI' WHEN system IS NOT NULL THEN 'DATABASE' "
-    f"WHEN _messaging IS NOT NULL THEN 'MQ' WHEN {_IS_HTTP} THEN 'HTTP' ELSE 'RPC' END AS type",
-    f"{read_whole(_STATUS_CODE, 'INT')} AS httpResponseStatusCode",
-    "_grpc_code AS rpcStatusCode",
-    "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, ''))) "
-    "AS tags",
-    "tag",
-    f"{_only_if(CALLS, 'COALESCE(_peer, _address)')} AS peer",
-    f"CASE WHEN NOT ({CALLS}) OR COALESCE(_peer, _address) IS NULL THEN NULL "
-    f"WHEN {_IS_AI} THEN 'VIRTUAL_GENAI' "
-    f"WHEN {_IS_CACHE} THEN 'VIRTUAL_CACHE' WHEN system IS NOT NULL THEN 'VIRTUAL_DATABASE' "
+    "COALESCE(_instance, _host_name, service) AS instance",
+    "CASE WHEN _model_call IS NOT NULL THEN 'GenAI' WHEN _system IS NOT NULL THEN 'DATABASE' "
+    "WHEN _messaging IS NOT NULL THEN 'MQ' WHEN _rpc IS NOT NULL THEN 'RPC' "
+    "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
+    f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
+    "_rpc_status AS rpcStatusCode",
+    _only_if(
+        SERVES,
+        "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(_tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, '')))",
+    )
+    + " AS tags",
+    f"{_only_if(SERVES, '_tag')} AS tag",
+    f"{_only_if(CALLS, '_destination')} AS peer",
+    f"CASE WHEN NOT ({CALLS}) OR _destination IS NULL THEN NULL "
+    "WHEN _model_call IS NOT NULL THEN 'VIRTUAL_GENAI' "
+    f"WHEN {_IS_CACHE} THEN 'VIRTUAL_CACHE' WHEN _system IS NOT NULL THEN 'VIRTUAL_DATABASE' "
     "WHEN _messaging IS NOT NULL THEN 'VIRTUAL_MQ' WHEN _peer IS NOT NULL THEN 'GENERAL' "
     "ELSE 'UNDEFINED' END AS peer_layer",
-    _only_if(_IN_STORE, f"COALESCE(_peer, {_SERVER}, _namespace, _old_namespace, system)")
-    + " AS store",
-    f"{_only_if(_IN_STORE, 'system')} AS system",
+    f"{_only_if(_IN_STORE, '_destination')} AS store",
+    f"{_only_if(_IN_STORE, '_system')} AS system",
     f"CASE WHEN NOT ({_IN_STORE} AND {_IS_CACHE}) THEN NULL "
-    f"WHEN {_COMMAND} IN ({_one_of(_READS)}) THEN 'Read' "
-    f"WHEN {_COMMAND} IN ({_one_of(_WRITES)}) THEN 'Write' ELSE 'Others' END AS cache_operation",
-    _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_query, _old_query, name), 1, {STATEMENT_LIMIT})")
+    f"WHEN {_COMMAND} IN ({_one_of(_READS.split())}) THEN 'Read' "
+    f"WHEN {_COMMAND} IN ({_one_of(_WRITES.split())}) THEN 'Write' ELSE 'Others' END "
+    "AS cache_operation",
+    _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_statement, name), 1, {STATEMENT_LIMIT})")
     + " AS statement",
-    f"{_only_if(_IN_BROKER, f'COALESCE(_peer, {_SERVER}, _messaging)')} AS broker",
-    _only_if(_IN_BROKER, "IF(kind = 'CONSUMER', 'Consume', 'Produce')") + " AS broker_operation",
-    f"{_only_if(_IN_BROKER, 'COALESCE(_destination, name)')} AS broker_endpoint",
-    _only_if(_IN_AI, "COALESCE(_provider, _old_provider, 'unknown')") + " AS provider",
-    _only_if(_IN_AI, "COALESCE(_model, _request_model, 'unknown')") + " AS model",
-    _only_if(_IN_AI, f"COALESCE({read_whole('_input', 'BIGINT')}, 0L)") + " AS input_tokens",
-    _only_if(_IN_AI, f"COALESCE({read_whole('_output', 'BIGINT')}, 0L)") + " AS output_tokens",
+    f"{_only_if(_IN_BROKER, '_destination')} AS broker",
+    f"{_only_if(_IN_BROKER, 'COALESCE(_topic, name)')} AS broker_endpoint",
+    _only_if(_IN_AI, "COALESCE(_provider, 'unknown')") + " AS provider",
+    _only_if(_IN_AI, "COALESCE(_model, 'unknown')") + " AS model",
+    _only_if(_IN_AI, f"COALESCE({read_whole('_input_tokens', 'BIGINT')}, 0L)") + " AS input_tokens",
+    _only_if(_IN_AI, f"COALESCE({read_whole('_output_tokens', 'BIGINT')}, 0L)")
+    + " AS output_tokens",
 )
