@@ -10,7 +10,7 @@ attributes could give a name, the first one that is present does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pyspark.sql import DataFrame
 
@@ -80,18 +80,18 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     facts = spans.selectExpr(
         *("NULLIF(trace_id, '') AS trace_id", "NULLIF(span_id, '') AS span_id"),
         *("NULLIF(parent_span_id, '') AS parent_span_id", "name", "time"),
-        "COALESCE(kind, 'INTERNAL') AS _kind",
+        f"{_KIND} AS kind",
         "UNIX_MICROS(end_time) - UNIX_MICROS(time) AS _micros",
         "NOT (status <=> 'ERROR') AS status",
         f"COALESCE({_filled('service')}, 'unknown_service') AS service",
         f"{_filled('service_instance_id')} AS _instance",
-        f"{_filled('host_name')} AS _host_name",
+        f"{_filled('host_name')} AS _host",
+        f"{_TYPE} AS type",
         f"CAST({_only_if(_MAY_SERVE, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS _tag",
-        *(f"{_first(keys)} AS {_alias(meaning)}" for meaning, keys in MEANINGS.items()),
-        f"{_HOST} AS _host",
-        f"{_PORT} AS _port",
+        f"{_only_if(_HAS_DESTINATION, _DESTINATION)} AS _destination",
+        *(f"{_first(meaning)} AS {_alias(meaning)}" for meaning in _LATER),
     )
-    return facts.selectExpr("*", *_ROLES).selectExpr(*_COLUMNS)
+    return facts.selectExpr(*_COLUMNS)
 
 
 def is_blank(text: str) -> str:
@@ -101,12 +101,18 @@ def is_blank(text: str) -> str:
 
 
 def _filled(text: str) -> str:
-    return f"IF({is_blank(text)}, NULL, {text})"
+    # Nearly all texts begin with a visible character of ASCII, which two comparisons tell.
+    visible = f"{text} >= '!' AND {text} < {literal(chr(127))}"
+    return f"IF({visible} OR NOT {is_blank(text)}, {text}, NULL)"
 
 
-def _first(keys: Iterable[str]) -> str:
-    """SQL of the first of these attributes that is present."""
-    return f"COALESCE({', '.join(_filled(ATTRIBUTE_COLUMNS[key]) for key in keys)})"
+def _first(meaning: str) -> str:
+    """SQL of the first of the attributes that is present."""
+    return f"COALESCE({', '.join(_attribute(key) for key in MEANINGS[meaning])})"
+
+
+def _attribute(key: str) -> str:
+    return _filled(ATTRIBUTE_COLUMNS[key])
 
 
 def _alias(meaning: str) -> str:
@@ -123,73 +129,91 @@ def _only_if(condition: str, value: str) -> str:
 
 _MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
 _HAS_DESTINATION = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
-_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\\[[^\\]/?#]*\\]|[^:/?#]*)(?::([0-9]*))?"
-"""Regular expression of a URL without its path: host and port are groups."""
+_LATER = (
+    *("peer", "system", "operation", "statement", "messaging", "topic", "message operation"),
+    *("HTTP status", "RPC status", "provider", "model", "input tokens", "output tokens"),
+)
+"""The meanings that the columns are made of directly."""
+
+_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\\[[^\\]/?#]+\\]|[^:/?#]+)(?::([0-9]+))?"
+"""Regular expression of the beginning of a URL that has a host: this and its port are groups."""
 
 
-def _url_part(url: str, group: int) -> str:
-    return f"NULLIF(REGEXP_EXTRACT({url}, '{_URL}', {group}), '')"
+def _of_url(value: Callable[[str], str]) -> str:
+    """SQL of a value of the first URL that has a host."""
+    urls = [_attribute(key) for key, port in ADDRESSES if port is None]
+    cases = [f"WHEN {url} RLIKE '{_URL}' THEN {value(url)}" for url in urls]
+    return f"CASE {' '.join(cases)} END"
 
 
 def _url_port(url: str) -> str:
-    """SQL of a URL's port; without one, that of its scheme."""
-    default = f"CASE WHEN {url} ILIKE 'https:%' THEN '443' WHEN {url} ILIKE 'http:%' THEN '80' END"
-    return f"COALESCE({_url_part(url, 2)}, {default})"
+    """SQL of a URL's port, or the usual one: older clients leave it out."""
+    usual = f"CASE WHEN {url} ILIKE 'https:%' THEN '443' WHEN {url} ILIKE 'http:%' THEN '80' END"
+    return f"COALESCE(NULLIF(REGEXP_EXTRACT({url}, '{_URL}', 2), ''), {usual})"
 
 
-def _hosts() -> tuple[str, str]:
-    """SQL of the host that was called, and of its port, by :data:`.meaning.ADDRESSES`.
+def _place(host: str, port: str) -> str:
+    """SQL of a host with its port, if there is one; null without a host."""
+    # With two colons it is an address of IPv6.
+    is_ipv6 = f"CONTAINS({host}, ':') AND {host} LIKE '%:%:%' AND NOT STARTSWITH({host}, '[')"
+    bracketed = f"IF({is_ipv6}, CONCAT('[', {host}, ']'), {host})"
+    return f"IF({host} IS NULL, NULL, COALESCE(CONCAT({bracketed}, ':', {port}), {host}))"
 
-    A host without a port of its own has that of the URL: older clients leave out the usual ones.
-    """
-    urls = [ATTRIBUTE_COLUMNS[key] for key, port in ADDRESSES if port is None]
-    url = f"COALESCE({', '.join(map(_filled, urls))})"
-    hosts, ports = [], []
-    for key, port_key in ADDRESSES:
-        host = _filled(ATTRIBUTE_COLUMNS[key])
-        if port_key is None:
-            hosts.append(_url_part(host, 1))
-            ports.append(f"WHEN {_url_part(host, 1)} IS NOT NULL THEN {_url_port(host)}")
-        else:
-            port = _filled(ATTRIBUTE_COLUMNS[port_key])
-            hosts.append(host)
-            ports.append(f"WHEN {host} IS NOT NULL THEN COALESCE({port}, {_url_port(url)})")
-    return (
-        _only_if(_HAS_DESTINATION, f"COALESCE({', '.join(hosts)})"),
-        f"CASE WHEN NOT ({_HAS_DESTINATION}) THEN NULL {' '.join(ports)} END",
+
+def _places() -> list[str]:
+    """SQL of the places that may have been called, in the order of :data:`.meaning.ADDRESSES`."""
+    url_port = _of_url(_url_port)
+    url_place = _of_url(lambda url: _place(f"REGEXP_EXTRACT({url}, '{_URL}', 1)", _url_port(url)))
+    places = []
+    for host, port in ADDRESSES:
+        if port is not None:
+            either = f"COALESCE({_attribute(port)}, {url_port})"
+            # Behind the URL, there is none.
+            known = _attribute(port) if url_place in places else either
+            places.append(_place(_attribute(host), known))
+        elif url_place not in places:
+            places.append(url_place)
+    return places
+
+
+_DESTINATION = "COALESCE({})".format(
+    ", ".join(
+        [_first("peer"), *_places()]
+        + [_first(meaning) for meaning in ("namespace", "system", "messaging", "provider")]
     )
+)
 
-
-_HOST, _PORT = _hosts()
+_TEXT = f"COALESCE({_first('operation')}, {_first('statement')})"
+_CONNECTS = (
+    f"{_first('system')} IS NOT NULL AND IF({_TEXT} IS NULL, "
+    f"LOWER(name) RLIKE {literal(CONNECTING)}, UPPER(TRIM({_TEXT})) = 'CONNECT')"
+)
+_KIND = (
+    f"CASE WHEN kind IS NULL OR {_HAS_DESTINATION} AND "
+    f"LOWER({_first('message operation')}) IN ({_one_of(STEPS)}) "
+    f"OR kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE kind END"
+)
+_TYPE = "CASE {} ELSE 'RPC' END".format(
+    " ".join(
+        f"WHEN {_first(meaning)} IS NOT NULL THEN '{kind}'"
+        for meaning, kind in {
+            "model call": "GenAI",
+            "system": "DATABASE",
+            "messaging": "MQ",
+            "RPC": "RPC",
+            "HTTP": "HTTP",
+        }.items()
+    )
+)
 
 _IS_CACHE = f"_system IN ({_one_of(CACHES)})"
 _COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
-_CONNECTS = (
-    "_system IS NOT NULL AND IF(COALESCE(_operation, _statement) IS NULL, "
-    f"LOWER(name) RLIKE {literal(CONNECTING)}, "
-    "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
-)
-# With two colons it is an address of IPv6.
-_AT_PORT = (
-    "CASE WHEN _port IS NULL THEN _host WHEN _host LIKE '%:%:%' AND _host NOT LIKE '[%' "
-    "THEN CONCAT('[', _host, ']:', _port) ELSE CONCAT(_host, ':', _port) END"
-)
-
-_ROLES = (
-    f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') AND "
-    f"LOWER(_message_operation) IN ({_one_of(STEPS)}) THEN 'INTERNAL' "
-    f"WHEN _kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE _kind END AS kind",
-    "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), "
-    f"COALESCE(_peer, {_AT_PORT}, _namespace, _system, _messaging, _provider), NULL) "
-    "AS _destination",
-)
-
 _IN_STORE = "kind = 'CLIENT' AND _system IS NOT NULL"
 _IN_BROKER = (
     "_messaging IS NOT NULL AND (kind IN ('PRODUCER', 'CONSUMER') OR kind = 'CLIENT' "
     f"AND COALESCE(LOWER(_message_operation) IN ({_one_of(SENDS)}), true))"
 )
-_IN_AI = "kind = 'CLIENT' AND _model_call IS NOT NULL"
+_IN_AI = "kind = 'CLIENT' AND type = 'GenAI'"
 
 _COLUMNS = (
     *("trace_id", "span_id", "parent_span_id", "name", "kind", "time"),
@@ -198,10 +222,8 @@ _COLUMNS = (
     "ELSE CAST(_micros DIV 1000 AS INT) END AS latency",
     "status",
     "service",
-    "COALESCE(_instance, _host_name, service) AS instance",
-    "CASE WHEN _model_call IS NOT NULL THEN 'GenAI' WHEN _system IS NOT NULL THEN 'DATABASE' "
-    "WHEN _messaging IS NOT NULL THEN 'MQ' WHEN _rpc IS NOT NULL THEN 'RPC' "
-    "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
+    "COALESCE(_instance, _host, service) AS instance",
+    "type",
     f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
     "_rpc_status AS rpcStatusCode",
     _only_if(
@@ -212,7 +234,7 @@ _COLUMNS = (
     f"{_only_if(SERVES, '_tag')} AS tag",
     f"{_only_if(CALLS, '_destination')} AS peer",
     f"CASE WHEN NOT ({CALLS}) OR _destination IS NULL THEN NULL "
-    "WHEN _model_call IS NOT NULL THEN 'VIRTUAL_GENAI' "
+    "WHEN type = 'GenAI' THEN 'VIRTUAL_GENAI' "
     f"WHEN {_IS_CACHE} THEN 'VIRTUAL_CACHE' WHEN _system IS NOT NULL THEN 'VIRTUAL_DATABASE' "
     "WHEN _messaging IS NOT NULL THEN 'VIRTUAL_MQ' WHEN _peer IS NOT NULL THEN 'GENERAL' "
     "ELSE 'UNDEFINED' END AS peer_layer",
