@@ -188,9 +188,9 @@ def test_spans_of_real_clients_equal_the_oracle(spark: SparkSession, seen: SpanE
     assert rows_of(frame_of(broker_sources(ended.paired)["MQAccess"])) == []
     expected = {source: rows for source, rows in seen.events.items() if rows}
     assert {source for source, rows in found.items() if rows} == expected.keys()
-    for source, rows in expected.items():
+    for source, all_rows in expected.items():
         columns = found[source][0].keys()
-        wanted = [{name: row[name] for name in columns} for row in rows]
+        wanted = [{name: row[name] for name in columns} for row in all_rows]
         assert in_order(found[source]) == in_order(wanted), source
 
 

@@ -10,7 +10,7 @@ attributes could give a name, the first one that is present does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pyspark.sql import DataFrame
 
@@ -80,18 +80,17 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
     facts = spans.selectExpr(
         *("NULLIF(trace_id, '') AS trace_id", "NULLIF(span_id, '') AS span_id"),
         *("NULLIF(parent_span_id, '') AS parent_span_id", "name", "time"),
-        f"{_KIND} AS kind",
+        "COALESCE(kind, 'INTERNAL') AS _kind",
         "UNIX_MICROS(end_time) - UNIX_MICROS(time) AS _micros",
         "NOT (status <=> 'ERROR') AS status",
         f"COALESCE({_filled('service')}, 'unknown_service') AS service",
         f"{_filled('service_instance_id')} AS _instance",
         f"{_filled('host_name')} AS _host",
-        f"{_TYPE} AS type",
         f"CAST({_only_if(_MAY_SERVE, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS _tag",
-        f"{_only_if(_HAS_DESTINATION, _DESTINATION)} AS _destination",
-        *(f"{_first(meaning)} AS {_alias(meaning)}" for meaning in _LATER),
+        *(f"{_first(keys)} AS {_alias(meaning)}" for meaning, keys in MEANINGS.items()),
+        *(f"{_only_if(_MAY_CALL, _filled(name))} AS {_alias(name)}" for name in _PLACE_COLUMNS),
     )
-    return facts.selectExpr(*_COLUMNS)
+    return facts.selectExpr(*_ROLES).selectExpr(*_COLUMNS)
 
 
 def is_blank(text: str) -> str:
@@ -101,18 +100,17 @@ def is_blank(text: str) -> str:
 
 
 def _filled(text: str) -> str:
-    # Nearly all texts begin with a visible character of ASCII, which two comparisons tell.
+    # Most are null; nearly all others begin with a visible character of ASCII.
     visible = f"{text} >= '!' AND {text} < {literal(chr(127))}"
-    return f"IF({visible} OR NOT {is_blank(text)}, {text}, NULL)"
+    return (
+        f"CASE WHEN {text} IS NULL THEN NULL WHEN {visible} THEN {text} "
+        f"WHEN {is_blank(text)} THEN NULL ELSE {text} END"
+    )
 
 
-def _first(meaning: str) -> str:
-    """SQL of the first of the attributes that is present."""
-    return f"COALESCE({', '.join(_attribute(key) for key in MEANINGS[meaning])})"
-
-
-def _attribute(key: str) -> str:
-    return _filled(ATTRIBUTE_COLUMNS[key])
+def _first(keys: Iterable[str]) -> str:
+    """SQL of the first of these attributes that is present."""
+    return f"COALESCE({', '.join(_filled(ATTRIBUTE_COLUMNS[key]) for key in keys)})"
 
 
 def _alias(meaning: str) -> str:
@@ -128,22 +126,13 @@ def _only_if(condition: str, value: str) -> str:
 
 
 _MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
-_HAS_DESTINATION = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
-_LATER = (
-    *("peer", "system", "operation", "statement", "messaging", "topic", "message operation"),
-    *("HTTP status", "RPC status", "provider", "model", "input tokens", "output tokens"),
+_MAY_CALL = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
+_PLACE_COLUMNS = tuple(
+    dict.fromkeys(ATTRIBUTE_COLUMNS[key] for entry in ADDRESSES for key in entry if key)
 )
-"""The meanings that the columns are made of directly."""
 
 _URL = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\\[[^\\]/?#]+\\]|[^:/?#]+)(?::([0-9]+))?"
 """Regular expression of the beginning of a URL that has a host: this and its port are groups."""
-
-
-def _of_url(value: Callable[[str], str]) -> str:
-    """SQL of a value of the first URL that has a host."""
-    urls = [_attribute(key) for key, port in ADDRESSES if port is None]
-    cases = [f"WHEN {url} RLIKE '{_URL}' THEN {value(url)}" for url in urls]
-    return f"CASE {' '.join(cases)} END"
 
 
 def _url_port(url: str) -> str:
@@ -157,53 +146,50 @@ def _place(host: str, port: str) -> str:
     # With two colons it is an address of IPv6.
     is_ipv6 = f"CONTAINS({host}, ':') AND {host} LIKE '%:%:%' AND NOT STARTSWITH({host}, '[')"
     bracketed = f"IF({is_ipv6}, CONCAT('[', {host}, ']'), {host})"
-    return f"IF({host} IS NULL, NULL, COALESCE(CONCAT({bracketed}, ':', {port}), {host}))"
+    return f"COALESCE(CONCAT({bracketed}, ':', {port}), {host})"
 
 
 def _places() -> list[str]:
     """SQL of the places that may have been called, in the order of :data:`.meaning.ADDRESSES`."""
-    url_port = _of_url(_url_port)
-    url_place = _of_url(lambda url: _place(f"REGEXP_EXTRACT({url}, '{_URL}', 1)", _url_port(url)))
+    urls = [_alias(ATTRIBUTE_COLUMNS[key]) for key, port in ADDRESSES if port is None]
+    ports = [f"WHEN {url} RLIKE '{_URL}' THEN {_url_port(url)}" for url in urls]
     places = []
-    for host, port in ADDRESSES:
-        if port is not None:
-            either = f"COALESCE({_attribute(port)}, {url_port})"
-            # Behind the URL, there is none.
-            known = _attribute(port) if url_place in places else either
-            places.append(_place(_attribute(host), known))
-        elif url_place not in places:
-            places.append(url_place)
+    for key, port_key in ADDRESSES:
+        host = _alias(ATTRIBUTE_COLUMNS[key])
+        if port_key is None:
+            place = _place(f"REGEXP_EXTRACT({host}, '{_URL}', 1)", _url_port(host))
+            places.append(_only_if(f"{host} RLIKE '{_URL}'", place))
+        else:
+            port = _alias(ATTRIBUTE_COLUMNS[port_key])
+            either = f"COALESCE({port}, CASE {' '.join(ports)} END)"
+            place = _place(host, either)
+            places.append(_only_if(f"{host} IS NOT NULL", place))
     return places
 
 
-_DESTINATION = "COALESCE({})".format(
-    ", ".join(
-        [_first("peer"), *_places()]
-        + [_first(meaning) for meaning in ("namespace", "system", "messaging", "provider")]
-    )
-)
-
-_TEXT = f"COALESCE({_first('operation')}, {_first('statement')})"
 _CONNECTS = (
-    f"{_first('system')} IS NOT NULL AND IF({_TEXT} IS NULL, "
-    f"LOWER(name) RLIKE {literal(CONNECTING)}, UPPER(TRIM({_TEXT})) = 'CONNECT')"
+    "_system IS NOT NULL AND IF(COALESCE(_operation, _statement) IS NULL, "
+    f"LOWER(name) RLIKE {literal(CONNECTING)}, "
+    "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
 )
-_KIND = (
-    f"CASE WHEN kind IS NULL OR {_HAS_DESTINATION} AND "
-    f"LOWER({_first('message operation')}) IN ({_one_of(STEPS)}) "
-    f"OR kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE kind END"
-)
-_TYPE = "CASE {} ELSE 'RPC' END".format(
-    " ".join(
-        f"WHEN {_first(meaning)} IS NOT NULL THEN '{kind}'"
-        for meaning, kind in {
-            "model call": "GenAI",
-            "system": "DATABASE",
-            "messaging": "MQ",
-            "RPC": "RPC",
-            "HTTP": "HTTP",
-        }.items()
-    )
+_ROLES = (
+    *("trace_id", "span_id", "parent_span_id", "name", "time", "status", "service"),
+    f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') "
+    f"AND LOWER(_message_operation) IN ({_one_of(STEPS)}) "
+    f"OR _kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE _kind END AS kind",
+    # More than 24 days do not fit an int.
+    "CASE WHEN _micros < 0 THEN 0 WHEN _micros >= 2147483647000 THEN 2147483647 "
+    "ELSE CAST(_micros DIV 1000 AS INT) END AS latency",
+    "COALESCE(_instance, _host, service) AS instance",
+    "CASE WHEN _model_call IS NOT NULL THEN 'GenAI' WHEN _system IS NOT NULL THEN 'DATABASE' "
+    "WHEN _messaging IS NOT NULL THEN 'MQ' WHEN _rpc IS NOT NULL THEN 'RPC' "
+    "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
+    f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
+    "_rpc_status AS rpcStatusCode",
+    "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), COALESCE(_peer, "
+    f"{', '.join(_places())}, _namespace, _system, _messaging, _provider), NULL) AS _destination",
+    *("_tag", "_peer", "_system", "_operation", "_statement", "_messaging", "_message_operation"),
+    *("_topic", "_provider", "_model", "_input_tokens", "_output_tokens"),
 )
 
 _IS_CACHE = f"_system IN ({_one_of(CACHES)})"
@@ -216,16 +202,8 @@ _IN_BROKER = (
 _IN_AI = "kind = 'CLIENT' AND type = 'GenAI'"
 
 _COLUMNS = (
-    *("trace_id", "span_id", "parent_span_id", "name", "kind", "time"),
-    # More than 24 days do not fit an int.
-    "CASE WHEN _micros < 0 THEN 0 WHEN _micros >= 2147483647000 THEN 2147483647 "
-    "ELSE CAST(_micros DIV 1000 AS INT) END AS latency",
-    "status",
-    "service",
-    "COALESCE(_instance, _host, service) AS instance",
-    "type",
-    f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
-    "_rpc_status AS rpcStatusCode",
+    *("trace_id", "span_id", "parent_span_id", "name", "kind", "time", "latency", "status"),
+    *("service", "instance", "type", "httpResponseStatusCode", "rpcStatusCode"),
     _only_if(
         SERVES,
         "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(_tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, '')))",
