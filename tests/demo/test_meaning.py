@@ -87,10 +87,11 @@ def test_relations_show_the_map_of_the_shop(seen: SpanEvents) -> None:
         ("checkout", "payment"),
         ("checkout", "shipping"),
         ("checkout", "mail"),
-        ("payment", "bank.example"),
-        ("catalogue", "products-db.shop"),
-        ("shipping", "parcels-db.shop"),
-        ("gateway", "redis.shop"),
+        ("checkout", "kafka.shop:9092"),
+        ("payment", "bank.example:443"),
+        ("catalogue", "products-db.shop:5432"),
+        ("shipping", "parcels-db.shop:3306"),
+        ("gateway", "redis.shop:6379"),
     } <= pairs
 
 

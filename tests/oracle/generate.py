@@ -195,6 +195,30 @@ COMMANDS = (
     "lrange l 0 9",
 )
 LOST_SHARE = 0.03
+ADDRESSES = (
+    ("server.address", "server.port"),
+    ("net.peer.name", "net.peer.port"),
+    ("url.full", None),
+    ("http.url", None),
+    ("net.sock.peer.name", "net.sock.peer.port"),
+    ("network.peer.address", "network.peer.port"),
+    ("net.sock.peer.addr", "net.sock.peer.port"),
+    ("net.peer.ip", "net.peer.port"),
+)
+URLS = (
+    "http://{host}/orders?at=1:2",
+    "https://{host}",
+    "HTTPS://me:pass@word@{host}:8443/ü",
+    "http://[::1]:8080?x=@y",
+    "https://[fe80::1]#z",
+    "amqp://{host}/vhost",
+    "ftp://{host}:21",
+    "/relative?to=http://{host}",
+    "http:///no-host",
+)
+MESSAGE_OPERATIONS = ("messaging.operation.type", "messaging.operation", "messaging.operation.name")
+PRODUCING = ("send", "publish", "create", "SEND", "settle", "commit")
+CONSUMING = ("process", "deliver", "receive", "poll", "Receive", "own")
 
 
 def random_spans(
@@ -237,7 +261,7 @@ class _Trace:
         self, service: str | None, parent: str | None, at: datetime, kind: str, depth: int
     ) -> None:
         rng = self._rng
-        attributes = self._queue() if kind == "CONSUMER" else self._http()
+        attributes = self._queue(CONSUMING) if kind == "CONSUMER" else self._http()
         name = rng.choice(ENDPOINTS)
         span = self._span(kind, name, service, parent, at, rng.lognormvariate(4, 1.5), attributes)
         calls = (self._inside, self._call, self._query, self._cache, self._publish, self._ask)
@@ -271,7 +295,8 @@ class _Trace:
             attributes[rng.choice(("db.query.text", "db.statement"))] = text
         if rng.random() < 0.5:
             attributes[rng.choice(("db.namespace", "db.name"))] = "shop"
-        self._client("CLIENT", "SELECT shop.t1", parent, at, 150, attributes)
+        name = rng.choices(("SELECT shop.t1", "pg-pool.connect", "getConnection"), (8, 1, 1))[0]
+        self._client("CLIENT", name, parent, at, 150, attributes)
 
     def _cache(self, parent: Row, at: datetime, depth: int) -> None:
         rng = self._rng
@@ -287,7 +312,7 @@ class _Trace:
     def _publish(self, parent: Row, at: datetime, depth: int) -> None:
         rng = self._rng
         kind = "PRODUCER" if rng.random() < 0.8 else "CLIENT"
-        span = self._client(kind, "publish orders", parent, at, 5, self._queue())
+        span = self._client(kind, "publish orders", parent, at, 5, self._queue(PRODUCING))
         for _ in range(rng.randrange(3)):
             later = at + timedelta(microseconds=rng.randrange(9_000_000))
             self._serve(self._other(), span["span_id"], later, "CONSUMER", depth + 1)
@@ -302,6 +327,7 @@ class _Trace:
             "gen_ai.operation.name": "chat",
             "gen_ai.usage.input_tokens": str(rng.randrange(5000)),
             "gen_ai.usage.output_tokens": rng.choice(("0", "77", "many")),
+            "gen_ai.usage.completion_tokens": "78",
         }
         attributes = {key: value for key, value in possible.items() if rng.random() < 0.7}
         attributes |= self._peer("llm.example.com", "443")
@@ -317,19 +343,33 @@ class _Trace:
                 return {"http.method": "POST", "http.status_code": code, "http.url": "http://x/ü"}
             case 2:
                 return {"rpc.system": "grpc", "rpc.grpc.status_code": rng.choice(("0", "14"))}
+        if rng.random() < 0.3:
+            return {"rpc.system.name": "grpc", "rpc.response.status_code": "OK", "http.route": "/"}
         return {}
 
-    def _queue(self) -> dict[str, str]:
-        attributes = {"messaging.system": self._rng.choice(("kafka", "rabbitmq"))}
-        if self._rng.random() < 0.7:
-            attributes["messaging.destination.name"] = self._rng.choice(("orders", "Rückgabe"))
+    def _queue(self, operations: Sequence[str]) -> dict[str, str]:
+        rng = self._rng
+        attributes = {"messaging.system": rng.choice(("kafka", "rabbitmq"))}
+        if rng.random() < 0.7:
+            key = rng.choice(("messaging.destination.name", "messaging.destination"))
+            attributes[key] = rng.choice(("orders", "Rückgabe"))
+        if rng.random() < 0.6:
+            attributes[rng.choice(MESSAGE_OPERATIONS)] = rng.choice(operations)
         return attributes | self._peer("broker", "9092")
 
     def _peer(self, host: str, port: str) -> dict[str, str]:
-        possible = {"peer.service": host.partition(".")[0], "server.address": host}
-        chosen = {key: value for key, value in possible.items() if self._rng.random() < 0.5}
-        if "server.address" in chosen and self._rng.random() < 0.7:
-            chosen["server.port"] = port
+        """Some of what clients say about the other end of a call, in any spelling."""
+        rng = self._rng
+        chosen: dict[str, str] = {}
+        if rng.random() < 0.5:
+            chosen[rng.choice(("peer.service", "service.peer.name"))] = host.partition(".")[0]
+        for key, port_key in rng.sample(ADDRESSES, rng.choice((0, 0, 1, 1, 2, 7))):
+            if port_key is None:
+                chosen[key] = rng.choice(URLS).format(host=host)
+            else:
+                chosen[key] = rng.choice((host, host, "10.0.0.7", "::1", " "))
+                if rng.random() < 0.7:
+                    chosen[port_key] = port
         return chosen
 
     def _other(self) -> str | None:

@@ -6,6 +6,7 @@ resource and attributes; all values of the last two are strings.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -23,7 +24,7 @@ HTTP_KEYS = (
     "http.response.status_code",
     "http.status_code",
 )
-DATABASE_KEYS = ("db.system", "db.system.name")
+DATABASE_KEYS = ("db.system.name", "db.system")
 GEN_AI_KEYS = (
     "gen_ai.provider.name",
     "gen_ai.system",
@@ -32,6 +33,15 @@ GEN_AI_KEYS = (
     "gen_ai.operation.name",
 )
 CACHES = ("redis", "memcached")
+PEER_KEYS = ("service.peer.name", "peer.service")
+URL_KEYS = ("url.full", "http.url")
+OPERATION_KEYS = ("db.operation.name", "db.operation")
+STATEMENT_KEYS = ("db.query.text", "db.statement")
+MESSAGE_OPERATION_KEYS = (
+    "messaging.operation.type",
+    "messaging.operation",
+    "messaging.operation.name",
+)
 
 # fmt: off
 READS = {
@@ -54,8 +64,8 @@ def attributes_of(span: Row) -> dict[str, str]:
 
 
 def has_any(attributes: Attributes, *keys: str) -> bool:
-    """Whether one of these keys is there, with whatever value."""
-    return any(attributes.get(key) is not None for key in keys)
+    """Whether one of these keys is there and not blank."""
+    return first(attributes, *keys) is not None
 
 
 def first(attributes: Attributes, *keys: str) -> str | None:
@@ -118,6 +128,8 @@ def type_of(attributes: Attributes) -> str:
         return "DATABASE"
     if has_any(attributes, "messaging.system"):
         return "MQ"
+    if has_any(attributes, "rpc.system.name", "rpc.system"):
+        return "RPC"
     return "HTTP" if has_any(attributes, *HTTP_KEYS) else "RPC"
 
 
@@ -137,31 +149,105 @@ def is_cache(attributes: Attributes) -> bool:
     return database_system(attributes) in CACHES
 
 
-def _address(attributes: Attributes) -> str | None:
-    address, port = first(attributes, "server.address"), first(attributes, "server.port")
-    return f"{address}:{port}" if address and port else address
+def _url(attributes: Attributes) -> tuple[str | None, str | None]:
+    """Host and port of the URL that was called; the port is that of the scheme if it has none."""
+    for key in URL_KEYS:
+        scheme, separator, rest = (first(attributes, key) or "").partition("://")
+        if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+            continue
+        authority = min((rest.split(end)[0] for end in "/?#"), key=len).rpartition("@")[2]
+        if authority.startswith("["):
+            address, _, port = authority.partition("]")
+            host, port = f"{address}]", port.removeprefix(":")
+        else:
+            host, _, port = authority.partition(":")
+        if host:
+            return host, port or {"http": "80", "https": "443"}.get(scheme.lower())
+    return None, None
 
 
-def database_name(attributes: Attributes) -> str | None:
-    """The name of the virtual service that a database or cache is."""
+def address_of(attributes: Attributes) -> str | None:
+    """The host that was called, with its port where that is known."""
+    url_host, url_port = _url(attributes)
+    known = [
+        (first(attributes, "server.address"), "server.port"),
+        (first(attributes, "net.peer.name"), "net.peer.port"),
+        (url_host, ""),
+        (first(attributes, "net.sock.peer.name"), "net.sock.peer.port"),
+        (first(attributes, "network.peer.address"), "network.peer.port"),
+        (first(attributes, "net.sock.peer.addr"), "net.sock.peer.port"),
+        (first(attributes, "net.peer.ip"), "net.peer.port"),
+    ]
+    for host, port_key in known:
+        if host is None:
+            continue
+        port = (first(attributes, port_key) if port_key else None) or url_port
+        if port is None:
+            return host
+        is_ipv6 = host.count(":") > 1 and not host.startswith("[")
+        return f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
+    return None
+
+
+def destination_of(attributes: Attributes) -> str | None:
+    """The one name of the other end of a call, or of the broker of a message."""
     return (
-        first(attributes, "peer.service")
-        or _address(attributes)
-        or first(attributes, "db.namespace", "db.name", *DATABASE_KEYS)
+        first(attributes, *PEER_KEYS)
+        or address_of(attributes)
+        or first(attributes, "db.namespace", "db.name")
+        or first(attributes, *DATABASE_KEYS)
+        or first(attributes, "messaging.system")
+        or first(attributes, "gen_ai.provider.name", "gen_ai.system")
     )
 
 
-def queue_name(attributes: Attributes) -> str | None:
-    """The name of the virtual service that a broker is."""
-    system = first(attributes, "messaging.system")
-    return first(attributes, "peer.service") or _address(attributes) or system
+def message_operation(attributes: Attributes) -> str | None:
+    """What was done with a message, in small letters."""
+    operation = first(attributes, *MESSAGE_OPERATION_KEYS)
+    return operation.lower() if operation is not None else None
+
+
+def is_connecting(span: Row) -> bool:
+    """Whether a client's span of a database only gets it a connection."""
+    attributes = attributes_of(span)
+    if span["kind"] != "CLIENT" or not has_any(attributes, *DATABASE_KEYS):
+        return False
+    text = first(attributes, *OPERATION_KEYS, *STATEMENT_KEYS)
+    if text is not None:
+        return text.strip(" ").upper() == "CONNECT"
+    words = set(re.split(r"\W+", (span["name"] or "").lower()))
+    connecting = {f"{head}connect{tail}" for head in ("", "re", "get") for tail in ("", "ion")}
+    return not words.isdisjoint(connecting | {"pool"})
+
+
+def kind_of(span: Row) -> str:
+    """The span's kind, INTERNAL if it is only a step of a call or of a message."""
+    kind: str = span["kind"] or "INTERNAL"
+    if kind in ("CLIENT", "PRODUCER", "CONSUMER") and message_operation(attributes_of(span)) in (
+        *("create", "receive", "poll", "settle"),
+    ):
+        return "INTERNAL"
+    return "INTERNAL" if is_connecting(span) else kind
+
+
+def is_database_call(span: Row) -> bool:
+    """Whether the span is a call to a database or a cache."""
+    return kind_of(span) == "CLIENT" and has_any(attributes_of(span), *DATABASE_KEYS)
+
+
+def is_message(span: Row) -> bool:
+    """Whether the span sends a message or processes one."""
+    attributes, kind = attributes_of(span), kind_of(span)
+    if not has_any(attributes, "messaging.system"):
+        return False
+    if kind == "CLIENT":
+        return message_operation(attributes) in (None, "send", "publish")
+    return kind in ("PRODUCER", "CONSUMER")
 
 
 def cache_operation(span: Row) -> str:
     """Read, Write or Others, by the command."""
-    text = first(
-        attributes_of(span), "db.operation.name", "db.operation", "db.query.text", "db.statement"
-    )
+    text = first(attributes_of(span), *OPERATION_KEYS, *STATEMENT_KEYS)
     words = (text or span["name"]).split()
     command = words[0].upper() if words else ""
     if command in READS:
@@ -171,11 +257,13 @@ def cache_operation(span: Row) -> str:
 
 def statement_of(span: Row) -> str:
     """The text of what was executed, uncut."""
-    return first(attributes_of(span), "db.query.text", "db.statement") or span["name"]
+    return first(attributes_of(span), *STATEMENT_KEYS) or span["name"]
 
 
 ENTRY_KINDS = ("SERVER", "CONSUMER")
 EXIT_KINDS = ("CLIENT", "PRODUCER")
+SILENT_LAYERS = ("VIRTUAL_DATABASE", "VIRTUAL_CACHE", "VIRTUAL_MQ")
+"""What is called there sends no spans: a call to it needs nobody to answer."""
 
 
 class SpanEvents(NamedTuple):
@@ -197,36 +285,39 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
     children: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for span in spans:
         parent = parent_of(span)
-        if parent is not None and span["kind"] in ENTRY_KINDS:
+        if parent is not None and kind_of(span) in ENTRY_KINDS:
             children[span["trace_id"], parent].append(span)
 
     events: defaultdict[str, list[Row]] = defaultdict(list)
     answered = set()
     for key, span in by_id.items():
-        foreign = [child for child in children[key] if service_of(child) != service_of(span)]
-        if span["kind"] in EXIT_KINDS and foreign:
+        if kind_of(span) in EXIT_KINDS and children[key] and not _goes_to_silence(span):
             answered.add(key)
-            for source, row in _callee_rows(span, foreign):
+            for source, row in _callee_rows(span, children[key]):
                 events[source].append(_complete(source, span, row))
 
     counters = Counter({"unresolved_parent": 0, "unresolved_destination": 0})
     for span in spans:
-        if span["kind"] in ENTRY_KINDS:
+        parent = parent_of(span)
+        caller = by_id.get((span["trace_id"], parent)) if parent is not None else None
+        if kind_of(span) in ENTRY_KINDS:
             rows = _entry_rows(span)
-            parent = parent_of(span)
-            caller = by_id.get((span["trace_id"], parent)) if parent is not None else None
             if parent is not None and caller is None:
                 counters["unresolved_parent"] += 1
             else:
                 rows += _caller_rows(span, caller)
-        elif span["kind"] in EXIT_KINDS and (span["trace_id"], span["span_id"]) not in answered:
+        elif kind_of(span) in EXIT_KINDS and (span["trace_id"], span["span_id"]) not in answered:
             rows = _peer_rows(span)
             counters["unresolved_destination"] += not rows
         else:
             rows = []
-        for source, row in rows + _virtual_rows(span):
+        for source, row in rows + _virtual_rows(span, caller):
             events[source].append(_complete(source, span, row))
     return SpanEvents(dict(events), {**counters, "unresolved": counters.total()})
+
+
+def _goes_to_silence(span: Row) -> bool:
+    return _virtual_layer(attributes_of(span)) in SILENT_LAYERS
 
 
 _Rows = list[tuple[str, Row]]
@@ -245,7 +336,7 @@ def _outcome(span: Row) -> Row:
     return {
         **timed(span),
         "httpResponseStatusCode": http_status(attributes),
-        "rpcStatusCode": attributes.get("rpc.grpc.status_code"),
+        "rpcStatusCode": first(attributes, "rpc.response.status_code", "rpc.grpc.status_code"),
         "type": type_of(attributes),
     }
 
@@ -299,12 +390,12 @@ def _relations(span: Row, source: _Side, dest: _Side, endpoint: str, detect_poin
 
 
 def _caller_rows(span: Row, caller: Row | None) -> _Rows:
-    """The relations of a span that was called: by a user, or by another service."""
+    """The relations of a span that was called: by a user, by another service or by its own."""
     callee = _own_side(span)
     if caller is None:
         return _relations(span, _Side("User", "UNDEFINED", "User"), callee, span["name"], "SERVER")
     source = _own_side(caller)
-    if source.service == callee.service:
+    if source.service == callee.service and kind_of(caller) not in EXIT_KINDS:
         return []
     outcome = _outcome(span)
     endpoints = {
@@ -336,12 +427,12 @@ def _callee_rows(span: Row, children: Sequence[Row]) -> _Rows:
 def _peer_rows(span: Row) -> _Rows:
     """The relation of a call that nobody answered, to whom it says that it calls."""
     attributes = attributes_of(span)
-    for key, layer in (("peer.service", "GENERAL"), ("server.address", "UNDEFINED")):
-        name = first(attributes, key)
-        if name is not None:
-            dest = _Side(name, _virtual_layer(attributes) or layer, name)
-            return _relations(span, _own_side(span), dest, span["name"], "CLIENT")
-    return []
+    name = destination_of(attributes)
+    if name is None:
+        return []
+    layer = "GENERAL" if has_any(attributes, *PEER_KEYS) else "UNDEFINED"
+    dest = _Side(name, _virtual_layer(attributes) or layer, name)
+    return _relations(span, _own_side(span), dest, span["name"], "CLIENT")
 
 
 def _virtual_layer(attributes: dict[str, str]) -> str | None:
@@ -355,45 +446,55 @@ def _virtual_layer(attributes: dict[str, str]) -> str | None:
     return None
 
 
-def _virtual_rows(span: Row) -> _Rows:
+def _virtual_rows(span: Row, caller: Row | None) -> _Rows:
     """What the span says of the database, cache, queue or model that it used."""
-    attributes, kind = attributes_of(span), span["kind"]
+    attributes = attributes_of(span)
     rows: _Rows = []
     outcome = timed(span)
-    if kind == "CLIENT" and database_system(attributes) is not None:
-        name = {"name": database_name(attributes)}
+    if is_database_call(span):
+        name = {"name": destination_of(attributes)}
         if is_cache(attributes):
             rows.append(("CacheAccess", {**name, **outcome, "operation": cache_operation(span)}))
         else:
             rows.append(("DatabaseAccess", {**name, **outcome}))
-    if kind in (*EXIT_KINDS, "CONSUMER") and has_any(attributes, "messaging.system"):
-        rows += _messaging_rows(span)
-    if kind == "CLIENT" and has_any(attributes, *GEN_AI_KEYS):
+    if is_message(span):
+        rows += _messaging_rows(span, caller)
+    if kind_of(span) == "CLIENT" and has_any(attributes, *GEN_AI_KEYS):
         rows += _gen_ai_rows(attributes, outcome)
     return rows
 
 
-def _messaging_rows(span: Row) -> _Rows:
-    attributes, consumed = attributes_of(span), span["kind"] == "CONSUMER"
-    name = queue_name(attributes)
+def _messaging_rows(span: Row, caller: Row | None) -> _Rows:
+    attributes, consumed = attributes_of(span), kind_of(span) == "CONSUMER"
+    name = destination_of(attributes)
     access = {
         "operation": "Consume" if consumed else "Produce",
-        "transmissionLatency": latency_ms(span) if consumed else 0,
+        "transmissionLatency": _transmission_ms(span, caller) if consumed else 0,
         "status": is_ok(span),
     }
-    endpoint = first(attributes, "messaging.destination.name") or span["name"]
+    topic = first(attributes, "messaging.destination.name", "messaging.destination")
     return [
         ("MQAccess", {"name": name, **access}),
-        ("MQEndpointAccess", {"serviceName": name, "endpoint": endpoint, **access}),
+        ("MQEndpointAccess", {"serviceName": name, "endpoint": topic or span["name"], **access}),
     ]
+
+
+def _transmission_ms(span: Row, sender: Row | None) -> int | None:
+    """From the start of the span that sent a message to that of the one that processes it."""
+    if sender is None or kind_of(sender) not in EXIT_KINDS:
+        return None
+    if _virtual_layer(attributes_of(sender)) != "VIRTUAL_MQ":
+        return None
+    elapsed: timedelta = span["time"] - sender["time"]
+    return max(0, elapsed // timedelta(milliseconds=1))
 
 
 def _gen_ai_rows(attributes: dict[str, str], outcome: Row) -> _Rows:
     provider = first(attributes, "gen_ai.provider.name", "gen_ai.system") or "unknown"
     model = first(attributes, "gen_ai.response.model", "gen_ai.request.model") or "unknown"
     used = {
-        "inputTokens": parse_integer(attributes.get("gen_ai.usage.input_tokens")) or 0,
-        "outputTokens": parse_integer(attributes.get("gen_ai.usage.output_tokens")) or 0,
+        "inputTokens": _tokens(attributes, "input_tokens", "prompt_tokens"),
+        "outputTokens": _tokens(attributes, "output_tokens", "completion_tokens"),
         "totalEstimatedCost": 0,
         **outcome,
     }
@@ -401,3 +502,7 @@ def _gen_ai_rows(attributes: dict[str, str], outcome: Row) -> _Rows:
         ("GenAIProviderAccess", {"name": provider, **used}),
         ("GenAIModelAccess", {"serviceName": provider, "modelName": model, **used}),
     ]
+
+
+def _tokens(attributes: Attributes, *names: str) -> int:
+    return parse_integer(first(attributes, *(f"gen_ai.usage.{name}" for name in names))) or 0

@@ -34,6 +34,9 @@ def test_random_spans_have_it_all() -> None:
     events, counters = spans_to_events(spans)
     assert len(events) == 12
     layers = {row["destLayer"] for row in events["ServiceRelation"]}
+    transmitted = {row["transmissionLatency"] for row in events["MQAccess"]}
+    assert None in transmitted
+    assert len(transmitted) > 10
     assert len(layers) == 6
     assert all(counters.values())
     assert len({key[0] for key in expected_topn(spans)}) == 4

@@ -64,8 +64,8 @@ def test_a_call_is_seen_from_both_sides() -> None:
     assert rows_of(spans, "EndpointRelation", *endpoints) == [("a", "n1", "b", "n2", 4)]
 
 
-def test_every_foreign_child_is_a_destination() -> None:
-    """All that answer, whenever they started; those of the own service and other traces do not."""
+def test_every_serving_child_is_a_destination() -> None:
+    """All that answer, whenever they started; those of other traces do not."""
     later = NOON + timedelta(microseconds=1)
     spans = [
         span("1", "PRODUCER", attributes={"peer.service": "p"}, ms=7),
@@ -79,6 +79,7 @@ def test_every_foreign_child_is_a_destination() -> None:
     fields = ("detectPoint", "destServiceName", "endpoint", "latency", "time")
     relations = rows_of(spans, "ServiceRelation", *fields)
     assert [row for row in relations if row[0] == "CLIENT"] == [
+        ("CLIENT", "a", "n2", 7, NOON),
         ("CLIENT", "late", "n3", 7, NOON),
         ("CLIENT", "b", "n4", 7, NOON),
         ("CLIENT", "b", "n5", 7, NOON),
@@ -99,8 +100,13 @@ def test_spans_delivered_twice() -> None:
     ("attributes", "name", "layer"),
     [
         ({"peer.service": "p", "server.address": "s"}, "p", "GENERAL"),
-        ({"server.address": "s", "server.port": "1"}, "s", "UNDEFINED"),
+        ({"server.address": "s", "server.port": "1"}, "s:1", "UNDEFINED"),
+        ({"net.peer.name": "s", "http.url": "https://t:1/"}, "s:1", "UNDEFINED"),
+        ({"http.url": "https://u:p@s/x"}, "s:443", "UNDEFINED"),
+        ({"network.peer.address": "::1", "network.peer.port": "2"}, "[::1]:2", "UNDEFINED"),
         ({"peer.service": "p", "db.system": "mysql"}, "p", "VIRTUAL_DATABASE"),
+        ({"db.namespace": "n", "db.system": "mysql"}, "n", "VIRTUAL_DATABASE"),
+        ({"messaging.system": "kafka"}, "kafka", "VIRTUAL_MQ"),
         ({"server.address": "s", "db.system.name": "redis"}, "s", "VIRTUAL_CACHE"),
         ({"server.address": "s", "messaging.system": "kafka"}, "s", "VIRTUAL_MQ"),
         ({"server.address": "s", "gen_ai.system": "x"}, "s", "VIRTUAL_GENAI"),
@@ -115,12 +121,18 @@ def test_destinations_by_attribute(attributes: dict[str, str], name: str, layer:
 
 
 def test_what_cannot_be_resolved_is_counted() -> None:
-    """A parent that never came, a call to nobody known; a caller of the same service is neither."""
+    """A parent that never came, a call to nobody known; steps of a call or message are neither."""
+    connecting = {"db.system": "postgresql"}
     spans = [
         span("1", "SERVER", parent_span_id="lost"),
         span("2", "CLIENT", parent_span_id="1"),
-        span("3", "SERVER", parent_span_id="2"),
+        span("3", "SERVER", parent_span_id="1"),
         span("4", "INTERNAL"),
+        span("5", "CLIENT", name="pg-pool.connect", attributes=connecting),
+        span("6", "CLIENT", attributes=connecting | {"db.operation": "connect"}),
+        span("7", "CLIENT", attributes={"messaging.operation": "receive"}),
+        span("8", "CONSUMER", attributes={"messaging.operation.type": "Poll"}),
+        span("9", "PRODUCER", attributes={"messaging.operation.name": "create"}),
     ]
     events, counters = spans_to_events(spans)
     assert set(events) == {"Service", "ServiceInstance", "Endpoint"}
@@ -163,19 +175,48 @@ def test_cache_operations(attributes: dict[str, str], operation: str) -> None:
 
 
 def test_messaging() -> None:
-    """Producing takes no transmission; consuming does."""
+    """The way of a message ends where its consumer starts; without its producer it is unknown."""
     queue = {"messaging.system": "kafka", "messaging.destination.name": "d"}
+    later = NOON + timedelta(microseconds=7999)
     spans = [
         span("1", "PRODUCER", attributes=queue),
         span("2", "CONSUMER", attributes={"messaging.system": "kafka", "server.address": "s"}),
         span("3", "SERVER", attributes=queue),
+        span("4", "CONSUMER", "b", parent_span_id="1", time=later, attributes=queue),
+        span("5", "CONSUMER", "b", parent_span_id="4", time=later, attributes=queue),
+        span("6", "CLIENT", attributes=queue | {"messaging.operation": "commit"}),
     ]
     access = ("operation", "transmissionLatency")
-    produced, consumed = ("Produce", 0), ("Consume", 10)
-    assert rows_of(spans, "MQAccess", "name", *access) == [("kafka", *produced), ("s", *consumed)]
-    assert rows_of(spans, "MQEndpointAccess", "serviceName", "endpoint", *access) == [
-        ("kafka", "d", *produced),
-        ("s", "n2", *consumed),
+    names = [("kafka", "d"), ("s", "n2"), ("kafka", "d"), ("kafka", "d")]
+    values = [("Produce", 0), ("Consume", None), ("Consume", 7), ("Consume", None)]
+    expected = [(*name, *value) for name, value in zip(names, values, strict=True)]
+    assert rows_of(spans, "MQEndpointAccess", "serviceName", "endpoint", *access) == expected
+    assert rows_of(spans, "MQAccess", "name", *access) == [(row[0], *row[2:]) for row in expected]
+
+
+def test_a_message_is_a_call_to_its_broker() -> None:
+    """For the sender; the consumer sees the sender."""
+    queue = {"messaging.system": "kafka"}
+    spans = [
+        span("1", "PRODUCER", attributes=queue),
+        span("2", "CONSUMER", "b", parent_span_id="1", attributes=queue),
+    ]
+    assert rows_of(spans, "ServiceRelation", *RELATION) == [
+        ("a", "GENERAL", "kafka", "VIRTUAL_MQ", "n1", "CLIENT"),
+        ("a", "GENERAL", "b", "GENERAL", "n2", "SERVER"),
+    ]
+
+
+def test_a_call_to_oneself() -> None:
+    """It goes to the service itself, not to the address; nested servers are no call."""
+    spans = [
+        span("1", "CLIENT", attributes={"server.address": "127.0.0.1"}),
+        span("2", "SERVER", parent_span_id="1"),
+        span("3", "SERVER", parent_span_id="2"),
+    ]
+    assert rows_of(spans, "ServiceRelation", *RELATION) == [
+        ("a", "GENERAL", "a", "GENERAL", "n2", "CLIENT"),
+        ("a", "GENERAL", "a", "GENERAL", "n2", "SERVER"),
     ]
 
 
@@ -203,7 +244,7 @@ def test_gen_ai() -> None:
         (["db.system.name", "messaging.system", "http.route"], "DATABASE"),
         (["messaging.system", "http.url"], "MQ"),
         (["url.full"], "HTTP"),
-        (["rpc.system"], "RPC"),
+        (["rpc.system", "http.route"], "RPC"),
     ],
 )
 def test_request_types(keys: list[str], kind: str) -> None:

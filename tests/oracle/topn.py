@@ -13,9 +13,10 @@ from tests.oracle.catalog import GRAINS, Grain, Row, bucket_of, service_id
 from tests.oracle.spans import (
     attributes_of,
     cache_operation,
-    database_name,
     database_system,
+    destination_of,
     is_cache,
+    is_database_call,
     latency_ms,
     service_of,
     statement_of,
@@ -97,9 +98,9 @@ def normalise(statement: str) -> str:
 def _streams(span: Row) -> Iterator[tuple[str, str]]:
     """The streams that a span may have a record in, each with the record's entity."""
     attributes = attributes_of(span)
-    if span["kind"] != "CLIENT" or database_system(attributes) is None:
+    if not is_database_call(span):
         return
-    virtual = service_id(database_name(attributes), "VIRTUAL_DATABASE")
+    virtual = service_id(destination_of(attributes), "VIRTUAL_DATABASE")
     if not is_cache(attributes):
         yield "top_n_database_statement", virtual
         yield "top_n_service_database_statement", service_id(service_of(span), "GENERAL")

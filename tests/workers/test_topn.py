@@ -22,9 +22,10 @@ from tests.oracle.generate import random_spans
 from tests.oracle.spans import (
     attributes_of,
     cache_operation,
-    database_name,
     database_system,
+    destination_of,
     is_cache,
+    is_database_call,
     latency_ms,
     service_of,
     statement_of,
@@ -36,16 +37,15 @@ from tests.workers.kit import NOON, embedded
 def statement(span: Row) -> Statement | None:
     """The statement that a span tells of, if it does."""
     attributes = attributes_of(span)
-    system = database_system(attributes)
-    if span["kind"] != "CLIENT" or system is None:
+    if not is_database_call(span):
         return None
     return Statement(
         span["time"],
         service_of(span),
-        database_name(attributes) or "",
+        destination_of(attributes) or "",
         latency_ms(span),
         statement_of(span),
-        system,
+        database_system(attributes) or "",
         cache_operation(span) if is_cache(attributes) else None,  # type: ignore[arg-type]
         span["trace_id"],
         span["span_id"],

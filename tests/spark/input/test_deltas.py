@@ -59,9 +59,10 @@ from tests.oracle.generate import random_spans
 from tests.oracle.spans import (
     attributes_of,
     cache_operation,
-    database_name,
     database_system,
+    destination_of,
     is_cache,
+    is_database_call,
     latency_ms,
     service_of,
     spans_to_events,
@@ -307,7 +308,7 @@ def statement(span: Row) -> Statement:
     return Statement(
         span["time"],
         service_of(span),
-        str(database_name(attributes)),
+        str(destination_of(attributes)),
         latency_ms(span),
         statement_of(span),
         database_system(attributes) or "",
@@ -322,11 +323,7 @@ def test_statements_beside_spans_are_the_top_of_the_oracle(
 ) -> None:
     """Some come as spans, others from two clients that aggregate; in one batch and in several."""
     spans = random_spans(6, 300, start=START, days=1)
-    calls = [
-        span
-        for span in spans
-        if span["kind"] == "CLIENT" and database_system(attributes_of(span)) is not None
-    ]
+    calls = [span for span in spans if is_database_call(span)]
     emitted = calls[::2]
     ids = {span["span_id"] for span in emitted}
     rest = [span for span in spans if span["span_id"] not in ids]

@@ -39,11 +39,15 @@ class Run:
         self._digests: dict[int, list[Any]] = {}
         self._number = 0
         self.relations: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
+        """Those of the last batch."""
+        self.all_messages: list[dict[str, Any]] = []
         self.lost: Counter[str] = Counter()
 
     def batch(self, spans: Iterable[Span], expire: int | None = None) -> list[dict[str, Any]]:
         """Link one batch; its relations."""
         from batchmill.spark.spans.links import SUMMARY_SCHEMA, link
+        from batchmill.spark.spans.sources import broker_sources
 
         self._number += 1
         if expire is None and self._window is not None:
@@ -57,6 +61,8 @@ class Run:
         )
         links.paired.persist()
         relations = rows_of(links.relations)
+        self.messages = rows_of(frame_of(broker_sources(links.paired)["MQEndpointAccess"]))
+        self.all_messages += self.messages
         self._digests[self._number] = links.summary.collect()
         assert links.summary.schema.simpleString() == SUMMARY_SCHEMA.simpleString()
         for row in links.unresolved.collect():
@@ -85,6 +91,8 @@ def brief(relations: Iterable[dict[str, Any]]) -> list[str]:
 
 
 FAR = {"peer.service": "far"}
+HOST = {"server.address": "h", "server.port": "1"}
+QUEUE = {"messaging.system": "kafka"}
 
 
 def test_one_batch_gives_every_relation_of_its_spans(spark: SparkSession) -> None:
@@ -140,35 +148,97 @@ def _at(microseconds: int) -> datetime:
 
 
 def test_a_call_without_an_answering_span_goes_where_its_caller_says(spark: SparkSession) -> None:
-    """At the end of the wait: peer.service, else server.address, in the layer of its target."""
-    host = {"server.address": "h", "server.port": "1"}
-    kinds = {
-        "http": ({"http.method": "GET"}, "GENERAL", "UNDEFINED"),
-        "db": ({"db.system": "mysql"}, "VIRTUAL_DATABASE", "VIRTUAL_DATABASE"),
-        "cache": ({"db.system.name": "redis"}, "VIRTUAL_CACHE", "VIRTUAL_CACHE"),
-        "mq": ({"messaging.system": "kafka"}, "VIRTUAL_MQ", "VIRTUAL_MQ"),
-        "ai": ({"gen_ai.system": "x"}, "VIRTUAL_GENAI", "VIRTUAL_GENAI"),
+    """In the layer of its target; at once where no answer can come, else at the wait's end."""
+    places = {"far": FAR | HOST, "h:1": HOST, "else": {"server.port": "1"}}
+    at_once = {
+        "db": ({"db.system": "mysql"}, "VIRTUAL_DATABASE", "mysql"),
+        "cache": ({"db.system.name": "redis"}, "VIRTUAL_CACHE", "redis"),
+        "mq": ({"messaging.system": "kafka"}, "VIRTUAL_MQ", "kafka"),
+    }
+    later = {
+        "ai": ({"gen_ai.system": "x"}, "VIRTUAL_GENAI", "x"),
+        "http": ({"http.method": "GET"}, None, None),
     }
     run = Run(spark)
     run.batch(
         span(f"{name} {place}", "PRODUCER" if name == "mq" else "CLIENT", attributes=facts | known)
-        for name, (facts, _, _) in kinds.items()
-        for place, known in (("far", FAR | host), ("h", host), ("nowhere", {"server.port": "1"}))
+        for name, (facts, _, _) in (at_once | later).items()
+        for place, known in places.items()
     )
-    assert run.relations == []
+    assert _destinations(run.relations) == {
+        (f"op {name} {place}", system if place == "else" else place, layer)
+        for name, (_, layer, system) in at_once.items()
+        for place in places
+    }
+    assert run.waiting(1) == {f"{name} {place}" for name in later for place in places}
+    run.relations.clear()
     run.batch([served("later")])
     assert brief(run.relations) == ["User > shop/op later SERVER"]
-    run.relations.clear()
-    found = {
-        (row["endpoint"], row["destService"], row["destInstance"], row["destLayer"])
-        for row in run.end()
+    assert _destinations(run.end()) == {
+        ("op ai far", "far", "VIRTUAL_GENAI"),
+        ("op ai h:1", "h:1", "VIRTUAL_GENAI"),
+        ("op ai else", "x", "VIRTUAL_GENAI"),
+        ("op http far", "far", "GENERAL"),
+        ("op http h:1", "h:1", "UNDEFINED"),
     }
-    assert found == {
-        (f"op {name} {place}", place, place, layer)
-        for name, (_, peer, address) in kinds.items()
-        for place, layer in (("far", peer), ("h", address))
-    }
-    assert run.lost == {"CLIENT: no destination": 4, "PRODUCER: no destination": 1}
+    assert run.lost == {"CLIENT: no destination": 1}
+
+
+def _destinations(relations: Iterable[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    rows = list(relations)
+    assert all(row["destService"] == row["destInstance"] for row in rows)
+    assert all(row["detectPoint"] == "CLIENT" for row in rows)
+    return {(row["endpoint"], row["destService"], row["destLayer"]) for row in rows}
+
+
+def test_a_message_relates_its_consumer_to_its_sender(spark: SparkSession) -> None:
+    """As the consumer sees it, in any batch; the sender called the broker, once."""
+    run = Run(spark)
+    sent = span("sent", "PRODUCER", attributes=QUEUE)
+    assert brief(run.batch([sent])) == ["shop > kafka/op sent CLIENT"]
+    consumed = span("got", "CONSUMER", parent_span_id="sent", service="mail", attributes=QUEUE)
+    assert brief(run.batch([consumed])) == ["shop > mail/op got SERVER"]
+    assert run.end() == []
+    assert not run.lost
+
+
+def test_a_message_counts_once_with_its_way(spark: SparkSession) -> None:
+    """When its sender is known, or will never be; whichever of the two came first."""
+    got = {"kind": "CONSUMER", "attributes": QUEUE}
+    receive = span("receive", "CONSUMER", attributes=QUEUE | {"messaging.operation": "receive"})
+    batches = [
+        [
+            served("early", "sent", at=2500) | got,
+            served("lost", "gone") | got,
+            served("root") | got,
+            served("no trace", "x", trace_id=None) | got,
+        ],
+        [span("sent", "PRODUCER", attributes=QUEUE), receive, receive],
+        [
+            served("late", "sent", at=7999, service="mail") | got,
+            served("skewed", "sent", at=-1) | got,
+            served("step", "receive", at=9) | got,
+            called("commit", attributes=QUEUE | {"messaging.operation": "commit"}),
+        ],
+    ]
+    run = Run(spark)
+    found = []
+    for batch in batches:
+        run.batch(batch)
+        found.append(_ways(run.messages))
+    run.end()
+    assert [*found, _ways(run.messages)] == [
+        ["Consume op no trace None", "Consume op root None"],
+        ["Consume op early 2", "Produce op sent 0"],
+        ["Consume op late 7", "Consume op skewed 0", "Consume op step None"],
+        ["Consume op lost None"],
+    ]
+
+
+def _ways(messages: Iterable[dict[str, Any]]) -> list[str]:
+    return sorted(
+        f"{row['operation']} {row['endpoint']} {row['transmissionLatency']}" for row in messages
+    )
 
 
 def test_odd_ids_and_parents(spark: SparkSession) -> None:
@@ -216,6 +286,8 @@ def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) ->
         "shop > a/op before SERVER",
         "shop > b/op with CLIENT",
         "shop > b/op with SERVER",
+        "shop > shop/op own CLIENT",
+        "shop > shop/op own SERVER",
     ]
     assert {(row["time"], row["latency"]) for row in found if row["detectPoint"] == "CLIENT"} == {
         (EPOCH, 7)
@@ -230,20 +302,24 @@ def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) ->
     assert not run.lost
 
 
-def test_a_call_that_only_its_own_service_answers_waits_for_another(spark: SparkSession) -> None:
-    """Until its time is over, and an answer that comes with its end is in time."""
+def test_a_call_that_its_own_service_answers_is_a_call_to_itself(spark: SparkSession) -> None:
+    """It waits no longer; an answer that comes with the end of its wait is in time."""
     run = Run(spark)
     calls = [called(each, attributes=FAR) for each in ("x", "y", "z")]
-    assert run.batch([*calls, served("own", "x"), served("own z", "z")]) == []
-    assert run.waiting(1) == {"x", "y", "z"}
-    assert brief(run.batch([served("late", "y", service="b")])) == [
-        "shop > b/op late CLIENT",
-        "shop > b/op late SERVER",
+    nested = served("nested", "own")  # a server within a server is no call
+    assert brief(run.batch([*calls, served("own", "x"), nested])) == [
+        "shop > shop/op own CLIENT",
+        "shop > shop/op own SERVER",
     ]
-    assert brief(run.batch([served("last", "z", service="a")], expire=1)) == [
-        "shop > a/op last CLIENT",
-        "shop > a/op last SERVER",
-        "shop > far/op x CLIENT",
+    assert run.waiting(1) == {"y", "z"}
+    assert brief(run.batch([served("other", "x", service="b")])) == [
+        "shop > b/op other CLIENT",
+        "shop > b/op other SERVER",
+    ]
+    assert brief(run.batch([served("last", "z")], expire=1)) == [
+        "shop > far/op y CLIENT",
+        "shop > shop/op last CLIENT",
+        "shop > shop/op last SERVER",
     ]
     assert run.end() == []
     assert not run.lost
@@ -280,9 +356,9 @@ def forest(rng: random.Random) -> list[Span]:
                     service=rng.choice(SERVICES),
                     trace_id=rng.choice((f"t{trace}",) * 9 + (None,)),
                     parent_span_id=parent,
-                    at=rng.randint(0, 3),
+                    at=rng.randint(0, 3) * rng.choice((1, 900)),
                     us=rng.randint(0, 3) * 1000,
-                    attributes=rng.choice(({}, FAR)),
+                    attributes=rng.choice(({}, FAR, QUEUE)),
                 )
             )
         made += rng.sample(made, k=rng.randint(0, 2) if len(made) > 1 else 0)
@@ -313,6 +389,15 @@ def by_copy(relations: Iterable[dict[str, Any]]) -> dict[int, Counter[str]]:
     return result
 
 
+def ways_by_copy(messages: Iterable[dict[str, Any]]) -> dict[int, Counter[str]]:
+    """The messages of each world, counted."""
+    result: dict[int, Counter[str]] = {}
+    for row in messages:
+        copy = int(row["serviceName"].partition(":")[0])
+        result.setdefault(copy, Counter())[f"{row['time']} {_ways([row])}"] += 1
+    return result
+
+
 def test_however_spans_are_split_the_relations_are_the_same(spark: SparkSession) -> None:
     """Twelve forests, each whole in one batch and split at random in five other ways."""
     rng = random.Random(20260301)
@@ -330,10 +415,10 @@ def test_however_spans_are_split_the_relations_are_the_same(spark: SparkSession)
     for batch in batches:
         run.batch(batch)
     run.end()
-    found = by_copy(run.relations)
-    for copies in groups:
-        whole = found.get(copies[0], Counter())
-        assert [found.get(copy, Counter()) for copy in copies[1:]] == [whole] * 5
+    for found in (by_copy(run.relations), ways_by_copy(run.all_messages)):
+        for copies in groups:
+            whole = found.get(copies[0], Counter())
+            assert [found.get(copy, Counter()) for copy in copies[1:]] == [whole] * 5
     assert run.lost
     assert all(count % 6 == 0 for count in run.lost.values())
 
@@ -348,6 +433,7 @@ def test_batch_by_batch_it_is_what_a_plain_list_of_waiting_spans_gives(spark: Sp
     run, model = Run(spark, window=2), Model(window=2)
     for batch in (*batches, [], []):
         assert by_copy(run.batch(batch)) == by_copy(model.batch(batch))
+        assert ways_by_copy(run.messages) == ways_by_copy(model.messages)
         assert run.lost == model.lost
     assert len(run.relations) > 100
     assert len(run.lost) == 4
@@ -361,6 +447,7 @@ class Model:
         self._number = 0
         self._known: list[tuple[int, Span]] = []
         self._waiting: list[tuple[int, Span]] = []
+        self.messages: list[dict[str, Any]] = []
         self.lost: Counter[str] = Counter()
 
     def batch(self, spans: Sequence[Span]) -> list[dict[str, Any]]:
@@ -369,12 +456,15 @@ class Model:
         self._known += new
         found: list[dict[str, Any]] = []
         still = []
+        self.messages = []
         for number, each in self._waiting + new:
             last = number <= self._number - self._window
             hopeless = each["trace_id"] is None
             serves = each["kind"] in ("SERVER", "CONSUMER")
+            broker = each["attributes"].get("messaging.system")
             if serves and not each["parent_span_id"]:
                 found.append(_relation(each, "User", None, each))
+                self._count(each, None)
             elif serves:
                 parents = self._spans(trace_id=each["trace_id"], span_id=each["parent_span_id"])
                 if parents:
@@ -382,20 +472,23 @@ class Model:
                     parent = min(
                         parents, key=lambda one: (one["time"], one["service"], one["name"])
                     )
-                    if parent["service"] != each["service"]:
+                    calls = parent["kind"] in ("CLIENT", "PRODUCER")
+                    if parent["service"] != each["service"] or calls:
                         found.append(_relation(each, parent["service"], parent["name"], each))
-                        if parent["kind"] in ("CLIENT", "PRODUCER"):
+                        if calls and "messaging.system" not in parent["attributes"]:
                             found.append(_relation(parent, parent["service"], None, each))
+                    self._count(each, parent)
                 elif last or hopeless:
+                    self._count(each, None)
                     self.lost[f"{each['kind']}: parent never came"] += 1
                 else:
                     still.append((number, each))
+            elif each["kind"] in ("CLIENT", "PRODUCER") and broker:
+                found.append(_relation(each, each["service"], None, each | {"service": broker}))
+                self._count(each, None)
             elif each["kind"] in ("CLIENT", "PRODUCER"):
                 children = self._spans(trace_id=each["trace_id"], parent_span_id=each["span_id"])
-                if any(
-                    one["kind"] in ("SERVER", "CONSUMER") and one["service"] != each["service"]
-                    for one in children
-                ):
+                if any(one["kind"] in ("SERVER", "CONSUMER") for one in children):
                     continue  # They have told, or tell now.
                 if not (last or hopeless or each["span_id"] is None):
                     still.append((number, each))
@@ -409,6 +502,25 @@ class Model:
         self._known = [one for one in self._known if one[0] > oldest]
         return found
 
+    def _count(self, message: Span, sender: Span | None) -> None:
+        broker = message["attributes"].get("messaging.system")
+        if broker is None or message["kind"] == "SERVER":
+            return
+        consumed = message["kind"] == "CONSUMER"
+        way = None if consumed else 0
+        senders = ("CLIENT", "PRODUCER") if consumed and sender is not None else ()
+        if sender and sender["kind"] in senders and "messaging.system" in sender["attributes"]:
+            way = max(0, (message["time"] - sender["time"]) // timedelta(milliseconds=1))
+        self.messages.append(
+            {
+                "serviceName": broker,
+                "endpoint": message["name"],
+                "operation": "Consume" if consumed else "Produce",
+                "transmissionLatency": way,
+                "time": message["time"],
+            }
+        )
+
     def _spans(self, **ids: str | None) -> list[Span]:
         if None in ids.values():
             return []
@@ -421,7 +533,7 @@ def _relation(of: Span, source: str, endpoint: str | None, dest: Span) -> dict[s
         "sourceEndpoint": endpoint,
         "destService": dest["service"],
         "endpoint": dest["name"],
-        "destLayer": "GENERAL",
+        "destLayer": "VIRTUAL_MQ" if dest["service"].endswith(":kafka") else "GENERAL",
         "detectPoint": "SERVER" if of["kind"] in ("SERVER", "CONSUMER") else "CLIENT",
         "time": of["time"],
         "latency": (of["end_time"] - of["time"]) // timedelta(milliseconds=1),

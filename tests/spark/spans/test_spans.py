@@ -57,7 +57,7 @@ def cache(name: str, operation: str) -> Expected:
     return {"CacheAccess": [TIMED | {"name": name, "operation": operation}]}
 
 
-def broker(name: str, endpoint: str, operation: str, latency: int) -> Expected:
+def broker(name: str, endpoint: str, operation: str, latency: int | None) -> Expected:
     """The two rows of a message."""
     row = {"time": EPOCH, "operation": operation, "transmissionLatency": latency, "status": True}
     return {
@@ -129,7 +129,21 @@ CASES: list[tuple[dict[str, Any], Expected]] = [
     (span("ai too", attributes=AI_TOO), served("shop", "shop", "op ai too", type="GenAI")),
     (
         span("consumer", "CONSUMER", attributes=QUEUE),
-        served("shop", "shop", "op consumer", type="MQ") | broker("kafka", "orders", "Consume", 5),
+        served("shop", "shop", "op consumer", type="MQ")
+        | broker("kafka", "orders", "Consume", None),
+    ),
+    (span("received", "CONSUMER", attributes=QUEUE | {"messaging.operation": "receive"}), {}),
+    (span("polled", "CLIENT", attributes=QUEUE | {"messaging.operation.type": "POLL"}), {}),
+    (span("made", "PRODUCER", attributes=QUEUE | {"messaging.operation.type": "create"}), {}),
+    (span("committed", "CLIENT", attributes=QUEUE | {"messaging.operation.name": "commit"}), {}),
+    (
+        span(
+            "processed",
+            "CONSUMER",
+            attributes={"messaging.system": "kafka", "messaging.destination": "old"}
+            | {"messaging.operation.type": "process", "messaging.operation": "receive"},
+        ),
+        served("shop", "shop", "op processed", type="MQ") | broker("kafka", "old", "Consume", None),
     ),
     (
         span("server of a queue", attributes=QUEUE),
@@ -139,7 +153,7 @@ CASES: list[tuple[dict[str, Any], Expected]] = [
         span("producer", "PRODUCER", attributes={"messaging.system": "kafka", "peer.service": "k"}),
         broker("k", "op producer", "Produce", 0),
     ),
-    (span("poll", "CLIENT", attributes=QUEUE | HOST), broker("db1:5432", "orders", "Produce", 0)),
+    (span("sent", "CLIENT", attributes=QUEUE | HOST), broker("db1:5432", "orders", "Produce", 0)),
     (span("db1", "CLIENT", attributes={"db.system": "pg"} | HOST), database("db1:5432")),
     (
         span("db2", "CLIENT", attributes={"db.system.name": "pg", "server.address": "h"}, us=7000),
@@ -164,6 +178,23 @@ CASES: list[tuple[dict[str, Any], Expected]] = [
         database("p"),
     ),
     (span("db7", "PRODUCER", attributes={"db.system": "pg"}), {}),
+    (span("pool", "CLIENT", name="pg-pool.connect", attributes={"db.system": "pg"} | HOST), {}),
+    (span("get", "CLIENT", name="Hikari.getConnection", attributes={"db.system": "pg"}), {}),
+    (span("cache", "CLIENT", attributes={"db.system": "redis", "db.statement": "connect"}), {}),
+    (
+        span(
+            "of a pool",
+            "CLIENT",
+            name="SELECT pool",
+            attributes={"db.system": "pg", "db.operation": "SELECT"},
+        ),
+        database("pg"),
+    ),
+    (span("carpool", "CLIENT", attributes={"db.system": "pg"}, name="carpool"), database("pg")),
+    (
+        span("url", "CLIENT", attributes={"db.system": "es", "url.full": "https://u:p@[::1]/_q"}),
+        database("[::1]:443"),
+    ),
     (span("internal", "INTERNAL", attributes=AI_TOO), {}),
     (span("odd kind", "?", attributes=AI_TOO), {}),
     (span("kindless", attributes=AI_TOO) | {"kind": None}, {}),
@@ -216,12 +247,14 @@ CASES: list[tuple[dict[str, Any], Expected]] = [
 @pytest.mark.parametrize("ansi", ["false", "true"])
 def test_each_span_gives_the_rows_of_its_kind(spark: SparkSession, ansi: str) -> None:
     """Every rule for spans by themselves, each with the rows it must give and no others."""
-    from batchmill.spark.spans.sources import direct_sources
+    from batchmill.spark.spans.links import link
+    from batchmill.spark.spans.sources import broker_sources, direct_sources
 
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        frames = direct_sources(compact_frame(spark, [each for each, _ in CASES]))
+        spans = compact_frame(spark, [each for each, _ in CASES])
+        frames = direct_sources(spans) | broker_sources(link(spans, None, 1).paired)
         found = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
@@ -243,10 +276,12 @@ def test_columns_are_the_catalogs(spark: SparkSession) -> None:
     """What spans give has the columns and types of the catalog, and names its entity."""
     from batchmill.spark.input.reader import spark_type
     from batchmill.spark.spans.links import link
-    from batchmill.spark.spans.sources import direct_sources, relation_sources
+    from batchmill.spark.spans.sources import broker_sources, direct_sources, relation_sources
 
     spans = compact_frame(spark, [])
-    frames = direct_sources(spans) | relation_sources(link(spans, None, 1).relations)
+    links = link(spans, None, 1)
+    frames = direct_sources(spans) | relation_sources(links.relations)
+    frames |= broker_sources(links.paired)
     for name, rows in frames.items():
         frame = frame_of(rows)
         assert rows.names == set(frame.columns)

@@ -10,10 +10,18 @@ attributes could give a name, the first one that is present does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 
 from pyspark.sql import DataFrame
 
+from batchmill.spark.spans.meaning import (
+    ADDRESSES,
+    CACHES,
+    CONNECTING,
+    MEANINGS,
+    SENDS,
+    STEPS,
+)
 from batchmill.spark.sql import literal, read_whole
 from batchmill.spool import ATTRIBUTE_COLUMNS
 
@@ -35,40 +43,10 @@ _WRITES = """
     SADD SREM ZADD ZREM APPEND PUT ADD REPLACE DELETE HDEL UNLINK GETSET
 """
 
-# Short names for the attributes.
-_ATTRIBUTES: Mapping[str, str] = {
-    "_status_code": "http.response.status_code",
-    "_old_status_code": "http.status_code",
-    "_method": "http.request.method",
-    "_old_method": "http.method",
-    "_route": "http.route",
-    "_url": "url.full",
-    "_old_url": "http.url",
-    "_grpc_code": "rpc.grpc.status_code",
-    "_messaging": "messaging.system",
-    "_provider": "gen_ai.provider.name",
-    "_old_provider": "gen_ai.system",
-    "_request_model": "gen_ai.request.model",
-    "_model": "gen_ai.response.model",
-    "_ai_operation": "gen_ai.operation.name",
-    "_peer": "peer.service",
-    "_address": "server.address",
-    "_port": "server.port",
-    "_destination": "messaging.destination.name",
-    "_namespace": "db.namespace",
-    "_old_namespace": "db.name",
-    "_operation": "db.operation.name",
-    "_old_operation": "db.operation",
-    "_query": "db.query.text",
-    "_old_query": "db.statement",
-    "_input": "gen_ai.usage.input_tokens",
-    "_output": "gen_ai.usage.output_tokens",
-}
-
 SERVES = "kind IN ('SERVER', 'CONSUMER')"
-"""Condition of spans in which a service serves a request."""
+"""Condition of spans in which a service serves a request or processes a message."""
 CALLS = "kind IN ('CLIENT', 'PRODUCER')"
-"""Condition of spans in which a service makes a request."""
+"""Condition of spans in which a service makes a request or sends a message."""
 
 _TEXT_MAP = "MAP<STRING, STRING>"
 _WELL_KNOWN = ", ".join(literal(key) for key in ATTRIBUTE_COLUMNS)
@@ -86,12 +64,15 @@ def compact(spans: DataFrame, *, keys: Collection[str] | None = None) -> DataFra
 
     Beyond the span's own columns: ``latency`` in whole ms, ``latencyMicros``, ``status`` as a
     boolean, ``instance``, ``type``, the codes; ``tags`` and ``tag`` of spans that serve; ``peer``
-    and ``peer_layer``, where a call went as far as the caller knows; ``store`` (the database or
-    cache of a call) with ``system``, ``cache_operation`` (null for a database) and ``statement``;
-    ``broker`` with ``broker_operation`` and ``broker_endpoint``; ``provider`` and ``model`` with
-    the two token counts. Columns that do not apply to a span are null. With ``keys``, ``tags`` and
-    ``tag`` have the attributes with these keys only: putting all attributes together is most of the
-    work.
+    and ``peer_layer``, where a call went as far as the caller knows; ``store`` (the ``peer`` of a
+    call to a database or cache) with ``system``, ``cache_operation`` (null for a database) and
+    ``statement``; ``broker`` (of a message that was sent or processed) with ``broker_endpoint``;
+    ``provider`` and ``model`` with the two token counts. Columns that do not apply to a span are
+    null. With ``keys``, ``tags`` and ``tag`` have the attributes with these keys only: putting all
+    attributes together is most of the work.
+
+    ``kind`` is INTERNAL also for spans that are only steps of a call or of a message: connecting to
+    a database, and receiving a message.
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
@@ -100,17 +81,17 @@ def compact(spans: DataFrame, *, keys: Collection[str] | None = None) -> DataFra
     facts = spans.selectExpr(
         *("NULLIF(trace_id, '') AS trace_id", "NULLIF(span_id, '') AS span_id"),
         *("NULLIF(parent_span_id, '') AS parent_span_id", "name", "time"),
-        "COALESCE(kind, 'INTERNAL') AS kind",
+        "COALESCE(kind, 'INTERNAL') AS _kind",
         "UNIX_MICROS(end_time) - UNIX_MICROS(time) AS _micros",
         "NOT (status <=> 'ERROR') AS status",
         f"COALESCE({_filled('service')}, 'unknown_service') AS service",
         f"{_filled('service_instance_id')} AS _instance",
         f"{_filled('host_name')} AS _host",
-        f"COALESCE({_filled('db_system_name')}, {_filled('db_system')}) AS system",
-        f"CAST({_only_if(SERVES, _attributes(keys))} AS {_TEXT_MAP}) AS tag",
-        *_present(_ATTRIBUTES),
+        f"CAST({_only_if(_MAY_SERVE, _attributes(keys))} AS {_TEXT_MAP}) AS _tag",
+        *(f"{_first(names)} AS {_alias(meaning)}" for meaning, names in MEANINGS.items()),
+        *(f"{_only_if(_MAY_CALL, _filled(name))} AS {_alias(name)}" for name in _PLACE_COLUMNS),
     )
-    return facts.selectExpr(*_COLUMNS)
+    return facts.selectExpr(*_ROLES).selectExpr(*_COLUMNS)
 
 
 def is_blank(text: str) -> str:
@@ -120,7 +101,12 @@ def is_blank(text: str) -> str:
 
 
 def _filled(text: str) -> str:
-    return f"IF({is_blank(text)}, NULL, {text})"
+    # Most are null; nearly all others begin with a visible character of ASCII.
+    visible = f"{text} >= '!' AND {text} < {literal(chr(127))}"
+    return (
+        f"CASE WHEN {text} IS NULL THEN NULL WHEN {visible} THEN {text} "
+        f"WHEN {is_blank(text)} THEN NULL ELSE {text} END"
+    )
 
 
 def _attributes(keys: Collection[str] | None) -> str:
@@ -137,72 +123,136 @@ def _attributes(keys: Collection[str] | None) -> str:
     return _only_if(f"COALESCE({', '.join(values.values())}) IS NOT NULL", f"MAP({entries})")
 
 
-def _present(keys: Mapping[str, str]) -> list[str]:
-    return [f"{_filled(ATTRIBUTE_COLUMNS[key])} AS {alias}" for alias, key in keys.items()]
+def _first(keys: Iterable[str]) -> str:
+    """SQL of the first of these attributes that is present."""
+    return f"COALESCE({', '.join(_filled(ATTRIBUTE_COLUMNS[key]) for key in keys)})"
 
 
-def _one_of(words: str) -> str:
-    return ", ".join(f"'{word}'" for word in words.split())
+def _alias(meaning: str) -> str:
+    return f"_{meaning.lower().replace(' ', '_')}"
 
 
-_IS_HTTP = (
-    "COALESCE(_method, _old_method, _route, _url, _old_url, _status_code, _old_status_code) "
-    "IS NOT NULL"
-)
-_IS_AI = "COALESCE(_provider, _old_provider, _request_model, _model, _ai_operation) IS NOT NULL"
-_IS_CACHE = "system IN ('redis', 'memcached')"
-
-_SERVER = "IF(_port IS NULL, _address, CONCAT(_address, ':', _port))"
-_COMMAND = (
-    "UPPER(REGEXP_EXTRACT(COALESCE(_operation, _old_operation, _query, _old_query, name), "
-    r"'(\\S+)', 1))"
-)
+def _one_of(words: Iterable[str]) -> str:
+    return ", ".join(literal(word) for word in words)
 
 
 def _only_if(condition: str, value: str) -> str:
     return f"IF({condition}, {value}, NULL)"
 
 
-_IN_STORE = "kind = 'CLIENT' AND system IS NOT NULL"
-_IN_BROKER = "kind IN ('PRODUCER', 'CONSUMER', 'CLIENT') AND _messaging IS NOT NULL"
-_IN_AI = f"kind = 'CLIENT' AND {_IS_AI}"
-_STATUS_CODE = "COALESCE(_status_code, _old_status_code)"
+_MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
+_MAY_CALL = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
+_PLACE_COLUMNS = tuple(
+    dict.fromkeys(ATTRIBUTE_COLUMNS[key] for entry in ADDRESSES for key in entry if key)
+)
 
-_COLUMNS = (
-    *("trace_id", "span_id", "parent_span_id", "name", "kind", "time"),
+_URL = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\\[[^\\]/?#]+\\]|[^:/?#]+)(?::([0-9]+))?"
+"""Regular expression of the beginning of a URL that has a host: this and its port are groups."""
+
+
+def _url_port(url: str) -> str:
+    """SQL of a URL's port, or the usual one: older clients leave it out."""
+    usual = f"CASE WHEN {url} ILIKE 'https:%' THEN '443' WHEN {url} ILIKE 'http:%' THEN '80' END"
+    return f"COALESCE(NULLIF(REGEXP_EXTRACT({url}, '{_URL}', 2), ''), {usual})"
+
+
+def _place(host: str, port: str) -> str:
+    """SQL of a host with its port, if there is one; null without a host."""
+    # With two colons it is an address of IPv6.
+    is_ipv6 = f"CONTAINS({host}, ':') AND {host} LIKE '%:%:%' AND NOT STARTSWITH({host}, '[')"
+    bracketed = f"IF({is_ipv6}, CONCAT('[', {host}, ']'), {host})"
+    return f"COALESCE(CONCAT({bracketed}, ':', {port}), {host})"
+
+
+def _places() -> list[str]:
+    """SQL of the places that may have been called, in the order of :data:`.meaning.ADDRESSES`."""
+    urls = [_alias(ATTRIBUTE_COLUMNS[key]) for key, port in ADDRESSES if port is None]
+    ports = [f"WHEN {url} RLIKE '{_URL}' THEN {_url_port(url)}" for url in urls]
+    places = []
+    for key, port_key in ADDRESSES:
+        host = _alias(ATTRIBUTE_COLUMNS[key])
+        if port_key is None:
+            place = _place(f"REGEXP_EXTRACT({host}, '{_URL}', 1)", _url_port(host))
+            places.append(_only_if(f"{host} RLIKE '{_URL}'", place))
+        else:
+            port = _alias(ATTRIBUTE_COLUMNS[port_key])
+            either = f"COALESCE({port}, CASE {' '.join(ports)} END)"
+            place = _place(host, either)
+            places.append(_only_if(f"{host} IS NOT NULL", place))
+    return places
+
+
+_CONNECTS = (
+    "_system IS NOT NULL AND IF(COALESCE(_operation, _statement) IS NULL, "
+    f"LOWER(name) RLIKE {literal(CONNECTING)}, "
+    "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
+)
+_ROLES = (
+    *("trace_id", "span_id", "parent_span_id", "name", "time", "status", "service"),
+    f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') "
+    f"AND LOWER(_message_operation) IN ({_one_of(STEPS)}) "
+    f"OR _kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE _kind END AS kind",
     # More than 24 days do not fit an int.
     "CASE WHEN _micros < 0 THEN 0 WHEN _micros >= 2147483647000 THEN 2147483647 "
     "ELSE CAST(_micros DIV 1000 AS INT) END AS latency",
     "LEAST(GREATEST(_micros, 0L), 2147483647999L) AS latencyMicros",
-    "status",
-    "service",
     "COALESCE(_instance, _host, service) AS instance",
-    f"CASE WHEN {_IS_AI} THEN 'GenAI' WHEN system IS NOT NULL THEN 'DATABASE' "
-    f"WHEN _messaging IS NOT NULL THEN 'MQ' WHEN {_IS_HTTP} THEN 'HTTP' ELSE 'RPC' END AS type",
-    f"{read_whole(_STATUS_CODE, 'INT')} AS httpResponseStatusCode",
-    "_grpc_code AS rpcStatusCode",
-    "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, ''))) "
-    "AS tags",
-    "tag",
-    f"{_only_if(CALLS, 'COALESCE(_peer, _address)')} AS peer",
-    f"CASE WHEN NOT ({CALLS}) OR COALESCE(_peer, _address) IS NULL THEN NULL "
-    f"WHEN {_IS_AI} THEN 'VIRTUAL_GENAI' "
-    f"WHEN {_IS_CACHE} THEN 'VIRTUAL_CACHE' WHEN system IS NOT NULL THEN 'VIRTUAL_DATABASE' "
+    "CASE WHEN _model_call IS NOT NULL THEN 'GenAI' WHEN _system IS NOT NULL THEN 'DATABASE' "
+    "WHEN _messaging IS NOT NULL THEN 'MQ' WHEN _rpc IS NOT NULL THEN 'RPC' "
+    "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
+    f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
+    "_rpc_status AS rpcStatusCode",
+    "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), COALESCE(_peer, "
+    f"{', '.join(_places())}, _namespace, _system, _messaging, _provider), NULL) AS _destination",
+    *("_tag", "_peer", "_system", "_operation", "_statement", "_messaging", "_message_operation"),
+    *("_topic", "_provider", "_model", "_input_tokens", "_output_tokens"),
+)
+
+_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
+_COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
+_IN_STORE = "kind = 'CLIENT' AND _system IS NOT NULL"
+_IN_BROKER = (
+    "_messaging IS NOT NULL AND (kind IN ('PRODUCER', 'CONSUMER') OR kind = 'CLIENT' "
+    f"AND COALESCE(LOWER(_message_operation) IN ({_one_of(SENDS)}), true))"
+)
+_IN_AI = "kind = 'CLIENT' AND type = 'GenAI'"
+
+_COLUMNS = (
+    *("trace_id", "span_id", "parent_span_id", "name", "kind", "time", "latency"),
+    *(
+        "latencyMicros",
+        "status",
+        "service",
+        "instance",
+        "type",
+        "httpResponseStatusCode",
+        "rpcStatusCode",
+    ),
+    _only_if(
+        SERVES,
+        "TRANSFORM(SORT_ARRAY(MAP_ENTRIES(_tag)), x -> CONCAT(x.key, ':', COALESCE(x.value, '')))",
+    )
+    + " AS tags",
+    f"{_only_if(SERVES, '_tag')} AS tag",
+    f"{_only_if(CALLS, '_destination')} AS peer",
+    f"CASE WHEN NOT ({CALLS}) OR _destination IS NULL THEN NULL "
+    "WHEN type = 'GenAI' THEN 'VIRTUAL_GENAI' "
+    f"WHEN {_IS_CACHE} THEN 'VIRTUAL_CACHE' WHEN _system IS NOT NULL THEN 'VIRTUAL_DATABASE' "
     "WHEN _messaging IS NOT NULL THEN 'VIRTUAL_MQ' WHEN _peer IS NOT NULL THEN 'GENERAL' "
     "ELSE 'UNDEFINED' END AS peer_layer",
-    _only_if(_IN_STORE, f"COALESCE(_peer, {_SERVER}, _namespace, _old_namespace, system)")
-    + " AS store",
-    f"{_only_if(_IN_STORE, 'system')} AS system",
+    f"{_only_if(_IN_STORE, '_destination')} AS store",
+    f"{_only_if(_IN_STORE, '_system')} AS system",
     f"CASE WHEN NOT ({_IN_STORE} AND {_IS_CACHE}) THEN NULL "
-    f"WHEN {_COMMAND} IN ({_one_of(_READS)}) THEN 'Read' "
-    f"WHEN {_COMMAND} IN ({_one_of(_WRITES)}) THEN 'Write' ELSE 'Others' END AS cache_operation",
-    _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_query, _old_query, name), 1, {STATEMENT_LIMIT})")
+    f"WHEN {_COMMAND} IN ({_one_of(_READS.split())}) THEN 'Read' "
+    f"WHEN {_COMMAND} IN ({_one_of(_WRITES.split())}) THEN 'Write' ELSE 'Others' END "
+    "AS cache_operation",
+    _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_statement, name), 1, {STATEMENT_LIMIT})")
     + " AS statement",
-    f"{_only_if(_IN_BROKER, f'COALESCE(_peer, {_SERVER}, _messaging)')} AS broker",
-    _only_if(_IN_BROKER, "IF(kind = 'CONSUMER', 'Consume', 'Produce')") + " AS broker_operation",
-    f"{_only_if(_IN_BROKER, 'COALESCE(_destination, name)')} AS broker_endpoint",
-    _only_if(_IN_AI, "COALESCE(_provider, _old_provider, 'unknown')") + " AS provider",
-    _only_if(_IN_AI, "COALESCE(_model, _request_model, 'unknown')") + " AS model",
-    _only_if(_IN_AI, f"COALESCE({read_whole('_input', 'BIGINT')}, 0L)") + " AS input_tokens",
-    _only_if(_IN_AI, f"COALESCE({read_whole('_output', 'BIGINT')}, 0L)") + " AS output_tokens",
+    f"{_only_if(_IN_BROKER, '_destination')} AS broker",
+    f"{_only_if(_IN_BROKER, 'COALESCE(_topic, name)')} AS broker_endpoint",
+    _only_if(_IN_AI, "COALESCE(_provider, 'unknown')") + " AS provider",
+    _only_if(_IN_AI, "COALESCE(_model, 'unknown')") + " AS model",
+    _only_if(_IN_AI, f"COALESCE({read_whole('_input_tokens', 'BIGINT')}, 0L)") + " AS input_tokens",
+    _only_if(_IN_AI, f"COALESCE({read_whole('_output_tokens', 'BIGINT')}, 0L)")
+    + " AS output_tokens",
 )

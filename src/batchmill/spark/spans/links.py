@@ -4,11 +4,16 @@ A relation takes two spans, and they may arrive in different batches. So each ba
 of its spans, which later batches read for as long as spans wait:
 
 - A span that serves pairs with its parent in the batch in which the later of the two arrives. If
-  the parent is of another service, that is a relation as the server saw it (SERVER); if the parent
-  is a call, it is also one as the caller saw it (CLIENT). A call that three services serve thus
-  relates to each of them.
-- A call that no other service has served until its summary expires went where the caller itself
-  says (its ``peer``).
+  the parent is a call or of another service, that is a relation as the server saw it (SERVER); if
+  the parent is a call, it is also one as the caller saw it (CLIENT). A call that three services
+  serve thus relates to each of them, and one that its own service serves is a call to itself.
+- A call to a database, a cache or a broker relates to that (its ``peer``) at once, as the caller
+  saw it. If somebody serves it all the same, such as the consumer of a message, that is a relation
+  as the server saw it only: a call counts once for its caller.
+- A call that nobody has served until its summary expires went where the caller itself says (its
+  ``peer``).
+- A message that is consumed pairs with the span that sent it in the same way; how long it took is
+  known then. Without that span it counts as consumed when it expires.
 - A span without a partner by then is counted as unresolved.
 
 Each delivered row counts once, whatever the split into batches: a served request that was delivered
@@ -45,14 +50,14 @@ SUMMARY_SCHEMA = T.StructType(
             **dict.fromkeys(("service", "instance", "type"), _TEXT),
             "httpResponseStatusCode": _INT,
             "rpcStatusCode": _TEXT,
-            "peer": _TEXT,
-            "peer_layer": _TEXT,
+            **dict.fromkeys(("peer", "peer_layer", "broker", "broker_endpoint"), _TEXT),
             "batch": T.LongType(),
             "settled": _FLAG,
         }.items()
     ]
 )
-"""The summary of a span that is kept until its partners have arrived. The first columns are from
+"""The summary of a span that is kept until its partners have arrived. Files of older versions may
+lack columns, which are then null. The first columns are from
 :func:`.columns.compact`; ``batch`` is the one it arrived in; ``settled`` means that the span waits
 for no partner of its own, though it can still be the partner of another span."""
 
@@ -61,7 +66,7 @@ _MEASURED = (
     *("time", "latency", "status", "type", "httpResponseStatusCode", "rpcStatusCode"),
     "latencyMicros",
 )
-_PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:])
+_PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:], "peer_layer")
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,9 @@ class Links:
     unresolved: DataFrame
     """``kind``, ``reason`` and ``spans``: how many spans have no partner, or never can."""
     paired: DataFrame
-    """What the other three are derived from; persist it, or each of them pairs again."""
+    """What the other three are derived from; persist it, or each of them pairs again. Its rows
+    with ``accessed`` are messages that were sent or consumed; see :func:`.sources.broker_sources`.
+    """
 
 
 def link(
@@ -136,13 +143,11 @@ def _pair(known: DataFrame) -> DataFrame:
     node = "NOT as_child AND trace_id IS NOT NULL AND key IS NOT NULL"
     leaf = "as_child AND trace_id IS NOT NULL"
     group = "OVER (PARTITION BY trace_id, key)"
-    # If any child is of another service than the caller, so is the first or the last of them.
     met = roles.selectExpr(
         "*",
         f"MIN(IF({node}, STRUCT({', '.join(_PARENT_COLUMNS)}), NULL)) {group} AS parent",
         f"MAX({node} AND NOT fresh) {group} AS parent_known",
-        f"MIN(IF({leaf}, service, NULL)) {group} AS served_from",
-        f"MAX(IF({leaf}, service, NULL)) {group} AS served_to",
+        f"MAX({leaf}) {group} AS served",
     )
     return (
         # Fresh rows are not settled yet; rows settled on arrival have nothing more to count.
@@ -150,15 +155,23 @@ def _pair(known: DataFrame) -> DataFrame:
         .selectExpr(
             "*",
             "fresh AND (trace_id IS NULL OR key IS NULL) AS hopeless",
-            "is_child AND (fresh OR NOT parent_known) AND parent.service <> service AS pairs",
-            f"CASE WHEN is_child THEN parent IS NOT NULL WHEN {CALLS} THEN "
-            "COALESCE(served_from <> service OR served_to <> service, false) "
+            "is_child AND (fresh OR NOT parent_known) AND parent IS NOT NULL AS found",
+            f"COALESCE(fresh AND peer_layer IN ({_NO_PARTNER}), false) AS at_once",
+        )
+        .selectExpr(
+            "*",
+            f"found AND (parent.service <> service OR parent.{CALLS}) AS pairs",
+            f"CASE WHEN is_child THEN parent IS NOT NULL WHEN {CALLS} THEN at_once OR served "
             "ELSE true END AS answered",
         )
         .selectExpr("*", "(hopeless OR expired) AND NOT answered AS given_up")
-        .where("fresh OR pairs OR given_up")
+        .where("fresh OR found OR given_up")
         .selectExpr(*_SPAN_COLUMNS, "fresh", *_OUTCOMES)
     )
+
+
+_NO_PARTNER = "'VIRTUAL_DATABASE', 'VIRTUAL_CACHE', 'VIRTUAL_MQ'"
+"""The layers of what is called and sends no spans."""
 
 
 def _relation(
@@ -187,10 +200,13 @@ _PEER = _end("dest", "peer", "peer", "peer_layer") + ", 'endpoint', name"
 _OUTCOMES = (
     f"CASE WHEN {SERVES} AND NOT is_child THEN {_relation('SERVER', _USER, _SERVED)} "
     f"WHEN pairs THEN {_relation('SERVER', _PARENT, _SERVED, 'parent.name')} "
-    f"WHEN given_up AND NOT is_child AND peer IS NOT NULL THEN {_relation('CLIENT', _SELF, _PEER)} "
-    "END AS relation",
-    f"IF(pairs AND parent.{CALLS}, {_relation('CLIENT', _PARENT, _SERVED, of='parent.')}, NULL) "
-    "AS callers_view",
+    "WHEN at_once OR given_up AND NOT is_child AND peer IS NOT NULL "
+    f"THEN {_relation('CLIENT', _SELF, _PEER)} END AS relation",
+    f"IF(pairs AND parent.{CALLS} AND NOT COALESCE(parent.peer_layer IN ({_NO_PARTNER}), false), "
+    f"{_relation('CLIENT', _PARENT, _SERVED, of='parent.')}, NULL) AS callers_view",
+    "broker IS NOT NULL AND IF(is_child, found OR given_up, fresh) AS accessed",
+    f"IF(found AND parent.{CALLS} AND parent.peer_layer = 'VIRTUAL_MQ', "
+    "GREATEST(0L, (UNIX_MICROS(time) - UNIX_MICROS(parent.time)) DIV 1000), NULL) AS on_the_way",
     "CASE WHEN given_up AND is_child THEN 'parent never came' "
     "WHEN given_up AND peer IS NULL THEN 'no destination' END AS lost",
     "hopeless OR answered AS settled",

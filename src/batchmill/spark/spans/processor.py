@@ -34,6 +34,7 @@ from batchmill.spark.spans.pending import PendingFiles
 from batchmill.spark.spans.sources import (
     SERVED,
     TAGS,
+    broker_sources,
     count_spans,
     direct_sources,
     relation_sources,
@@ -197,10 +198,11 @@ class SpanProcessor:
             earlier = read_parquet(self._spark, SUMMARY_SCHEMA, [file.path for file in files.spans])
         links = link(new, earlier, moment.tick, moment.expire_before)
         persist(links.paired)
+        linked = relation_sources(links.relations)
+        if counts.messages or files.spans:
+            linked |= broker_sources(links.paired)
         results.sources |= {
-            source: rows
-            for source, rows in relation_sources(links.relations).items()
-            if source in self._wanted
+            source: rows for source, rows in linked.items() if source in self._wanted
         }
         results.jobs = [lambda: results.collect_unresolved(links.unresolved)]
         if results.rows:

@@ -1,7 +1,8 @@
 """Turns spans into rows of event types.
 
-A single span gives rows of the service that served, and of the database, cache, broker or model
-that was called. Calls between services take two spans: :mod:`.links` finds them.
+A single span gives rows of the service that served, and of the database, cache or model that was
+called. Calls between services take two spans, and so does a message's way through its broker:
+:mod:`.links` finds them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _TOKENS = (
     "status",
 )
 _BROKERED = (
-    "broker_operation AS operation",
-    "IF(kind = 'CONSUMER', CAST(latency AS BIGINT), 0L) AS transmissionLatency",
+    "IF(kind = 'CONSUMER', 'Consume', 'Produce') AS operation",
+    "IF(kind = 'CONSUMER', on_the_way, 0L) AS transmissionLatency",
     "status",
 )
 
@@ -72,11 +73,6 @@ _SOURCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "cache_operation IS NOT NULL",
         ("store AS name", *_TIMED, "cache_operation AS operation"),
     ),
-    "MQAccess": ("broker IS NOT NULL", ("broker AS name", *_BROKERED)),
-    "MQEndpointAccess": (
-        "broker IS NOT NULL",
-        ("broker AS serviceName", "broker_endpoint AS endpoint", *_BROKERED),
-    ),
     "GenAIProviderAccess": ("provider IS NOT NULL", ("provider AS name", *_TOKENS)),
     "GenAIModelAccess": (
         "provider IS NOT NULL",
@@ -91,6 +87,9 @@ class SpanCounts:
 
     spans: int
     rows: Mapping[str, int]
+    """The rows that single spans give, by event type."""
+    messages: int
+    """How many spans send or consume a message."""
     oldest_us: int
     """The first start of a span, in microseconds since 1970; 0 without spans."""
     newest_us: int
@@ -114,12 +113,14 @@ def count_spans(compact_spans: DataFrame) -> SpanCounts:
         "COUNT(1) AS spans",
         "COALESCE(MIN(UNIX_MICROS(time)), 0) AS oldest",
         "COALESCE(MAX(UNIX_MICROS(time)), 0) AS newest",
+        "COUNT(broker) AS messages",
         *(f"COUNT_IF({condition}) AS {source}" for source, condition in conditions.items()),
     ).first()
     assert counted is not None
     return SpanCounts(
         int(counted["spans"]),
         {source: int(counted[source]) for source in conditions},
+        int(counted["messages"]),
         int(counted["oldest"]),
         int(counted["newest"]),
     )
@@ -173,5 +174,21 @@ def relation_sources(relations: DataFrame) -> dict[str, Rows]:
                 *("latency AS rpcLatency", *_RELATED),
             ),
             "ofEndpoints",
+        ),
+    }
+
+
+def broker_sources(paired: DataFrame) -> dict[str, Rows]:
+    """The rows of messages, as :func:`.links.link` pairs them, by event type.
+
+    ``transmissionLatency`` of a message that was consumed is the time from the start of the span
+    that sent it to the start of the span that consumed it; null if the former is not known.
+    """
+    return {
+        "MQAccess": Rows(paired, ("time", "broker AS name", *_BROKERED), "accessed"),
+        "MQEndpointAccess": Rows(
+            paired,
+            ("time", "broker AS serviceName", "broker_endpoint AS endpoint", *_BROKERED),
+            "accessed",
         ),
     }
