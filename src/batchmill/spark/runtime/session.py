@@ -45,6 +45,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.caseSensitive": "true",
     # pandas writes nanoseconds, which Spark can only read as plain numbers.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
+    # Compressing what is cached for one batch takes longer than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # The quarantine writes timestamps that all readers understand.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Tallies are collected as lists. Above 128 groups Spark would start to sort every row.
