@@ -42,6 +42,7 @@ def status(spans: int = 10, **changes: Any) -> dict[str, Any]:
     sink |= {"partitions": [{"depth": spans, "capacity": 100}], "threads": [{"name": "t"}]}
     sink |= {"last_moves": [], "accepted": spans, "rejected": {"pressure": 1}}
     plain = {
+        "decoder": "compiled",
         "received_spans": spans,
         "acknowledged_spans": spans,
         "unacknowledged_spans": 0,

@@ -20,7 +20,7 @@ from typing import Any
 
 from batchmill.files import write_json
 from batchmill.http import HttpServer, host_port
-from batchmill.ingest.decode import Limits
+from batchmill.ingest.decode import Limits, decoder_in_use
 from batchmill.ingest.grpc import build_server
 from batchmill.ingest.http import HttpApp
 from batchmill.ingest.intake import Forwarder, Intake, ReceiverSettings
@@ -152,6 +152,7 @@ class Receiver:
             "state": "draining" if self._intake.draining else "running",
             "http": self.http_address,
             "grpc": self.grpc_address,
+            "decoder": decoder_in_use(),
             **self.stats.snapshot(),
             "connections": asdict(self._http.connections),
             "grpc_connections": asdict(self._grpc.connections),

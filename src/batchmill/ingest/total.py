@@ -41,6 +41,7 @@ def total_status(statuses: Sequence[Status], past: Sequence[Status] = ()) -> dic
     result["level"] = "NORMAL" if worst is None else worst["level"]
     result["forwarded"] = _sum(everyone, "forwarded", {})
     if worst is not None:
+        result["decoder"] = worst["decoder"]
         result["thresholds"] = {
             **worst["thresholds"],
             "measures": _by_name(

@@ -16,6 +16,7 @@ from batchmill.ingest.decode.body import (
     decompress,
     too_many_bytes,
 )
+from batchmill.ingest.decode.compiled import decoder_in_use
 from batchmill.ingest.decode.json import otlp_from_json, read_json
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Decoded, Rows
@@ -30,6 +31,7 @@ __all__ = [
     "TooLarge",
     "Unsupported",
     "decode_traces",
+    "decoder_in_use",
     "decompress",
     "otlp_from_json",
 ]

@@ -116,6 +116,11 @@ def library() -> ctypes.CDLL | None:
     return wire
 
 
+def decoder_in_use() -> str:
+    """``compiled`` or ``python``."""
+    return "python" if library() is None else "compiled"
+
+
 def _declare(wire: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     wire.batchmill_seed.argtypes = [ctypes.c_uint64] * 2
