@@ -1,4 +1,4 @@
-"""OTLP in tests: receivers of spans and metrics that fail on demand, and stubborn senders."""
+"""OTLP in tests: receivers that fail on demand, stubborn senders, and spans of real clients."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -32,9 +33,32 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from batchmill.ingest import Limits, decode_traces
+from tests.kit.files import ROOT
 from tests.kit.ingest import PROTOBUF
 from tests.kit.threads import PATIENCE_S
 from tests.oracle.catalog import Row
+
+REAL_CLIENTS = ROOT / "tests" / "kit" / "real-clients.jsonl"
+"""22 traces of OpenTelemetry's agents and SDKs, a request in OTLP's JSON a line. Services in Java,
+Python, JavaScript and Go call each other, one PostgreSQL, a Redis and a Kafka, all on one machine,
+with attributes of old and of new conventions."""
+
+
+@cache
+def real_spans() -> tuple[Row, ...]:
+    """The spans of these traces, as the receiver decodes them."""
+    spans = []
+    for line in REAL_CLIENTS.read_bytes().splitlines():
+        batch = decode_traces(line, "application/json", Limits()).batch.unpacked()
+        for values in zip(*batch.columns.values(), strict=True):
+            row = dict(zip(batch.columns, values, strict=True))
+            spans.append(row | {name: _at(row[name]) for name in ("time", "end_time")})
+    return tuple(spans)
+
+
+def _at(micros: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchmill.ingest.decode import Limits, compiled
+from batchmill.ingest.decode import Limits, compiled, otlp_from_json
 from batchmill.ingest.decode.compiled import CompiledSpans, decode_compiled
 from tests.ingest.decode.test_compiled import LIMITS_OF_TESTS, REQUESTS
 from tests.ingest.decode.test_fuzz import EDITS, JSONS, edited
@@ -26,6 +26,7 @@ from tests.ingest.kit import (
     decoding_in,
     protobuf,
 )
+from tests.kit.otlp import REAL_CLIENTS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -369,3 +370,17 @@ def test_both_forms_joined_to_a_table(requests: list[tuple[list[Group], bool]]) 
         table = CompiledSpans.join(parts)
         table.validate(full=True)
         assert table["service"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("line", REAL_CLIENTS.read_bytes().splitlines())
+def test_requests_of_real_clients(line: bytes) -> None:
+    """Neither form needs the reference for most of their spans."""
+    for body, form, content in (
+        (line, compiled.JSON, JSON),
+        (otlp_from_json(line), compiled.PROTOBUF, PROTOBUF),
+    ):
+        check_equal(body, content, Limits())
+        decoded = decode_compiled(body, form, Limits())
+        assert decoded is not None
+        assert isinstance(decoded.batch, CompiledSpans)
+        assert 4 * decoded.batch.odd_spans <= len(decoded.batch)

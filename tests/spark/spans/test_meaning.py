@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.kit.files import ROOT
-from tests.kit.real_clients import real_spans
+from tests.kit.otlp import real_spans
 from tests.kit.spark import compact_frame, frame_of, in_order, rows_of, span
 from tests.oracle.spans import SpanEvents, spans_to_events
 
