@@ -16,7 +16,14 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks import ingest_flows, ingest_receive, ingest_road, ingest_road_result
+from benchmarks import (
+    ingest_decode,
+    ingest_flows,
+    ingest_processes,
+    ingest_receive,
+    ingest_road,
+    ingest_road_result,
+)
 from benchmarks.goals import Goal
 from benchmarks.ingest_receiver import PYTHON
 from benchmarks.ingest_senders import JSON
@@ -57,6 +64,8 @@ QUICK = Size(
 
 PARTS: Mapping[str, Callable[[Size], Result]] = {
     "receive": lambda size: ingest_receive.measure(rounds=size.rounds, seconds=size.turn_s),
+    "decode": lambda size: ingest_decode.measure(rounds=size.rounds),
+    "processes": lambda size: ingest_processes.measure(rounds=size.rounds, seconds=size.turn_s),
     "steady": lambda size: ingest_receive.measure_steady(seconds=size.memory_s, half_s=size.half_s),
     "flows": lambda size: ingest_flows.measure(
         seconds=size.flows_s,
@@ -114,6 +123,10 @@ def _goals(result: Result) -> Iterator[Goal]:
             yield _at_least("HTTP: acknowledged spans/s", rate, 150_000, "")
             json = median(result.gains((JSON, ingest_receive.MANY), PYTHON))
             yield _at_least("HTTP with JSON: rate to that of decoding in Python", json, 3)
+        case ingest_processes.Processes():
+            for decoder in result.turns:
+                what = f"two processes to one, {decoder} decoder"
+                yield _at_least(what, result.ratio(decoder), ingest_processes.GOAL)
         case ingest_receive.Steady():
             yield _at_most("the receiver's memory, last third to middle", result.growth(), 1.05)
             linger = result.half.p99 / ingest_receive.LINGER_S

@@ -83,13 +83,7 @@ class JsonBody:
 
     def __init__(self, body: Body) -> None:
         plain = body.fresh(np.random.default_rng(0), time.time_ns())
-        message = MessageToDict(ExportTraceServiceRequest.FromString(plain))
-        for group in message["resourceSpans"]:
-            for span in (span for scope in group["scopeSpans"] for span in scope["spans"]):
-                for key in ("traceId", "spanId", "parentSpanId"):
-                    span[key] = base64.b64decode(span.get(key, "")).hex()
-                span["kind"] = Span.SpanKind.Value(span["kind"])
-        text = json.dumps(message, separators=(",", ":")).encode()
+        text = as_json(plain)
         mark = b'"traceId":"'
         at = np.asarray([match.end() for match in re.finditer(re.escape(mark), text)], np.int64)
         self.spans = body.spans
@@ -108,6 +102,18 @@ class JsonBody:
         added = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
         data[self._traces] = places[(values + added) % 16]
         return data.tobytes()
+
+
+def as_json(body: bytes) -> bytes:
+    """A request in protobuf as JSON, as an SDK writes it."""
+    request = MessageToDict(ExportTraceServiceRequest.FromString(body), use_integers_for_enums=True)
+    for group in request["resourceSpans"]:
+        for scope in group["scopeSpans"]:
+            for span in scope["spans"]:
+                for name in ("traceId", "spanId", "parentSpanId"):
+                    span[name] = base64.b64decode(span.get(name, "")).hex()
+                span["status"] = {}
+    return json.dumps(request, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def bodies(count: int, spans: int, seed: int = 0) -> list[Body]:

@@ -5,16 +5,11 @@ python -m benchmarks.ingest_decode
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
-
-from google.protobuf.json_format import MessageToDict
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from batchmill.ingest import Decoded, Limits, decode_traces
 from batchmill.ingest.decode import compiled
@@ -23,7 +18,7 @@ from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Rows
 from batchmill.spool import PackedSpans, SpanBatch
 from batchmill.spool.rows import SpanTable, encode, joined_spans
-from benchmarks.ingest_bodies import bodies, random_of
+from benchmarks.ingest_bodies import as_json, bodies, random_of
 from benchmarks.report import Table, say, spread
 
 SPANS = 500
@@ -110,18 +105,6 @@ def measure(*, rounds: int = 7) -> Decoding:
                     if number >= 0:
                         both[name].append(seconds)
     return result
-
-
-def as_json(body: bytes) -> bytes:
-    """A request in protobuf as JSON, as an SDK writes it."""
-    request = MessageToDict(ExportTraceServiceRequest.FromString(body), use_integers_for_enums=True)
-    for group in request["resourceSpans"]:
-        for scope in group["scopeSpans"]:
-            for span in scope["spans"]:
-                for name in ("traceId", "spanId", "parentSpanId"):
-                    span[name] = base64.b64decode(span.get(name, "")).hex()
-                span["status"] = {}
-    return json.dumps(request, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _decoders(form: str) -> dict[str, Decode]:
