@@ -59,6 +59,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.codegen.cache.maxEntries": "10000",
     # The JVM does not compile methods beyond 8,000 bytes of code, so Spark has to split them.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # Its cost grows with the square of the expressions that give spans their meaning, and worse.
+    "spark.sql.constraintPropagation.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.driver.maxResultSize": "4g",
     # Bounds what the driver keeps of finished jobs and batches.

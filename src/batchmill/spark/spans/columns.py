@@ -76,7 +76,9 @@ def compact(spans: DataFrame, *, keys: Collection[str] | None = None) -> DataFra
 
     Persist the result: a filter on it would otherwise look everything up once more. The session
     should have ``spark.sql.codegen.hugeMethodLimit=8000``, beyond which the JVM does not compile;
-    with Spark's own limit this runs at an eighth of the speed.
+    with Spark's own limit this runs at an eighth of the speed. It should also have
+    ``spark.sql.constraintPropagation.enabled=false``: with it, planning a query on the result that
+    is not persisted takes minutes.
     """
     facts = spans.selectExpr(
         *("NULLIF(trace_id, '') AS trace_id", "NULLIF(span_id, '') AS span_id"),
@@ -157,7 +159,7 @@ def _url_port(url: str) -> str:
 
 
 def _place(host: str, port: str) -> str:
-    """SQL of a host with its port, if there is one; null without a host."""
+    """SQL of a host with its port, if there is one."""
     # With two colons it is an address of IPv6.
     is_ipv6 = f"CONTAINS({host}, ':') AND {host} LIKE '%:%:%' AND NOT STARTSWITH({host}, '[')"
     bracketed = f"IF({is_ipv6}, CONCAT('[', {host}, ']'), {host})"
@@ -169,16 +171,18 @@ def _places() -> list[str]:
     urls = [_alias(ATTRIBUTE_COLUMNS[key]) for key, port in ADDRESSES if port is None]
     ports = [f"WHEN {url} RLIKE '{_URL}' THEN {_url_port(url)}" for url in urls]
     places = []
+    past_urls = False
     for key, port_key in ADDRESSES:
         host = _alias(ATTRIBUTE_COLUMNS[key])
         if port_key is None:
+            past_urls = True
             place = _place(f"REGEXP_EXTRACT({host}, '{_URL}', 1)", _url_port(host))
             places.append(_only_if(f"{host} RLIKE '{_URL}'", place))
         else:
             port = _alias(ATTRIBUTE_COLUMNS[port_key])
-            either = f"COALESCE({port}, CASE {' '.join(ports)} END)"
-            place = _place(host, either)
-            places.append(_only_if(f"{host} IS NOT NULL", place))
+            if not past_urls:
+                port = f"COALESCE({port}, CASE {' '.join(ports)} END)"
+            places.append(_only_if(f"{host} IS NOT NULL", _place(host, port)))
     return places
 
 
