@@ -7,6 +7,7 @@ decodes in Python, with the same results.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -17,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 DECODER = Path("src/batchmill/ingest/decode")
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O2", "-shared", "-fPIC", "-std=c11", "-Wall", "-Wextra")
+FLAGS = ("-O2", "-shared", "-fPIC", "-std=c11", "-fno-strict-aliasing", "-Wall", "-Wextra")
 
 
 class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -42,12 +43,13 @@ class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
 def compile_library(source: Path, library: Path) -> str:
     """Compile ``source`` as a shared library; the problem, if that cannot be done."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else COMPILERS
+    wanted = shlex.split(os.environ.get("CC", ""))  # such as "ccache gcc"
+    names = wanted[:1] or COMPILERS
     compiler = next((path for name in names if (path := shutil.which(name))), None)
     if compiler is None:
         return "there is no C compiler"
     fresh = library.with_name(f"{library.name}.{os.getpid()}")
-    command = [compiler, *FLAGS, "-o", str(fresh), str(source), "-lm"]
+    command = [compiler, *wanted[1:], *FLAGS, "-o", str(fresh), str(source), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         fresh.unlink(missing_ok=True)

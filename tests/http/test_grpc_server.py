@@ -17,6 +17,7 @@ import grpc
 import pyarrow as pa
 import pytest
 from h2.errors import ErrorCodes
+from hyperframe.frame import ContinuationFrame, HeadersFrame, PingFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -187,6 +188,40 @@ def test_a_sender_that_only_cancels_loses_its_connection(shared: Ingest) -> None
         assert client.call(request(4)).status == 0
 
 
+def test_many_cancelled_calls_at_once(shared: Ingest) -> None:
+    """All in one piece: they end their connection, and hold up no other."""
+    with Http2Client(shared.grpc) as client, Http2Client(shared.grpc) as other:
+        for _ in range(5000):
+            stream = client.h2.get_next_available_stream_id()
+            client.h2.send_headers(stream, [(":method", "POST"), (":path", TRACES)])
+            client.h2.reset_stream(stream, ErrorCodes.CANCEL)
+        client.flush()
+        assert other.call(request(7)).status == 0
+        client.wait_closed()
+
+
+def test_a_sender_that_leaves_without_its_response(shared: Ingest) -> None:
+    """It allows no bytes, and says goodbye: nothing is left of it, and nothing is logged."""
+    with Http2Client(shared.grpc, window=0) as client:
+        client.send(client.start(), message(request(8)), end=True)
+        client.h2.close_connection()
+        client.flush()
+        while client.socket.recv(65_536):
+            pass
+
+
+def test_a_sender_that_does_not_read(tmp_path: Path) -> None:
+    """Its connection is closed, though our answers to it cannot be sent."""
+    chosen = ReceiverSettings(http_port=0, grpc_port=0, idle_s=0.2, request_s=0.5)
+    with receiver(tmp_path, chosen) as running, Http2Client(running.grpc_address) as client:
+        pings = PingFrame(0, opaque_data=bytes(8)).serialize() * 1000
+        client.socket.settimeout(1)
+        with contextlib.suppress(OSError):  # once no more goes through
+            while True:
+                client.socket.sendall(pings)
+        until(lambda: running.status()["grpc_connections"]["open"] == 0)
+
+
 def test_a_sender_that_takes_no_response(shared: Ingest) -> None:
     """It allows no bytes of one: its call ends, and what it sent is stored."""
     with Http2Client(shared.grpc, window=0) as client:
@@ -209,6 +244,18 @@ def test_a_response_waits_until_there_is_room(shared: Ingest) -> None:
 
 
 def test_headers_without_end(shared: Ingest) -> None:
+    """The connection is closed before they take much memory."""
+    with Http2Client(shared.grpc) as client:
+        frames = [
+            HeadersFrame(1, data=bytes(1000)),
+            *([ContinuationFrame(1, data=bytes(8000))] * 3),
+        ]
+        client.socket.sendall(b"".join(frame.serialize() for frame in frames))
+        client.wait_closed()
+        assert client.goodbye == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_headers_that_are_too_long(shared: Ingest) -> None:
     """The connection is closed, with the reason of HTTP/2."""
     with Http2Client(shared.grpc) as client:
         stream = client.start(x="y" * 100_000)

@@ -63,7 +63,7 @@ def process(**states: str) -> dict[str, dict[str, str]]:
         (
             run_state(ingest={"workers": [{"state": "running"}, {"state": "restarting"}]}),
             Health.DEGRADED,
-            "process 2 of ingest is restarting",
+            "worker 2 of ingest is restarting",
         ),
         (run_state(ingest={"workers": [{"state": "running"}] * 2}), Health.HEALTHY, ""),
         (run_state(backlog=Backlog(3, 99, 61.0)), Health.DEGRADED, "waited for 61 s"),

@@ -169,8 +169,8 @@ def _forwarders(
                     Target.parse(target),
                     signal=name,
                     options=kafka_options(given),
-                    buffer_size=share(given.export_forward_buffer),
-                    max_bytes=share(given.export_forward_mb),
+                    buffer_size=max(1, share(given.export_forward_buffer)),
+                    max_bytes=max(1, share(given.export_forward_mb)),
                 )
                 forwarders[name] = stack.enter_context(contextlib.closing(forwarder))
         yield forwarders

@@ -17,7 +17,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from h2.config import H2Configuration
@@ -33,7 +33,7 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import H2Error
+from h2.exceptions import DenialOfServiceError, H2Error
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
@@ -47,6 +47,9 @@ from batchmill.http.connection import (
 )
 from batchmill.http.refusal import ConnectionRefusal, RefusalReason, Refuse
 from batchmill.http.settings import ServerSettings, listen
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger("batchmill.http")
 
@@ -85,6 +88,19 @@ class _Connection(H2Connection):
         )
         self.max_inbound_frame_size = _FRAME_BYTES
         self.decoder.max_header_list_size = max_header_bytes
+        self._max_header_bytes = max_header_bytes
+
+    def receive_data(self, data: Buffer) -> list[Event]:
+        """The events of bytes that have arrived.
+
+        h2 itself keeps 64 frames of headers without an end, however large.
+        """
+        events: list[Event] = super().receive_data(data)
+        waiting = self.incoming_buffer._headers_buffer
+        if waiting and sum(len(frame.data) for frame in waiting) > self._max_header_bytes:
+            self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+            raise DenialOfServiceError("the headers of a call have no end")
+        return events
 
 
 class BrokenMessageError(Exception):
@@ -156,7 +172,7 @@ class GrpcCall:
 
     def feed(self, data: bytes) -> None:
         """Take bytes that have arrived; those after the message are dropped."""
-        if self._left != 0:
+        if data and self._left != 0:
             self._parts.append(data)
             self._arrived.set()
 
@@ -317,6 +333,8 @@ class GrpcConnection(AcceptedConnection):
         try:
             for event in self._h2.receive_data(data):
                 self._handle(event)
+                if self._closing:  # what else has arrived is not looked at
+                    return
         except Exception as error:  # noqa: BLE001 - whatever the bytes, they end only their sender
             self._refuse(data, error)
             return
@@ -339,7 +357,7 @@ class GrpcConnection(AcceptedConnection):
             last = self._h2.highest_inbound_stream_id
             self._transport.write(GoAwayFrame(0, last_stream_id=last).serialize())
         if not self._tasks:
-            self._transport.close()
+            self._end_transport()
 
     def abort(self) -> None:
         """Close at once."""
@@ -402,7 +420,7 @@ class GrpcConnection(AcceptedConnection):
         if self._tasks or self._closing:
             return
         if self._draining:
-            self._transport.close()
+            self._end_transport()
         else:
             self._wait_for_call(self._server.idle_s)
 
@@ -419,7 +437,8 @@ class GrpcConnection(AcceptedConnection):
         except H2Error as error:  # the client has ended the call, or the connection
             log.debug("a response was not sent: %s", error)
         except TimeoutError:  # the client does not read its responses
-            self._h2.reset_stream(stream, ErrorCodes.CANCEL)
+            with contextlib.suppress(H2Error):  # it has said goodbye
+                self._h2.reset_stream(stream, ErrorCodes.CANCEL)
         if not self._closing:
             self._flush()
 
@@ -481,6 +500,8 @@ class GrpcConnection(AcceptedConnection):
 
     def _close(self) -> None:
         """Close, but let the client see what was sent: what it still sends is discarded."""
+        if self._closing:
+            return
         self._flush()
         self._closing = True
         self._stop_timer()
@@ -490,6 +511,11 @@ class GrpcConnection(AcceptedConnection):
             return
         self._transport.write_eof()
         self._loop.call_later(LINGER_S, self._transport.abort)
+
+    def _end_transport(self) -> None:
+        """Close once all is sent, or after ``request_s``, if the client does not read."""
+        self._transport.close()
+        self._loop.call_later(self._server.request_s, self._transport.abort)
 
     def _flush(self) -> None:
         data = self._h2.data_to_send()

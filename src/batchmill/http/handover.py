@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 
 _MESSAGE = b"c"
@@ -61,7 +62,7 @@ class Taker:
         link.setblocking(False)
 
     async def accept(self) -> socket.socket:
-        """Wait for a connection; OSError once the giver is gone."""
+        """Wait for a connection; OSError once the giver is gone, or if one could not be taken."""
         while True:
             try:
                 message, handles, _, _ = socket.recv_fds(self._link, _MESSAGE_BYTES, 1)
@@ -72,7 +73,8 @@ class Taker:
                 raise ConnectionResetError("no connections are handed over any more")
             if handles:
                 return socket.socket(fileno=handles[0])
-            self.released()  # no file descriptor was left for it, so the system has closed it
+            self.released()
+            raise OSError(errno.EMFILE, "no file descriptor was left for a connection")
 
     def released(self) -> None:
         """Tell that a connection has ended."""

@@ -69,7 +69,7 @@ class ReceiverSettings(ServerSettings):
     store_s: float = 60.0
     """A request whose spans are not durable after this is answered 503."""
     decoders: int = 1
-    """Threads that decode. Python runs one at a time, and switching between two costs a fifth."""
+    """Threads that decode. The decoder in Python runs on one at a time anyway."""
     drain_s: float = 10.0
     """How long requests in progress may take after ``stop()``."""
     metrics: str = DISCARD
@@ -94,7 +94,7 @@ log = logging.getLogger("batchmill.ingest")
 _ALONE_S = 1.0
 """A sender is alone when nobody else has sent for this long."""
 _LARGE_BYTES = 2**20
-"""A body of more than this, some 30 ms of work, is large."""
+"""A body of more than this, some 30 ms of work for the decoder in Python, is large."""
 
 
 class Forwarder(Protocol):
@@ -287,7 +287,7 @@ class Intake:
         # A callback, so that spans are counted even if their sender has disconnected.
         forwarded = plain if TRACES in self.forwarders else b""
         stored.add_done_callback(functools.partial(self._settle, spans, forwarded, content_type))
-        # Without the batch: the sink has it in another form, and this one can be freed.
+        # Without the batch: the sink has what it needs of it, and the rest can be freed.
         return _Submitted(rejected, stored)
 
     def _settle(self, spans: int, plain: bytes, content_type: str, stored: Future[Any]) -> None:

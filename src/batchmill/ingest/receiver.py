@@ -152,7 +152,7 @@ class Receiver:
             "state": "draining" if self._intake.draining else "running",
             "http": self.http_address,
             "grpc": self.grpc_address,
-            "decoder": decoder_in_use(),
+            "decoder": decoder_in_use() if self._sink.takes_packed else "python",
             **self.stats.snapshot(),
             "connections": asdict(self._http.connections),
             "grpc_connections": asdict(self._grpc.connections),

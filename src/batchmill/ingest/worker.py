@@ -86,9 +86,9 @@ class ParentLink:
         self.grpc_connections = Taker(socket.socket(fileno=place.grpc_connections))
         self._reports = socket.socket(fileno=place.reports)
         self._lock = threading.Lock()
-        self._told = threading.Event()
+        self._has_total = threading.Event()
         self._total: dict[str, Any] = {}
-        self._told_at = time.monotonic()
+        self._total_at = time.monotonic()
         self._reading = threading.Thread(
             target=self._read, name="batchmill-ingest-total", daemon=True
         )
@@ -102,12 +102,12 @@ class ParentLink:
 
     def total(self) -> dict[str, Any]:
         """The newest status of all workers together; waits for the first one."""
-        self._told.wait(_FIRST_TOTAL_S)
+        self._has_total.wait(_FIRST_TOTAL_S)
         return self._total
 
     def faults(self) -> Sequence[str]:
         """What hangs: another worker, or the parent."""
-        silent_s = time.monotonic() - self._told_at
+        silent_s = time.monotonic() - self._total_at
         if silent_s > SILENT_S:
             return [f"the parent process has not reported for {silent_s:.0f} s"]
         return [
@@ -131,5 +131,5 @@ class ParentLink:
             contextlib.suppress(OSError, ValueError),
         ):
             for line in lines:
-                self._total, self._told_at = json.loads(line), time.monotonic()
-                self._told.set()
+                self._total, self._total_at = json.loads(line), time.monotonic()
+                self._has_total.set()

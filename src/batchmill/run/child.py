@@ -1,10 +1,12 @@
 """Runs one command of ``batchmill run`` so that it cannot outlive the supervisor.
 
-``python -P child.py HANDLE TARGET ARGUMENT…`` is started in a session of its own. ``HANDLE`` is the
-reading end of a pipe. The supervisor alone has the writing end and never writes, so reading ends
-when the supervisor does, however that happens. A guard process, forked before anything is loaded,
-waits for that and then kills the whole process group: the command, and what it started (a JVM). On
-Linux the kernel kills the command as well, in case the guard is gone.
+``python -P child.py HANDLES TARGET ARGUMENT…`` is started in a session of its own. Of ``HANDLES``,
+numbers with commas between them, the first is the reading end of a pipe. The supervisor alone has
+the writing end and never writes, so reading ends when the supervisor does, however that happens. A
+guard process, forked before anything is loaded, waits for that and then kills the whole process
+group: the command, and what it started (a JVM). On Linux the kernel kills the command as well, in
+case the guard is gone. The other handles are the command's alone: the guard closes them, so that
+their other ends see when the command has.
 
 ``TARGET`` is ``batchmill`` or the path of a Python file. This file is run by its path, so that
 nothing of batchmill is loaded before the guard exists.
@@ -26,9 +28,11 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Fork the guard, then run the command in this process."""
-    pipe, target = int(sys.argv[1]), sys.argv[2]
+    (pipe, *handles), target = map(int, sys.argv[1].split(",")), sys.argv[2]
     parent = os.getppid()
     if os.fork() == 0:
+        for handle in handles:
+            os.close(handle)
         _guard(pipe)
     os.close(pipe)
     _die_with(parent)

@@ -198,7 +198,8 @@ class Receivers:
             for worker in self._workers
             if worker.givers and worker.state is State.RUNNING and not worker.has_died()
         ]
-        workers.sort(key=Worker.connections)
+        # The limit of connections is one for each protocol.
+        workers.sort(key=lambda worker: (worker.connections(protocol), worker.connections()))
         return any(worker.givers[protocol].give(client) for worker in workers)
 
     def status(self) -> dict[str, Any]:
@@ -290,11 +291,12 @@ class Worker(Process):
         self.givers, self._reported_s = (Giver(http), Giver(grpc)), time.monotonic()
         self._reading = asyncio.get_running_loop().create_task(self._read(reports))
 
-    def connections(self) -> int:
-        """How many connections it has open."""
+    def connections(self, protocol: int | None = None) -> int:
+        """How many connections it has open, of one protocol or of both."""
         for giver in self.givers:
             giver.update()
-        return sum(giver.open for giver in self.givers)
+        chosen = self.givers if protocol is None else self.givers[protocol : protocol + 1]
+        return sum(giver.open for giver in chosen)
 
     def tell(self, line: bytes) -> None:
         """Send the total, unless it has not read the last ones."""
@@ -338,7 +340,7 @@ class Worker(Process):
         reader, writer = await asyncio.open_unix_connection(sock=reports, limit=_LONGEST_REPORT)
         self._writer = writer
         try:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError, ValueError):  # a report that is none
                 while line := await reader.readline():
                     if line.endswith(b"\n"):  # else it died in the middle
                         self.status, self._reported_s = json.loads(line), time.monotonic()
@@ -355,4 +357,5 @@ class _Echo:
 
     def write(self, line: str) -> None:
         # In one piece: the output of several workers comes on several threads.
-        sys.stderr.write(f"{self._name}: {line}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{self._name}: {line}\n")

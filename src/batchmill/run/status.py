@@ -306,7 +306,7 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
         degraded.append(f"ingest has not reported for {state.ingest_silent_s:.0f} s")
     if state.ingest_alive:
         degraded += [
-            f"process {number} of ingest is {worker['state']}"
+            f"worker {number} of ingest is {worker['state']}"
             for number, worker in enumerate(state.ingest.get("workers", ()), 1)
             if worker.get("state") != "running"
         ]

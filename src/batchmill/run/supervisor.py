@@ -273,10 +273,11 @@ class Process:
         reading, self._pipe = os.pipe()
         spec = self.spec
         lock = () if inherit is None else (inherit,)
+        handles = ",".join(map(str, (reading, *spec.handles)))
         self._ready_line_seen = False
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), str(reading), spec.target, *spec.arguments],
+                [sys.executable, "-P", str(_CHILD), handles, spec.target, *spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -78,6 +78,8 @@ def table_of(source: str, batches: Sequence[Any], convert: Convert) -> Converted
             raise
         except _MISFIT as error:
             errors[number] = _bad_rows(source, error)
+    if len({table.schema for table in tables}) > 1:  # some have dictionaries
+        tables = [_plain(table) for table in tables]
     return Converted(pa.concat_tables(tables) if tables else None, errors)
 
 

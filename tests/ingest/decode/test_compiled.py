@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,7 +123,20 @@ def test_usual_spans_are_not_left_to_the_reference() -> None:
     assert decoded is not None
     assert isinstance(decoded.batch, CompiledSpans)
     assert decoded.batch.odd_spans == 0
-    assert not math.isnan(decoded.batch.weight)
+
+
+def test_what_waits_weighs_its_resource() -> None:
+    """A resource is kept as it was sent, and counts towards the bytes that wait."""
+    body = protobuf(Group([S()], [("k", "v" * 1000)] * 100))
+    decoded = decode_compiled(body, compiled_decoder.PROTOBUF, Limits())
+    assert decoded is not None
+    assert decoded.batch.weight > len(body) > 100_000
+
+
+def test_a_resource_in_many_parts() -> None:
+    """They are joined at once: a copy for each part would take as many seconds as a minute has."""
+    part = field(1, field(1, field(1, b"k") + field(2, field(1, b"v" * 20))))
+    check_equal(field(1, part * 40_000 + field(2, b"")), PROTOBUF, Limits())
 
 
 def test_an_odd_span_keeps_its_place() -> None:

@@ -106,11 +106,11 @@ def decompress(body: bytes, encoding: str, limits: Limits) -> bytes:
                 raise _inflated_too_large(limits)
             return body
         case "gzip" | "x-gzip":
-            return _inflate(body, _GZIP, limits)
+            return _inflate(body, _GZIP, limits, "gzip")
         case "deflate":
             return _inflate(body, _ZLIB if _has_zlib_header(body) else _RAW, limits)
         case "zlib":
-            return _inflate(body, _ZLIB, limits)
+            return _inflate(body, _ZLIB, limits, "zlib")
         case ("zstd" | "lz4") as codec:
             return _read_frames(body, codec, limits)
         case "snappy" if not body.startswith(_SNAPPY_FRAMES):
@@ -126,8 +126,7 @@ def _has_zlib_header(body: bytes) -> bool:
     return len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
 
 
-def _inflate(body: bytes, window: int, limits: Limits) -> bytes:
-    encoding = "gzip" if window == _GZIP else "deflate"
+def _inflate(body: bytes, window: int, limits: Limits, encoding: str = "deflate") -> bytes:
     view = memoryview(body)
     parts: list[bytes] = []
     room = limits.max_decompressed_bytes

@@ -291,10 +291,11 @@ def _replacement(body: bytes, start: int, end: int, form: Form, rows: Rows) -> _
 
 
 def _resources(body: bytes, form: Form, spans: _Spans, limits: Limits) -> list[Resource]:
-    parts = [b""] * spans.about.groups
+    pieces: list[list[bytes]] = [[] for _ in range(spans.about.groups)]
     for group, start, end in spans.resource_parts():
-        # A field that occurs several times is one message: its parts are concatenated.
-        parts[group] += body[start:end]
+        pieces[group].append(body[start:end])
+    # A field that occurs several times is one message: its parts are concatenated.
+    parts = map(b"".join, pieces)
     return [
         _resource(data, form, limits)
         if len(data) <= _CACHED_RESOURCE_BYTES
@@ -318,7 +319,8 @@ class CompiledSpans(PackedSpans):
         """How many spans the reference has decoded."""
         self._spans = spans
         self._resources = resources
-        self.weight = spans.about.bytes
+        sent = sum(len(resource.sent[0]) for resource in resources)
+        self.weight = spans.about.bytes + 2 * sent  # as sent, and as pairs
 
     def __len__(self) -> int:
         return int(self._spans.about.rows)
