@@ -90,7 +90,7 @@ def compact(spans: DataFrame, *, tags: bool = True) -> DataFrame:
         f"{_filled('host_name')} AS _host",
         f"CAST({_only_if(_MAY_SERVE, _ALL_ATTRIBUTES) if tags else 'NULL'} AS {_TEXT_MAP}) AS _tag",
         *(f"{_first(keys)} AS {_alias(meaning)}" for meaning, keys in MEANINGS.items()),
-        *(f"{_only_if(_MAY_CALL, _filled(name))} AS {_alias(name)}" for name in _PLACE_COLUMNS),
+        *(f"{_filled(name)} AS {_alias(name)}" for name in _PLACE_COLUMNS),
     )
     return facts.selectExpr(*_ROLES).selectExpr(*_COLUMNS)
 
@@ -128,7 +128,6 @@ def _only_if(condition: str, value: str) -> str:
 
 
 _MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
-_MAY_CALL = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
 _PLACE_COLUMNS = tuple(
     dict.fromkeys(ATTRIBUTE_COLUMNS[key] for entry in ADDRESSES for key in entry if key)
 )
@@ -176,6 +175,8 @@ _CONNECTS = (
     f"LOWER(name) RLIKE {literal(CONNECTING)}, "
     "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
 )
+_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
+_COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
 _ROLES = (
     *("trace_id", "span_id", "parent_span_id", "name", "time", "status", "service"),
     f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') "
@@ -188,16 +189,15 @@ _ROLES = (
     "CASE WHEN _model_call IS NOT NULL THEN 'GenAI' WHEN _system IS NOT NULL THEN 'DATABASE' "
     "WHEN _messaging IS NOT NULL THEN 'MQ' WHEN _rpc IS NOT NULL THEN 'RPC' "
     "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
-    f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
+    f"IF(_http_status = '200', 200, {read_whole('_http_status', 'INT')}) AS httpResponseStatusCode",
     "_rpc_status AS rpcStatusCode",
     "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), COALESCE(_peer, "
     f"{', '.join(_places())}, _namespace, _system, _messaging, _provider), NULL) AS _destination",
-    *("_tag", "_peer", "_system", "_operation", "_statement", "_messaging", "_message_operation"),
+    f"{_only_if(_IS_CACHE, _COMMAND)} AS _command",
+    *("_tag", "_peer", "_system", "_statement", "_messaging", "_message_operation"),
     *("_topic", "_provider", "_model", "_input_tokens", "_output_tokens"),
 )
 
-_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
-_COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
 _IN_STORE = "kind = 'CLIENT' AND _system IS NOT NULL"
 _IN_BROKER = (
     "_messaging IS NOT NULL AND (kind IN ('PRODUCER', 'CONSUMER') OR kind = 'CLIENT' "
@@ -223,8 +223,8 @@ _COLUMNS = (
     f"{_only_if(_IN_STORE, '_destination')} AS store",
     f"{_only_if(_IN_STORE, '_system')} AS system",
     f"CASE WHEN NOT ({_IN_STORE} AND {_IS_CACHE}) THEN NULL "
-    f"WHEN {_COMMAND} IN ({_one_of(_READS.split())}) THEN 'Read' "
-    f"WHEN {_COMMAND} IN ({_one_of(_WRITES.split())}) THEN 'Write' ELSE 'Others' END "
+    f"WHEN _command IN ({_one_of(_READS.split())}) THEN 'Read' "
+    f"WHEN _command IN ({_one_of(_WRITES.split())}) THEN 'Write' ELSE 'Others' END "
     "AS cache_operation",
     _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_statement, name), 1, {STATEMENT_LIMIT})")
     + " AS statement",
