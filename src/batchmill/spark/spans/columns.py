@@ -91,7 +91,7 @@ def compact(spans: DataFrame, *, keys: Collection[str] | None = None) -> DataFra
         f"{_filled('host_name')} AS _host",
         f"CAST({_only_if(_MAY_SERVE, _attributes(keys))} AS {_TEXT_MAP}) AS _tag",
         *(f"{_first(names)} AS {_alias(meaning)}" for meaning, names in MEANINGS.items()),
-        *(f"{_only_if(_MAY_CALL, _filled(name))} AS {_alias(name)}" for name in _PLACE_COLUMNS),
+        *(f"{_filled(name)} AS {_alias(name)}" for name in _PLACE_COLUMNS),
     )
     return facts.selectExpr(*_ROLES).selectExpr(*_COLUMNS)
 
@@ -143,7 +143,6 @@ def _only_if(condition: str, value: str) -> str:
 
 
 _MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
-_MAY_CALL = "kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
 _PLACE_COLUMNS = tuple(
     dict.fromkeys(ATTRIBUTE_COLUMNS[key] for entry in ADDRESSES for key in entry if key)
 )
@@ -191,6 +190,8 @@ _CONNECTS = (
     f"LOWER(name) RLIKE {literal(CONNECTING)}, "
     "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
 )
+_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
+_COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
 _ROLES = (
     *("trace_id", "span_id", "parent_span_id", "name", "time", "status", "service"),
     f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') "
@@ -204,16 +205,15 @@ _ROLES = (
     "CASE WHEN _model_call IS NOT NULL THEN 'GenAI' WHEN _system IS NOT NULL THEN 'DATABASE' "
     "WHEN _messaging IS NOT NULL THEN 'MQ' WHEN _rpc IS NOT NULL THEN 'RPC' "
     "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
-    f"{read_whole('_http_status', 'INT')} AS httpResponseStatusCode",
+    f"IF(_http_status = '200', 200, {read_whole('_http_status', 'INT')}) AS httpResponseStatusCode",
     "_rpc_status AS rpcStatusCode",
     "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), COALESCE(_peer, "
     f"{', '.join(_places())}, _namespace, _system, _messaging, _provider), NULL) AS _destination",
-    *("_tag", "_peer", "_system", "_operation", "_statement", "_messaging", "_message_operation"),
+    f"{_only_if(_IS_CACHE, _COMMAND)} AS _command",
+    *("_tag", "_peer", "_system", "_statement", "_messaging", "_message_operation"),
     *("_topic", "_provider", "_model", "_input_tokens", "_output_tokens"),
 )
 
-_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
-_COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
 _IN_STORE = "kind = 'CLIENT' AND _system IS NOT NULL"
 _IN_BROKER = (
     "_messaging IS NOT NULL AND (kind IN ('PRODUCER', 'CONSUMER') OR kind = 'CLIENT' "
@@ -247,8 +247,8 @@ _COLUMNS = (
     f"{_only_if(_IN_STORE, '_destination')} AS store",
     f"{_only_if(_IN_STORE, '_system')} AS system",
     f"CASE WHEN NOT ({_IN_STORE} AND {_IS_CACHE}) THEN NULL "
-    f"WHEN {_COMMAND} IN ({_one_of(_READS.split())}) THEN 'Read' "
-    f"WHEN {_COMMAND} IN ({_one_of(_WRITES.split())}) THEN 'Write' ELSE 'Others' END "
+    f"WHEN _command IN ({_one_of(_READS.split())}) THEN 'Read' "
+    f"WHEN _command IN ({_one_of(_WRITES.split())}) THEN 'Write' ELSE 'Others' END "
     "AS cache_operation",
     _only_if(_IN_STORE, f"SUBSTRING(COALESCE(_statement, name), 1, {STATEMENT_LIMIT})")
     + " AS statement",
