@@ -96,6 +96,23 @@ def test_a_column_of_nothing_counts_as_absent(spark: SparkSession, tmp_path: Pat
     assert "tagged_get" in {key[0] for key in found}
 
 
+def test_of_a_repeated_key_the_last_value_counts(spark: SparkSession, tmp_path: Path) -> None:
+    """A map of another program may have a key twice: the pipeline goes on."""
+    path = write_segment(tmp_path / "spool", "Span", [span("a", kind="SERVER", attributes=None)])
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("attributes")
+    kind = pa.map_(pa.string(), pa.string())
+    attributes = pa.array([[("user.tier", "silver"), ("user.tier", "gold")]], kind)
+    pq.write_table(table.set_column(place, "attributes", attributes), path)
+    script = """
+    golden = from(Service.*).filter(tags contain "user.tier:gold").count();
+    silver = from(Service.*).filter(tags contain "user.tier:silver").count();
+    """
+    with pipeline(spark, tmp_path, oal=script) as running:
+        running.run_available()
+        assert {key[0] for key in stored(running.store)} == {"golden"}
+
+
 def test_a_column_of_another_type_is_quarantined(spark: SparkSession, tmp_path: Path) -> None:
     """A number where text is expected: the whole segment, with the column as the reason."""
     rows = [span("a")]
