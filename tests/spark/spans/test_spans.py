@@ -272,6 +272,28 @@ def _tags(given: dict[str, Any]) -> dict[str, Any]:
     return {"tag": attributes, "tags": [f"{key}:{attributes[key]}" for key in sorted(attributes)]}
 
 
+def test_rows_know_how_many_they_are_at_most(spark: SparkSession) -> None:
+    """Of single spans exactly: those that wait from earlier batches do not count."""
+    from batchmill.spark.spans.links import SUMMARY_SCHEMA, link
+    from batchmill.spark.spans.sources import (
+        broker_sources,
+        count_spans,
+        direct_sources,
+        relation_sources,
+    )
+
+    spans = compact_frame(spark, [given for given, _ in CASES])
+    for source, rows in direct_sources(spans, count_spans(spans)).items():
+        assert rows.most_rows == frame_of(rows).count() > 0, source
+    known = link(spans, None, 1).summary.collect()
+    later = link(spans, spark.createDataFrame(known, SUMMARY_SCHEMA), 2, 1)
+    most = len(CASES) + len(known)
+    for source, rows in relation_sources(later.relations, most).items():
+        assert rows.most_rows == 2 * most >= frame_of(rows).count(), source
+    for source, rows in broker_sources(later.paired, most).items():
+        assert rows.most_rows == most >= frame_of(rows).count() > 0, source
+
+
 def test_columns_are_the_catalogs(spark: SparkSession) -> None:
     """What spans give has the columns and types of the catalog, and names its entity."""
     from batchmill.spark.input.reader import spark_type
