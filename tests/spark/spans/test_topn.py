@@ -43,9 +43,11 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
         ran(0, PG, "barely", us=200_999),
         ran(101, MONGO, "find"),
         ran(100, MONGO, "fast"),
+        ran(102, MONGO | {"db.system.name": "MongoDB"}, "find all"),
         ran(11, REDIS, "GET a", service="cart"),
         ran(10, REDIS, "GET b"),
         ran(12, REDIS, None, name="SET x", trace_id=None, id=None),
+        ran(13, REDIS | {"db.system": "Redis"}, "GET c"),
         ran(99, REDIS, "PING"),
         ran(21, MEMCACHED, "gets 5"),
         ran(20, MEMCACHED, "gets 5"),
@@ -54,7 +56,7 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
     ]
     limits = TopNThresholds(
         database=SlowThresholds.parse("default:200,mongodb:100"),
-        cache=SlowThresholds.parse(" redis: 10 , default:20"),
+        cache=SlowThresholds.parse(" REDIS: 10 , default:20"),
     )
     found = rows_of(topn_records(compact_frame(spark, spans), 50, limits))
     long = "old" * 666 + "ol"
@@ -63,7 +65,10 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
         record("service_database_statement", "shop", 1, 201, "select 1", "select ?"),
         record("database_statement", "docs", 0, 101, "find", "find"),
         record("service_database_statement", "shop", 1, 101, "find", "find"),
+        record("database_statement", "docs", 0, 102, "find all", "find all"),
+        record("service_database_statement", "shop", 1, 102, "find all", "find all"),
         record("cache_read_command", "kv", 0, 11, "GET a", "GET a"),
+        record("cache_read_command", "kv", 0, 13, "GET c", "GET c"),
         record("cache_write_command", "kv", 0, 12, "SET x", "SET x", trace_id="", span_id=""),
         record("cache_read_command", "mem", 0, 21, "gets 5", "gets ?"),
     ]
@@ -187,6 +192,7 @@ def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> N
         (":5,default:1", "which ':5' is not"),
         ("mongodb:100", "no default"),
         ("default:1,x:2,x:3", "'x' is there twice"),
+        ("default:1,X:2,x:3", "'x' is there twice"),
     ],
 )
 def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
@@ -199,15 +205,19 @@ def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
 
 
 def test_thresholds_by_system(spark: SparkSession) -> None:
-    """By system, else the default; odd names survive the way into SQL."""
+    """By system in any case, else the default; odd names survive the way into SQL."""
     from batchmill.aggregate import SlowThresholds
     from batchmill.spark.spans.topn import threshold_sql, topn_records
 
-    limits = SlowThresholds.parse("default:200, mongodb:100,a'b:7")
+    limits = SlowThresholds.parse("default:200, MONGODB:100,a'b:7")
     sql = threshold_sql(limits, "s")
-    row = spark.sql(f"SELECT {sql} FROM VALUES ('mongodb'), ('a\\'b'), ('z'), (NULL) AS v(s)")
-    assert [each[0] for each in row.collect()] == [100, 7, 200, 200]
+    systems = ["mongodb", "MongoDB", "a'b", "z"]
+    frame = spark.createDataFrame([(system,) for system in [*systems, None]], "s string")
+    assert [row[0] for row in frame.selectExpr(sql).collect()] == [100, 100, 7, 200, 200]
+    assert [limits.of(system) for system in systems] == [100, 100, 7, 200]
     with pytest.raises(ConfigError, match="at least 1"):
         topn_records(compact_frame(spark, []), 0)
     with pytest.raises(ConfigError, match="0 or more"):
         SlowThresholds(-1)
+    with pytest.raises(ConfigError, match="one is there twice"):
+        SlowThresholds(1, {"Redis": 1, "redis": 2})
