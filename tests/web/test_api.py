@@ -246,6 +246,16 @@ def test_a_fast_service_has_fractions_of_a_millisecond(tmp_path: Path) -> None:
     assert all(0.1 < value < 1 for value in found["series"]["percentiles"]["p50"])
 
 
+def test_0_ms_of_events_in_milliseconds_stay_0(tmp_path: Path) -> None:
+    """Less than a millisecond is all that is known; the page says so."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        CallWriter(store).write([Call("fast", START_S, 0, whole=True)])
+    with serving(url) as client:
+        service = client.get("/api/v1/services/fast", from_=START_S, to=START_S + HOUR_S)
+    assert (service["range"]["avg"], service["range"]["p99"]) == (0, 0)
+
+
 def test_milliseconds_are_shown_as_long_as_there_are_no_microseconds(tmp_path: Path) -> None:
     """A store that an older version began: the metrics that cover more of the range are read."""
     url = f"sqlite:///{tmp_path}/store.db"
