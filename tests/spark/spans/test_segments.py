@@ -75,12 +75,12 @@ def test_old_and_new_segments_give_the_same(
     with compiled(spark, tmp_path, oal=script) as running:
         running.run_available()
         running.settle(everything=True)
-        found = stored(running.store)
-    assert {key[0] for key in found} >= {"tagged_get", "tagged_own"} or script not in (
+        values = stored(running.store)
+    assert {key[0] for key in values} >= {"tagged_get", "tagged_own"} or script not in (
         TAGGED,
         NAMED,
     )
-    assert differences(found, expected(spans_to_events(spans).events, script)) == []
+    assert differences(values, expected(spans_to_events(spans).events, script)) == []
 
 
 def test_a_column_of_nothing_counts_as_absent(spark: SparkSession, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_a_column_of_nothing_counts_as_absent(spark: SparkSession, tmp_path: Pat
     pq.write_table(table.append_column("http_request_method", pa.nulls(1)), path)
     with pipeline(spark, tmp_path, oal=TAGGED) as running:
         running.run_available()
-        found = stored(running.store)
-    assert differences(found, expected(spans_to_events(rows).events, TAGGED)) == []
-    assert "tagged_get" in {key[0] for key in found}
+        values = stored(running.store)
+    assert differences(values, expected(spans_to_events(rows).events, TAGGED)) == []
+    assert "tagged_get" in {key[0] for key in values}
 
 
 def test_of_a_repeated_key_the_last_value_counts(spark: SparkSession, tmp_path: Path) -> None:

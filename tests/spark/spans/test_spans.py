@@ -253,17 +253,17 @@ def test_each_span_gives_the_rows_of_its_kind(spark: SparkSession, ansi: str) ->
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        spans = compact_frame(spark, [each for each, _ in CASES])
+        spans = compact_frame(spark, [given for given, _ in CASES])
         frames = direct_sources(spans) | broker_sources(link(spans, None, 1).paired)
-        found = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
+        actual = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
-    expected: Expected = {source: [] for source in found}
+    expected: Expected = {source: [] for source in actual}
     for given, rows in CASES:
-        for source, each in rows.items():
-            for row in each:
+        for source, source_rows in rows.items():
+            for row in source_rows:
                 expected[source].append(row | (_tags(given) if "tags" in row else {}))
-    for source, frame_rows in found.items():
+    for source, frame_rows in actual.items():
         assert frame_rows == in_order(expected[source]), source
 
 
@@ -308,11 +308,11 @@ def test_columns_are_the_catalogs(spark: SparkSession) -> None:
         frame = frame_of(rows)
         assert rows.names == set(frame.columns)
         source = builtin_catalog().source(name)
-        types = {each.name: each.dataType.simpleString() for each in frame.schema}
+        types = {field.name: field.dataType.simpleString() for field in frame.schema}
         assert types.pop("time") == "timestamp"
-        wanted = {each: spark_type(source.fields[each].type).simpleString() for each in types}
+        wanted = {column: spark_type(source.fields[column].type).simpleString() for column in types}
         assert types == wanted, name
-        roles = {each for each in source.entity.roles.values() if not each.startswith("=")}
+        roles = {role for role in source.entity.roles.values() if not role.startswith("=")}
         assert roles <= types.keys(), name
 
 

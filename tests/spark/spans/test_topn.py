@@ -58,7 +58,7 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
         database=SlowThresholds.parse("default:200,mongodb:100"),
         cache=SlowThresholds.parse(" REDIS: 10 , default:20"),
     )
-    found = rows_of(topn_records(compact_frame(spark, spans), 50, limits))
+    records = rows_of(topn_records(compact_frame(spark, spans), 50, limits))
     long = "old" * 666 + "ol"
     expected = [
         record("database_statement", "db", 0, 201, "select 1", "select ?"),
@@ -77,7 +77,7 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
         record("database_statement", "db", 0, 999, long, long, **before),
         record("service_database_statement", "shop", 1, 999, long, long, **before),
     ]
-    assert found == in_order(expected)
+    assert records == in_order(expected)
 
 
 def record(
@@ -120,26 +120,26 @@ def test_the_n_slowest_are_kept_exactly_and_every_run_is_counted(spark: SparkSes
     groups: dict[tuple[str, str, int], list[tuple[Any, ...]]] = {}
     runs: Counter[tuple[str, str, int, str]] = Counter()
     times: Counter[tuple[str, str, int, str]] = Counter()
-    for each in spans:
-        ms = round((each["end_time"] - each["time"]).total_seconds() * 1000)
-        minute = int(each["time"].strftime("%Y%m%d%H%M"))
-        text = each["attributes"]["db.query.text"]
-        us = round(each["time"].timestamp()) * 1_000_000 + each["time"].microsecond
+    for row in spans:
+        ms = round((row["end_time"] - row["time"]).total_seconds() * 1000)
+        minute = int(row["time"].strftime("%Y%m%d%H%M"))
+        text = row["attributes"]["db.query.text"]
+        us = round(row["time"].timestamp()) * 1_000_000 + row["time"].microsecond
         for stream, entity in (
-            ("top_n_database_statement", service_id(each["attributes"]["server.address"], False)),
-            ("top_n_service_database_statement", service_id(each["service"], True)),
+            ("top_n_database_statement", service_id(row["attributes"]["server.address"], False)),
+            ("top_n_service_database_statement", service_id(row["service"], True)),
         ):
             place = (stream, entity, minute)
             normalised = re.sub("[0-9]+", "?", text)
             runs[*place, normalised] += 1
             times[*place, normalised] += ms
             if ms > 200:
-                order = (-ms, us, each["trace_id"], each["span_id"], text)
+                order = (-ms, us, row["trace_id"], row["span_id"], text)
                 groups.setdefault(place, []).append(order)
     best = [(*place, *order) for place, orders in groups.items() for order in sorted(orders)[:7]]
     columns = ("stream", "entity", "minute", "latency", "time_us", "trace_id", "span_id")
-    found = [(*(row[each] for each in columns), row["statement"]) for row in kept]
-    assert sorted(found) == sorted((*row[:3], -row[3], *row[4:]) for row in best)
+    records = [(*(row[column] for column in columns), row["statement"]) for row in kept]
+    assert sorted(records) == sorted((*row[:3], -row[3], *row[4:]) for row in best)
     keys = ("stream", "entity", "minute", "normalised")
     assert {tuple(row[key] for key in keys): row["runs"] for row in counted} == runs
     assert {tuple(row[key] for key in keys): row["total_ms"] for row in counted} == times
@@ -175,8 +175,8 @@ def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> N
     from batchmill.spark.spans import topn
 
     frame = spark.createDataFrame([(text,) for text in NORMALISED], "text string")
-    found = [row[0] for row in frame.selectExpr(topn.normalise("text")).collect()]
-    assert found == list(NORMALISED.values())
+    texts = [row[0] for row in frame.selectExpr(topn.normalise("text")).collect()]
+    assert texts == list(NORMALISED.values())
     assert [normalise(text) for text in NORMALISED] == list(NORMALISED.values())
 
 
