@@ -96,7 +96,7 @@ def test_a_column_of_nothing_counts_as_absent(spark: SparkSession, tmp_path: Pat
     assert "tagged_get" in {key[0] for key in values}
 
 
-def test_of_a_repeated_key_the_last_value_counts(spark: SparkSession, tmp_path: Path) -> None:
+def test_tags_have_the_last_value_of_a_repeated_key(spark: SparkSession, tmp_path: Path) -> None:
     """A map of another program may have a key twice: the pipeline goes on."""
     path = write_segment(tmp_path / "spool", "Span", [span("a", kind="SERVER", attributes=None)])
     table = pq.read_table(path)
