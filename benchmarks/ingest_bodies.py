@@ -197,27 +197,27 @@ def _put_group(
     _put(resource.attributes, {"service.name": service, "service.instance.id": f"{service}-0"})
     head = _field(1, resource.SerializeToString())
     parts: list[bytes] = []
-    found: list[tuple[int, int, int]] = []
+    offsets: list[tuple[int, int, int]] = []
     at = 0
-    for each in spans:
-        start, end = each.start_ns + 1, each.start_ns + each.took_ns + 2  # 0 would be left out
+    for span in spans:
+        start, end = span.start_ns + 1, span.start_ns + span.took_ns + 2  # 0 would be left out
         message = Span(
-            trace_id=each.trace_id, span_id=each.span_id, parent_span_id=each.parent,
-            name=each.name, kind=each.kind, start_time_unix_nano=start, end_time_unix_nano=end,
+            trace_id=span.trace_id, span_id=span.span_id, parent_span_id=span.parent,
+            name=span.name, kind=span.kind, start_time_unix_nano=start, end_time_unix_nano=end,
         )  # fmt: skip
-        _put(message.attributes, each.attributes)
+        _put(message.attributes, span.attributes)
         raw = message.SerializeToString()
         part = _field(2, raw)
         inside = at + len(part) - len(raw)
         first = raw.index(b"\x39" + start.to_bytes(8, "little") + b"\x41")
-        found.append((inside + raw.index(each.trace_id), inside + first + 1, inside + first + 10))
+        offsets.append((inside + raw.index(span.trace_id), inside + first + 1, inside + first + 10))
         parts.append(part)
         at += len(part)
     scope = _field(2, b"".join(parts))
     group = _field(1, head + scope)
     start_at = len(data) + len(group) - at
     data += group
-    places += [(start_at + a, start_at + b, start_at + c) for a, b, c in found]
+    places += [(start_at + a, start_at + b, start_at + c) for a, b, c in offsets]
 
 
 def _put(into: Any, attributes: dict[str, Any]) -> None:

@@ -76,20 +76,20 @@ class Flows:
     def tables(self) -> list[Table]:
         keys = ["segment", *map(_named, TRIGGERS_S)]
         rows = [
-            [f"every {delay:g} s, {name}", *(f"{100 * found[key]:.1f} %" for key in keys)]
+            [f"every {delay:g} s, {name}", *(f"{100 * shares[key]:.1f} %" for key in keys)]
             for delay, roads in self.shares.items()
-            for name, found in roads.items()
+            for name, shares in roads.items()
         ]
         best = max(self.gains(), key=abs)
         worth = "not worth it" if best < 1 else "consider using it"
         cost = [
             [
                 name,
-                f"{median(each.spans_s for each in found):,.0f}",
-                spread((each.spans_s / 1000 for each in found), 1),
-                f"{median(each.cpu_us for each in found):.1f}",
+                f"{median(round_.spans_s for round_ in rounds):,.0f}",
+                spread((round_.spans_s / 1000 for round_ in rounds), 1),
+                f"{median(round_.cpu_us for round_ in rounds):.1f}",
             ]
-            for name, found in self.rates.items()
+            for name, rounds in self.rates.items()
         ]
         return [
             Table(
@@ -115,7 +115,7 @@ class Flows:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        rates = {name: [vars(each) for each in found] for name, found in self.rates.items()}
+        rates = {name: [vars(round_) for round_ in rounds] for name, rounds in self.rates.items()}
         return {**vars(self), "rates": rates, "gains": self.gains(), "costs": self.costs()}
 
 
@@ -152,14 +152,14 @@ def _requests(delay: float, rate: float, seconds: float) -> list[tuple[float, Sp
     while at < seconds:
         spans = list(trace(rng, 0))
         count += len(spans)
-        for each in spans:
-            sender = int(each.service.rpartition("-")[2]) % SENDERS
-            ended = at + each.took_ns / 1e9
-            due[sender, int((ended - phases[sender]) // delay) + 1].append(each)
+        for span in spans:
+            sender = int(span.service.rpartition("-")[2]) % SENDERS
+            ended = at + span.took_ns / 1e9
+            due[sender, int((ended - phases[sender]) // delay) + 1].append(span)
         at += len(spans) / rate
     return sorted(
         ((phases[sender] + turn * delay, _batch(spans)) for (sender, turn), spans in due.items()),
-        key=lambda each: each[0],
+        key=lambda request: request[0],
     )
 
 
@@ -167,19 +167,19 @@ def _batch(spans: list[Made]) -> SpanBatch:
     batch = SpanBatch()
     now = time.time_ns() // 1000
     resources: dict[str, dict[str, str]] = {}  # spans of one service share it, as the decoder's do
-    for each in spans:
+    for made in spans:
         span = {
             "time": now,
-            "end_time": now + each.took_ns // 1000,
-            "trace_id": each.trace_id.hex(),
-            "span_id": each.span_id.hex(),
-            "parent_span_id": each.parent.hex() or None,
-            "name": each.name,
-            "kind": _KINDS[each.kind],
+            "end_time": now + made.took_ns // 1000,
+            "trace_id": made.trace_id.hex(),
+            "span_id": made.span_id.hex(),
+            "parent_span_id": made.parent.hex() or None,
+            "name": made.name,
+            "kind": _KINDS[made.kind],
             "status": "UNSET",
-            "service": each.service,
-            "resource": resources.setdefault(each.service, {"service.name": each.service}),
-            "attributes": {key: str(value) for key, value in each.attributes.items()},
+            "service": made.service,
+            "resource": resources.setdefault(made.service, {"service.name": made.service}),
+            "attributes": {key: str(value) for key, value in made.attributes.items()},
         }
         for name, column in batch.columns.items():
             column.append(span[name])
@@ -206,8 +206,8 @@ def _pace(folder: Path, requests: dict[float, list[tuple[float, SpanBatch]]]) ->
             for name in ROADS
         }
         began = time.monotonic()
-        every = ([(at, delay, batch) for at, batch in found] for delay, found in requests.items())
-        for at, delay, batch in heapq.merge(*every, key=lambda each: each[0]):
+        every = ([(at, delay, batch) for at, batch in due] for delay, due in requests.items())
+        for at, delay, batch in heapq.merge(*every, key=lambda request: request[0]):
             time.sleep(max(0.0, began + at - time.monotonic()))
             for name in ROADS:
                 roads[delay, name].submit(batch)
@@ -228,8 +228,8 @@ def _relations(
     """The segments of calling and serving span, for each call from one service to another."""
     rows = list(spans)
     known = {(row[0], row[1]): (row[3], row[4]) for row in rows}
-    found = ((known.get((row[0], row[2] or "")), row[3], row[4]) for row in rows)
-    return [(parent[1], at) for parent, service, at in found if parent and parent[0] != service]
+    calls = ((known.get((row[0], row[2] or "")), row[3], row[4]) for row in rows)
+    return [(parent[1], at) for parent, service, at in calls if parent and parent[0] != service]
 
 
 def _shares(relations: list[tuple[float, float]]) -> dict[str, float]:

@@ -72,20 +72,20 @@ class Flowed:
         self._flows.close()
 
     def _put(self, pieces: list[Piece]) -> None:
-        stored = self._spool.submit(SPAN_SOURCE, SpanBatch.joined(each.batch for each in pieces))
+        stored = self._spool.submit(SPAN_SOURCE, SpanBatch.joined(piece.batch for piece in pieces))
         stored.add_done_callback(lambda done: self._settle(pieces, done))
 
     def _settle(self, pieces: list[Piece], stored: Future[Any]) -> None:
         error = stored.exception()
-        for each in pieces:
+        for piece in pieces:
             with self._lock:
-                each.left[0] -= 1
-                if each.answer.done():
+                piece.left[0] -= 1
+                if piece.answer.done():
                     continue
                 if error is not None:
-                    each.answer.set_exception(error)
-                elif each.left[0] == 0:
-                    each.answer.set_result(stored.result())
+                    piece.answer.set_exception(error)
+                elif piece.left[0] == 0:
+                    piece.answer.set_result(stored.result())
 
 
 ROADS: dict[str, Callable[[Spool], Direct | Flowed]] = {DIRECT: Direct, FLOWS: Flowed}

@@ -247,8 +247,8 @@ def _send_turns(pipe: Any) -> None:
         data = body.fresh(random_of(0), time.time_ns())
         head = "POST /v1/traces HTTP/1.1\r\nhost: h\r\ncontent-type: application/x-protobuf\r\n"
         requests.append(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-    while (told := pipe.recv()) is not None:
-        address, *phases = told
+    while (turn := pipe.recv()) is not None:
+        address, *phases = turn
         with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
             links = [
                 stack.enter_context(contextlib.closing(_Link(address, requests, number)))

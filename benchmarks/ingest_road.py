@@ -44,13 +44,13 @@ def measure(
             drive = Drive(home, senders, ingest, pipeline)
             # The first micro-batches are those of a JVM that has just started.
             drive.step(rate or FIRST_RATE / 2, warm_up_s, "warm-up")
-            found, tried = rate, []
-            if found is None:
+            chosen, tried = rate, []
+            if chosen is None:
                 tried = list(_climb(drive, step_s, steps))
-                fit = [each.asked for each in tried if each.sustained]
-                found = max(fit, default=FIRST_RATE / FACTOR)
+                fit = [step.target for step in tried if step.sustained]
+                chosen = max(fit, default=FIRST_RATE / FACTOR)
                 drive.await_read()
-            whole = drive.step(found, seconds, "the run")
+            whole = drive.step(chosen, seconds, "the run")
             drive.await_read()
             acknowledged, counted = drive.acknowledged, drive.store.counted()
             memory = (ingest.rss(), _memory(pipeline.pid))
@@ -101,21 +101,21 @@ class Drive:
         lags = []
         while (now := time.monotonic()) < end:
             self._alive()
-            found = unread(self._home / "spool")
-            lags.append(Lag(now - began, found.segments, found.bytes, found.oldest_s))
+            waiting = unread(self._home / "spool")
+            lags.append(Lag(now - began, waiting.segments, waiting.bytes, waiting.oldest_s))
             time.sleep(min(0.5, max(0.0, end - now)))
         committed = self.store.counted() - before
         sent = checked(self._senders.result())
         marking.join()
         deadline = time.monotonic() + _PATIENCE_S
-        while any(each.committed is None for each in marks) and time.monotonic() < deadline:
+        while any(mark.committed is None for mark in marks) and time.monotonic() < deadline:
             self._alive()
             time.sleep(_POLL_S)
         over.set()
         looking.join()
         self.acknowledged += sent.spans() + len(marks)
         return Step(
-            asked=rate,
+            target=rate,
             seconds=seconds,
             rate=sent.spans() / seconds,
             committed_rate=committed / seconds,
@@ -161,12 +161,12 @@ class Drive:
 
     def _look_for(self, marks: list[Mark], over: threading.Event) -> None:
         while not over.wait(_POLL_S):
-            waiting = [each for each in marks if each.committed is None]
+            waiting = [mark for mark in marks if mark.committed is None]
             there = self.store.markers() if waiting else set()
             now = time.monotonic()
-            for each in waiting:
-                if each.name in there:
-                    each.committed = now
+            for mark in waiting:
+                if mark.name in there:
+                    mark.committed = now
 
     def _alive(self) -> None:
         if self._pipeline.poll() is not None:
@@ -201,8 +201,8 @@ class _Store:
 def ingest_of(home: Path, *options: str) -> Iterator[Running]:
     """``batchmill ingest``, on free ports."""
     command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(home), *options]
-    with running([*command, "--http-port", "0", "--grpc-port", "0"], home) as found:
-        yield found
+    with running([*command, "--http-port", "0", "--grpc-port", "0"], home) as process:
+        yield process
 
 
 @contextlib.contextmanager
@@ -236,4 +236,4 @@ def pipeline_of(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 def _memory(pid: int) -> float:
     """MiB of the driver and its JVM."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return rss_mib(pid) + sum(_memory(int(each)) for each in children)
+    return rss_mib(pid) + sum(_memory(int(child)) for child in children)

@@ -39,7 +39,8 @@ class Mark:
 class Step:
     """One rate for some time."""
 
-    asked: float
+    target: float
+    """Spans a second that are to be sent; ``asked`` in the results."""
     seconds: float
     rate: float
     """Acknowledged spans a second."""
@@ -54,7 +55,7 @@ class Step:
     def third(self, number: int, name: str) -> float:
         """The median over the first, middle or last third."""
         size = max(1, len(self.lags) // 3)
-        values: list[float] = [getattr(each, name) for each in self.lags[number * size :][:size]]
+        values: list[float] = [getattr(lag, name) for lag in self.lags[number * size :][:size]]
         return median(values)
 
     def growth(self, name: str) -> float:
@@ -66,16 +67,16 @@ class Step:
         """Whether the lag stayed, and all was taken."""
         before, after = (self.third(number, "oldest_s") for number in (1, 2))
         stayed = after <= max(GROWN * before, before + SLACK_S)
-        return stayed and self.rate >= KEEPS_UP * self.asked
+        return stayed and self.rate >= KEEPS_UP * self.target
 
     def times(self) -> list[float]:
         """Seconds from sent to committed, sorted."""
-        return sorted(each.committed - each.sent for each in self.marks if each.committed)
+        return sorted(mark.committed - mark.sent for mark in self.marks if mark.committed)
 
     def row(self) -> list[str]:
         times = self.times()
         return [
-            f"{self.asked:,.0f}",
+            f"{self.target:,.0f}",
             f"{self.rate:,.0f}",
             f"{self.committed_rate:,.0f}",
             *(f"{self.third(number, 'oldest_s'):.1f}" for number in range(3)),
@@ -88,22 +89,22 @@ class Step:
         times, answers = self.times(), self.answers
         shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
         return {
-            "asked": self.asked,
+            "asked": self.target,
             "seconds": self.seconds,
             "rate": self.rate,
             "committed_rate": self.committed_rate,
             "refused": self.refused,
             "sustained": self.sustained,
-            "sent_to_committed": {name: percentile(times, each) for name, each in shares.items()},
-            "answer": {name: percentile(answers, each) for name, each in shares.items()},
+            "sent_to_committed": {name: percentile(times, share) for name, share in shares.items()},
+            "answer": {name: percentile(answers, share) for name, share in shares.items()},
             "markers": len(self.marks),
-            "markers_missing": sum(each.committed is None for each in self.marks),
-            "lags": [asdict(each) for each in self.lags],
+            "markers_missing": sum(mark.committed is None for mark in self.marks),
+            "lags": [asdict(lag) for lag in self.lags],
         }
 
 
 _HEADERS = [
-    *("asked", "acknowledged", "committed", "lag, start", "middle", "end"),
+    *("target", "acknowledged", "committed", "lag, start", "middle", "end"),
     *("to committed, p50", "p95", "sustained"),
 ]
 
@@ -127,7 +128,7 @@ class Road:
         steps = []
         if self.tried:
             caption = f"Spans a second, each for {self.tried[0].seconds:g} s."
-            rows = [each.row() for each in self.tried]
+            rows = [step.row() for step in self.tried]
             steps = [Table("Rates tried", caption, _HEADERS, rows)]
         waits = ", ".join(
             f"{name} {value:.2f} s" for name, value in run.as_json()["answer"].items()
@@ -153,7 +154,7 @@ class Road:
     def as_json(self) -> dict[str, Any]:
         return {
             "run": self.run.as_json(),
-            "tried": [each.as_json() for each in self.tried],
+            "tried": [step.as_json() for step in self.tried],
             "acknowledged": self.acknowledged,
             "counted": self.counted,
             "trigger_s": self.trigger_s,

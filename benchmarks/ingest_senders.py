@@ -143,8 +143,10 @@ def _send_all(
     gate = threading.Barrier(connections + 1)
     until = [0.0]
     threads = [
-        threading.Thread(target=_send, args=(load, each, made, (*who, n), gate, until), daemon=True)
-        for n, each in enumerate(results)
+        threading.Thread(
+            target=_send, args=(load, result, made, (*who, n), gate, until), daemon=True
+        )
+        for n, result in enumerate(results)
     ]
     for thread in threads:
         thread.start()
@@ -155,9 +157,9 @@ def _send_all(
     gate.wait(_PATIENCE_S)
     for thread in threads:
         thread.join()
-    for each in results:
-        each.began = whole.began
-        whole.add(each)
+    for result in results:
+        result.began = whole.began
+        whole.add(result)
     whole.cpu_s, whole.ended = time.process_time() - cpu, until[0]
     return whole
 

@@ -1,13 +1,11 @@
 """Measure what spans cost on their way to the store, in processor seconds for a million of them.
 
-    python -m benchmarks.road [--quick] [--spans N] [--batches N] [--only NAME,...] [--json FILE]
+    python -m benchmarks.road [--quick] [--spans N] [--batches N] [--json FILE]
 
-Each part is given the same requests (see ``benchmarks.ingest_bodies``) and measured by itself.
-Processor time hardly depends on what else the machine does; seconds do.
-
-``pipeline``: segments as the receiver writes them, read in batches by a pipeline on two local
-cores, with the core metrics, deduplication and SQLite. The first batch of a process is measured
-apart: it loads and compiles what all others use.
+Segments as the receiver writes them (of the requests of ``benchmarks.ingest_bodies``) are read in
+batches by a pipeline on two local cores, with the core metrics, deduplication and SQLite. The first
+batch of a process is measured apart: it loads and compiles what all others use. Processor time
+hardly depends on what else the machine does; seconds do.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,16 +50,15 @@ QUICK = Size(spans=50_000, batches=2)
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One turn of a part: some spans, and what they took."""
+    """One batch: its spans, and what they took."""
 
-    part: str
     turn: str
     spans: int
     seconds: float
     cpu_s: Mapping[str, float]
     """Processor seconds by process."""
     phases: Mapping[str, float]
-    """Seconds by phase, where the part says so."""
+    """Seconds by phase of the batch."""
 
     @property
     def per_million(self) -> float:
@@ -93,7 +90,7 @@ def fill(folder: Path, spans: int, number: int) -> None:
             future.result()
 
 
-def measure_pipeline(size: Size) -> Iterator[Turn]:
+def measure(size: Size) -> Iterator[Turn]:
     """One batch after the other in one process."""
     from batchmill.oal import core_script
     from batchmill.spark import Pipeline, PipelineSettings
@@ -108,7 +105,7 @@ def measure_pipeline(size: Size) -> Iterator[Turn]:
             checkpoint=home / "checkpoint",
             master="local[2]",
             # All that is there is one batch.
-            settings=PipelineSettings(max_batch_files=MILLION),
+            settings=PipelineSettings(max_batch_files=MILLION, max_batch_bytes=2**40),
             dedup_s=DEDUP_S,
             remove_read=True,
         ) as pipeline,
@@ -124,7 +121,6 @@ def measure_pipeline(size: Size) -> Iterator[Turn]:
             if counted != (number + 1) * size.spans:
                 raise RuntimeError(f"{counted:,} of {(number + 1) * size.spans:,} spans counted")
             yield Turn(
-                part="pipeline",
                 turn="first" if number == 0 else "warm",
                 spans=size.spans,
                 seconds=seconds,
@@ -143,21 +139,17 @@ def process_cpu_s(pid: int) -> float:
     return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
 
-PARTS: Mapping[str, Callable[[Size], Iterator[Turn]]] = {"pipeline": measure_pipeline}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print it, and write it down where asked to."""
+    """Run it, print the results, and write them to ``--json``."""
     options = _parser().parse_args(arguments)
     size = QUICK if options.quick else FULL
     size = Size(spans=options.spans or size.spans, batches=options.batches or size.batches)
     print(machine_line(), flush=True)
     turns: list[Turn] = []
-    for name in options.only:
-        for turn in PARTS[name](size):
-            phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in turn.phases.items())
-            say(f"{name}, {turn.turn}: {turn.per_million:.1f} s a million; by the clock: {phases}")
-            turns.append(turn)
+    for turn in measure(size):
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in turn.phases.items())
+        say(f"{turn.turn}: {turn.per_million:.1f} s a million; by the clock: {phases}")
+        turns.append(turn)
     print("\n" + table(turns).render(), flush=True)
     if options.json:
         document = {"machine": machine(), "quick": options.quick, "size": vars(size)}
@@ -169,12 +161,11 @@ def table(turns: Sequence[Turn]) -> Table:
     """A row for each turn."""
     return Table(
         "Spans to the store",
-        "Processor seconds of all processes of a part, for a million spans, and by process; and the"
-        " seconds that the turn took.",
-        ["part", "turn", "spans", "s a million", "by process", "took"],
+        "Processor seconds of all processes for a million spans, and by process; and the seconds"
+        " that the batch took.",
+        ["batch", "spans", "s a million", "by process", "took"],
         [
             [
-                turn.part,
                 turn.turn,
                 f"{turn.spans:,}",
                 f"{turn.per_million:.1f}",
@@ -186,21 +177,25 @@ def table(turns: Sequence[Turn]) -> Table:
     )
 
 
+def _whole_requests(text: str) -> int:
+    if not text.isdecimal() or not int(text) or int(text) % REQUEST_SPANS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a multiple of {REQUEST_SPANS}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.road",
         description="measure what a million spans cost on their way to the store",
     )
     parser.add_argument("--quick", action="store_true", help="a run of a minute, not to quote")
-    parser.add_argument("--spans", type=int, metavar="N", help=f"of a batch; default {FULL.spans}")
-    parser.add_argument("--batches", type=int, metavar="N", help=f"default {FULL.batches}")
     parser.add_argument(
-        "--only",
-        type=lambda text: text.split(","),
-        default=list(PARTS),
-        metavar="NAME,NAME",
-        help=f"some of: {', '.join(PARTS)}",
+        "--spans",
+        type=_whole_requests,
+        metavar="N",
+        help=f"of a batch, a multiple of {REQUEST_SPANS}; default {FULL.spans}",
     )
+    parser.add_argument("--batches", type=int, metavar="N", help=f"default {FULL.batches}")
     parser.add_argument("--json", type=Path, help="file for the results; default: none")
     return parser
 

@@ -411,7 +411,7 @@ def test_microseconds_come_from_milliseconds_where_rows_have_none() -> None:
 
     def total(**columns: list[int | None]) -> Any:
         rows = len(columns["latency"])
-        table = pa.table({name: pa.array(each, pa.int64()) for name, each in columns.items()})
+        table = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
         table = table.append_column("time", pa.array([START] * rows, pa.timestamp("us", "UTC")))
         made = Aggregator(calls, [metric]).make(table)
         assert not made.invalid

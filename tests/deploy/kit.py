@@ -60,36 +60,36 @@ def services() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def objects(variant: Path) -> list[tuple[str, dict[str, Any]]]:
     """The Kubernetes objects of a variant, as its kustomization lists them."""
-    found = []
+    located = []
     for file in load(variant / "kustomization.yaml")["resources"]:
-        for each in yaml.safe_load_all((variant / file).read_text("utf-8")):
-            found.append((f"{name_of(variant / file)}: {each['kind']}", each))
-    return found
+        for manifest in yaml.safe_load_all((variant / file).read_text("utf-8")):
+            located.append((f"{name_of(variant / file)}: {manifest['kind']}", manifest))
+    return located
 
 
 def pods(variant: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The pod templates of a variant, without Spark's."""
-    for where, each in objects(variant):
-        if each["kind"] in ("Deployment", "StatefulSet"):
-            yield where, each["spec"]["template"]
+    for where, manifest in objects(variant):
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            yield where, manifest["spec"]["template"]
 
 
 def spark_application() -> dict[str, Any]:
     """The one there is."""
-    every = [each for variant in VARIANTS for _, each in objects(variant)]
-    (found,) = [each for each in every if each["kind"] == SPARK]
-    return found
+    every = [manifest for variant in VARIANTS for _, manifest in objects(variant)]
+    (application,) = [manifest for manifest in every if manifest["kind"] == SPARK]
+    return application
 
 
 @cache
 def unit(path: Path) -> dict[str, list[str]]:
     """The options of a systemd unit; each may be given several times."""
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for line in path.read_text("utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            found.setdefault(name, []).append(value)
-    return found
+            options.setdefault(name, []).append(value)
+    return options
 
 
 def instructions(path: Path = DOCKERFILE) -> list[tuple[str, str]]:
@@ -123,9 +123,9 @@ def _of_kubernetes() -> Iterator[Command]:
         for where, pod in pods(variant):
             for container in pod["spec"]["containers"]:
                 yield Command(f"{where} {container['name']}", tuple(container["args"]))
-                for each in ("startupProbe", "readinessProbe", "livenessProbe"):
-                    words = container.get(each, {}).get("exec", {}).get("command", [])
-                    yield from _in_text(f"{where} {each}", "\n".join(words))
+                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    words = container.get(probe, {}).get("exec", {}).get("command", [])
+                    yield from _in_text(f"{where} {probe}", "\n".join(words))
     arguments = spark_application()["spec"]["arguments"]
     yield Command(name_of(VARIANTS[1] / "pipeline.yaml"), tuple(arguments))
 
@@ -144,5 +144,5 @@ def _of_texts() -> Iterator[Command]:
 
 
 def _in_text(where: str, text: str) -> Iterator[Command]:
-    for found in _IN_TEXT.findall(text):
-        yield Command(where, tuple(shlex.split(found.replace('"', " "))))
+    for command in _IN_TEXT.findall(text):
+        yield Command(where, tuple(shlex.split(command.replace('"', " "))))

@@ -54,10 +54,10 @@ def _run_tool(*command: str | Path, **more: Any) -> subprocess.CompletedProcess[
 
 def _tool(name: str) -> str:
     """A tool that pip has brought, beside this Python or on the PATH."""
-    found = shutil.which(name, path=f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    path = shutil.which(name, path=f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
+    if path is None:
         pytest.skip(f"{name} is not installed: pip install --group deploy")
-    return found
+    return path
 
 
 # What linters say.
@@ -94,9 +94,9 @@ def test_compose_files_keep_to_the_compose_schema(path: Path) -> None:
 @pytest.mark.parametrize("variant", kit.VARIANTS, ids=kit.name_of)
 def test_kubernetes_would_take_every_object(variant: Path) -> None:
     """Each object keeps to its kind's schema, and has no field that the schema does not know."""
-    for where, each in kit.objects(variant):
-        if each["kind"] != kit.SPARK:
-            _kubernetes_takes(where, each)
+    for where, manifest in kit.objects(variant):
+        if manifest["kind"] != kit.SPARK:
+            _kubernetes_takes(where, manifest)
 
 
 def _kubernetes_takes(where: str, thing: dict[str, Any]) -> None:
@@ -184,17 +184,17 @@ def test_every_command_is_one_that_batchmill_takes(
 def _handed_on(arguments: list[str]) -> Iterator[tuple[str, str]]:
     words = iter(arguments)
     for word in words:
-        if found := HANDED_ON.match(word):
-            yield found[1], found[2]
+        if option := HANDED_ON.match(word):
+            yield option[1], option[2]
         elif HANDED_ON.match(f"{word}="):
             yield word.removeprefix("--"), next(words)
 
 
 def test_commands_are_found_everywhere() -> None:
     """The tests see the commands of each way to deploy, so none passes for want of any."""
-    found = {command.where.partition(":")[0].split("/")[-1] for command in kit.commands()}
+    places = {command.where.partition(":")[0].split("/")[-1] for command in kit.commands()}
     ways = {"Dockerfile", "compose.yaml", "compose.split.yaml", "statefulset.yaml", "README.md"}
-    assert ways | {"pipeline.yaml", "ingest.yaml", *(unit.name for unit in kit.UNITS)} <= found
+    assert ways | {"pipeline.yaml", "ingest.yaml", *(unit.name for unit in kit.UNITS)} <= places
     assert {command.arguments[0] for command in kit.commands()} >= {
         *("run", "ingest", "pipeline", "export", "web", "status")
     }
@@ -205,14 +205,14 @@ def test_every_file_of_settings_is_valid(path: Path) -> None:
     """batchmill knows each setting in a batchmill.toml, and takes its value."""
     settings = resolve(tomllib.loads(path.read_text()), str(path), {}, {}, path.parent)
     given = [value for value in settings.values.values() if value.origin == str(path)]
-    assert {"home", "bind", "drain"} <= {each.setting.name for each in given}
+    assert {"home", "bind", "drain"} <= {value.setting.name for value in given}
 
 
 def test_every_variable_is_one_that_batchmill_reads() -> None:
     """Nothing in deploy/ sets a variable BATCHMILL_… that nobody reads, and `run` would refuse."""
     for path in sorted(path for path in kit.DEPLOY.rglob("*") if path.is_file()):
-        found = set(re.findall(r"\bBATCHMILL_[A-Z_]*[A-Z]\b", path.read_text("utf-8")))
-        assert found <= VARIABLES, kit.name_of(path)
+        names = set(re.findall(r"\bBATCHMILL_[A-Z_]*[A-Z]\b", path.read_text("utf-8")))
+        assert names <= VARIABLES, kit.name_of(path)
 
 
 def test_whoever_listens_beyond_its_machine_asks_for_a_token() -> None:
@@ -241,7 +241,9 @@ def test_everybody_has_the_time_that_an_end_takes() -> None:
     ]
     settings = [tomllib.loads(path.read_text()) for path in kit.DEPLOY.rglob("batchmill.toml")]
     longest = sum(ends) + runner.EXPORT_READ_S + max(setting["drain"] for setting in settings)
-    (compose,) = [each for _, each in kit.services() if each.get("command", [""])[0] == "run"]
+    (compose,) = [
+        service for _, service in kit.services() if service.get("command", [""])[0] == "run"
+    ]
     (pod,) = [pod for _, pod in kit.pods(kit.VARIANTS[0])]
     given = [
         float(compose["stop_grace_period"].removesuffix("s")),
@@ -264,7 +266,9 @@ def test_systemd_tells_the_main_process_alone_to_end(path: Path) -> None:
 def test_selectors_and_ports_find_what_they_name(variant: Path) -> None:
     """Each Service, budget and policy selects pods that are there, by ports that these have."""
     templates = [pod for _, pod in kit.pods(variant)]
-    application = [each for _, each in kit.objects(variant) if each["kind"] == kit.SPARK]
+    application = [
+        manifest for _, manifest in kit.objects(variant) if manifest["kind"] == kit.SPARK
+    ]
     known: list[tuple[dict[str, str], set[str]]] = [
         (
             pod["metadata"]["labels"],
@@ -276,22 +280,22 @@ def test_selectors_and_ports_find_what_they_name(variant: Path) -> None:
         )
         for pod in templates
     ]
-    known += [(each["spec"]["driver"]["labels"], set()) for each in application]
-    for where, each in kit.objects(variant):
-        spec = each.get("spec", {})
-        if each["kind"] == "Service":
+    known += [(manifest["spec"]["driver"]["labels"], set()) for manifest in application]
+    for where, manifest in kit.objects(variant):
+        spec = manifest.get("spec", {})
+        if manifest["kind"] == "Service":
             wanted, ports = spec["selector"], {port["targetPort"] for port in spec["ports"]}
-        elif each["kind"] == "PodDisruptionBudget":
+        elif manifest["kind"] == "PodDisruptionBudget":
             wanted, ports = spec["selector"]["matchLabels"], set()
-        elif each["kind"] == "NetworkPolicy":
+        elif manifest["kind"] == "NetworkPolicy":
             wanted = spec["podSelector"].get("matchLabels", {})
             rules = [port for rule in spec.get("ingress", []) for port in rule.get("ports", [])]
             ports = {rule["port"] for rule in rules}
         else:
             continue
-        found = [names for labels, names in known if wanted.items() <= labels.items()]
-        assert found, f"{where}: nothing has {wanted}"
-        assert all(ports <= names for names in found), where
+        selected = [names for labels, names in known if wanted.items() <= labels.items()]
+        assert selected, f"{where}: nothing has {wanted}"
+        assert all(ports <= names for names in selected), where
 
 
 def test_the_context_of_the_image_has_what_it_copies() -> None:
@@ -304,10 +308,10 @@ def test_the_context_of_the_image_has_what_it_copies() -> None:
         if name == "COPY" and "--from=" not in rest:
             *sources, _ = [word for word in rest.split() if not word.startswith("--")]
             copied |= set(sources)
-    for each in copied:
-        assert (ROOT / each).exists(), each
-        assert any(each == rule or each.startswith(f"{rule}/") for rule in let_through), each
-    used = {rule for rule in let_through if any(each.startswith(rule) for each in copied)}
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert any(source == rule or source.startswith(f"{rule}/") for rule in let_through), source
+    used = {rule for rule in let_through if any(source.startswith(rule) for source in copied)}
     assert used == let_through
 
 
@@ -328,7 +332,7 @@ def test_the_image_installs_what_every_extra_needs() -> None:
 
 def test_images_and_spark_have_the_versions_of_this_source() -> None:
     """The tags are batchmill's version, and the operator is told the Spark that the lock pins."""
-    text = "\n".join(each.read_text() for each in (*kit.COMPOSE, kit.VARIANTS[1] / "pipeline.yaml"))
+    text = "\n".join(path.read_text() for path in (*kit.COMPOSE, kit.VARIANTS[1] / "pipeline.yaml"))
     assert set(re.findall(r"image: batchmill(?:-spark)?:(\S+)", text)) == {__version__}
     for variant in kit.VARIANTS:
         (image,) = kit.load(variant / "kustomization.yaml")["images"]
@@ -355,8 +359,8 @@ def test_the_connector_to_kafka_is_the_one_that_is_tested() -> None:
 def test_files_that_compose_mounts_are_there() -> None:
     """Every file that a service mounts from this folder is in it, but for what the user makes."""
     for where, service in kit.services():
-        for each in service.get("volumes", []):
-            source = each.partition(":")[0]
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
             if source.startswith("./"):
                 assert (kit.DEPLOY / source).exists(), f"{where}: {source}"
 
@@ -407,8 +411,8 @@ def test_spark_can_start_a_driver(entrypoint: Path) -> None:
 
 def test_spark_can_start_an_executor(entrypoint: Path) -> None:
     """`executor` starts one with the options and the address that its variables tell, in order."""
-    numbers = {f"SPARK_JAVA_OPT_{each}": f"-Dn={each}" for each in (0, 2, 10)}
-    told = {
+    numbers = {f"SPARK_JAVA_OPT_{number}": f"-Dn={number}" for number in (0, 2, 10)}
+    variables = {
         "SPARK_EXECUTOR_MEMORY": "2g",
         "SPARK_DRIVER_URL": "spark://driver:7078",
         "SPARK_EXECUTOR_ID": "3",
@@ -418,7 +422,7 @@ def test_spark_can_start_an_executor(entrypoint: Path) -> None:
         "SPARK_RESOURCE_PROFILE_ID": "0",
         "SPARK_EXECUTOR_POD_NAME": "pod-3",
     }
-    started = _started(entrypoint, "executor", **numbers, **told)
+    started = _started(entrypoint, "executor", **numbers, **variables)
     options = ["-Dn=0", "-Dn=2", "-Dn=10", "-Xms2g", "-Xmx2g", "-cp", "/spark/conf:/spark/jars/*"]
     assert started[2 : 3 + len(options)] == ["java", *options]
     assert started[3 + len(options) :] == [

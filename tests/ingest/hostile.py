@@ -59,8 +59,8 @@ def main(case: str) -> None:
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, taken + ROOM))
     try:
-        found = decode_traces(decompress(body, encoding, limits), content_type, limits)
-        answer = f"taken {len(found.batch)}"
+        result = decode_traces(decompress(body, encoding, limits), content_type, limits)
+        answer = f"taken {len(result.batch)}"
     except (BadRequest, TooLarge) as error:
         answer = f"{type(error).__name__}: {error}"
     sys.stdout.write(answer)

@@ -84,18 +84,18 @@ def protobuf(*groups: Group) -> bytes:
         there.resource.attributes.extend(_key_values(group.resource))
         scope = there.scope_spans.add()
         scope.scope.name = "tests"
-        for each in group.spans:
+        for given in group.spans:
             span = scope.spans.add(
-                trace_id=each.trace_id,
-                span_id=each.span_id,
-                parent_span_id=each.parent_id,
-                name=each.name,
-                start_time_unix_nano=each.start,
-                end_time_unix_nano=each.end,
-                attributes=_key_values(each.attributes),
+                trace_id=given.trace_id,
+                span_id=given.span_id,
+                parent_span_id=given.parent_id,
+                name=given.name,
+                start_time_unix_nano=given.start,
+                end_time_unix_nano=given.end,
+                attributes=_key_values(given.attributes),
             )
-            span.kind = each.kind
-            span.status.code = each.status
+            span.kind = given.kind
+            span.status.code = given.status
     return bytes(request.SerializeToString())
 
 
@@ -150,11 +150,11 @@ def check_equal(body: bytes, form: str, limits: Limits) -> None:
     outcomes: list[Any] = []
     for decode in (decode_traces, by_reference):
         try:
-            found = decode(body, form, limits)
+            result = decode(body, form, limits)
         except (BadRequest, TooLarge) as error:
             outcomes.append((type(error), str(error)))
         else:
-            outcomes.append((found.batch.unpacked().columns, found.rejections, found.cuts))
+            outcomes.append((result.batch.unpacked().columns, result.rejections, result.cuts))
     assert outcomes[0] == outcomes[1]
 
 
@@ -187,7 +187,7 @@ def _any(value: Any) -> AnyValue:
         made.bytes_value = value
     elif isinstance(value, list):
         made.array_value.SetInParent()
-        made.array_value.values.extend(_any(each) for each in value)
+        made.array_value.values.extend(_any(item) for item in value)
     elif isinstance(value, Mapping):
         made.kvlist_value.SetInParent()
         made.kvlist_value.values.extend(_key_values(list(value.items())))
@@ -232,7 +232,7 @@ def _json_any(value: Any) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"bytesValue": base64.b64encode(value).decode()}
     if isinstance(value, list):
-        return {"arrayValue": {"values": [_json_any(each) for each in value]}}
+        return {"arrayValue": {"values": [_json_any(item) for item in value]}}
     if isinstance(value, Mapping):
         return {"kvlistValue": {"values": _json_pairs(list(value.items()))}}
     return {}

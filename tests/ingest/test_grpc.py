@@ -150,9 +150,9 @@ def test_critical_and_critical_plus(tmp_path: Path) -> None:
         running.await_level("CRITICAL")
         error = refused(running, request(1))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        status, told = status_of(error), RetryInfo()
-        assert status.details[0].Unpack(told)
-        assert (status.code, told.retry_delay.seconds) == (14, 1)
+        status, retry = status_of(error), RetryInfo()
+        assert status.details[0].Unpack(retry)
+        assert (status.code, retry.retry_delay.seconds) == (14, 1)
         running.fill(2)
         running.await_level("CRITICAL_PLUS")
         end = threading.Event()

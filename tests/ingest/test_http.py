@@ -95,9 +95,9 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
     partial = ExportTraceServiceResponse.FromString(given.body).partial_success
     assert (given.status, partial.rejected_spans) == (200, 2)
     assert "span_id" in partial.error_message
-    told = shared.post(request_json(22, 0), JSON).json()["partialSuccess"]
-    assert told["rejectedSpans"] == "1"
-    assert "span_id" in told["errorMessage"]
+    partial_json = shared.post(request_json(22, 0), JSON).json()["partialSuccess"]
+    assert partial_json["rejectedSpans"] == "1"
+    assert "span_id" in partial_json["errorMessage"]
     assert {span_id(21), span_id(22)} <= {span["span_id"] for span in shared.spans()}
     # The file may be a second old, now and then.
     until(lambda: sum(shared.status()["rejected"].values()) >= sum(before.values()) + 3)
@@ -106,13 +106,13 @@ def test_unusable_spans_are_a_partial_success(shared: Ingest) -> None:
 def test_the_page_for_prometheus_has_the_queues_of_the_process(shared: Ingest) -> None:
     """Beside the receiver's own counters: the micro-batcher in front of the spool, and levels."""
     shared.post(request(31))
-    found = parsed(shared.ask("GET", "/metrics").body.decode())
+    samples = parsed(shared.ask("GET", "/metrics").body.decode())
     spool = frozenset({("batcher", "spool-Span")})
-    assert found["batchmill_batcher_succeeded_items_total", spool] >= 1
-    assert found["batchmill_batcher_backend_duration_seconds_count", spool] >= 1
+    assert samples["batchmill_batcher_succeeded_items_total", spool] >= 1
+    assert samples["batchmill_batcher_backend_duration_seconds_count", spool] >= 1
     rows = frozenset({("thresholds", "queue rows")})
-    assert found["batchmill_thresholds_level", rows] == 0
-    assert found["batchmill_ingest_acknowledged_spans_total", frozenset()] >= 1
+    assert samples["batchmill_thresholds_level", rows] == 0
+    assert samples["batchmill_ingest_acknowledged_spans_total", frozenset()] >= 1
 
 
 def test_a_request_without_spans_is_a_success(shared: Ingest) -> None:
@@ -157,8 +157,8 @@ def test_malformed_bodies(
     """400 with a message in a Status (415 for an encoding that is not taken)."""
     given = shared.post(body, content_type, content_encoding=encoding)
     assert given.status == status
-    told = Status.FromString(given.body).message if content_type == PROTOBUF else given.json()
-    assert told
+    message = Status.FromString(given.body).message if content_type == PROTOBUF else given.json()
+    assert message
 
 
 def test_pages_about_itself(shared: Ingest) -> None:
@@ -207,9 +207,9 @@ def test_critical_and_critical_plus(tmp_path: Path) -> None:
         assert (given.status, "connection" in given.headers) == (503, False)
         assert int(given.headers["retry-after"]) >= 1
         status = Status.FromString(given.body)
-        told = RetryInfo()
-        assert status.details[0].Unpack(told)
-        assert told.retry_delay.ToTimedelta().total_seconds() > 0
+        retry = RetryInfo()
+        assert status.details[0].Unpack(retry)
+        assert retry.retry_delay.ToTimedelta().total_seconds() > 0
         assert "not read yet" in status.message
         until(lambda: running.status()["thresholds"]["level"] == "CRITICAL")
         assert "not read yet" in running.status()["thresholds"]["why"]
@@ -323,10 +323,10 @@ def test_sigkill_loses_nothing_that_was_acknowledged(tmp_path: Path, requests: i
         senders = [pool.submit(send, sender) for sender in range(4)]
         until(lambda: len(acknowledged) >= requests)
         running.process.kill()
-        for each in senders:
-            each.result()
-    there = {each["span_id"] for each in stored(running.home)}
-    assert {span_id(each) for each in acknowledged} <= there
+        for sender in senders:
+            sender.result()
+    there = {span["span_id"] for span in stored(running.home)}
+    assert {span_id(number) for number in acknowledged} <= there
 
 
 def test_a_large_body_does_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -376,14 +376,14 @@ def test_the_missing_extra_is_named() -> None:
 def test_nobody_lingers_when_all_senders_wait(tmp_path: Path) -> None:
     """Two senders who together have enough for a segment are answered long before the linger."""
     body = request(*range(1, 1001))
-    with ingest(tmp_path, "--linger", "600") as found, ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(found.post, [body, body]))
+    with ingest(tmp_path, "--linger", "600") as running, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(running.post, [body, body]))
         assert [answer.status for answer in answers] == [200, 200]
     assert len(stored(tmp_path)) == 2000
 
 
 def test_an_answer_means_that_the_spans_are_on_the_disk(tmp_path: Path) -> None:
     """They are there when the answer is, though the segment is only written half a second later."""
-    with ingest(tmp_path, "--linger", "0.5") as found:
-        assert found.post(request(1, 2)).status == 200
-        assert {each["span_id"] for each in stored(tmp_path)} == {span_id(1), span_id(2)}
+    with ingest(tmp_path, "--linger", "0.5") as running:
+        assert running.post(request(1, 2)).status == 200
+        assert {span["span_id"] for span in stored(tmp_path)} == {span_id(1), span_id(2)}

@@ -400,7 +400,7 @@ def tls_call(running: Ingest, certificates: Path, sender: str | None) -> bytes:
     """The answer of a gRPC call over TLS."""
     own = [None, None]
     if sender is not None:
-        own = [(certificates / f"{sender}.{each}").read_bytes() for each in ("key", "pem")]  # type: ignore[misc]
+        own = [(certificates / f"{sender}.{suffix}").read_bytes() for suffix in ("key", "pem")]  # type: ignore[misc]
     credentials = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes(), *own)
     with grpc.secure_channel(running.grpc, credentials) as channel:
         answer: bytes = channel.unary_unary(TRACES)(request(1), timeout=PATIENCE_S)

@@ -75,10 +75,10 @@ def test_the_thresholds_of_the_sink_are_not_told_twice() -> None:
 
 def test_thresholds_say_why() -> None:
     """And have no free bytes where there is no disk."""
-    found = thresholds(Pressure(Level.CRITICAL, "too much waits", 1.0), MEASURES, STATS)
-    assert (found["level"], found["why"]) == ("CRITICAL", "too much waits")
-    assert "free_bytes" not in found
-    assert found["measures"][0] == {
+    status = thresholds(Pressure(Level.CRITICAL, "too much waits", 1.0), MEASURES, STATS)
+    assert (status["level"], status["why"]) == ("CRITICAL", "too much waits")
+    assert "free_bytes" not in status
+    assert status["measures"][0] == {
         "name": "queue rows",
         "value": 30,
         "warning": 50,

@@ -69,23 +69,23 @@ def status(spans: int = 10, **changes: Any) -> dict[str, Any]:
 
 def test_counters_and_what_is_in_progress_are_added() -> None:
     """By reason, too."""
-    found = total_status([status(10), status(5, rejected={"no span id": 1})])
-    assert (found["received_spans"], found["acknowledged_spans"]) == (15, 15)
-    assert found["rejected"] == {"no trace id": 1, "no span id": 1}
-    assert found["requests"] == {"http ok": 6, "http busy": 2}
-    assert found["connections"] == {"open": 4, "accepted": 10, "refused": 2}
-    assert found["grpc_connections"] == {"open": 2, "accepted": 2, "refused": 0}
-    assert (found["requests_under_way"], found["bytes_under_way"]) == (2, 200)
-    assert found["queue_rows"] == 15
-    traces = found["forwarded"]["traces"]
+    total = total_status([status(10), status(5, rejected={"no span id": 1})])
+    assert (total["received_spans"], total["acknowledged_spans"]) == (15, 15)
+    assert total["rejected"] == {"no trace id": 1, "no span id": 1}
+    assert total["requests"] == {"http ok": 6, "http busy": 2}
+    assert total["connections"] == {"open": 4, "accepted": 10, "refused": 2}
+    assert total["grpc_connections"] == {"open": 2, "accepted": 2, "refused": 0}
+    assert (total["requests_under_way"], total["bytes_under_way"]) == (2, 200)
+    assert total["queue_rows"] == 15
+    traces = total["forwarded"]["traces"]
     assert (traces["to"], traces["offered"], traces["dropped"]) == ("kafka://k/t", 14, {"full": 2})
 
 
 def test_what_all_of_them_measure_is_not_added() -> None:
     """The folder of the spool is the same; memory is not."""
-    found = total_status([status(10), status(5, unread_bytes=901)])
-    assert (found["unread_bytes"], found["unread_segments"]) == (901, 9)
-    rows, unread = found["thresholds"]["measures"]
+    total = total_status([status(10), status(5, unread_bytes=901)])
+    assert (total["unread_bytes"], total["unread_segments"]) == (901, 9)
+    rows, unread = total["thresholds"]["measures"]
     assert (rows["value"], rows["critical"]) == (15, 200)
     assert (unread["value"], unread["critical"]) == (900, 2000)
 
@@ -93,30 +93,30 @@ def test_what_all_of_them_measure_is_not_added() -> None:
 def test_the_highest_level_is_that_of_all() -> None:
     """With its reason."""
     critical = {**status()["thresholds"], "level": "CRITICAL", "why": "too much waits"}
-    found = total_status([status(), status(level="CRITICAL", thresholds=critical), status()])
-    assert (found["level"], found["thresholds"]["why"]) == ("CRITICAL", "too much waits")
+    total = total_status([status(), status(level="CRITICAL", thresholds=critical), status()])
+    assert (total["level"], total["thresholds"]["why"]) == ("CRITICAL", "too much waits")
 
 
 def test_queues_of_one_name_are_one() -> None:
     """With the partitions and threads of all."""
-    found = total_status([status(10), status(5)])
-    (queue,) = found["queues"]
+    total = total_status([status(10), status(5)])
+    (queue,) = total["queues"]
     assert (queue["depth"], queue["capacity"], queue["accepted"]) == (15, 200, 15)
     assert [partition["depth"] for partition in queue["partitions"]] == [10, 5]
     assert (len(queue["threads"]), queue["rejected"]) == (2, {"pressure": 2})
-    (level,) = found["levels"]
+    (level,) = total["levels"]
     assert (level["level"], level["value"], level["decisions"]) == ("WARNING", 2, {"a": 2})
 
 
 def test_a_receiver_that_ended_stays_in_the_counters() -> None:
     """What it had in progress is not acknowledged, and what it was to forward is dropped."""
     past = ended_status(status(10, received_spans=14, unacknowledged_spans=1))
-    found = total_status([status(5)], [past])
-    assert (found["received_spans"], found["acknowledged_spans"]) == (19, 15)
-    assert found["unacknowledged_spans"] == 4
-    assert found["connections"] == {"open": 2, "accepted": 10, "refused": 2}
-    assert (found["requests_under_way"], found["queue_rows"]) == (1, 5)
-    traces = found["forwarded"]["traces"]
+    total = total_status([status(5)], [past])
+    assert (total["received_spans"], total["acknowledged_spans"]) == (19, 15)
+    assert total["unacknowledged_spans"] == 4
+    assert total["connections"] == {"open": 2, "accepted": 10, "refused": 2}
+    assert (total["requests_under_way"], total["queue_rows"]) == (1, 5)
+    traces = total["forwarded"]["traces"]
     assert traces["dropped"] == {"full": 2, "process died": 2}
     assert traces["offered"] == traces["sent"] + sum(traces["dropped"].values()) + traces["in_hand"]
 

@@ -102,7 +102,7 @@ def compact_frame(spark: SparkSession, spans: Iterable[Mapping[str, Any]]) -> Da
     from batchmill.spark.spans.columns import compact
     from batchmill.spool import SPAN_COLUMNS
 
-    rows = [tuple(each[name] for name in SPAN_COLUMNS) for each in spans]
+    rows = [tuple(row[name] for name in SPAN_COLUMNS) for row in spans]
     frame = spark.createDataFrame(rows, StructType([SPAN_SCHEMA[name] for name in SPAN_COLUMNS]))
     compacted = compact(check_frame(SPAN, SPAN.fields, frame, 2**62).rows)
     return spark.createDataFrame(compacted.collect(), compacted.schema)

@@ -288,7 +288,7 @@ class _Trace:
     def _query(self, parent: Row, at: datetime, depth: int) -> None:
         rng = self._rng
         key = rng.choice(("db.system", "db.system.name"))
-        system = rng.choice(("mysql", "postgresql", "mongodb"))
+        system = rng.choice(("mysql", "postgresql", "mongodb", "MongoDB"))
         attributes = {key: system} | self._peer(f"{system}-ü", "3306")
         if rng.random() < 0.8:
             text = rng.choice(STATEMENTS).replace("{number}", str(rng.randrange(1000)))
@@ -300,7 +300,7 @@ class _Trace:
 
     def _cache(self, parent: Row, at: datetime, depth: int) -> None:
         rng = self._rng
-        system = rng.choice(("redis", "memcached"))
+        system = rng.choice(("redis", "Redis", "memcached"))
         command = rng.choice(COMMANDS).replace("{number}", str(rng.randrange(50)))
         attributes = {"db.system": system} | self._peer(system, "6379")
         if rng.random() < 0.7:

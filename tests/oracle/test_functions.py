@@ -92,8 +92,8 @@ def test_percentile_roofs_round_half_up() -> None:
 def test_log_percentiles_are_floors_of_a_64th_of_a_power_of_two() -> None:
     """Exact up to 127; 700,000 lies between 85 and 86 times 8,192; below 0 is 0."""
     for value, floor in ((-5, 0), (127, 127), (129, 128), (700_000, 85 * 8192)):
-        found = value_of("from(Service.latency).percentileLog()", services("latency", [value]))
-        assert found == dict.fromkeys(("{p=50}", "{p=75}", "{p=90}", "{p=95}", "{p=99}"), floor)
+        result = value_of("from(Service.latency).percentileLog()", services("latency", [value]))
+        assert result == dict.fromkeys(("{p=50}", "{p=75}", "{p=90}", "{p=95}", "{p=99}"), floor)
 
 
 def test_a_row_without_microseconds_has_those_of_its_milliseconds() -> None:

@@ -55,10 +55,14 @@ class Call:
     instance: str = "one"
     caller: str | None = None
     database: bool = False
+    whole: bool = False
+    """Whether its event has no latency in microseconds."""
 
     @property
     def micros(self) -> int:
         """The latency in microseconds, mostly not whole milliseconds; 0 ms are from 120 to 900."""
+        if self.whole:
+            return self.latency * 1000
         if self.latency == 0:
             return 120 + self.at_s // 60 % 781
         return self.latency * 1000 + self.at_s // 60 % 1000

@@ -33,10 +33,10 @@ NEWEST_S = START_S + 30 * HOUR_S
 def _calls(seed: int = 7) -> list[Call]:
     """Two and a half days of calls, with holes: of a shop, its parts and a database."""
     chance = random.Random(seed)
-    found = []
+    calls = []
     for _ in range(1500):
         service = chance.choice(["shop", "shop", "cart", "Änderung/1"])
-        found.append(
+        calls.append(
             Call(
                 service,
                 START_S - 30 * HOUR_S + chance.randrange(60 * HOUR_S),
@@ -47,11 +47,11 @@ def _calls(seed: int = 7) -> list[Call]:
                 chance.choice([None, "gate", "shop"]) if service != "shop" else None,
             )
         )
-    found += [
+    calls += [
         Call("orders", result.at_s, result.latency // 2, caller="shop", database=True)
-        for result in found[:200]
+        for result in calls[:200]
     ]
-    return [*found, Call("shop", NEWEST_S, 77)]
+    return [*calls, Call("shop", NEWEST_S, 77)]
 
 
 CALLS = _calls()
@@ -106,8 +106,8 @@ def calls_store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def client(calls_store: str) -> Iterator[Client]:
     """A server over the store of the calls."""
-    with serving(calls_store) as found:
-        yield found
+    with serving(calls_store) as connected:
+        yield connected
 
 
 RANGES = [
@@ -124,18 +124,18 @@ def test_a_service_over_a_range_is_all_its_calls(
     client: Client, start_s: int, end_s: int, grain: str
 ) -> None:
     """However ragged the range, its figures are those of just the calls in it."""
-    asked = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
-    found = client.get("/api/v1/services", **asked)
+    query = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
+    answer = client.get("/api/v1/services", **query)
     minutes = (min(end_s, NEWEST_S + 60) - start_s) / 60
     expected = {
         name: figures(_of(name, start_s, end_s, database=False), minutes)
         for name in ("shop", "cart", "Änderung/1")
         if _of(name, start_s, end_s)
     }
-    assert {service["name"]: service["range"] for service in found["services"]} == expected
-    assert found["total"] == len(expected)
-    again = client.get("/api/v1/services", **asked)
-    assert again == found  # what was remembered is what was worked out
+    assert {service["name"]: service["range"] for service in answer["services"]} == expected
+    assert answer["total"] == len(expected)
+    again = client.get("/api/v1/services", **query)
+    assert again == answer  # what was remembered is what was worked out
 
 
 @pytest.mark.parametrize(("start_s", "end_s", "grain"), RANGES)
@@ -143,10 +143,10 @@ def test_each_bucket_has_the_metrics_own_values(
     client: Client, calls_store: str, start_s: int, end_s: int, grain: str
 ) -> None:
     """The series are what the store answers for each metric, bucket by bucket."""
-    asked = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
-    found = client.get("/api/v1/services", **asked)
+    query = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
+    answer = client.get("/api/v1/services", **query)
     size_s = 60 * Grain(grain).minutes
-    assert found["times"] == list(range(start_s // size_s * size_s, end_s, size_s))
+    assert answer["times"] == list(range(start_s // size_s * size_s, end_s, size_s))
     with open_store(calls_store) as store:
         for figure, metric in (
             ("cpm", "service_cpm"),
@@ -156,13 +156,13 @@ def test_each_bucket_has_the_metrics_own_values(
             ("apdex", "service_apdex"),
         ):
             values = store.values(metric, grain=Grain(grain))
-            for service in found["services"]:
+            for service in answer["services"]:
                 mine: dict[int, Any] = {
                     value.bucket: value.value
                     for value in values
                     if value.entity_id == service["id"]
                 }
-                shown = [mine.get(bucket_of(Grain(grain), time)) for time in found["times"]]
+                shown = [mine.get(bucket_of(Grain(grain), time)) for time in answer["times"]]
                 if figure == "p99":
                     shown = [value and value["{p=99}"] for value in shown]
                 if figure in ("avg", "p99"):
@@ -174,11 +174,11 @@ def test_each_bucket_has_the_metrics_own_values(
 
 def test_services_are_sorted_searched_and_cut(client: Client) -> None:
     """By any figure, either way, by part of the name in any case, page by page."""
-    asked = {"from_": START_S - 24 * HOUR_S, "to": START_S}
+    query = {"from_": START_S - 24 * HOUR_S, "to": START_S}
 
     def names(**more: Any) -> list[str]:
-        found = client.get("/api/v1/services", **asked, **more)
-        return [service["name"] for service in found["services"]]
+        answer = client.get("/api/v1/services", **query, **more)
+        return [service["name"] for service in answer["services"]]
 
     by_calls = sorted(
         ("shop", "cart", "Änderung/1"),
@@ -197,7 +197,7 @@ def test_services_are_sorted_searched_and_cut(client: Client) -> None:
 def test_a_service_with_its_parts(client: Client) -> None:
     """Its endpoints and instances, the busiest first, each with the figures of its own calls."""
     start_s, end_s = START_S - 24 * HOUR_S + 60, START_S
-    found = client.get("/api/v1/services/cart", from_=start_s, to=end_s)
+    answer = client.get("/api/v1/services/cart", from_=start_s, to=end_s)
     minutes = (end_s - start_s) / 60
     for part, field in (("endpoints", "endpoint"), ("instances", "instance")):
         names = {getattr(call, field) for call in CALLS}
@@ -206,23 +206,23 @@ def test_a_service_with_its_parts(client: Client) -> None:
             whole = figures(_of("cart", start_s, end_s, **{field: name}), minutes)
             if whole["cpm"]:
                 expected.append({"name": name, **whole} | {"apdex": None})
-        expected.sort(key=lambda each: (-each["cpm"], each["name"]))
+        expected.sort(key=lambda part: (-part["cpm"], part["name"]))
         shown = [
             {name: value for name, value in result.items() if name != "id"} | {"apdex": None}
-            for result in found[part]
+            for result in answer[part]
         ]
         assert shown == expected
-    assert found["endpoints"][0]["id"] == endpoint_id(
-        service_id("cart", True), found["endpoints"][0]["name"]
+    assert answer["endpoints"][0]["id"] == endpoint_id(
+        service_id("cart", True), answer["endpoints"][0]["name"]
     )
-    assert found["range"] == figures(_of("cart", start_s, end_s), minutes)
+    assert answer["range"] == figures(_of("cart", start_s, end_s), minutes)
 
 
 def test_a_services_percentiles_over_time(client: Client) -> None:
     """Five ranks of each bucket."""
-    found = client.get("/api/v1/services/shop", from_=START_S - 5 * HOUR_S, to=START_S)
-    for rank, values in found["series"]["percentiles"].items():
-        for start_s, value in zip(found["times"], values, strict=True):
+    answer = client.get("/api/v1/services/shop", from_=START_S - 5 * HOUR_S, to=START_S)
+    for rank, values in answer["series"]["percentiles"].items():
+        for start_s, value in zip(answer["times"], values, strict=True):
             calls = _of("shop", start_s, start_s + HOUR_S)
             assert value == (percentile(calls, int(rank[1:])) if calls else None)
 
@@ -235,15 +235,25 @@ def test_a_fast_service_has_fractions_of_a_millisecond(tmp_path: Path) -> None:
         CallWriter(store).write(calls)
     end_s = START_S + HOUR_S
     with serving(url) as client:
-        found = client.get("/api/v1/services/fast", from_=START_S, to=end_s)
+        answer = client.get("/api/v1/services/fast", from_=START_S, to=end_s)
         edges = client.get("/api/v1/topology", from_=START_S, to=end_s)["edges"]
     expected = figures(calls, 60)
     assert 0.12 <= expected["avg"] <= expected["p99"] <= 0.9
-    assert found["range"] == expected
-    for part in (found["endpoints"][0], found["instances"][0], edges[0]):
+    assert answer["range"] == expected
+    for part in (answer["endpoints"][0], answer["instances"][0], edges[0]):
         assert (part["avg"], part["p99"]) == (expected["avg"], expected["p99"])
-    assert found["callers"][0]["avg"] == expected["avg"]
-    assert all(0.1 < value < 1 for value in found["series"]["percentiles"]["p50"])
+    assert answer["callers"][0]["avg"] == expected["avg"]
+    assert all(0.1 < value < 1 for value in answer["series"]["percentiles"]["p50"])
+
+
+def test_0_ms_of_events_in_milliseconds_stay_0(tmp_path: Path) -> None:
+    """Less than a millisecond is all that is known; the page says so."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        CallWriter(store).write([Call("fast", START_S, 0, whole=True)])
+    with serving(url) as client:
+        service = client.get("/api/v1/services/fast", from_=START_S, to=START_S + HOUR_S)
+    assert (service["range"]["avg"], service["range"]["p99"]) == (0, 0)
 
 
 def test_milliseconds_are_shown_as_long_as_there_are_no_microseconds(tmp_path: Path) -> None:
@@ -252,8 +262,8 @@ def test_milliseconds_are_shown_as_long_as_there_are_no_microseconds(tmp_path: P
     old, new = ([Call("fast", START_S + 60 * minute, 0)] for minute in (0, 5))
 
     def shown(client: Client, first: int, last: int) -> tuple[Any, Any]:
-        asked = {"from_": START_S + 60 * first, "to": START_S + 60 * last, "grain": "minute"}
-        [service] = client.get("/api/v1/services", **asked)["services"]
+        query = {"from_": START_S + 60 * first, "to": START_S + 60 * last, "grain": "minute"}
+        [service] = client.get("/api/v1/services", **query)["services"]
         return service["range"]["avg"], service["range"]["p99"]
 
     with open_store(url) as store, serving(url) as client:
@@ -270,27 +280,27 @@ def test_a_service_is_found_by_id_whatever_is_in_it(client: Client) -> None:
     """An id is base64, which may hold a slash; a name may hold anything."""
     id_ = service_id("Änderung/1", True)
     for given in (id_, "Änderung%2F1", id_.replace("/", "%2F")):
-        found = client.get(f"/api/v1/services/{given}", from_=START_S - HOUR_S, to=START_S)
-        assert found["service"] == {"id": id_, "name": "Änderung/1", "layers": ["GENERAL"]}
+        answer = client.get(f"/api/v1/services/{given}", from_=START_S - HOUR_S, to=START_S)
+        assert answer["service"] == {"id": id_, "name": "Änderung/1", "layers": ["GENERAL"]}
 
 
 def test_callers_and_callees(client: Client) -> None:
     """Who calls a service, as it saw it, and whom it calls, be it a database."""
     start_s, end_s = START_S - 24 * HOUR_S, START_S
-    asked = {"from_": start_s, "to": end_s}
+    query = {"from_": start_s, "to": end_s}
     minutes = (end_s - start_s) / 60
-    cart = client.get("/api/v1/services/cart", **asked)
+    cart = client.get("/api/v1/services/cart", **query)
     expected = {
         name: figures(_of("cart", start_s, end_s, caller=name), minutes)
         for name in ("gate", "shop")
     }
     assert {caller["name"]: caller["cpm"] for caller in cart["callers"]} == {
-        name: each["cpm"] for name, each in expected.items()
+        name: values["cpm"] for name, values in expected.items()
     }
     assert {caller["name"]: caller["avg"] for caller in cart["callers"]} == {
-        name: each["avg"] for name, each in expected.items()
+        name: values["avg"] for name, values in expected.items()
     }
-    shop = client.get("/api/v1/services/shop", **asked)
+    shop = client.get("/api/v1/services/shop", **query)
     called = {callee["name"]: callee for callee in shop["callees"]}
     assert called.keys() == {"cart", "Änderung/1", "orders"}
     orders = figures(_of("orders", start_s, end_s), minutes)
@@ -299,9 +309,9 @@ def test_callers_and_callees(client: Client) -> None:
 
 def test_slow_statements_with_counts(client: Client) -> None:
     """Each normalised statement once, its slowest run, how often it ran, and in which database."""
-    asked = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
+    query = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
     for service in ("shop", "orders"):
-        found = client.get(f"/api/v1/services/{service}", **asked)["statements"]
+        statements = client.get(f"/api/v1/services/{service}", **query)["statements"]
         assert [
             (
                 result["statement"],
@@ -310,14 +320,14 @@ def test_slow_statements_with_counts(client: Client) -> None:
                 result["total_ms"],
                 result["database"],
             )
-            for result in found
+            for result in statements
         ] == [("SELECT 900", 900, 6, 60, "orders"), ("SELECT 700", 700, 0, 0, "orders")]
 
 
 def test_a_service_that_is_not_there(client: Client) -> None:
     """404, with the nearest names."""
-    status, found = client.ask("/api/v1/services/shopp")
-    assert (status, found["error"]) == (
+    status, answer = client.ask("/api/v1/services/shopp")
+    assert (status, answer["error"]) == (
         404,
         "no service is called 'shopp': did you mean shop? There are also cart, orders, Änderung/1",
     )
@@ -326,10 +336,10 @@ def test_a_service_that_is_not_there(client: Client) -> None:
 def test_who_calls_whom(client: Client) -> None:
     """An edge for each pair, as the callee saw it; a database as its callers did."""
     start_s, end_s = START_S - 24 * HOUR_S + 300, START_S - 60
-    found = client.get("/api/v1/topology", from_=start_s, to=end_s)
+    answer = client.get("/api/v1/topology", from_=start_s, to=end_s)
     minutes = (end_s - start_s) / 60
-    names = {node["id"]: node["name"] for node in found["nodes"]}
-    edges = {(names[edge["from"]], names[edge["to"]]): edge for edge in found["edges"]}
+    names = {node["id"]: node["name"] for node in answer["nodes"]}
+    edges = {(names[edge["from"]], names[edge["to"]]): edge for edge in answer["edges"]}
     pairs = {
         (call.caller, call.service)
         for call in CALLS
@@ -340,40 +350,40 @@ def test_who_calls_whom(client: Client) -> None:
         expected = figures(_of(callee, start_s, end_s, caller=caller), minutes)
         shown = {name: edge[name] for name in ("cpm", "avg", "p99", "success")}
         assert shown == {name: expected[name] for name in shown}
-    nodes = {node["name"]: node for node in found["nodes"]}
+    nodes = {node["name"]: node for node in answer["nodes"]}
     expected = figures(_of("orders", start_s, end_s), minutes)
     assert nodes["orders"]["cpm"] == expected["cpm"]
     assert nodes["orders"]["layers"] == ["VIRTUAL_DATABASE"]
     assert nodes["gate"]["cpm"] is None
-    assert found["left_out"] == {"nodes": 0, "edges": 0}
+    assert answer["left_out"] == {"nodes": 0, "edges": 0}
 
 
 def test_the_topology_of_a_layer(client: Client) -> None:
     """Its services, and whoever is at the other end of their edges."""
-    asked = {"from_": START_S - 24 * HOUR_S, "to": START_S, "layer": "VIRTUAL_DATABASE"}
-    found = client.get("/api/v1/topology", **asked)
-    assert {node["name"] for node in found["nodes"]} == {"shop", "orders"}
-    assert len(found["edges"]) == 1
+    query = {"from_": START_S - 24 * HOUR_S, "to": START_S, "layer": "VIRTUAL_DATABASE"}
+    answer = client.get("/api/v1/topology", **query)
+    assert {node["name"] for node in answer["nodes"]} == {"shop", "orders"}
+    assert len(answer["edges"]) == 1
 
 
 def test_the_values_of_a_metric(client: Client, calls_store: str) -> None:
     """A series for each entity, with what the store has, labelled or not."""
-    asked = {"from_": START_S - 24 * HOUR_S, "to": START_S, "grain": "hour"}
+    query = {"from_": START_S - 24 * HOUR_S, "to": START_S, "grain": "hour"}
     with open_store(calls_store) as store:
         for metric in ("endpoint_cpm", "endpoint_percentile"):
-            found = client.get(f"/api/v1/metrics/{metric}/values", **asked)
+            answer = client.get(f"/api/v1/metrics/{metric}/values", **query)
             expected: dict[str, list[Any]] = {}
             for value in store.values(metric, grain=Grain.HOUR):
-                place = [bucket_of(Grain.HOUR, start_s) for start_s in found["times"]]
+                place = [bucket_of(Grain.HOUR, start_s) for start_s in answer["times"]]
                 if value.bucket in place:
                     mine = expected.setdefault(value.entity_id, [None] * len(place))
                     mine[place.index(value.bucket)] = value.value
-            assert {e["entity"]["id"]: e["values"] for e in found["series"]} == expected
-            assert found["left_out"] == 0
-    cut = client.get("/api/v1/metrics/endpoint_cpm/values", **asked, limit=2)
+            assert {e["entity"]["id"]: e["values"] for e in answer["series"]} == expected
+            assert answer["left_out"] == 0
+    cut = client.get("/api/v1/metrics/endpoint_cpm/values", **query, limit=2)
     assert (len(cut["series"]), cut["left_out"]) == (2, len(expected) - 2)
-    one = client.get("/api/v1/metrics/service_cpm/values", **asked, entity="shop")
-    assert [each["entity"]["name"] for each in one["series"]] == ["shop"]
+    one = client.get("/api/v1/metrics/service_cpm/values", **query, entity="shop")
+    assert [line["entity"]["name"] for line in one["series"]] == ["shop"]
 
 
 def test_metrics_and_entities(client: Client) -> None:
@@ -381,21 +391,21 @@ def test_metrics_and_entities(client: Client) -> None:
     metrics = {metric["name"]: metric for metric in client.get("/api/v1/metrics")["metrics"]}
     assert metrics["service_cpm"]["definition"] == "service_cpm = from(Service.*).cpm();"
     assert metrics["service_percentile"]["labelled"] is True
-    found = client.get("/api/v1/entities", kind="service", name="OR")
-    assert [entity["name"] for entity in found["entities"]] == ["orders"]
+    answer = client.get("/api/v1/entities", kind="service", name="OR")
+    assert [entity["name"] for entity in answer["entities"]] == ["orders"]
     assert client.get("/api/v1/entities", kind="endpoint", limit=1)["total"] == 10
 
 
 def test_the_slowest_calls(client: Client) -> None:
     """Ranked over the range; without a stream, those of the first there is."""
-    asked = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
-    found = client.get("/api/v1/topn", **asked, stream=STATEMENTS, entity="shop", n=2)
-    assert found["streams"] == [DATABASE_STATEMENTS, STATEMENTS]
-    assert [(record["rank"], record["latency"]) for record in found["records"]] == [
+    query = {"from_": START_S - HOUR_S, "to": START_S + HOUR_S}
+    answer = client.get("/api/v1/topn", **query, stream=STATEMENTS, entity="shop", n=2)
+    assert answer["streams"] == [DATABASE_STATEMENTS, STATEMENTS]
+    assert [(record["rank"], record["latency"]) for record in answer["records"]] == [
         (1, 900),
         (2, 800),
     ]
-    assert client.get("/api/v1/topn", **asked)["stream"] == DATABASE_STATEMENTS
+    assert client.get("/api/v1/topn", **query)["stream"] == DATABASE_STATEMENTS
 
 
 @pytest.mark.parametrize(
@@ -418,35 +428,35 @@ def test_a_bad_question_gets_a_reason(
     client: Client, path: str, params: dict[str, Any], status: int, reason: str
 ) -> None:
     """What is wrong, and what would be right."""
-    found = client.ask(path, **params)
-    assert found[0] == status
-    assert reason in found[1]["error"]
+    answer = client.ask(path, **params)
+    assert answer[0] == status
+    assert reason in answer[1]["error"]
 
 
 def test_too_many_rows_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that would read without end is answered 400 instead."""
     monkeypatch.setattr(measures, "MOST_ROWS", 10)
-    status, found = client.ask("/api/v1/services", from_=START_S - HOUR_S * 24, to=START_S)
-    assert (status, "rows would be read" in found["error"]) == (400, True)
+    status, answer = client.ask("/api/v1/services", from_=START_S - HOUR_S * 24, to=START_S)
+    assert (status, "rows would be read" in answer["error"]) == (400, True)
 
 
 def test_postgresql_answers_the_same(postgres_url: str, calls_store: str) -> None:
     """Both databases, one answer: overview, service, topology, values and entities."""
     with open_store(postgres_url) as store:
         CallWriter(store).write(CALLS)
-    asked = {"from_": START_S - 24 * HOUR_S + 17 * 60, "to": START_S + 17 * 60}
+    query = {"from_": START_S - 24 * HOUR_S + 17 * 60, "to": START_S + 17 * 60}
     with serving(postgres_url) as one, serving(calls_store) as other:
         for path, more in (
-            ("/api/v1/services", asked),
-            ("/api/v1/topology", asked),
+            ("/api/v1/services", query),
+            ("/api/v1/topology", query),
             ("/api/v1/entities", {}),
-            ("/api/v1/metrics/endpoint_percentile/values", asked),
+            ("/api/v1/metrics/endpoint_percentile/values", query),
             ("/api/v1/status", {}),
         ):
             ours, theirs = one.get(path, **more), other.get(path, **more)
-            for each in (ours, theirs):
-                each.pop("now", None)
-                each.pop("answers", None)
+            for answer in (ours, theirs):
+                answer.pop("now", None)
+                answer.pop("answers", None)
             assert ours == theirs, path
-        service = one.get("/api/v1/services/cart", **asked)
-        assert service == other.get("/api/v1/services/cart", **asked)
+        service = one.get("/api/v1/services/cart", **query)
+        assert service == other.get("/api/v1/services/cart", **query)

@@ -100,6 +100,8 @@ class Statement:
 class SlowThresholds:
     """Above how many milliseconds a statement is slow, by database or cache system.
 
+    The case of a system's name does not matter; here they are in lower case.
+
     >>> SlowThresholds.parse("default:200,mongodb:100").systems["mongodb"]
     100
     """
@@ -113,7 +115,11 @@ class SlowThresholds:
                 raise ConfigError(
                     f"slow threshold of {name}", limit, "whole milliseconds, 0 or more"
                 )
-        object.__setattr__(self, "systems", MappingProxyType(dict(self.systems)))
+        limits = {name.lower(): limit for name, limit in self.systems.items()}
+        if len(limits) < len(self.systems):
+            names = ", ".join(self.systems)
+            raise ConfigError("slow thresholds", names, "unambiguous: one is there twice")
+        object.__setattr__(self, "systems", MappingProxyType(limits))
 
     @classmethod
     def parse(cls, text: str) -> SlowThresholds:
@@ -127,6 +133,7 @@ class SlowThresholds:
                     text,
                     f"pairs like default:200,mongodb:100, which {pair.strip()!r} is not",
                 )
+            system = system.lower()
             if system in limits:
                 raise ConfigError(
                     "slow thresholds", text, f"unambiguous: {system!r} is there twice"
@@ -140,7 +147,7 @@ class SlowThresholds:
 
     def of(self, system: str) -> int:
         """The limit of a system."""
-        return self.systems.get(system, self.default_ms)
+        return self.systems.get(system.lower(), self.default_ms)
 
 
 @dataclass(frozen=True, kw_only=True)

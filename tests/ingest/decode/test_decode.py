@@ -60,15 +60,15 @@ def test_spans_of_the_real_sdk() -> None:
     inner, outer = exporter.get_finished_spans()
     body = encode_spans([inner, outer]).SerializeToString()
 
-    found = decode_traces(body, PROTOBUF, LIMITS)
+    result = decode_traces(body, PROTOBUF, LIMITS)
 
-    assert (found.rejected, found.reason, found.cuts) == (0, "", {})
-    assert tuple(found.batch.unpacked().columns) == SPAN_COLUMNS
+    assert (result.rejected, result.reason, result.cuts) == (0, "", {})
+    assert tuple(result.batch.unpacked().columns) == SPAN_COLUMNS
     assert outer.start_time is not None
     assert outer.end_time is not None
     context = outer.get_span_context()
     assert context is not None
-    assert row(found, 1) == {
+    assert row(result, 1) == {
         "trace_id": f"{context.trace_id:032x}",
         "span_id": f"{context.span_id:016x}",
         "parent_span_id": None,
@@ -81,7 +81,7 @@ def test_spans_of_the_real_sdk() -> None:
         "resource": {"service.name": "cart", "shards": "3"},
         "attributes": {"http.response.status_code": "200"},
     }
-    first = row(found, 0)
+    first = row(result, 0)
     assert (first["parent_span_id"], first["kind"]) == (f"{context.span_id:016x}", "CLIENT")
     assert first["status"] == "ERROR"
     assert dict(first["attributes"]) == {
@@ -136,10 +136,12 @@ SMALL = Limits(
 @given(GROUPS, st.sampled_from([LIMITS, SMALL]))
 def test_json_equals_protobuf(groups: list[Group], limits: Limits) -> None:
     """The same spans both ways give the same batch and the same counts; none goes missing."""
-    found = decoded(*groups, limits=limits)
-    assert {len(column) for column in found.batch.unpacked().columns.values()} == {len(found.batch)}
-    assert len(found.batch) + found.rejected == sum(len(group.spans) for group in groups)
-    for pairs in found.batch.unpacked().columns["attributes"]:
+    result = decoded(*groups, limits=limits)
+    assert {len(column) for column in result.batch.unpacked().columns.values()} == {
+        len(result.batch)
+    }
+    assert len(result.batch) + result.rejected == sum(len(group.spans) for group in groups)
+    for pairs in result.batch.unpacked().columns["attributes"]:
         assert len(pairs) <= limits.max_attributes
         assert all(0 < len(key) <= limits.max_key_length for key in pairs)
         assert all(len(text) <= limits.max_attribute_length for text in pairs.values())
@@ -160,10 +162,10 @@ def test_json_equals_protobuf(groups: list[Group], limits: Limits) -> None:
 )
 def test_an_unusable_span_is_rejected_alone(span: S, reason: str) -> None:
     """Its neighbours are taken, and the reason is told and counted."""
-    found = decoded(Group([S(name="a"), span, S(name="b")]))
-    assert found.batch.unpacked().columns["name"] == ["a", "b"]
-    assert (found.rejected, found.rejections) == (1, {reason: 1})
-    assert found.reason == f"{reason} (1)"
+    result = decoded(Group([S(name="a"), span, S(name="b")]))
+    assert result.batch.unpacked().columns["name"] == ["a", "b"]
+    assert (result.rejected, result.rejections) == (1, {reason: 1})
+    assert result.reason == f"{reason} (1)"
 
 
 def test_every_column_is_filled() -> None:
@@ -190,8 +192,8 @@ def test_every_column_is_filled() -> None:
 def test_kinds() -> None:
     """A kind that is unspecified or not known is INTERNAL."""
     known = ["INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
-    found = decoded(Group([S(kind=number) for number in range(7)]))
-    assert found.batch.unpacked().columns["kind"] == [*known, "INTERNAL"]
+    result = decoded(Group([S(kind=number) for number in range(7)]))
+    assert result.batch.unpacked().columns["kind"] == [*known, "INTERNAL"]
 
 
 def test_a_parent_of_zeros_is_none() -> None:
@@ -224,8 +226,8 @@ def test_values_as_text(value: Any, text: str) -> None:
 
 def test_no_service_name() -> None:
     """Spans of a resource without a name, or with an empty one, are of unknown_service."""
-    found = decoded(Group([S()], ()), Group([S()], [("service.name", "")]), Group([S()]))
-    assert found.batch.unpacked().columns["service"] == [
+    result = decoded(Group([S()], ()), Group([S()], [("service.name", "")]), Group([S()]))
+    assert result.batch.unpacked().columns["service"] == [
         "unknown_service",
         "unknown_service",
         "cart",
@@ -242,10 +244,10 @@ def test_what_is_cut_is_counted() -> None:
         max_name_length=3,
         max_value_depth=2,
     )
-    found = decoded(Group([S(name="name", attributes=[*long, ("z", 1), ("z", 1)])]), limits=limits)
-    assert row(found)["name"] == "nam"
-    assert row(found)["attributes"] == {"a": "y", "b": '["xxxxxx'}
-    assert found.cuts == {
+    result = decoded(Group([S(name="name", attributes=[*long, ("z", 1), ("z", 1)])]), limits=limits)
+    assert row(result)["name"] == "nam"
+    assert row(result)["attributes"] == {"a": "y", "b": '["xxxxxx'}
+    assert result.cuts == {
         "attribute key repeated": 1,
         "attribute key too long": 2,  # the resource has one, too
         "attribute nested too deep": 1,
@@ -258,9 +260,9 @@ def test_what_is_cut_is_counted() -> None:
 
 def test_odd_keys_among_simple_values() -> None:
     """Under the usual limits, too, keys that are empty, long or repeated are told from others."""
-    found = decoded(Group([S(attributes=[("", "a"), ("k" * 257, "b"), ("k", "c"), ("k", "d")])]))
-    assert row(found)["attributes"] == {"k": "d"}
-    assert found.cuts == {
+    result = decoded(Group([S(attributes=[("", "a"), ("k" * 257, "b"), ("k", "c"), ("k", "d")])]))
+    assert row(result)["attributes"] == {"k": "d"}
+    assert result.cuts == {
         "attribute key repeated": 1,
         "attribute key too long": 1,
         "attribute without key": 1,
@@ -287,8 +289,8 @@ def test_no_more_of_a_value_is_read_than_is_kept() -> None:
 
 def test_brackets_in_a_long_string_are_text() -> None:
     """The check of JSON's shape goes in steps; a string may be longer than one."""
-    found = decode_traces(one_span(name="[" * 3 * 2**20), JSON, LIMITS)
-    assert row(found)["name"] == "[" * LIMITS.max_name_length
+    result = decode_traces(one_span(name="[" * 3 * 2**20), JSON, LIMITS)
+    assert row(result)["name"] == "[" * LIMITS.max_name_length
 
 
 def test_a_flood_of_unknown_fields() -> None:
@@ -300,8 +302,8 @@ def test_a_flood_of_unknown_fields() -> None:
 def test_a_large_span_is_rejected_alone() -> None:
     """One span past max_span_bytes costs the others nothing."""
     body = protobuf(Group([S(), S(attributes=[("a", "x" * 2000)])]))
-    found = decode_traces(body, PROTOBUF, Limits(max_span_bytes=1000))
-    assert (len(found.batch), found.rejections) == (1, {"span too large": 1})
+    result = decode_traces(body, PROTOBUF, Limits(max_span_bytes=1000))
+    assert (len(result.batch), result.rejections) == (1, {"span too large": 1})
 
 
 @pytest.mark.parametrize(
@@ -329,9 +331,9 @@ def test_a_resource_in_pieces_after_its_spans() -> None:
     span += b"\x39" + (1000).to_bytes(8, "little") + b"\x41" + (3999).to_bytes(8, "little")
     body = field(2, field(2, span))
     body += field(1, attribute(b"host.name", b"h")) + field(1, attribute(b"service.name", b"s"))
-    found = row(decode_traces(field(1, body), PROTOBUF, LIMITS))
-    assert (found["time"], found["end_time"], found["service"]) == (1, 3, "s")
-    assert found["resource"] == {"host.name": "h", "service.name": "s"}
+    span_row = row(decode_traces(field(1, body), PROTOBUF, LIMITS))
+    assert (span_row["time"], span_row["end_time"], span_row["service"]) == (1, 3, "s")
+    assert span_row["resource"] == {"host.name": "h", "service.name": "s"}
 
 
 def one_span(**changes: Any) -> bytes:
@@ -352,11 +354,11 @@ def test_the_liberties_of_json() -> None:
     values = [{"intValue": 7}, {"intValue": "8"}, {"doubleValue": 1}, {"doubleValue": "NaN"}]
     attributes = [{"key": str(i), "value": value, "x": []} for i, value in enumerate(values)]
     body = one_span(**changes, attributes=attributes, parentSpanId="", flags=[{"deep": [[]]}])
-    found = row(decode_traces(body, "Application/JSON; charset=utf-8", LIMITS))
-    assert found["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
-    assert (found["kind"], found["status"], found["name"]) == ("CLIENT", "ERROR", "")
-    assert found["time"] == found["end_time"] == 1_700_000_000_000_000
-    assert list(found["attributes"].values()) == ["7", "8", "1.0", "NaN"]
+    span_row = row(decode_traces(body, "Application/JSON; charset=utf-8", LIMITS))
+    assert span_row["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    assert (span_row["kind"], span_row["status"], span_row["name"]) == ("CLIENT", "ERROR", "")
+    assert span_row["time"] == span_row["end_time"] == 1_700_000_000_000_000
+    assert list(span_row["attributes"].values()) == ["7", "8", "1.0", "NaN"]
 
 
 @pytest.mark.parametrize(
@@ -364,8 +366,8 @@ def test_the_liberties_of_json() -> None:
 )
 def test_an_id_that_is_not_hex(name: str) -> None:
     """It is an id of wrong length."""
-    found = decode_traces(one_span(traceId=name), JSON, LIMITS)
-    assert found.rejections == {"trace_id is not 16 bytes, or all zero": 1}
+    result = decode_traces(one_span(traceId=name), JSON, LIMITS)
+    assert result.rejections == {"trace_id is not 16 bytes, or all zero": 1}
 
 
 @pytest.mark.parametrize(

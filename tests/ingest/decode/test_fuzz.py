@@ -52,16 +52,16 @@ LIMITS = st.sampled_from([Limits(), SMALL])
 def never_another_error(body: bytes, content_type: str, limits: Limits, encoding: str = "") -> None:
     """Decode: only what the contract allows may come out, and it has to add up."""
     try:
-        found = decode_traces(decompress(body, encoding, limits), content_type, limits)
+        result = decode_traces(decompress(body, encoding, limits), content_type, limits)
     except (BadRequest, TooLarge) as error:
         message = str(error)
         message.encode()  # it goes into an answer
-        found = None
-    if found is None:
+        result = None
+    if result is None:
         assert message
         return
-    columns = found.batch.unpacked().columns
-    assert {len(column) for column in columns.values()} == {len(found.batch)}
+    columns = result.batch.unpacked().columns
+    assert {len(column) for column in columns.values()} == {len(result.batch)}
     for row in zip(*(columns[name] for name in ("name", "service")), strict=True):
         "".join(row).encode()
     for pairs in columns["attributes"] + columns["resource"]:
@@ -205,8 +205,8 @@ def test_deep_values(arrays: bool) -> None:
             (JSON, json.dumps(request).encode()),
         ):
             try:
-                found = decode_traces(body, form, Limits())
-                answers[form].append("deep" if found.cuts else "taken")
+                result = decode_traces(body, form, Limits())
+                answers[form].append("deep" if result.cuts else "taken")
             except BadRequest:
                 answers[form].append("refused")
     for answer in answers.values():

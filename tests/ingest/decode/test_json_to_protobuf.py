@@ -57,14 +57,14 @@ def logs() -> ExportLogsServiceRequest:
 def otlp_json(message: Any) -> dict[str, Any]:
     """A message in OTLP's JSON, which is protobuf's own with ids in hex."""
 
-    def turned(found: Any) -> Any:
-        if isinstance(found, list):
-            return [turned(result) for result in found]
-        if not isinstance(found, dict):
-            return found
+    def turned(given: Any) -> Any:
+        if isinstance(given, list):
+            return [turned(result) for result in given]
+        if not isinstance(given, dict):
+            return given
         return {
             name: base64.b64decode(value).hex() if name in IDS else turned(value)
-            for name, value in found.items()
+            for name, value in given.items()
         }
 
     return dict(turned(MessageToDict(message)))
@@ -91,8 +91,8 @@ def test_a_span_whose_ids_are_none_is_left_out() -> None:
     spans[0]["links"].append({"spanId": "x"})
     expected = traces()
     expected.resource_spans[0].scope_spans[0].spans[0].parent_span_id = b""
-    found = ExportTraceServiceRequest.FromString(otlp_from_json(json.dumps(text).encode()))
-    assert found == expected
+    message = ExportTraceServiceRequest.FromString(otlp_from_json(json.dumps(text).encode()))
+    assert message == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"7", b'{"resourceSpans": 7}', b"\xff", b"[" * 9999])

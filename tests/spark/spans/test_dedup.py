@@ -70,7 +70,7 @@ def test_any_duplication_in_any_split_equals_each_span_once(
 ) -> None:
     """Some or all spans up to three times more, shuffled: values, TopN, counters stay the same."""
     rng = random.Random(seed)
-    again = [each for each in SPANS if rng.random() < share for _ in range(rng.randint(1, 3))]
+    again = [row for row in SPANS if rng.random() < share for _ in range(rng.randint(1, 3))]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         deal({"Span": [*SPANS, *again]}, folder / "spool", pieces, seed)
@@ -87,8 +87,8 @@ def test_any_duplication_in_any_split_equals_each_span_once(
 def test_of_spans_that_share_an_id_the_same_one_counts(spark: SparkSession, tmp_path: Path) -> None:
     """In one batch: whichever file they lie in, and in which order."""
     odd = [span("1", us=us * 1000, attributes={"n": str(us)}) for us in (7, 5, 9)]
-    same = [span("2", us=3000, attributes={"n": each}) for each in "ba"]
-    found = []
+    same = [span("2", us=3000, attributes={"n": text}) for text in "ba"]
+    results = []
     for number, rows in enumerate(([*odd, *same], [*same[::-1], *odd[::-1]])):
         folder = tmp_path / str(number)
         for place, row in enumerate(rows):
@@ -96,8 +96,8 @@ def test_of_spans_that_share_an_id_the_same_one_counts(spark: SparkSession, tmp_
         with pipeline(spark, folder, oal=SMALL, dedup_s=60) as running:
             (report,) = running.run_available()
             assert (report.stats.rows, report.stats.duplicates) == (2, 3)
-            found.append(stored(running.store))
-    assert found[0] == found[1]
+            results.append(stored(running.store))
+    assert results[0] == results[1]
 
 
 def test_the_first_to_arrive_counts(spark: SparkSession, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Run:
         for row in links.unresolved.collect():
             self.lost[f"{row['kind']}: {row['reason']}"] += row["spans"]
         links.paired.unpersist()
-        for number in [each for each in self._digests if expire is not None and each <= expire]:
+        for number in [batch for batch in self._digests if expire is not None and batch <= expire]:
             del self._digests[number]
         self.relations += relations
         return relations
@@ -108,7 +108,7 @@ def test_one_batch_gives_every_relation_of_its_spans(spark: SparkSession) -> Non
         | {"attributes": {"rpc.grpc.status_code": "2"}},
     ]
     relations = relation_sources(link(compact_frame(spark, spans), None, 1).relations)
-    found = {source: frame_of(rows) for source, rows in relations.items()}
+    frames = {source: frame_of(rows) for source, rows in relations.items()}
     user = {"sourceServiceName": "User", "sourceServiceInstanceName": "User"}
     shop = {"sourceServiceName": "shop", "sourceServiceInstanceName": "h1"}
     to_shop = {"destServiceName": "shop", "destServiceInstanceName": "h1", "endpoint": "op root"}
@@ -129,13 +129,13 @@ def test_one_batch_gives_every_relation_of_its_spans(spark: SparkSession) -> Non
         (shop | to_stock | calling, "GENERAL"),
         (shop | to_stock | serving | {"latency": 5}, "GENERAL"),
     ]
-    assert rows_of(found["ServiceRelation"]) == in_order(
+    assert rows_of(frames["ServiceRelation"]) == in_order(
         row | {"sourceLayer": layer, "destLayer": "GENERAL"} for row, layer in rows
     )
-    assert rows_of(found["ServiceInstanceRelation"]) == in_order(
+    assert rows_of(frames["ServiceInstanceRelation"]) == in_order(
         row | {"sourceServiceLayer": layer, "destServiceLayer": "GENERAL"} for row, layer in rows
     )
-    assert rows_of(found["EndpointRelation"]) == [
+    assert rows_of(frames["EndpointRelation"]) == [
         serving
         | {"serviceName": "shop", "serviceInstanceName": "h1", "serviceLayer": "GENERAL"}
         | {"endpoint": "op call", "childServiceName": "stock", "childEndpoint": "op work"}
@@ -222,12 +222,12 @@ def test_a_message_counts_once_with_its_way(spark: SparkSession) -> None:
         ],
     ]
     run = Run(spark)
-    found = []
+    ways = []
     for batch in batches:
         run.batch(batch)
-        found.append(_ways(run.messages))
+        ways.append(_ways(run.messages))
     run.end()
-    assert [*found, _ways(run.messages)] == [
+    assert [*ways, _ways(run.messages)] == [
         ["Consume op no trace None", "Consume op root None"],
         ["Consume op early 2", "Produce op sent 0"],
         ["Consume op late 7", "Consume op skewed 0", "Consume op step None"],
@@ -244,7 +244,7 @@ def _ways(messages: Iterable[dict[str, Any]]) -> list[str]:
 def test_odd_ids_and_parents(spark: SparkSession) -> None:
     """Parents of one's own service, oneself as a parent, ids that are missing or in two traces."""
     run = Run(spark)
-    found = run.batch(
+    relations = run.batch(
         [
             served("a", "in", service="x"),
             span("in", "INTERNAL", service="x"),  # the same service: nothing
@@ -261,7 +261,7 @@ def test_odd_ids_and_parents(spark: SparkSession) -> None:
             served(None, "step", trace_id="t3", service="z"),
         ]
     )
-    assert brief(found) == [
+    assert brief(relations) == [
         "User > shop/op c SERVER",
         "User > shop/op d SERVER",
         "shop > far/op None CLIENT",
@@ -280,8 +280,8 @@ def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) ->
     run = Run(spark)
     call = span("x", "PRODUCER", attributes=FAR, us=7000)
     assert run.batch([served("before", "x", at=30, service="a", us=1000)]) == []
-    found = run.batch([call, served("own", "x", at=1), served("with", "x", at=20, service="b")])
-    assert brief(found) == [
+    relations = run.batch([call, served("own", "x", at=1), served("with", "x", at=20, service="b")])
+    assert brief(relations) == [
         "shop > a/op before CLIENT",
         "shop > a/op before SERVER",
         "shop > b/op with CLIENT",
@@ -289,9 +289,9 @@ def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) ->
         "shop > shop/op own CLIENT",
         "shop > shop/op own SERVER",
     ]
-    assert {(row["time"], row["latency"]) for row in found if row["detectPoint"] == "CLIENT"} == {
-        (EPOCH, 7)
-    }
+    assert {
+        (row["time"], row["latency"]) for row in relations if row["detectPoint"] == "CLIENT"
+    } == {(EPOCH, 7)}
     assert run.waiting(2) == set()
     again = served("after", "x", at=9, service="a") | {"kind": "CONSUMER"}
     assert brief(run.batch([again, call, again])) == [
@@ -305,7 +305,7 @@ def test_a_call_is_related_to_every_service_that_answers(spark: SparkSession) ->
 def test_a_call_that_its_own_service_answers_is_a_call_to_itself(spark: SparkSession) -> None:
     """It waits no longer; an answer that comes with the end of its wait is in time."""
     run = Run(spark)
-    calls = [called(each, attributes=FAR) for each in ("x", "y", "z")]
+    calls = [called(span_id, attributes=FAR) for span_id in ("x", "y", "z")]
     nested = served("nested", "own")  # a server within a server is no call
     assert brief(run.batch([*calls, served("own", "x"), nested])) == [
         "shop > shop/op own CLIENT",
@@ -369,11 +369,15 @@ def forest(rng: random.Random) -> list[Span]:
 def copied(spans: Iterable[Span], copy: int) -> list[Span]:
     """The same spans in a world of their own, so that many worlds go through Spark together."""
     return [
-        each
-        | {"service": f"{copy}:{each['service']}"}
-        | {"trace_id": each["trace_id"] and f"{copy}:{each['trace_id']}"}
-        | {"attributes": {name: f"{copy}:{value}" for name, value in each["attributes"].items()}}
-        for each in spans
+        original
+        | {"service": f"{copy}:{original['service']}"}
+        | {"trace_id": original["trace_id"] and f"{copy}:{original['trace_id']}"}
+        | {
+            "attributes": {
+                name: f"{copy}:{value}" for name, value in original["attributes"].items()
+            }
+        }
+        for original in spans
     ]
 
 
@@ -405,20 +409,20 @@ def test_however_spans_are_split_the_relations_are_the_same(spark: SparkSession)
     groups: list[list[int]] = []
     for number in range(12):
         spans = forest(rng)
-        copies = [number * 6 + each for each in range(6)]
+        copies = [number * 6 + place for place in range(6)]
         groups.append(copies)
         batches[0] += copied(spans, copies[0])
         for copy in copies[1:]:
-            for each in copied(spans, copy):
-                rng.choice(batches).append(each)
+            for copied_span in copied(spans, copy):
+                rng.choice(batches).append(copied_span)
     run = Run(spark)
     for batch in batches:
         run.batch(batch)
     run.end()
-    for found in (by_copy(run.relations), ways_by_copy(run.all_messages)):
+    for counts in (by_copy(run.relations), ways_by_copy(run.all_messages)):
         for copies in groups:
-            whole = found.get(copies[0], Counter())
-            assert [found.get(copy, Counter()) for copy in copies[1:]] == [whole] * 5
+            whole = counts.get(copies[0], Counter())
+            assert [counts.get(copy, Counter()) for copy in copies[1:]] == [whole] * 5
     assert run.lost
     assert all(count % 6 == 0 for count in run.lost.values())
 
@@ -428,8 +432,8 @@ def test_batch_by_batch_it_is_what_a_plain_list_of_waiting_spans_gives(spark: Sp
     rng = random.Random(7)
     batches: list[list[Span]] = [[] for _ in range(4)]
     for copy in range(40):
-        for each in copied(forest(rng), copy):
-            rng.choice(batches).append(each)
+        for copied_span in copied(forest(rng), copy):
+            rng.choice(batches).append(copied_span)
     run, model = Run(spark, window=2), Model(window=2)
     for batch in (*batches, [], []):
         assert by_copy(run.batch(batch)) == by_copy(model.batch(batch))
@@ -452,55 +456,55 @@ class Model:
 
     def batch(self, spans: Sequence[Span]) -> list[dict[str, Any]]:
         self._number += 1
-        new = [(self._number, each) for each in spans]
+        new = [(self._number, new_span) for new_span in spans]
         self._known += new
-        found: list[dict[str, Any]] = []
+        relations: list[dict[str, Any]] = []
         still = []
         self.messages = []
-        for number, each in self._waiting + new:
+        for number, own in self._waiting + new:
             last = number <= self._number - self._window
-            hopeless = each["trace_id"] is None
-            serves = each["kind"] in ("SERVER", "CONSUMER")
-            broker = each["attributes"].get("messaging.system")
-            if serves and not each["parent_span_id"]:
-                found.append(_relation(each, "User", None, each))
-                self._count(each, None)
+            hopeless = own["trace_id"] is None
+            serves = own["kind"] in ("SERVER", "CONSUMER")
+            broker = own["attributes"].get("messaging.system")
+            if serves and not own["parent_span_id"]:
+                relations.append(_relation(own, "User", None, own))
+                self._count(own, None)
             elif serves:
-                parents = self._spans(trace_id=each["trace_id"], span_id=each["parent_span_id"])
+                parents = self._spans(trace_id=own["trace_id"], span_id=own["parent_span_id"])
                 if parents:
                     # Twins are alike, but two spans may also share an id: the first one counts.
                     parent = min(
                         parents, key=lambda one: (one["time"], one["service"], one["name"])
                     )
                     calls = parent["kind"] in ("CLIENT", "PRODUCER")
-                    if parent["service"] != each["service"] or calls:
-                        found.append(_relation(each, parent["service"], parent["name"], each))
+                    if parent["service"] != own["service"] or calls:
+                        relations.append(_relation(own, parent["service"], parent["name"], own))
                         if calls and "messaging.system" not in parent["attributes"]:
-                            found.append(_relation(parent, parent["service"], None, each))
-                    self._count(each, parent)
+                            relations.append(_relation(parent, parent["service"], None, own))
+                    self._count(own, parent)
                 elif last or hopeless:
-                    self._count(each, None)
-                    self.lost[f"{each['kind']}: parent never came"] += 1
+                    self._count(own, None)
+                    self.lost[f"{own['kind']}: parent never came"] += 1
                 else:
-                    still.append((number, each))
-            elif each["kind"] in ("CLIENT", "PRODUCER") and broker:
-                found.append(_relation(each, each["service"], None, each | {"service": broker}))
-                self._count(each, None)
-            elif each["kind"] in ("CLIENT", "PRODUCER"):
-                children = self._spans(trace_id=each["trace_id"], parent_span_id=each["span_id"])
+                    still.append((number, own))
+            elif own["kind"] in ("CLIENT", "PRODUCER") and broker:
+                relations.append(_relation(own, own["service"], None, own | {"service": broker}))
+                self._count(own, None)
+            elif own["kind"] in ("CLIENT", "PRODUCER"):
+                children = self._spans(trace_id=own["trace_id"], parent_span_id=own["span_id"])
                 if any(one["kind"] in ("SERVER", "CONSUMER") for one in children):
                     continue  # They have told, or tell now.
-                if not (last or hopeless or each["span_id"] is None):
-                    still.append((number, each))
-                elif peer := each["attributes"].get("peer.service"):
-                    found.append(_relation(each, each["service"], None, each | {"service": peer}))
+                if not (last or hopeless or own["span_id"] is None):
+                    still.append((number, own))
+                elif peer := own["attributes"].get("peer.service"):
+                    relations.append(_relation(own, own["service"], None, own | {"service": peer}))
                 else:
-                    self.lost[f"{each['kind']}: no destination"] += 1
+                    self.lost[f"{own['kind']}: no destination"] += 1
         self._waiting = still
         # What expires now was still there for this batch.
         oldest = self._number - self._window
         self._known = [one for one in self._known if one[0] > oldest]
-        return found
+        return relations
 
     def _count(self, message: Span, sender: Span | None) -> None:
         broker = message["attributes"].get("messaging.system")

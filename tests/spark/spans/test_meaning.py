@@ -181,17 +181,17 @@ def test_spans_of_real_clients_equal_the_oracle(spark: SparkSession, seen: SpanE
     links = link(spans, None, 1)
     ended = link(compact_frame(spark, []), links.summary, 2, 1)
     frames = direct_sources(spans) | broker_sources(links.paired)
-    found = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
+    actual = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
     for relations in (links.relations, ended.relations):
         for source, rows in relation_sources(relations).items():
-            found.setdefault(source, []).extend(rows_of(frame_of(rows)))
+            actual.setdefault(source, []).extend(rows_of(frame_of(rows)))
     assert rows_of(frame_of(broker_sources(ended.paired)["MQAccess"])) == []
     expected = {source: rows for source, rows in seen.events.items() if rows}
-    assert {source for source, rows in found.items() if rows} == expected.keys()
+    assert {source for source, rows in actual.items() if rows} == expected.keys()
     for source, all_rows in expected.items():
-        columns = found[source][0].keys()
+        columns = actual[source][0].keys()
         wanted = [{name: row[name] for name in columns} for row in all_rows]
-        assert in_order(found[source]) == in_order(wanted), source
+        assert in_order(actual[source]) == in_order(wanted), source
 
 
 def test_the_map_of_real_clients(seen: SpanEvents) -> None:

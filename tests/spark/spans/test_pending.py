@@ -48,11 +48,11 @@ def grown(batches: int, *, expire: bool, every_ms: int = 1000) -> tuple[list[Car
     for number in range(batches):
         tick = number * every_ms
         merged = to_merge(alive, tick=tick, rows=10, wait_ms=80_000, expire=expire)
-        rows = 10 + sum(each.rows for each in merged)
-        alive = [each for each in alive if each not in merged]
+        rows = 10 + sum(file.rows for file in merged)
+        alive = [file for file in alive if file not in merged]
         alive.append(Carry(f"file:/{number}", number, tick, rows))
         written += rows
-    assert sum(each.rows for each in alive) == 10 * batches
+    assert sum(file.rows for file in alive) == 10 * batches
     return alive, written
 
 
@@ -60,7 +60,7 @@ def test_files_of_one_time_are_merged() -> None:
     """An eighth of the wait is one time: nothing is kept for longer than that beyond its wait."""
     alive, _ = grown(20, expire=True)
     # 10,000 ms are one time; the ninth file of it takes the eight before it along.
-    assert [each.rows for each in alive] == [90, 10, 90, 10]
+    assert [file.rows for file in alive] == [90, 10, 90, 10]
     slow, _ = grown(20, expire=True, every_ms=10_000)
     assert len(slow) == 20
 
@@ -95,7 +95,7 @@ def test_all_of_a_folder_is_made_durable(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", note)
     sync_folder(target)
-    files = {target / each for each in ("part-0.parquet", "_SUCCESS", ".part-0.parquet.crc")}
+    files = {target / name for name in ("part-0.parquet", "_SUCCESS", ".part-0.parquet.crc")}
     assert set(synced[:3]) == files
     assert synced[3:] == [target, target.parent, tmp_path]
 
@@ -186,7 +186,7 @@ def test_waiting_spans_are_on_the_disk_before_the_commit_that_names_them(
         running.run_available()
     before = happened[: happened.index("commit")]
     (folder,) = (tmp_path / "checkpoint" / "carry").iterdir()
-    assert {str(each) for each in (*folder.iterdir(), folder, folder.parent)} <= set(before)
+    assert {str(path) for path in (*folder.iterdir(), folder, folder.parent)} <= set(before)
 
 
 def test_waiting_spans_that_are_gone_are_reported(spark: SparkSession, tmp_path: Path) -> None:

@@ -75,12 +75,12 @@ def test_old_and_new_segments_give_the_same(
     with compiled(spark, tmp_path, oal=script) as running:
         running.run_available()
         running.settle(everything=True)
-        found = stored(running.store)
-    assert {key[0] for key in found} >= {"tagged_get", "tagged_own"} or script not in (
+        values = stored(running.store)
+    assert {key[0] for key in values} >= {"tagged_get", "tagged_own"} or script not in (
         TAGGED,
         NAMED,
     )
-    assert differences(found, expected(spans_to_events(spans).events, script)) == []
+    assert differences(values, expected(spans_to_events(spans).events, script)) == []
 
 
 def test_a_column_of_nothing_counts_as_absent(spark: SparkSession, tmp_path: Path) -> None:
@@ -91,9 +91,26 @@ def test_a_column_of_nothing_counts_as_absent(spark: SparkSession, tmp_path: Pat
     pq.write_table(table.append_column("http_request_method", pa.nulls(1)), path)
     with pipeline(spark, tmp_path, oal=TAGGED) as running:
         running.run_available()
-        found = stored(running.store)
-    assert differences(found, expected(spans_to_events(rows).events, TAGGED)) == []
-    assert "tagged_get" in {key[0] for key in found}
+        values = stored(running.store)
+    assert differences(values, expected(spans_to_events(rows).events, TAGGED)) == []
+    assert "tagged_get" in {key[0] for key in values}
+
+
+def test_tags_have_the_last_value_of_a_repeated_key(spark: SparkSession, tmp_path: Path) -> None:
+    """A map of another program may have a key twice: the pipeline goes on."""
+    path = write_segment(tmp_path / "spool", "Span", [span("a", kind="SERVER", attributes=None)])
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("attributes")
+    kind = pa.map_(pa.string(), pa.string())
+    attributes = pa.array([[("user.tier", "silver"), ("user.tier", "gold")]], kind)
+    pq.write_table(table.set_column(place, "attributes", attributes), path)
+    script = """
+    golden = from(Service.*).filter(tags contain "user.tier:gold").count();
+    silver = from(Service.*).filter(tags contain "user.tier:silver").count();
+    """
+    with pipeline(spark, tmp_path, oal=script) as running:
+        running.run_available()
+        assert {key[0] for key in stored(running.store)} == {"golden"}
 
 
 def test_a_column_of_another_type_is_quarantined(spark: SparkSession, tmp_path: Path) -> None:

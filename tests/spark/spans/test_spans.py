@@ -253,23 +253,45 @@ def test_each_span_gives_the_rows_of_its_kind(spark: SparkSession, ansi: str) ->
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        spans = compact_frame(spark, [each for each, _ in CASES])
+        spans = compact_frame(spark, [given for given, _ in CASES])
         frames = direct_sources(spans) | broker_sources(link(spans, None, 1).paired)
-        found = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
+        actual = {source: rows_of(frame_of(rows)) for source, rows in frames.items()}
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
-    expected: Expected = {source: [] for source in found}
+    expected: Expected = {source: [] for source in actual}
     for given, rows in CASES:
-        for source, each in rows.items():
-            for row in each:
+        for source, source_rows in rows.items():
+            for row in source_rows:
                 expected[source].append(row | (_tags(given) if "tags" in row else {}))
-    for source, frame_rows in found.items():
+    for source, frame_rows in actual.items():
         assert frame_rows == in_order(expected[source]), source
 
 
 def _tags(given: dict[str, Any]) -> dict[str, Any]:
     attributes = given["attributes"]
     return {"tag": attributes, "tags": [f"{key}:{attributes[key]}" for key in sorted(attributes)]}
+
+
+def test_rows_know_how_many_they_are_at_most(spark: SparkSession) -> None:
+    """Of single spans exactly: those that wait from earlier batches do not count."""
+    from batchmill.spark.spans.links import SUMMARY_SCHEMA, link
+    from batchmill.spark.spans.sources import (
+        broker_sources,
+        count_spans,
+        direct_sources,
+        relation_sources,
+    )
+
+    spans = compact_frame(spark, [given for given, _ in CASES])
+    for source, rows in direct_sources(spans, count_spans(spans)).items():
+        assert rows.most_rows == frame_of(rows).count() > 0, source
+    known = link(spans, None, 1).summary.collect()
+    later = link(spans, spark.createDataFrame(known, SUMMARY_SCHEMA), 2, 1)
+    most = len(CASES) + len(known)
+    for source, rows in relation_sources(later.relations, most).items():
+        assert rows.most_rows == 2 * most >= frame_of(rows).count(), source
+    for source, rows in broker_sources(later.paired, most).items():
+        assert rows.most_rows == most >= frame_of(rows).count() > 0, source
 
 
 def test_columns_are_the_catalogs(spark: SparkSession) -> None:
@@ -286,11 +308,11 @@ def test_columns_are_the_catalogs(spark: SparkSession) -> None:
         frame = frame_of(rows)
         assert rows.names == set(frame.columns)
         source = builtin_catalog().source(name)
-        types = {each.name: each.dataType.simpleString() for each in frame.schema}
+        types = {field.name: field.dataType.simpleString() for field in frame.schema}
         assert types.pop("time") == "timestamp"
-        wanted = {each: spark_type(source.fields[each].type).simpleString() for each in types}
+        wanted = {column: spark_type(source.fields[column].type).simpleString() for column in types}
         assert types == wanted, name
-        roles = {each for each in source.entity.roles.values() if not each.startswith("=")}
+        roles = {role for role in source.entity.roles.values() if not role.startswith("=")}
         assert roles <= types.keys(), name
 
 

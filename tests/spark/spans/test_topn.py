@@ -43,9 +43,11 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
         ran(0, PG, "barely", us=200_999),
         ran(101, MONGO, "find"),
         ran(100, MONGO, "fast"),
+        ran(102, MONGO | {"db.system.name": "MongoDB"}, "find all"),
         ran(11, REDIS, "GET a", service="cart"),
         ran(10, REDIS, "GET b"),
         ran(12, REDIS, None, name="SET x", trace_id=None, id=None),
+        ran(13, REDIS | {"db.system": "Redis"}, "GET c"),
         ran(99, REDIS, "PING"),
         ran(21, MEMCACHED, "gets 5"),
         ran(20, MEMCACHED, "gets 5"),
@@ -54,16 +56,19 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
     ]
     limits = TopNThresholds(
         database=SlowThresholds.parse("default:200,mongodb:100"),
-        cache=SlowThresholds.parse(" redis: 10 , default:20"),
+        cache=SlowThresholds.parse(" REDIS: 10 , default:20"),
     )
-    found = rows_of(topn_records(compact_frame(spark, spans), 50, limits))
+    records = rows_of(topn_records(compact_frame(spark, spans), 50, limits))
     long = "old" * 666 + "ol"
     expected = [
         record("database_statement", "db", 0, 201, "select 1", "select ?"),
         record("service_database_statement", "shop", 1, 201, "select 1", "select ?"),
         record("database_statement", "docs", 0, 101, "find", "find"),
         record("service_database_statement", "shop", 1, 101, "find", "find"),
+        record("database_statement", "docs", 0, 102, "find all", "find all"),
+        record("service_database_statement", "shop", 1, 102, "find all", "find all"),
         record("cache_read_command", "kv", 0, 11, "GET a", "GET a"),
+        record("cache_read_command", "kv", 0, 13, "GET c", "GET c"),
         record("cache_write_command", "kv", 0, 12, "SET x", "SET x", trace_id="", span_id=""),
         record("cache_read_command", "mem", 0, 21, "gets 5", "gets ?"),
     ]
@@ -72,7 +77,7 @@ def test_statements_above_the_threshold_of_their_system_are_records(spark: Spark
         record("database_statement", "db", 0, 999, long, long, **before),
         record("service_database_statement", "shop", 1, 999, long, long, **before),
     ]
-    assert found == in_order(expected)
+    assert records == in_order(expected)
 
 
 def record(
@@ -115,26 +120,26 @@ def test_the_n_slowest_are_kept_exactly_and_every_run_is_counted(spark: SparkSes
     groups: dict[tuple[str, str, int], list[tuple[Any, ...]]] = {}
     runs: Counter[tuple[str, str, int, str]] = Counter()
     times: Counter[tuple[str, str, int, str]] = Counter()
-    for each in spans:
-        ms = round((each["end_time"] - each["time"]).total_seconds() * 1000)
-        minute = int(each["time"].strftime("%Y%m%d%H%M"))
-        text = each["attributes"]["db.query.text"]
-        us = round(each["time"].timestamp()) * 1_000_000 + each["time"].microsecond
+    for row in spans:
+        ms = round((row["end_time"] - row["time"]).total_seconds() * 1000)
+        minute = int(row["time"].strftime("%Y%m%d%H%M"))
+        text = row["attributes"]["db.query.text"]
+        us = round(row["time"].timestamp()) * 1_000_000 + row["time"].microsecond
         for stream, entity in (
-            ("top_n_database_statement", service_id(each["attributes"]["server.address"], False)),
-            ("top_n_service_database_statement", service_id(each["service"], True)),
+            ("top_n_database_statement", service_id(row["attributes"]["server.address"], False)),
+            ("top_n_service_database_statement", service_id(row["service"], True)),
         ):
             place = (stream, entity, minute)
             normalised = re.sub("[0-9]+", "?", text)
             runs[*place, normalised] += 1
             times[*place, normalised] += ms
             if ms > 200:
-                order = (-ms, us, each["trace_id"], each["span_id"], text)
+                order = (-ms, us, row["trace_id"], row["span_id"], text)
                 groups.setdefault(place, []).append(order)
     best = [(*place, *order) for place, orders in groups.items() for order in sorted(orders)[:7]]
     columns = ("stream", "entity", "minute", "latency", "time_us", "trace_id", "span_id")
-    found = [(*(row[each] for each in columns), row["statement"]) for row in kept]
-    assert sorted(found) == sorted((*row[:3], -row[3], *row[4:]) for row in best)
+    records = [(*(row[column] for column in columns), row["statement"]) for row in kept]
+    assert sorted(records) == sorted((*row[:3], -row[3], *row[4:]) for row in best)
     keys = ("stream", "entity", "minute", "normalised")
     assert {tuple(row[key] for key in keys): row["runs"] for row in counted} == runs
     assert {tuple(row[key] for key in keys): row["total_ms"] for row in counted} == times
@@ -170,8 +175,8 @@ def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> N
     from batchmill.spark.spans import topn
 
     frame = spark.createDataFrame([(text,) for text in NORMALISED], "text string")
-    found = [row[0] for row in frame.selectExpr(topn.normalise("text")).collect()]
-    assert found == list(NORMALISED.values())
+    texts = [row[0] for row in frame.selectExpr(topn.normalise("text")).collect()]
+    assert texts == list(NORMALISED.values())
     assert [normalise(text) for text in NORMALISED] == list(NORMALISED.values())
 
 
@@ -187,6 +192,7 @@ def test_statements_that_differ_in_values_only_are_one(spark: SparkSession) -> N
         (":5,default:1", "which ':5' is not"),
         ("mongodb:100", "no default"),
         ("default:1,x:2,x:3", "'x' is there twice"),
+        ("default:1,X:2,x:3", "'x' is there twice"),
     ],
 )
 def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
@@ -199,15 +205,19 @@ def test_wrong_thresholds_are_refused(text: str, why: str) -> None:
 
 
 def test_thresholds_by_system(spark: SparkSession) -> None:
-    """By system, else the default; odd names survive the way into SQL."""
+    """By system in any case, else the default; odd names survive the way into SQL."""
     from batchmill.aggregate import SlowThresholds
     from batchmill.spark.spans.topn import threshold_sql, topn_records
 
-    limits = SlowThresholds.parse("default:200, mongodb:100,a'b:7")
+    limits = SlowThresholds.parse("default:200, MONGODB:100,a'b:7")
     sql = threshold_sql(limits, "s")
-    row = spark.sql(f"SELECT {sql} FROM VALUES ('mongodb'), ('a\\'b'), ('z'), (NULL) AS v(s)")
-    assert [each[0] for each in row.collect()] == [100, 7, 200, 200]
+    systems = ["mongodb", "MongoDB", "a'b", "z"]
+    frame = spark.createDataFrame([(system,) for system in [*systems, None]], "s string")
+    assert [row[0] for row in frame.selectExpr(sql).collect()] == [100, 100, 7, 200, 200]
+    assert [limits.of(system) for system in systems] == [100, 100, 7, 200]
     with pytest.raises(ConfigError, match="at least 1"):
         topn_records(compact_frame(spark, []), 0)
     with pytest.raises(ConfigError, match="0 or more"):
         SlowThresholds(-1)
+    with pytest.raises(ConfigError, match="one is there twice"):
+        SlowThresholds(1, {"Redis": 1, "redis": 2})

@@ -56,6 +56,8 @@ class Rows:
     where: str = "true"
     slices: tuple[DataFrame, ...] = ()
     """The same rows in several frames, each for one task, if they can be read so."""
+    most_rows: int | None = None
+    """How many rows there are at most, if known."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -77,8 +79,6 @@ class Part:
     rows: Rows
     of_spans: bool = False
     """Whether the rows are derived from spans."""
-    most_rows: int | None = None
-    """How many rows there are at most, if known."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Fusion:
 
     parts: tuple[Part, ...]
     many: bool = True
-    """Whether there are so many rows that grouping equal ones first is worth it."""
+    """Whether there are so many rows that grouping equal ones first is worth it: of one part."""
 
     def run(self, views: Views) -> list[Result]:
         """What became of the rows of each part."""
@@ -144,7 +144,7 @@ class Fusion:
         for part in self.parts:
             needs.add(part.plan)
         slices = self._slices()
-        aggregator = self._aggregator(needs) if slices or self._of_spans else None
+        aggregator = self._aggregator(needs) if slices or self._grouped else None
         if aggregator is None:
             return _run(self.parts, views, needs, SparkAggregator(), single_rows)
         if not slices:
@@ -158,15 +158,17 @@ class Fusion:
             return [Result.merged(part, [result for (result,) in results])]
 
     @property
-    def _of_spans(self) -> bool:
-        """Whether it has tallies of many rows that are derived from spans."""
-        return self.many and all(
-            part.of_spans and bool(part.plan.recipe.tallies) for part in self.parts
-        )
+    def _grouped(self) -> bool:
+        """Whether equal rows are grouped though they are not cut: many rows of spans, tallies."""
+        if not self.many:
+            return False
+        (part,) = self.parts
+        return part.of_spans and bool(part.plan.recipe.tallies)
 
     def _aggregator(self, needs: RowExpressions) -> Aggregator | None:
         """The one for grouped rows; None if they are not to be grouped."""
-        most_rows = self.parts[0].most_rows
+        (part,) = self.parts
+        most_rows = part.rows.most_rows
         if SparkAggregator.suits(needs, most_rows):
             return SparkAggregator()
         return NumpyAggregator() if NumpyAggregator.fits(needs, most_rows) else None

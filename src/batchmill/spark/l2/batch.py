@@ -237,13 +237,17 @@ class BatchMaker:
         parts = [
             Part(
                 self._plans[source],
-                Rows(frame, slices=self._slices(draft, self._plans[source])),
-                most_rows=sum(segment.rows for segment in draft.segments.get(source, ())) or None,
+                Rows(
+                    frame,
+                    slices=self._slices(draft, self._plans[source]),
+                    most_rows=sum(segment.rows for segment in draft.segments.get(source, ()))
+                    or None,
+                ),
             )
             for source, frame in sources.items()
         ]
         parts += [
-            Part(self._plans[source], rows, of_spans=True, most_rows=results.most_rows)
+            Part(self._plans[source], rows, of_spans=True)
             for source, rows in results.sources.items()
         ]
         fusions = fuse(parts, together=draft.small)

@@ -43,6 +43,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "false",
     # A file may have the columns `latency` and `LATENCY`.
     "spark.sql.caseSensitive": "true",
+    # A map of another program may have a key twice.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     # pandas writes nanoseconds, which Spark can only read as plain numbers.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
     # PySpark compresses what is cached as a whole: compressing each column, too, saves a fifteenth

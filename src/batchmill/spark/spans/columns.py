@@ -89,7 +89,7 @@ def compact(spans: DataFrame, *, keys: Collection[str] | None = None) -> DataFra
         f"COALESCE({_filled('service')}, 'unknown_service') AS service",
         f"{_filled('service_instance_id')} AS _instance",
         f"{_filled('host_name')} AS _host",
-        f"CAST({_only_if(_MAY_SERVE, _attributes(keys))} AS {_TEXT_MAP}) AS _tag",
+        f"CAST({_only_if(SERVES, _attributes(keys))} AS {_TEXT_MAP}) AS _tag",
         *(f"{_first(names)} AS {_alias(meaning)}" for meaning, names in MEANINGS.items()),
         *(f"{_filled(name)} AS {_alias(name)}" for name in _PLACE_COLUMNS),
     )
@@ -142,7 +142,8 @@ def _only_if(condition: str, value: str) -> str:
     return f"IF({condition}, {value}, NULL)"
 
 
-_MAY_SERVE = "kind IN ('SERVER', 'CONSUMER')"
+_MAY_CALL = "_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER')"
+"""Condition of spans that may have called a place, or processed a message of a broker there."""
 _PLACE_COLUMNS = tuple(
     dict.fromkeys(ATTRIBUTE_COLUMNS[key] for entry in ADDRESSES for key in entry if key)
 )
@@ -190,12 +191,11 @@ _CONNECTS = (
     f"LOWER(name) RLIKE {literal(CONNECTING)}, "
     "UPPER(TRIM(COALESCE(_operation, _statement))) = 'CONNECT')"
 )
-_IS_CACHE = f"_system IN ({_one_of(CACHES)})"
+_IS_CACHE = f"LOWER(_system) IN ({_one_of(CACHES)})"
 _COMMAND = r"UPPER(REGEXP_EXTRACT(COALESCE(_operation, _statement, name), '(\\S+)', 1))"
 _ROLES = (
     *("trace_id", "span_id", "parent_span_id", "name", "time", "status", "service"),
-    f"CASE WHEN _kind IN ('CLIENT', 'PRODUCER', 'CONSUMER') "
-    f"AND LOWER(_message_operation) IN ({_one_of(STEPS)}) "
+    f"CASE WHEN {_MAY_CALL} AND LOWER(_message_operation) IN ({_one_of(STEPS)}) "
     f"OR _kind = 'CLIENT' AND {_CONNECTS} THEN 'INTERNAL' ELSE _kind END AS kind",
     # More than 24 days do not fit an int.
     "CASE WHEN _micros < 0 THEN 0 WHEN _micros >= 2147483647000 THEN 2147483647 "
@@ -207,8 +207,8 @@ _ROLES = (
     "WHEN _http IS NOT NULL THEN 'HTTP' ELSE 'RPC' END AS type",
     f"IF(_http_status = '200', 200, {read_whole('_http_status', 'INT')}) AS httpResponseStatusCode",
     "_rpc_status AS rpcStatusCode",
-    "IF(_kind IN ('CLIENT', 'PRODUCER', 'CONSUMER'), COALESCE(_peer, "
-    f"{', '.join(_places())}, _namespace, _system, _messaging, _provider), NULL) AS _destination",
+    f"IF({_MAY_CALL}, COALESCE(_peer, {', '.join(_places())}, "
+    "_namespace, _system, _messaging, _provider), NULL) AS _destination",
     f"{_only_if(_IS_CACHE, _COMMAND)} AS _command",
     *("_tag", "_peer", "_system", "_statement", "_messaging", "_message_operation"),
     *("_topic", "_provider", "_model", "_input_tokens", "_output_tokens"),

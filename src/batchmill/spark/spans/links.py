@@ -18,9 +18,10 @@ of its spans, which later batches read for as long as spans wait:
 
 Each delivered row counts once, whatever the split into batches: a served request that was delivered
 twice counts twice, on both sides, as in all other event types; a call that was delivered twice
-counts twice only if nobody served it. The *other* span of a pair is looked up by (trace id, span
-id), however often it was delivered; if different spans share an id, the first to start counts. A
-span without these ids can never be paired, and does not wait.
+counts twice only if nobody served it; one to a database, a cache or a broker counts as often as it
+was delivered. The *other* span of a pair is looked up by (trace id, span id), however often it was
+delivered; if different spans share an id, the first to start counts. A span without these ids can
+never be paired, and does not wait.
 
 This works because a summary never changes. A row that waits since batch 3 has been paired exactly
 if a partner is among the pending rows: it arrived after batch 3, so it has not expired. That is why
@@ -57,9 +58,9 @@ SUMMARY_SCHEMA = T.StructType(
     ]
 )
 """The summary of a span that is kept until its partners have arrived. Files of older versions may
-lack columns, which are then null. The first columns are from
-:func:`.columns.compact`; ``batch`` is the one it arrived in; ``settled`` means that the span waits
-for no partner of its own, though it can still be the partner of another span."""
+lack columns, which are then null. The first columns are from :func:`.columns.compact`; ``batch`` is
+the one it arrived in; ``settled`` means that the span waits for no partner of its own, though it
+can still be the partner of another span."""
 
 _SPAN_COLUMNS = tuple(SUMMARY_SCHEMA.names[:-2])
 _MEASURED = (

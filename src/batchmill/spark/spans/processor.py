@@ -55,8 +55,6 @@ class SpanResults:
 
     sources: dict[str, Rows] = field(default_factory=dict)
     rows: int = 0
-    most_rows: int = 0
-    """How many rows of a source there are at most."""
     newest_us: int = 0
     late: int = 0
     """How many spans came late."""
@@ -179,8 +177,6 @@ class SpanProcessor:
                 counts = count_spans(new)
         results = SpanResults(
             rows=counts.spans,
-            # A span, new or pending, gives up to two relations.
-            most_rows=2 * (counts.spans + sum(file.rows for file in files.spans)),
             newest_us=arrived.newest_us,
             duplicates=arrived.spans - counts.spans,
         )
@@ -190,7 +186,7 @@ class SpanProcessor:
         results.drop_files = [file.path for file in (*expired, *expired_index)]
         results.sources = {
             source: rows
-            for source, rows in direct_sources(new).items()
+            for source, rows in direct_sources(new, counts).items()
             if counts.rows[source] and source in self._wanted
         }
         earlier = None
@@ -198,9 +194,10 @@ class SpanProcessor:
             earlier = read_parquet(self._spark, SUMMARY_SCHEMA, [file.path for file in files.spans])
         links = link(new, earlier, moment.tick, moment.expire_before)
         persist(links.paired)
-        linked = relation_sources(links.relations)
+        most_paired = counts.spans + sum(file.rows for file in files.spans)
+        linked = relation_sources(links.relations, most_paired)
         if counts.messages or files.spans:
-            linked |= broker_sources(links.paired)
+            linked |= broker_sources(links.paired, most_paired)
         results.sources |= {
             source: rows for source, rows in linked.items() if source in self._wanted
         }

@@ -18,7 +18,7 @@ from batchmill.spark.spans.columns import SERVES
 SERVED = ("Service", "ServiceInstance", "Endpoint")
 """The event types that a span gives that serves a request."""
 TAGS = frozenset(("tags", "tag"))
-"""Their columns that hold all attributes of the span."""
+"""Their columns that hold attributes of the span."""
 _TIMED = ("latency", "latencyMicros", "status")
 _SERVED = (*_TIMED, "httpResponseStatusCode", "rpcStatusCode", "type", "tags", "tag")
 _RELATED = (
@@ -95,13 +95,18 @@ class SpanCounts:
     newest_us: int
 
 
-def direct_sources(compact_spans: DataFrame) -> dict[str, Rows]:
-    """The rows that single spans give, by event type.
+def direct_sources(compact_spans: DataFrame, counts: SpanCounts | None = None) -> dict[str, Rows]:
+    """The rows that single spans give, by event type; ``counts`` are those of the same spans.
 
     They have ``time`` and those of the catalog's columns that spans have; the others are null.
     """
     return {
-        source: Rows(compact_spans, ("time", *columns), condition)
+        source: Rows(
+            compact_spans,
+            ("time", *columns),
+            condition,
+            most_rows=None if counts is None else counts.rows[source],
+        )
         for source, (condition, columns) in _SOURCES.items()
     }
 
@@ -126,12 +131,14 @@ def count_spans(compact_spans: DataFrame) -> SpanCounts:
     )
 
 
-def relation_sources(relations: DataFrame) -> dict[str, Rows]:
+def relation_sources(relations: DataFrame, most_paired: int | None = None) -> dict[str, Rows]:
     """The rows of calls between services, as :func:`.links.link` finds them, by event type.
 
+    ``most_paired``: from how many spans at most, new and pending; each gives up to two relations.
     They have ``time`` (the start of the span that was measured: the serving one where the detect
     point is SERVER, else the calling one) and those of the catalog's columns that spans have.
     """
+    most_rows = None if most_paired is None else 2 * most_paired
     return {
         "ServiceRelation": Rows(
             relations,
@@ -145,6 +152,7 @@ def relation_sources(relations: DataFrame) -> dict[str, Rows]:
                 "destLayer",
                 *("endpoint", "latency", *_RELATED),
             ),
+            most_rows=most_rows,
         ),
         "ServiceInstanceRelation": Rows(
             relations,
@@ -158,6 +166,7 @@ def relation_sources(relations: DataFrame) -> dict[str, Rows]:
                 "destLayer AS destServiceLayer",
                 *("endpoint", "latency", *_RELATED),
             ),
+            most_rows=most_rows,
         ),
         "EndpointRelation": Rows(
             relations,
@@ -174,21 +183,26 @@ def relation_sources(relations: DataFrame) -> dict[str, Rows]:
                 *("latency AS rpcLatency", *_RELATED),
             ),
             "ofEndpoints",
+            most_rows=most_rows,
         ),
     }
 
 
-def broker_sources(paired: DataFrame) -> dict[str, Rows]:
+def broker_sources(paired: DataFrame, most_paired: int | None = None) -> dict[str, Rows]:
     """The rows of messages, as :func:`.links.link` pairs them, by event type.
 
+    ``most_paired``: from how many spans at most, new and pending; each gives up to one row.
     ``transmissionLatency`` of a message that was consumed is the time from the start of the span
     that sent it to the start of the span that consumed it; null if the former is not known.
     """
     return {
-        "MQAccess": Rows(paired, ("time", "broker AS name", *_BROKERED), "accessed"),
+        "MQAccess": Rows(
+            paired, ("time", "broker AS name", *_BROKERED), "accessed", most_rows=most_paired
+        ),
         "MQEndpointAccess": Rows(
             paired,
             ("time", "broker AS serviceName", "broker_endpoint AS endpoint", *_BROKERED),
             "accessed",
+            most_rows=most_paired,
         ),
     }

@@ -82,7 +82,7 @@ def threshold_sql(thresholds: SlowThresholds, system: str) -> str:
         f" WHEN {literal(name)} THEN {literal(limit)}" for name, limit in thresholds.systems.items()
     )
     default = literal(thresholds.default_ms)
-    return f"CASE {system}{cases} ELSE {default} END" if cases else default
+    return f"CASE LOWER({system}){cases} ELSE {default} END" if cases else default
 
 
 def normalise(statement: str) -> str:

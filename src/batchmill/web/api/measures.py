@@ -3,7 +3,8 @@
 The measure of one bucket is the metric's own value. Over a range, the cells of its rows are merged
 first and finished then, so that an average, a percentile or a share is that of all calls together.
 
-Latencies are milliseconds, from metrics in microseconds. A store of an older version, or of a
+Latencies are milliseconds, from metrics in microseconds. Events without ``latencyMicros`` are in
+whole milliseconds there, so that 0 stands for less than 1 ms. A store of an older version, or of a
 script without these metrics, has those in milliseconds only: their averages are whole numbers, and
 their percentiles multiples of 10, so that 0 stands for less than 1 or 10 ms.
 """
@@ -279,8 +280,7 @@ class Measures:
         if number is None:
             return None
         if measure in self._micros:
-            # Starts and ends are whole microseconds, so 0 is up to one.
-            return max(1, number) / 1000
+            return number / 1000
         return round(number / SCALE, 4) if measure in SHARES else number
 
 

@@ -30,7 +30,7 @@ export function ms(n) {
   return [one.format(n / 60_000), " min"];
 }
 
-// Values of metrics in whole milliseconds: 0 is less than the metric can tell.
+// Values of events or metrics in whole milliseconds: 0 is less than they can tell.
 export const averageMs = (n) => (n === 0 ? ["< 1", " ms"] : ms(n));
 export const rankMs = (n) => (n === 0 ? ["< 10", " ms"] : ms(n));
 

@@ -13,7 +13,7 @@ const STEP = 50;
 const MEASURES = [
   { key: "cpm", label: "Calls/min", title: "Calls per minute", format: rate, low: 0 },
   { key: "avg", label: "Average", title: "Average response time", format: averageMs, low: 0 },
-  { key: "p99", label: "p99", title: "99 % of calls were at least this fast", format: rankMs, low: 0 },
+  { key: "p99", label: "p99", title: "99 % of calls were at least this fast, to within 2 %", format: rankMs, low: 0 },
   { key: "success", label: "Success", title: "Share of calls without an error", format: percent, low: 0.9, high: 1, first: "asc", grade: (n) => grade(n) },
   { key: "apdex", label: "Apdex", title: "Apdex score, from 0 to 1", format: apdex, low: 0.5, high: 1, first: "asc", grade: (n) => grade(n, 0.85, 0.7) },
 ];

@@ -14,7 +14,7 @@ const score = (_u, low) => [Math.max(0, Math.min(0.5, (low ?? 1) - 0.05)), 1.005
 const CHARTS = [
   { key: "cpm", title: "Load", unit: "calls per minute", format: rate, fill: true },
   { key: "avg", title: "Average response time", unit: "", format: ms, value: averageMs, fill: true },
-  { key: "percentiles", title: "Response time percentiles", unit: "pN: N % of calls were at least this fast", format: ms, value: rankMs },
+  { key: "percentiles", title: "Response time percentiles", unit: "pN: N % of calls were at least this fast, to within 2 %", format: ms, value: rankMs },
   { key: "success", title: "Success rate", unit: "share of calls without an error", format: percent, range: share },
   { key: "apdex", title: "Apdex", unit: "score from 0 to 1", format: apdex, range: score },
 ];
