@@ -63,9 +63,9 @@ def unfinished(folder: Path) -> list[Path]:
 def numbers_in(paths: Sequence[Path]) -> list[int]:
     """The numbers of the spans in segments."""
     return [
-        int(each, 16)
+        int(span_id, 16)
         for path in paths
-        for each in pq.read_table(path, partitioning=None).column("span_id").to_pylist()
+        for span_id in pq.read_table(path, partitioning=None).column("span_id").to_pylist()
     ]
 
 

@@ -110,18 +110,18 @@ def measurements(number: int, count: int = 5, entities: Sequence[str] = ("one", 
     """Rows of the batch of that number: some of the same minutes as those of others."""
     return [
         Measurement(
-            latency=10 * number + each,
-            name=("GET", "POST")[each % 2],
-            minute=MINUTE + (number + each) % 3,
-            entity=entities[each % len(entities)],
+            latency=10 * number + index,
+            name=("GET", "POST")[index % 2],
+            minute=MINUTE + (number + index) % 3,
+            entity=entities[index % len(entities)],
         )
-        for each in range(count)
+        for index in range(count)
     ]
 
 
 def stored(store: Store) -> dict[Key, int | float]:
     """The totals that a peer should have in the end: the store's minutes."""
-    found: dict[Key, int | float] = {}
+    totals: dict[Key, int | float] = {}
     for metric in store.metrics():
         for value in store.values(metric):
             end_ns = int(bucket_end(value.bucket).timestamp()) * 10**9
@@ -131,8 +131,8 @@ def stored(store: Store) -> dict[Key, int | float]:
             for label, number in numbers.items():
                 name = f"batchmill.{metric.name}"
                 plain = None if label is None else re.sub(r"^\{[np]=(.*)\}$", r"\1", label)
-                found[name, end_ns, value.entity_id, plain] = number
-    return found
+                totals[name, end_ns, value.entity_id, plain] = number
+    return totals
 
 
 def last_totals(points: Sequence[Point]) -> dict[Key, int | float]:
@@ -158,14 +158,14 @@ def check_all_arrived(one: Mill, points: Sequence[Point]) -> None:
 
 def added_up(points: Sequence[Point], metric: str) -> dict[Key, int | float]:
     """The increments of a metric, each commit's once, added up; under the name of its total."""
-    found: dict[Key, int | float] = {}
+    totals: dict[Key, int | float] = {}
     # Whatever comes again is the same to the last bit.
     for fromkey in dict.fromkeys(points):
         if fromkey.metric == f"batchmill.{metric}.increment":
             assert fromkey.commit
             key = (f"batchmill.{metric}", fromkey.end_ns, fromkey.entity, fromkey.label)
-            found[key] = found.get(key, 0) + fromkey.value
-    return found
+            totals[key] = totals.get(key, 0) + fromkey.value
+    return totals
 
 
 @pytest.fixture

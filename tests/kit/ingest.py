@@ -63,8 +63,8 @@ class Ingest:
 
     def metric(self, name: str) -> float:
         page = self.ask("GET", "/metrics").body.decode()
-        found = re.search(rf"^batchmill_ingest_{re.escape(name)} (\S+)$", page, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        match = re.search(rf"^batchmill_ingest_{re.escape(name)} (\S+)$", page, re.MULTILINE)
+        return float(match[1]) if match else 0.0
 
     def fill(self, mib: int) -> None:
         """Have so much in the spool that the pipeline has not read."""
@@ -130,9 +130,9 @@ def ingest(home: Path, *options: str, env: dict[str, str] | None = None) -> Iter
     with Life(command, errors, environment) as process:
         listens = r".*https?://(\S+):(\d+) \(HTTP\) and (\S+) \(gRPC\).*"
         process.must_hear(listens)
-        found = re.fullmatch(listens, process.lines[-1])
-        assert found is not None
-        yield Ingest(home, process, (found[1].strip("[]"), int(found[2])), found[3], errors)
+        match = re.fullmatch(listens, process.lines[-1])
+        assert match is not None
+        yield Ingest(home, process, (match[1].strip("[]"), int(match[2])), match[3], errors)
         if not process.over:
             os.kill(process.pid, signal.SIGTERM)
             process.end(0)

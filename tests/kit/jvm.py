@@ -46,14 +46,14 @@ def java_missing() -> str | None:
     if java is None:
         return f"{advice}: there is none"
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         return f"{advice}: {error}"
-    version = re.search(r'version "(\d+)', told)
+    version = re.search(r'version "(\d+)', output)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        return f"{advice}: {java} is {told.splitlines()[0] if told else 'silent'}"
+        return f"{advice}: {java} is {output.splitlines()[0] if output else 'silent'}"
     return None
 
 

@@ -260,7 +260,7 @@ class HttpReceiver(Keeper, _HttpServer):
 
 def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
     """The points of one request, in order."""
-    found = []
+    points = []
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
@@ -269,13 +269,13 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
                 if kind == "sum":
                     assert data.aggregation_temporality == 1  # delta
                     kind = "monotonic delta" if data.is_monotonic else "delta"
-                told = {each.key: each.value.string_value for each in metric.metadata}
+                metadata = {entry.key: entry.value.string_value for entry in metric.metadata}
                 for point in data.data_points:
                     about = {
                         attribute.key: attribute.value.string_value
                         for attribute in point.attributes
                     }
-                    found.append(
+                    points.append(
                         Point(
                             metric.name,
                             about["batchmill.entity.id"],
@@ -285,10 +285,10 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Point]:
                             kind,
                             about.get("batchmill.label"),
                             tuple(sorted(about.items())),
-                            told.get("batchmill.commit", ""),
+                            metadata.get("batchmill.commit", ""),
                         )
                     )
-    return found
+    return points
 
 
 class TraceReceiver(_HttpServer):
@@ -311,7 +311,7 @@ class TraceReceiver(_HttpServer):
 
     def spans(self) -> list[tuple[str, Any]]:
         """The service and the span, of all requests that were acknowledged."""
-        return [each for request in self.requests for each in spans_of(request)]
+        return [pair for request in self.requests for pair in spans_of(request)]
 
     def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         verdict = self._take(path, body)
@@ -334,14 +334,14 @@ class TraceReceiver(_HttpServer):
 
 def spans_of(request: ExportTraceServiceRequest) -> list[tuple[str, Any]]:
     """The service and the span, of one request."""
-    found = []
+    pairs = []
     for group in request.resource_spans:
         about = {
             attribute.key: attribute.value.string_value for attribute in group.resource.attributes
         }
         for scope in group.scope_spans:
-            found += [(about["service.name"], span) for span in scope.spans]
-    return found
+            pairs += [(about["service.name"], span) for span in scope.spans]
+    return pairs
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -448,8 +448,8 @@ class Traffic:
         finally:
             self._gone.set()
             self._over.set()
-            for each in threads:
-                each.join()
+            for thread in threads:
+                thread.join()
 
     def finish(self) -> None:
         """Let all go, and say that it is over."""

@@ -347,12 +347,12 @@ def expected_of(rows: Sequence[Row], oal: str = SMALL) -> Stored:
     return expected({"Endpoint": rows}, oal)
 
 
-def differences(found: Mapping[Any, Any], wanted: Mapping[Any, Any], limit: int = 10) -> list[str]:
+def differences(actual: Mapping[Any, Any], wanted: Mapping[Any, Any], limit: int = 10) -> list[str]:
     """Where two results differ; empty if they do not."""
     lines = [
-        f"{key}: {found.get(key, 'missing')!r}, expected {wanted.get(key, 'nothing')!r}"
-        for key in sorted(found.keys() | wanted.keys(), key=repr)
-        if found.get(key) != wanted.get(key)
+        f"{key}: {actual.get(key, 'missing')!r}, expected {wanted.get(key, 'nothing')!r}"
+        for key in sorted(actual.keys() | wanted.keys(), key=repr)
+        if actual.get(key) != wanted.get(key)
     ]
     return [*lines[:limit], f"… {len(lines)} in all"] if lines else []
 
@@ -372,17 +372,17 @@ def counted(store: Store, what: str) -> dict[tuple[str, str], int]:
 
 def top_of(store: Store) -> Tops:
     """Every TopN list of a store, in its order."""
-    found: Tops = {}
+    tops: Tops = {}
     for stream in store.top_streams():
         for grain in Grain:
             for record in store.top(stream, grain=grain):
                 key = (stream, grain.value, record.bucket, record.entity_id)
-                found.setdefault(key, []).append(_record(record))
-    return found
+                tops.setdefault(key, []).append(_record(record))
+    return tops
 
 
-def _record(each: TopRecord) -> tuple[Any, ...]:
-    return (each.statement, each.latency, each.trace_id, each.runs, each.total_ms)
+def _record(record: TopRecord) -> tuple[Any, ...]:
+    return (record.statement, record.latency, record.trace_id, record.runs, record.total_ms)
 
 
 def top_expected(tops: Mapping[TopNKey, TopN]) -> Tops:
@@ -435,7 +435,7 @@ def expected_whole(oal: str, events: Mapping[str, Sequence[Any]]) -> Whole:
                 ran.times,
                 ran.total_ms,
             )
-    counts = {("rows", source, ""): len(found) for source, found in rows.items()}
+    counts = {("rows", source, ""): len(source_rows) for source, source_rows in rows.items()}
     counts["rows", "Span", ""] = len(spans)
     for counter, reason in _NEVER_CAME.items():
         counts["unresolved", "Span", reason] = given.counters[counter]

@@ -46,8 +46,8 @@ def await_status(running: Ingest, wanted: Callable[[dict[str, Any]], bool]) -> d
     """The status, once it is as wanted."""
 
     def status() -> dict[str, Any]:
-        found = running.status()
-        return found if wanted(found) else {}
+        current = running.status()
+        return current if wanted(current) else {}
 
     return until(status, lambda: str(running.status()))
 
@@ -106,15 +106,15 @@ def test_spans_of_both_protocols_are_stored_once(shared: Ingest) -> None:
             with grpc.insecure_channel(shared.grpc, options=own) as channel:
                 channel.unary_unary(TRACES)(request(number), timeout=PATIENCE_S)
         # Connections that stay open are spread evenly.
-        found = await_status(
+        await_status(
             shared,
             lambda status: [w["connections"] for w in status["workers"]] == [10, 10],
         )
     assert Counter(span["span_id"] for span in shared.spans()) == ids
     for name in ("received_spans", "acknowledged_spans"):
         wanted = before[name] + 40
-        found = await_status(shared, lambda s, n=name, w=wanted: s[n] == w)  # type: ignore[misc]
-    assert found["acknowledged_spans"] == sum(w["acknowledged_spans"] for w in found["workers"])
+        after = await_status(shared, lambda s, n=name, w=wanted: s[n] == w)  # type: ignore[misc]
+    assert after["acknowledged_spans"] == sum(w["acknowledged_spans"] for w in after["workers"])
     # A connection each: they go to the processes in turn.
     assert {shared.metric("acknowledged_spans_total") for _ in range(4)} == {40.0}
     page = shared.ask("GET", "/metrics").body.decode()
@@ -209,8 +209,8 @@ def test_the_connection_limit_is_for_all_of_them(tmp_path: Path) -> None:
             link.sendall(b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n")
             assert link.recv(20).startswith(b"HTTP/1.1 200")
         assert running.ask("GET", "/healthz").status == 503
-        found = await_status(running, lambda status: status["connections"]["refused"] == 1)
-        assert found["connections"]["open"] == 4
+        current = await_status(running, lambda status: status["connections"]["refused"] == 1)
+        assert current["connections"]["open"] == 4
 
 
 def test_limits_too_small_for_so_many(tmp_path: Path) -> None:

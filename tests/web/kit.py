@@ -196,7 +196,7 @@ class _Book:
 
     def __init__(self, rows: list[EntityRow]) -> None:
         self.rows = rows
-        self._numbers = {(each.kind, each.id): n for n, each in enumerate(rows)}
+        self._numbers = {(row.kind, row.id): n for n, row in enumerate(rows)}
 
     def service(self, call: Call) -> int:
         layers = {"VIRTUAL_DATABASE"} if call.database else {"GENERAL"}
@@ -237,7 +237,7 @@ class Client:
         self, path: str, method: str = "GET", body: str | None = None, **params: Any
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
-        named = {name.rstrip("_"): each for name, each in params.items()}
+        named = {name.rstrip("_"): value for name, value in params.items()}
         host = self.address.partition("://")[2]
         connection = http.client.HTTPConnection(host, timeout=WAIT_S)
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
@@ -247,14 +247,14 @@ class Client:
             query = f"?{urlencode(named)}" if named else ""
             connection.request(method, quote(path, safe="/=%+?&") + query, body, headers)
             response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return response.status, found, response.read()
+            response_headers = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, response_headers, response.read()
 
     def get(self, path: str, **params: Any) -> Any:
         """The JSON of an answer that must be good."""
-        status, found = self.ask(path, **params)
-        assert status == 200, found
-        return found
+        status, answer = self.ask(path, **params)
+        assert status == 200, answer
+        return answer
 
 
 class FakeRun(StatusReader):

@@ -27,15 +27,15 @@ def known_calls() -> list[Call]:
 
     shop: 20 and 40 ms, one of a hundred fails. cart: 700 ms, which is tolerated.
     """
-    found = []
+    calls = []
     for n in range(600):
         at = BEGIN + n % 60 * 60
-        found.append(Call("shop", 20 + 20 * (n // 60 % 2), at, ok=n % 100 != 0))
+        calls.append(Call("shop", 20 + 20 * (n // 60 % 2), at, ok=n % 100 != 0))
         if n // 60 % 2:
-            found.append(Call("cart", 700, at, endpoint="POST /cart", caller="shop"))
+            calls.append(Call("cart", 700, at, endpoint="POST /cart", caller="shop"))
         if n // 60 % 5 == 0:
-            found.append(Call("orders-db", 5, at, caller="cart", layer="VIRTUAL_DATABASE"))
-    return found
+            calls.append(Call("orders-db", 5, at, caller="cart", layer="VIRTUAL_DATABASE"))
+    return calls
 
 
 @dataclass

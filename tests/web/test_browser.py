@@ -50,8 +50,8 @@ PAGES = {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for all tests; each has a session of its own."""
-    with running_chromium() as found:
-        yield found
+    with running_chromium() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def seen(browser: Browser, served: Served) -> Iterator[Watched]:
     """A page of that server."""
-    with watched_page(browser, served.address) as found:
-        yield found
+    with watched_page(browser, served.address) as watched:
+        yield watched
 
 
 def expect_table(page: Page, caption: str, expected: dict[str, list[str]]) -> None:
@@ -182,7 +182,7 @@ def test_a_range_of_ones_own(seen: Watched) -> None:
     """From and to, in local time."""
     page = seen.open("#/services")
     page.get_by_role("radio", name="Custom").check()
-    local = "each => new Date(each * 1000 - new Date().getTimezoneOffset() * 60000)"
+    local = "seconds => new Date(seconds * 1000 - new Date().getTimezoneOffset() * 60000)"
     begin, end = (
         str(page.evaluate(f"({local})({at}).toISOString().slice(0, 16)"))
         for at in (BEGIN, BEGIN + 3600)
@@ -300,7 +300,7 @@ def test_everything_is_reached_with_the_tab_key(seen: Watched) -> None:
             "document.activeElement.matches(':focus-visible, [type=datetime-local], body')"
         ), passed[-1]
     wanted = ["Skip to content", "Topology", "Search services", "Average", "shop", "API"]
-    places = [passed.index(each) for each in wanted]
+    places = [passed.index(label) for label in wanted]
     assert places == sorted(places)
     assert "" in passed, "the focus leaves the page at its end"
     page.get_by_text("Skip to content").focus()

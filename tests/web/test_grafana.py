@@ -16,8 +16,8 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "batchmill.json"
 
 
 def _dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    return found
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return dashboard
 
 
 def _targets() -> list[tuple[str, bool]]:
@@ -40,32 +40,34 @@ def test_each_expression_is_answered(tmp_path: Path) -> None:
             for chosen in (".+", "(shop|ca\\\\.rt)"):
                 query = expression.replace("$service", chosen)
                 if instant:
-                    asked = {"query": query, "time": START_S + 240}
-                    found = client.get("/api/v1/query", **asked)
+                    params = {"query": query, "time": START_S + 240}
+                    answer = client.get("/api/v1/query", **params)
                 else:
-                    asked = {"query": query, "start": START_S, "end": START_S + 240, "step": 15}
-                    found = client.get("/api/v1/query_range", **asked)
+                    params = {"query": query, "start": START_S, "end": START_S + 240, "step": 15}
+                    answer = client.get("/api/v1/query_range", **params)
                 # Nobody called a database here.
-                assert bool(found["data"]["result"]) is ("database" not in query), query
+                assert bool(answer["data"]["result"]) is ("database" not in query), query
 
 
 def test_the_variable_has_the_names_of_services(tmp_path: Path) -> None:
     """label_values(metric, label) becomes a question for the values of a label."""
-    (variable,) = (each for each in _dashboard()["templating"]["list"] if each["name"] == "service")
-    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
-    assert found is not None
+    (variable,) = (
+        entry for entry in _dashboard()["templating"]["list"] if entry["name"] == "service"
+    )
+    match = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
+    assert match is not None
     url = f"sqlite:///{tmp_path}/store.db"
     with open_store(url) as store:
         CallWriter(store).write([Call("shop", START_S)])
     with serving(url) as client:
-        path = f"/api/v1/label/{found[2]}/values"
-        asked = {"match[]": found[1], "start": START_S - 60, "end": START_S + 60}
-        assert client.get(path, **asked)["data"] == ["shop"]
+        path = f"/api/v1/label/{match[2]}/values"
+        params = {"match[]": match[1], "start": START_S - 60, "end": START_S + 60}
+        assert client.get(path, **params)["data"] == ["shop"]
 
 
 def test_only_variables_that_there_are() -> None:
     """No expression names a variable that the dashboard lacks, and none is more than a selector."""
-    known = {each["name"] for each in _dashboard()["templating"]["list"]}
+    known = {variable["name"] for variable in _dashboard()["templating"]["list"]}
     for expression, _ in _targets():
         assert set(re.findall(r"\$\{?(\w+)", expression)) <= known
         parse_selector(expression.replace("$service", ".+"))

@@ -102,11 +102,11 @@ class Counting:
     """A run that says how often it was asked."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.reads = 0
 
     def __call__(self) -> Mapping[str, Any]:
-        self.asked += 1
-        return {"asked": self.asked}
+        self.reads += 1
+        return {"reads": self.reads}
 
 
 def test_the_run_is_sent_each_time_and_a_commit_once(url: str) -> None:
@@ -122,10 +122,10 @@ def test_the_run_is_sent_each_time_and_a_commit_once(url: str) -> None:
                 await listener.until(
                     lambda: listener.events("commit") and len(listener.events("pipeline")) > 5
                 )
-                [told] = listener.events("commit")
-                assert told["newest_minute"] == 1_772_366_400
-                assert told["last_batch"] == 0
-                assert began - 1 <= told["committed_at"] <= time.time()
+                [commit] = listener.events("commit")
+                assert commit["newest_minute"] == 1_772_366_400
+                assert commit["last_batch"] == 0
+                assert began - 1 <= commit["committed_at"] <= time.time()
                 await asyncio.to_thread(shop.commit, [Call("shop", 30, 1_772_366_490)])
                 await listener.until(lambda: len(listener.events("commit")) > 1)
                 assert listener.events("commit")[1]["newest_minute"] == 1_772_366_460
@@ -144,8 +144,8 @@ def test_however_many_listen_one_looks(url: str) -> None:
             many = [Listener(live) for _ in range(10)]
             for client in many:
                 await client.until(lambda client=client: client.events("pipeline"))  # type: ignore[misc]
-            newest = max(client.events("pipeline")[-1]["asked"] for client in many)
-            assert run.asked <= newest + 1
+            newest = max(client.events("pipeline")[-1]["reads"] for client in many)
+            assert run.reads <= newest + 1
             assert live.listeners == 10
             await asyncio.gather(*(client.leave() for client in many))
             assert live.listeners == 0
@@ -185,7 +185,7 @@ def test_a_slow_reader_gets_the_newest_and_holds_up_nobody(url: str) -> None:
             await quick.until(lambda: len(quick.events("pipeline")) > 20)
             slow.reads.set()
             await slow.until(lambda: slow.events("pipeline"))
-            assert slow.events("pipeline")[0]["asked"] >= 20
+            assert slow.events("pipeline")[0]["reads"] >= 20
 
     asyncio.run(listen())
 
@@ -223,9 +223,9 @@ def test_an_unreadable_store_is_reported_once(url: str, tmp_path: Path) -> None:
         async with living(url, Counting()) as live:
             listener = Listener(live)
             await listener.until(lambda: listener.events("store"))
-            [told] = listener.events("store")
-            assert told["ok"] is False
-            assert "store.db" in told["fault"]
+            [report] = listener.events("store")
+            assert report["ok"] is False
+            assert "store.db" in report["fault"]
             with open_store(url) as store:
                 Shop(store).commit([Call("shop", 30, 1_772_366_430)])
                 await listener.until(lambda: listener.events("commit"))
@@ -238,20 +238,20 @@ def test_a_run_that_cannot_be_read_is_tried_again(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever its error; it is logged once."""
-    asked = 0
+    reads = 0
 
     def run() -> Mapping[str, Any]:
-        nonlocal asked
-        asked += 1
-        if asked < 5:
+        nonlocal reads
+        reads += 1
+        if reads < 5:
             raise KeyError("broken")
-        return {"asked": asked}
+        return {"reads": reads}
 
     async def listen() -> None:
         async with living(url, run) as live:
             listener = Listener(live)
             await listener.until(lambda: listener.events("pipeline"))
-            assert listener.events("pipeline")[0]["asked"] == 5
+            assert listener.events("pipeline")[0]["reads"] == 5
 
     asyncio.run(listen())
     assert [record.getMessage() for record in caplog.records if record.name == "batchmill.web"] == [

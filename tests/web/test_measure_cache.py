@@ -29,6 +29,6 @@ def test_it_removes_the_older_half(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [key for key, _ in cache.rows("mark", 1)] == [6, 7, 8, 9, 10, 11]
     assert cache.rows("mark", 60) == {}
     for number in range(20):
-        found = cache.tally(_Plan(), [f"{number + 9}", "1:2"], ["5", "1"])
-        assert found == {number + 9: 1, 1: 3, 5: 1}
+        tally = cache.tally(_Plan(), [f"{number + 9}", "1:2"], ["5", "1"])
+        assert tally == {number + 9: 1, 1: 3, 5: 1}
         assert len(cache._tallies) <= 4

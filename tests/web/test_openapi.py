@@ -40,19 +40,19 @@ CHECKS: list[Any] = [
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a store with some calls."""
     folder: Path = tmp_path_factory.mktemp("openapi")
-    found = f"sqlite:///{folder}/store.db"
-    with open_store(found) as store:
+    store_url = f"sqlite:///{folder}/store.db"
+    with open_store(store_url) as store:
         CallWriter(store).write(
             [Call("shop", START_S + 60 * n, 10 * n, n % 7 > 0, caller="gate") for n in range(50)]
         )
-    return found
+    return store_url
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
     """A server over it."""
-    with serving(url, run=FakeRun(lambda: {"state": "fine"})) as found:
-        yield found
+    with serving(url, run=FakeRun(lambda: {"state": "fine"})) as api_client:
+        yield api_client
 
 
 @pytest.mark.parametrize(("path", "method", "mode"), QUESTIONS)

@@ -55,7 +55,7 @@ def test_every_file_is_served(port: int) -> None:
         assert response.headers["content-type"].startswith(kind[file.suffix]), path
     named = re.findall(r'(?:src|href)="(static/[^"]+)"', (STATIC / "index.html").read_text())
     assert len(named) >= 6
-    assert all((STATIC.parent / each).is_file() for each in named)
+    assert all((STATIC.parent / name).is_file() for name in named)
 
 
 def test_nothing_but_our_own_files_may_be_loaded(port: int) -> None:

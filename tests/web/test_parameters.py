@@ -59,9 +59,9 @@ def test_the_grain_follows_the_length(length: str, grain: Grain) -> None:
 
 def test_without_parameters_it_is_the_last_hour() -> None:
     """From an hour ago to the minute that is now, in minutes."""
-    found = read_range({}, NOW_S)
-    assert (found.start_s, found.end_s) == (1_709_210_700, 1_709_214_360)
-    assert len(found.times) == 61
+    time_range = read_range({}, NOW_S)
+    assert (time_range.start_s, time_range.end_s) == (1_709_210_700, 1_709_214_360)
+    assert len(time_range.times) == 61
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_what_cannot_be_answered_is_refused(params: dict[str, str], reason: str)
 
 def test_as_many_buckets_as_are_allowed_are_answered() -> None:
     """1,500 minutes are not too many."""
-    found = read_range({"from": "now-1500m", "grain": "minute"}, 1_709_208_000.0)
-    assert len(found.times) == len(found.buckets) == 1500
+    time_range = read_range({"from": "now-1500m", "grain": "minute"}, 1_709_208_000.0)
+    assert len(time_range.times) == len(time_range.buckets) == 1500
 
 
 def _minutes(pieces: list[Buckets]) -> Counter[int]:
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for piece in pieces:
         for one in piece:
             first_s = int(bucket_start(one).timestamp())
-            found.update(range(first_s, first_s + piece.grain.minutes * 60, 60))
-    return found
+            counts.update(range(first_s, first_s + piece.grain.minutes * 60, 60))
+    return counts
 
 
 @given(
@@ -112,7 +112,7 @@ def test_the_cover_is_just_the_minutes_of_the_range(
     assert less or not cover.less
     minutes = _minutes(cover.more)
     minutes.subtract(_minutes(cover.less))
-    there = {each for each, count in minutes.items() if count and each <= newest_s}
+    there = {minute_s for minute_s, count in minutes.items() if count and minute_s <= newest_s}
     assert there == set(range(wanted.start_s, min(wanted.end_s, newest_s + 60), 60))
     assert all(minutes[place] == 1 for place in there)
 

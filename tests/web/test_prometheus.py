@@ -40,34 +40,34 @@ def _write(store: Store, newest_s: int) -> None:
 
 
 def _matrix(client: Client, text: str, start_s: float, end_s: float, step: Any = 60) -> Any:
-    found = client.get("/api/v1/query_range", query=text, start=start_s, end=end_s, step=step)
-    assert found["data"]["resultType"] == "matrix"
+    answer = client.get("/api/v1/query_range", query=text, start=start_s, end=end_s, step=step)
+    assert answer["data"]["resultType"] == "matrix"
     return {
         tuple(sorted(result["metric"].items())): {
             at: float(value) for at, value in result["values"]
         }
-        for result in found["data"]["result"]
+        for result in answer["data"]["result"]
     }
 
 
 def _vector(client: Client, text: str, at_s: float) -> list[tuple[dict[str, str], float]]:
-    found = client.get("/api/v1/query", query=text, time=at_s)["data"]
-    assert found["resultType"] == "vector"
-    return [(result["metric"], float(result["value"][1])) for result in found["result"]]
+    data = client.get("/api/v1/query", query=text, time=at_s)["data"]
+    assert data["resultType"] == "vector"
+    return [(result["metric"], float(result["value"][1])) for result in data["result"]]
 
 
 def _value(client: Client, at_s: float, name: str = "shop") -> float | None:
-    found = _vector(client, f'{CPM}{{name="{name}"}}', at_s)
-    return found[0][1] if found else None
+    samples = _vector(client, f'{CPM}{{name="{name}"}}', at_s)
+    return samples[0][1] if samples else None
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store of calls up to START_S."""
-    found = f"sqlite:///{tmp_path_factory.mktemp('prometheus')}/store.db"
-    with open_store(found) as store:
+    store_url = f"sqlite:///{tmp_path_factory.mktemp('prometheus')}/store.db"
+    with open_store(store_url) as store:
         _write(store, START_S)
-    return found
+    return store_url
 
 
 def test_a_minute_is_a_sample_at_its_end(url: str) -> None:
@@ -96,8 +96,8 @@ def test_labels_and_names_are_those_of_the_exporters(url: str) -> None:
             "kind": "service",
             "layer": "GENERAL",
         }
-        found = _vector(client, 'batchmill_service_percentile{name="shop"}', START_S)
-        assert [result[0]["label"] for result in found] == ["p50", "p75", "p90", "p95", "p99"]
+        samples = _vector(client, 'batchmill_service_percentile{name="shop"}', START_S)
+        assert [result[0]["label"] for result in samples] == ["p50", "p75", "p90", "p95", "p99"]
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_labels_and_names_are_those_of_the_exporters(url: str) -> None:
 def test_matchers(url: str, matchers: str, names: set[str]) -> None:
     """Equal or not, matching as a whole or not; a label that is not there is empty."""
     with serving(url) as client:
-        found = _vector(client, CPM + matchers, START_S)
-        assert {each["name"] for each, _ in found} == names
+        samples = _vector(client, CPM + matchers, START_S)
+        assert {labels["name"] for labels, _ in samples} == names
         by_name = f'{{__name__="{CPM}"{"," if matchers else ""}{matchers[1:-1]}}}'
-        assert _vector(client, by_name, START_S) == found
+        assert _vector(client, by_name, START_S) == samples
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_a_bad_query_is_bad_data(url: str) -> None:
     with serving(url) as client:
         for path in ("/api/v1/query", "/api/v1/query_range"):
             for text in ("rate(x[5m])", ""):
-                status, found = client.ask(path, query=text, start=0, end=60, step=15)
-                assert (status, found["status"], found["errorType"]) == (400, "error", "bad_data")
+                status, answer = client.ask(path, query=text, start=0, end=60, step=15)
+                assert (status, answer["status"], answer["errorType"]) == (400, "error", "bad_data")
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_what_grafana_asks_beside(url: str) -> None:
         assert client.get("/api/v1/label/kind/values")["data"] == [
             *("endpoint", "instance", "service"),
         ]
-        found = client.get("/api/v1/series", **{"match[]": f'{CPM}{{name="shop"}}'}, **days)
-        assert [result["entity"] for result in found["data"]] == ["c2hvcA==.1"]
+        series = client.get("/api/v1/series", **{"match[]": f'{CPM}{{name="shop"}}'}, **days)
+        assert [result["entity"] for result in series["data"]] == ["c2hvcA==.1"]
         assert client.get("/api/v1/metadata", metric=CPM)["data"] == {
             CPM: [{"type": "gauge", "help": "from(Service.*).cpm(), of one minute", "unit": ""}]
         }
@@ -217,8 +217,8 @@ def test_a_form_is_as_good_as_an_address(url: str) -> None:
 def test_a_store_that_is_away_is_unavailable(tmp_path: Path) -> None:
     """503, in Prometheus' own form."""
     with serving(f"sqlite:///{tmp_path}/none.db") as client:
-        status, found = client.ask("/api/v1/query", query=CPM)
-    assert (status, found["status"], found["errorType"]) == (503, "error", "unavailable")
+        status, answer = client.ask("/api/v1/query", query=CPM)
+    assert (status, answer["status"], answer["errorType"]) == (503, "error", "unavailable")
 
 
 def test_a_selector_knows_its_name() -> None:
@@ -271,6 +271,6 @@ def _asked(peer: Prometheus, text: str, start_s: float, end_s: float, step: int)
     }
 
 
-def _unordered(found: list[tuple[dict[str, str], float]]) -> dict[Any, float]:
-    assert all(math.isfinite(value) for _, value in found)
-    return {tuple(sorted(labels.items())): value for labels, value in found}
+def _unordered(samples: list[tuple[dict[str, str], float]]) -> dict[Any, float]:
+    assert all(math.isfinite(value) for _, value in samples)
+    return {tuple(sorted(labels.items())): value for labels, value in samples}

@@ -21,8 +21,8 @@ def _grown(inside: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         st.tuples(inside, inside).map("".join),
         st.tuples(inside, inside).map("|".join),
-        st.tuples(inside, inside).map(lambda each: f"({each[0]}|{each[1]})"),
-        st.tuples(inside, REPEATS).map(lambda each: f"(?:{each[0]}){each[1]}"),
+        st.tuples(inside, inside).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inside, REPEATS).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
     )
 
 

@@ -49,12 +49,12 @@ def test_a_store_that_comes_later_is_read(tmp_path: Path) -> None:
         status, headers, body = client.raw("/api/v1/services")
         assert (status, headers["retry-after"]) == (503, "5")
         assert b"there is no store at" in body
-        found = client.get("/api/v1/status")
-        assert (found["store"]["ok"], found["newest_minute"]) == (False, None)
+        report = client.get("/api/v1/status")
+        assert (report["store"]["ok"], report["newest_minute"]) == (False, None)
         _write(_url(tmp_path), Call("shop", START_S))
         assert _names(client) == ["shop"]
-        found = client.get("/api/v1/status")
-        assert (found["store"], found["newest_minute"]) == ({"ok": True, "fault": None}, START_S)
+        report = client.get("/api/v1/status")
+        assert (report["store"], report["newest_minute"]) == ({"ok": True, "fault": None}, START_S)
 
 
 def test_a_replaced_store_is_read(tmp_path: Path) -> None:
@@ -77,24 +77,24 @@ def test_what_is_committed_shows_at_once(tmp_path: Path) -> None:
         writer = CallWriter(store)
         for number in range(1, 5):
             writer.write([Call("shop", START_S, 100 * number)])
-            (found,) = client.get("/api/v1/services", **ASKED)["services"]
-            latest = [result for result in found["series"]["p99"] if result is not None]
-            assert (found["range"]["p99"], latest) == (100 * number, [100 * number])
+            (service,) = client.get("/api/v1/services", **ASKED)["services"]
+            latest = [result for result in service["series"]["p99"] if result is not None]
+            assert (service["range"]["p99"], latest) == (100 * number, [100 * number])
 
 
 def test_a_file_that_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
     """503 with what is wrong with it."""
     (tmp_path / "store.db").write_text("this is no database, and longer than a header is " * 50)
     with serving(_url(tmp_path)) as client:
-        status, found = client.ask("/api/v1/metrics")
-    assert (status, "not a store that can be read" in found["error"]) == (503, True)
+        status, answer = client.ask("/api/v1/metrics")
+    assert (status, "not a store that can be read" in answer["error"]) == (503, True)
 
 
 def test_an_address_that_is_none_is_said_to_be_none() -> None:
     """503, as whoever asks cannot help it; with what an address looks like."""
     with serving("mysql://somewhere") as client:
-        status, found = client.ask("/api/v1/metrics")
-    assert (status, "sqlite:///relative.db" in found["error"]) == (503, True)
+        status, answer = client.ask("/api/v1/metrics")
+    assert (status, "sqlite:///relative.db" in answer["error"]) == (503, True)
 
 
 def test_a_database_that_restarts_is_survived(postgres_url: str) -> None:
@@ -136,8 +136,8 @@ def test_the_queues_of_its_process_are_served_to_prometheus(tmp_path: Path) -> N
             request = Request(f"{client.address}/metrics", headers={"Accept": header})
             with urlopen(request, timeout=WAIT_S) as response:
                 assert response.headers["Content-Type"] == text_format.value
-                found = parsed(response.read().decode(), text_format)
-            assert found["batchmill_queue_depth", frozenset({("queue", "beside")})] == 0
+                samples = parsed(response.read().decode(), text_format)
+            assert samples["batchmill_queue_depth", frozenset({("queue", "beside")})] == 0
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_without_a_token_only_its_own_host_names_are_served(
     async def say() -> Any:
         return {"type": "http.request"}
 
-    asked: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b""}
-    asked["headers"] = [(b"host", host.encode())]
-    asyncio.run(app(asked, say, hear))
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b""}
+    scope["headers"] = [(b"host", host.encode())]
+    asyncio.run(app(scope, say, hear))
     assert heard[0]["status"] == status
 
 
@@ -221,8 +221,8 @@ def test_every_answer_has_its_headers(tmp_path: Path) -> None:
 def test_other_methods_are_refused(tmp_path: Path) -> None:
     """405, with a reason, and HEAD is as good as GET."""
     with serving(_url(tmp_path)) as client:
-        status, found = client.ask("/api/v1/services", "DELETE")
-        assert (status, found["error"]) == (405, "/api/v1/services does not support DELETE")
+        status, answer = client.ask("/api/v1/services", "DELETE")
+        assert (status, answer["error"]) == (405, "/api/v1/services does not support DELETE")
         assert client.raw("/api/v1/status", "HEAD")[0] == 200
 
 

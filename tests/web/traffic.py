@@ -139,7 +139,7 @@ class Shop:
             for place, column in enumerate(columns[metric.name]):
                 cells[column] = [line[place] for line in made]
         return Deltas(
-            source, grain, [bucket for bucket, _ in places], [each for _, each in places], cells
+            source, grain, [bucket for bucket, _ in places], [number for _, number in places], cells
         )
 
 

@@ -159,11 +159,11 @@ def postgres_url(postgres: Postgres) -> str:
 
 
 def _programs() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True)
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True)
     on_path = shutil.which("initdb")
     if on_path:
-        found.append(Path(on_path).resolve().parent)
-    for folder in found:
+        folders.append(Path(on_path).resolve().parent)
+    for folder in folders:
         if all((folder / name).exists() for name in NEEDED):
             return folder
     return None

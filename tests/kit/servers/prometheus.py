@@ -60,7 +60,7 @@ class Prometheus:
         status, body = self._get(f"/api/v1/query?{urlencode({'query': text, **moment})}")
         assert status == 200, body
         answer = json.loads(body)["data"]["result"]
-        return [(each["metric"], float(each["value"][1])) for each in answer]
+        return [(series["metric"], float(series["value"][1])) for series in answer]
 
     def _get(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
@@ -143,34 +143,34 @@ def after(minute: int, s: float = 0.0) -> float:
 def texts_of(page: str, form: TextFormat) -> dict[str, str]:
     """What the official client reads as HELP, by family."""
     read = open_families if form is TextFormat.OPENMETRICS else plain_families
-    return {each.name: each.documentation for each in read(page)}
+    return {family.name: family.documentation for family in read(page)}
 
 
 def parsed(page: str, form: TextFormat = TextFormat.PROMETHEUS) -> dict[Key, float]:
     """What the official client reads in a page: values by name and labels."""
     read = open_families if form is TextFormat.OPENMETRICS else plain_families
-    found: dict[Key, float] = {}
+    values: dict[Key, float] = {}
     for family in read(page):
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found, f"{key} stands there twice"
-            found[key] = sample.value
-    return found
+            assert key not in values, f"{key} stands there twice"
+            values[key] = sample.value
+    return values
 
 
-def metrics_of(found: dict[Key, float]) -> dict[Key, float]:
+def metrics_of(values: dict[Key, float]) -> dict[Key, float]:
     """The values of metrics alone, without figures about the page, the pipeline and its queues."""
     own, queues = ("batchmill_export_", "batchmill_pipeline_"), prometheus_names()
     return {
         key: value
-        for key, value in found.items()
+        for key, value in values.items()
         if not key[0].startswith(own) and key[0] not in queues
     }
 
 
 def expected(store: Store, minute: int) -> dict[Key, float]:
     """What a page about a minute must say of metrics, by the store's own reading of each."""
-    found: dict[Key, float] = {}
+    values: dict[Key, float] = {}
     kinds = {entity.id: entity.kind for entity in store.entities()}
     for metric in store.metrics():
         for value in store.values(metric, start=minute, end=minute):
@@ -187,8 +187,8 @@ def expected(store: Store, minute: int) -> dict[Key, float]:
                     named = labels | {"label": text if metric.name == "percentile" else label}
                 else:
                     named = labels
-                found[f"batchmill_{metric.name}", frozenset(named.items())] = float(number)
-    return found
+                values[f"batchmill_{metric.name}", frozenset(named.items())] = float(number)
+    return values
 
 
 def decode(body: bytes) -> Samples:

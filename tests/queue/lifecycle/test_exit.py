@@ -69,9 +69,9 @@ def test_exit_is_bounded() -> None:
         PREAMBLE
         + """
 hanging = [BatchQueue(f"hanging {n}", config(shutdown_timeout_ms=300)) for n in range(5)]
-for each in hanging:
-    each.add_handler(Item, lambda batch: threading.Event().wait())
-    each.produce(Item())
+for hanging_queue in hanging:
+    hanging_queue.add_handler(Item, lambda batch: threading.Event().wait())
+    hanging_queue.produce(Item())
 queue.produce_many([Item() for _ in range(100)])
 """
     )

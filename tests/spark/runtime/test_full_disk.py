@@ -113,7 +113,7 @@ def clock():
 
 def run():
     try:
-        return [each.number for each in running.run_available()]
+        return [batch.number for batch in running.run_available()]
     except BaseException as error:
         return f"{type(error).__name__}: {error}"[:500]
 
@@ -123,13 +123,13 @@ running = Pipeline(
     spark_conf={"spark.local.dir": str(folder / "local")},
 )
 running.spark.sparkContext.setLogLevel("OFF")
-told = [run()]
+outcomes = [run()]
 resize(folder / "local", 100_000)
-told.append(run())
+outcomes.append(run())
 write_segment(folder / "spool", "Endpoint", endpoint_events(10), "1", 1)
 stop.append(True)
-told.append(run())
-print(json.dumps(told), flush=True)
+outcomes.append(run())
+print(json.dumps(outcomes), flush=True)
 import os
 os._exit(0)
 """

@@ -39,7 +39,7 @@ first, second = (
 )
 first.stop()
 first.stop()
-print(sum(each.stats.rows for each in second.run_available()))
+print(sum(batch.stats.rows for batch in second.run_available()))
 second.stop()
 print(SparkContext._active_spark_context is None)
 theirs = SparkSession.builder.master("local[1]").getOrCreate()
@@ -51,7 +51,7 @@ with Pipeline(
     checkpoint=folder / "third",
     master="local[1]",
 ) as third:
-    print(sum(each.stats.rows for each in third.run_available()))
+    print(sum(batch.stats.rows for batch in third.run_available()))
 print(theirs.range(3).count(), theirs.conf.get("spark.sql.caseSensitive"))
 theirs.stop()
 """
