@@ -28,17 +28,17 @@ from unittest import mock
 from batchmill.files import read_json
 from benchmarks.ingest_bodies import bodies, random_of
 from benchmarks.ingest_receiver import running, scratch
+from benchmarks.machine import cpu_s
 from benchmarks.report import Table, say, spread
 
 COMPILED, PYTHON = "compiled", "python"
-SPANS = 2000
+SPANS = 500
 """In a request."""
-CONNECTIONS = 16
+CONNECTIONS = 96
 WARM_UP_S = 2.0
 GOAL = 1.6
 _DISTINCT = 4
 _REMOVE_S = 0.5
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -200,10 +200,10 @@ def _turn(sender: Any, receiver: _Receiver, seconds: float) -> Turn:
     sender.send((receiver.http, WARM_UP_S, seconds))
     sender.recv()  # the warm-up is over
     pids = receiver.pids()
-    before, busy, began = [_cpu_s(pid) for pid in pids], _busy_s(), time.monotonic()
+    before, busy, began = [cpu_s(pid) for pid in pids], _busy_s(), time.monotonic()
     spans, sender_cpu_s = sender.recv()
     took = time.monotonic() - began
-    used = [_cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+    used = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
     others = _busy_s() - busy - sum(used) - sender_cpu_s
     return Turn(
         rate=spans / took,
@@ -214,17 +214,12 @@ def _turn(sender: Any, receiver: _Receiver, seconds: float) -> Turn:
     )
 
 
-def _cpu_s(pid: int) -> float:
-    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(parts[11]) + int(parts[12])) / _TICK
-
-
 def _busy_s() -> float:
     """Processor seconds that the machine has used."""
     user, nice, system, _, _, irq, soft, *_ = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
-    return (user + nice + system + irq + soft) / _TICK
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from batchmill.spool import Spool
+from benchmarks.machine import cpu_s
 from benchmarks.report import say
 
 OURS, PYTHON = "batchmill", "batchmill, decoding in Python"
@@ -64,8 +65,7 @@ class Running:
 
     def cpu_s(self) -> float:
         """Processor seconds so far."""
-        parts = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
     def rss(self) -> float:
         """MiB in memory now."""

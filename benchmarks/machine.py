@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import sysconfig
+from pathlib import Path
 from typing import Any
 
 
@@ -48,3 +49,9 @@ def machine_line() -> str:
         f" {facts['system']} on {facts['architecture']}."
         " The machine may be shared and noisy: read the ratios."
     )
+
+
+def cpu_s(pid: int) -> float:
+    """The processor seconds of a process so far, of all its threads."""
+    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport, Pipeline, PipelineSettings
 from batchmill.spark.runtime.session import lease
+from benchmarks.machine import cpu_s
 from benchmarks.pipeline_check import Results, stored_by_ours
 from benchmarks.pipeline_data import SIX
 
@@ -38,11 +38,10 @@ def scratch() -> Iterator[Path]:
 
 def cpu_seconds(spark: SparkSession) -> float:
     """The processor time of this process and of its JVM so far: what others do is not in it."""
-    stat = Path(f"/proc/{jvm_process(spark)}/stat")
-    if not stat.exists():
+    try:
+        return process_time() + cpu_s(jvm_process(spark))
+    except FileNotFoundError:  # not Linux
         return process_time()
-    user, system = stat.read_text().rpartition(")")[2].split()[11:13]
-    return process_time() + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def jvm_process(spark: SparkSession) -> int:

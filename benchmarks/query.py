@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 import duckdb
 
 from benchmarks.goals import Goal
-from benchmarks.machine import machine, machine_line
+from benchmarks.machine import cpu_s, machine, machine_line
 from benchmarks.query_data import APDEX_MS, PRECISION, Data, Size, make_data
 from benchmarks.report import Table, say, spread, write_json
 
@@ -146,12 +145,6 @@ def served(url: str) -> Iterator[tuple[str, int]]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def cpu_s(pid: int) -> float:
-    """How long a process was on a core so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def asked(host: str, end_s: int) -> tuple[float, bytes]:

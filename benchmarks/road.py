@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from batchmill.ingest.decode import PROTOBUF, Limits, decode_traces
 from batchmill.spool import SPAN_SOURCE, Spool
 from benchmarks.ingest_bodies import bodies, random_of
 from benchmarks.ingest_receiver import scratch
-from benchmarks.machine import machine, machine_line
+from benchmarks.machine import cpu_s, machine, machine_line
 from benchmarks.report import Table, say, write_json
 
 REQUEST_SPANS, DISTINCT = 500, 64
@@ -130,13 +129,7 @@ def measure(size: Size) -> Iterator[Turn]:
 
 
 def _pipeline_cpu_s(jvm: int) -> dict[str, float]:
-    return {"Python": time.process_time(), "JVM": process_cpu_s(jvm)}
-
-
-def process_cpu_s(pid: int) -> float:
-    """The processor seconds of a process so far, of all its threads."""
-    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+    return {"Python": time.process_time(), "JVM": cpu_s(jvm)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
