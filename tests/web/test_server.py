@@ -25,6 +25,7 @@ from batchmill.web import WebServer, WebSettings, make_app, query_pool
 from tests.kit.queues import make_queue
 from tests.kit.servers.prometheus import parsed
 from tests.kit.threads import WAIT_S
+from tests.oracle.functions import log_floor
 from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
 ASKED = {"from_": START_S, "to": START_S + 600}
@@ -76,10 +77,12 @@ def test_what_is_committed_shows_at_once(tmp_path: Path) -> None:
     with open_store(_url(tmp_path)) as store, serving(_url(tmp_path)) as client:
         writer = CallWriter(store)
         for number in range(1, 5):
-            writer.write([Call("shop", START_S, 100 * number)])
+            call = Call("shop", START_S, 100 * number)
+            writer.write([call])
             (service,) = client.get("/api/v1/services", **ASKED)["services"]
             latest = [result for result in service["series"]["p99"] if result is not None]
-            assert (service["range"]["p99"], latest) == (100 * number, [100 * number])
+            p99 = log_floor(call.micros) / 1000
+            assert (service["range"]["p99"], latest) == (p99, [p99])
 
 
 def test_a_file_that_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
