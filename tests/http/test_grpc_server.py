@@ -215,6 +215,7 @@ def test_a_sender_that_leaves_without_its_response(shared: Ingest) -> None:
             pass
 
 
+@pytest.mark.system
 def test_a_sender_that_does_not_read(tmp_path: Path) -> None:
     """Its connection is closed, though our answers to it cannot be sent."""
     chosen = ReceiverSettings(http_port=0, grpc_port=0, idle_s=6, request_s=0.5)

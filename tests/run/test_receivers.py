@@ -26,7 +26,10 @@ from tests.kit.threads import PATIENCE_S, until
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 TWO = ("--processes", "2")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux"),
+    pytest.mark.system,
+]
 
 
 @pytest.fixture(scope="module")

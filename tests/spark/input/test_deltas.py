@@ -318,6 +318,7 @@ def statement(span: Row) -> Statement:
     )
 
 
+@pytest.mark.system
 def test_statements_beside_spans_are_the_top_of_the_oracle(
     spark: SparkSession, tmp_path: Path
 ) -> None:

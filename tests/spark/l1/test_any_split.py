@@ -145,6 +145,7 @@ def test_spans_of_one_trace_may_come_in_different_batches(
     assert unresolved == made.counters["unresolved"]
 
 
+@pytest.mark.system
 def test_waiting_spans_survive_a_restart_between_batches(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_waiting_spans_survive_a_restart_between_batches(
     assert differences(actual, expected(spans_to_events(spans).events, OF_SPANS)) == []
 
 
+@pytest.mark.system
 def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_path: Path) -> None:
     """Which spans expire is decided after the running batch, never while it is being made."""
     spans = random_spans(9, 80, start=START, days=1)
@@ -194,6 +196,7 @@ def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_pa
     assert differences(actual, expected(whole.events, OF_SPANS)) == []
 
 
+@pytest.mark.system
 def test_spans_wait_no_longer_than_they_should(spark: SparkSession, tmp_path: Path) -> None:
     """After span_wait_s the next batch lets go of what came before it, in passing."""
     spans = random_spans(4, 60, start=START, days=1)

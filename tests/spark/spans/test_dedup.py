@@ -84,6 +84,7 @@ def test_any_duplication_in_any_split_equals_each_span_once(
             assert counted(running.store, "quarantined") == {}
 
 
+@pytest.mark.system
 def test_of_spans_that_share_an_id_the_same_one_counts(spark: SparkSession, tmp_path: Path) -> None:
     """In one batch: whichever file they lie in, and in which order."""
     odd = [span("1", us=us * 1000, attributes={"n": str(us)}) for us in (7, 5, 9)]
@@ -112,6 +113,7 @@ def test_the_first_to_arrive_counts(spark: SparkSession, tmp_path: Path) -> None
         assert {value for key, value in stored(running.store).items() if key[0] == "slow"} == {9}
 
 
+@pytest.mark.system
 def test_the_window_ends(spark: SparkSession, tmp_path: Path) -> None:
     """By the clock, from the first arrival on; old ids are dropped, the files stay few."""
     now = [NOW]
@@ -128,6 +130,7 @@ def test_the_window_ends(spark: SparkSession, tmp_path: Path) -> None:
         assert len(seen(tmp_path)) == 2
 
 
+@pytest.mark.system
 def test_a_batch_that_spark_did_not_log_is_not_a_duplicate(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_batch_that_failed_before_its_commit_leaves_no_ids(
         assert len(seen(tmp_path)) == 1
 
 
+@pytest.mark.system
 def test_lost_ids_are_reported_and_dropped_without_dedup(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -193,6 +197,7 @@ def test_lost_ids_are_reported_and_dropped_without_dedup(
         assert seen(tmp_path) == []
 
 
+@pytest.mark.system
 def test_a_backfill_counts_each_span_once(spark: SparkSession, tmp_path: Path) -> None:
     """However long it takes; its index is removed in the end."""
     now = [NOW]

@@ -25,7 +25,10 @@ WHOLE_PATHS = INTERPRETED | {"spark.sql.maxMetadataStringLength": "100000"}
 
 
 @pytest.mark.parametrize("dedup_s", [None, 600.0], ids=["plain", "dedup"])
-@pytest.mark.parametrize("small", [200_000, 0], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "small",
+    [pytest.param(200_000, id="small", marks=pytest.mark.system), pytest.param(0, id="large")],
+)
 def test_a_batch_reads_each_segment_once(
     spark: SparkSession, tmp_path: Path, small: int, dedup_s: float | None
 ) -> None:

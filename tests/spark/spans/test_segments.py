@@ -54,8 +54,11 @@ def write_wide(folder: Path, rows: Sequence[Row], name: str, drop: Sequence[str]
 
 @pytest.mark.parametrize(
     "script",
-    [TAGGED, NAMED, core_script().read_text("utf-8")],
-    ids=["tags", "keys", "core"],
+    [
+        pytest.param(TAGGED, id="tags"),
+        pytest.param(NAMED, id="keys"),
+        pytest.param(core_script().read_text("utf-8"), id="core", marks=pytest.mark.system),
+    ],
 )
 def test_old_and_new_segments_give_the_same(
     spark: SparkSession, tmp_path: Path, script: str
