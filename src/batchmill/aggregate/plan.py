@@ -132,6 +132,11 @@ class SourcePlan:
         return tuple(self.source.fields[role].column for role in roles if not role.startswith("="))
 
     @cached_property
+    def columns(self) -> frozenset[str]:
+        """The columns of the fields that are read."""
+        return frozenset(field.column for field in self.fields)
+
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The fields that are read, in the order of the event type."""
         read = set(map(top_column, self.paths))

@@ -12,7 +12,7 @@ from batchmill.extras import lazy_names
 from batchmill.spark.errors import PipelineError
 
 if TYPE_CHECKING:
-    from batchmill.spark.l2.report import BatchReport, BatchStats
+    from batchmill.spark.batch.report import BatchReport, BatchStats
     from batchmill.spark.runtime.java import find_java
     from batchmill.spark.runtime.pipeline import Pipeline
     from batchmill.spark.settings import PipelineSettings
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "l2.report": "BatchReport BatchStats",
+    "batch.report": "BatchReport BatchStats",
     "runtime.java": "find_java",
     "runtime.pipeline": "Pipeline",
     "settings": "PipelineSettings",

@@ -1,20 +1,21 @@
 """Segments of deltas: the events of processes that aggregate them themselves.
 
-A client with ``aggregate=`` writes states of entities and minutes in place of events. They are
-merged here, in the driver: an hour of a busy process is a few thousand of them.
+A client with ``aggregate=`` writes states of entities and minutes in place of events. A task that
+reads such a segment passes them on, as it does with those that it makes of events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.aggregate import (
+    ROW_COUNT,
     Aggregator,
     Deltas,
     DeltasError,
@@ -25,23 +26,36 @@ from batchmill.aggregate import (
     to_arrow,
 )
 from batchmill.sources import Grain
-from batchmill.spark.input.segments import BadSegment, Segment, read_table
 from batchmill.spool import delta_file
 
 AHEAD = "time too far ahead"
 _MINUTE_US = 60_000_000
-_MERGED_AT = 64 * 2**20
-"""So many bytes of deltas are merged at once: memory grows with the entities and minutes of a
-batch, not with its segments."""
 
 
-@dataclass
-class MergedDeltas:
-    """The deltas of some segments of one event type."""
+class UnusableError(Exception):
+    """A segment cannot be used; ``reason`` is for the counter, ``rows`` are its events."""
+
+    def __init__(self, reason: str, detail: str, table: pa.Table) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.rows = events_in(table)
+
+
+def events_in(table: pa.Table) -> int:
+    """How many events went into the deltas or statements of a segment."""
+    if ROW_COUNT not in table.column_names:
+        return table.num_rows
+    try:
+        return pc.sum(table[ROW_COUNT]).as_py() or 0
+    except pa.ArrowException:
+        return table.num_rows
+
+
+@dataclass(frozen=True)
+class ReadDeltas:
+    """The deltas of a segment."""
 
     deltas: Deltas
-    bad: list[BadSegment] = field(default_factory=list)
-    """Segments that cannot be used."""
     ahead: pa.Table | None = None
     """Deltas of minutes that are too far ahead; None: there are none."""
     ahead_rows: int = 0
@@ -58,103 +72,60 @@ class DeltaReader:
             column.name: column.type for column in pq.read_schema(pa.BufferReader(empty))
         }
 
-    def read(self, segments: Sequence[Segment], latest_us: int) -> MergedDeltas:
-        """Merge segments; ``latest_us`` is the latest valid start, in microseconds since 1970."""
-        merged = MergedDeltas(self.aggregator.empty())
-        waiting: list[Deltas] = []
-        ahead: list[pa.Table] = []
-        size = 0
-        for segment in segments:
-            table = read_table(segment)
-            if isinstance(table, BadSegment):
-                merged.bad.append(table)
-                continue
-            try:
-                deltas = self._deltas(table)
-            except _UnusableError as error:
-                merged.bad.append(
-                    BadSegment(segment.path, segment.source, error.reason, str(error), segment.rows)
-                )
-                continue
-            late = deltas.starts * _MINUTE_US > latest_us
-            if late.any():
-                merged.ahead_rows += int(deltas.rows[late].sum())
-                ahead.append(table.filter(pa.array(late)))
-                deltas = from_arrow(table.filter(pa.array(~late)), self.aggregator.plan)
-            waiting.append(deltas)
-            size += deltas.nbytes
-            if size > _MERGED_AT:
-                waiting = [self.aggregator.merge(waiting)]
-                size = 0
-        merged.deltas = self.aggregator.merge(waiting)
-        merged.ahead = pa.concat_tables(ahead, promote_options="permissive") if ahead else None
-        return merged
+    def read(self, table: pa.Table, latest_us: int) -> ReadDeltas:
+        """Read a segment; ``latest_us`` is the latest valid start, in microseconds since 1970."""
+        deltas = self._deltas(table)
+        late = deltas.starts * _MINUTE_US > latest_us
+        if not late.any():
+            return ReadDeltas(deltas)
+        valid = from_arrow(table.filter(pa.array(~late)), self.aggregator.plan)
+        return ReadDeltas(valid, table.filter(pa.array(late)), int(deltas.rows[late].sum()))
 
     def _deltas(self, table: pa.Table) -> Deltas:
         try:
             deltas = from_arrow(table, self.aggregator.plan)
         except DeltasError as error:
-            raise _UnusableError("other metrics", str(error)) from error
+            raise UnusableError("other metrics", str(error), table) from error
         except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
-            raise _UnusableError("wrong type", f"not deltas: {error!r}") from error
+            raise UnusableError("wrong type", f"not deltas: {error!r}", table) from error
         for name, kind in self._types.items():
             if table.schema.field(name).type != kind:
                 actual = table.schema.field(name).type
-                raise _UnusableError("wrong type", f"column {name}: {actual}, not {kind}")
+                raise UnusableError("wrong type", f"column {name}: {actual}, not {kind}", table)
         if deltas.grain is not Grain.MINUTE:
-            raise _UnusableError("wrong type", f"deltas of a {deltas.grain.value}, not of a minute")
+            detail = f"deltas of a {deltas.grain.value}, not of a minute"
+            raise UnusableError("wrong type", detail, table)
         if np.any(deltas.starts < 0) or np.any(deltas.rows < 0):
-            raise _UnusableError("wrong type", "a minute before 1970, or of fewer than no events")
+            detail = "a minute before 1970, or of fewer than no events"
+            raise UnusableError("wrong type", detail, table)
         return deltas
 
 
-@dataclass
-class MergedStatements:
-    """The slow statements of some segments."""
+@dataclass(frozen=True)
+class ReadStatements:
+    """The slow statements of a segment."""
 
     statements: SlowestStatements
-    count: int = 0
+    count: int
     """How many statements that ran they stand for."""
-    bad: list[BadSegment] = field(default_factory=list)
-    """Segments that cannot be used."""
 
 
 def read_statements(
-    segments: Sequence[Segment], n: int, limits: TopNThresholds, latest_us: int
-) -> MergedStatements:
-    """Merge segments of slow statements, for the ``n`` slowest by these thresholds.
+    table: pa.Table, n: int, limits: TopNThresholds, latest_us: int
+) -> ReadStatements:
+    """Read a segment of slow statements, for the ``n`` slowest by these thresholds.
 
     ``latest_us`` is the latest valid start, in microseconds since 1970.
     """
-    merged = MergedStatements(SlowestStatements(n, limits))
     latest = Grain.MINUTE.bucket(datetime.fromtimestamp(latest_us / 1e6, UTC))
-    for segment in segments:
-        table = read_table(segment)
-        if isinstance(table, BadSegment):
-            merged.bad.append(table)
-            continue
-        reason, detail = "other metrics", ""
-        try:
-            statements = statements_from_arrow(table, n, limits)
-            if any(place[2] > latest for place, _ in statements.runs):
-                reason, detail = AHEAD, "the process's clock is wrong, or the pipeline's"
-        except DeltasError as error:
-            detail = str(error)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            reason, detail = "wrong type", f"not statements: {error!r}"
-        if detail:
-            merged.bad.append(
-                BadSegment(segment.path, segment.source, reason, detail, segment.rows)
-            )
-            continue
-        merged.statements.merge(statements)
-        merged.count += segment.rows
-    return merged
-
-
-class _UnusableError(Exception):
-    """A segment cannot be used; ``reason`` is for the counter."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
+    try:
+        statements = statements_from_arrow(table, n, limits)
+        ahead = any(place[2] > latest for place, _ in statements.runs)
+    except DeltasError as error:
+        raise UnusableError("other metrics", str(error), table) from error
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise UnusableError("wrong type", f"not statements: {error!r}", table) from error
+    if ahead:
+        detail = "the process's clock is wrong, or the pipeline's"
+        raise UnusableError(AHEAD, detail, table)
+    return ReadStatements(statements, events_in(table))

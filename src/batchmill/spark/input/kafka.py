@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from batchmill.files import write_whole
 from batchmill.kafka import (
@@ -29,13 +29,12 @@ from batchmill.kafka import (
     span_rows,
 )
 from batchmill.spark.input.base import Unread
-from batchmill.spark.input.reader import SPAN, SPAN_SCHEMA
+from batchmill.spark.input.rows import SPAN
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.settings import PipelineSettings
-from batchmill.spool import FOREIGN
 
-_SCHEMA = T.StructType([*SPAN_SCHEMA, T.StructField(FOREIGN, T.BinaryType())])
+_SCHEMA = from_arrow_schema(span_rows([]).schema)
 _COLUMNS = ("value", "partition", "offset")
 _MESSAGES_AT_ONCE = 1000
 _POLL_S = 1.0

@@ -2,7 +2,7 @@
 
     <quarantine>/<Source>/<segment>.parquet           a segment that cannot be read, as it was
     <quarantine>/<Source>/<segment>.parquet.reason    why, in one line
-    <quarantine>/<Source>/rows-<stream>-<batch>/      rows that do not fit, with `_reason`
+    <quarantine>/<Source>/rows-<stream>-<batch>/*.parquet    rows that do not fit, with `_reason`
     <quarantine>/<Source>/deltas-<stream>-<batch>.parquet    deltas that do not fit, likewise
 
 Names follow from the batch, so a batch that is run again writes the same files.
@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 
 from batchmill.files import sync
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import disk_full_error, is_disk_full
-from batchmill.spark.input.reader import REASON, write_parquet
+from batchmill.spark.input.rows import REASON
 from batchmill.spark.input.segments import BadSegment, local_path
 
 log = logging.getLogger("batchmill.spark")
@@ -51,10 +52,20 @@ class Quarantine:
             ) from error
         log.warning("segment %s quarantined (%s): %s", bad.path, bad.reason, bad.detail)
 
-    def add_rows(self, source: str, stream: str, number: int, rows: DataFrame) -> None:
-        """Write rows that do not fit."""
-        target = self.folder / source / f"rows-{stream}-{number}"
-        write_parquet(rows, target, overwrite=True)
+    def add_rows(
+        self, stream: str, number: int, tables: Iterable[tuple[str, pa.Table]]
+    ) -> None:
+        """Write rows that do not fit, given with their event types, in place of earlier ones."""
+        counts: Counter[str] = Counter()
+        for source, table in tables:
+            folder = self.folder / source / f"rows-{stream}-{number}"
+            if not counts[source]:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+            _write(table, folder / f"{counts[source]}.parquet")
+            counts[source] += 1
+        for source in counts:
+            sync(self.folder / source)
 
     def add_deltas(
         self, source: str, stream: str, number: int, deltas: pa.Table, reason: str
@@ -63,11 +74,16 @@ class Quarantine:
         target = self.folder / source / f"deltas-{stream}-{number}.parquet"
         target.parent.mkdir(parents=True, exist_ok=True)
         reasons = pa.array([reason] * deltas.num_rows, pa.string())
-        part = target.with_name(f".{target.name}.part")
-        pq.write_table(deltas.append_column(REASON, reasons), part)
-        sync(part)
-        part.replace(target)
-        sync(target.parent)
+        _write(deltas.append_column(REASON, reasons), target)
+
+
+def _write(table: pa.Table, target: Path) -> None:
+    """Write a file as a whole, durably."""
+    part = target.with_name(f".{target.name}.part")
+    pq.write_table(table, part)
+    sync(part)
+    part.replace(target)
+    sync(target.parent)
 
 
 def _copy(path: str, target: Path) -> None:

@@ -2,8 +2,7 @@
 
     <checkpoint>/batchmill.json    the stream, and the store it is written to
     <checkpoint>/spark/            Spark's own: offsets, commits, the log of files
-    <checkpoint>/carry/            pending spans: those that wait for their partner
-    <checkpoint>/seen/             the dedup index: ids of spans that were counted
+    <checkpoint>/state/            spans that wait for their partner, and ids of counted ones
     <checkpoint>/kafka/            the messages of the current batch, decoded
     <checkpoint>/removed.json      up to where segments that were read are removed
     <checkpoint>/outbox/           the changes of each commit, for exporters
@@ -44,14 +43,9 @@ class Checkpoint:
         return self.folder / "spark"
 
     @property
-    def pending_spans(self) -> Path:
-        """The folder of pending spans."""
-        return self.folder / "carry"
-
-    @property
-    def dedup_index(self) -> Path:
-        """The folder of the dedup index."""
-        return self.folder / "seen"
+    def state(self) -> Path:
+        """The folder of what batches keep for later ones."""
+        return self.folder / "state"
 
     @property
     def fresh(self) -> bool:

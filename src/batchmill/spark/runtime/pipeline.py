@@ -22,8 +22,8 @@ from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.spool import SpoolInput
-from batchmill.spark.l2.report import BatchReport
-from batchmill.spark.l2.writer import StreamWriter, plans_for
+from batchmill.spark.batch.report import BatchReport
+from batchmill.spark.batch.writer import StreamWriter, aggregators_for
 from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress
@@ -384,7 +384,7 @@ class Pipeline:
             writer = StreamWriter(
                 spark=self.spark,
                 metrics=self.metrics,
-                plans=plans_for(self.metrics, self.settings),
+                aggregators=aggregators_for(self.metrics, self.settings),
                 store=self.store,
                 stream=stream,
                 claimed=claimed,

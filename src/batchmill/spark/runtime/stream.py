@@ -22,8 +22,8 @@ from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import disk_full_error, explain_full_disk
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.segments import spark_path
-from batchmill.spark.l2.report import BatchReport
-from batchmill.spark.l2.writer import StreamWriter
+from batchmill.spark.batch.report import BatchReport
+from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.settings import TRIGGER, PipelineSettings, trigger_interval
 

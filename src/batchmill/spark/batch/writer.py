@@ -13,17 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.aggregate import Aggregator
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
+from batchmill.spark.batch.state import StateFiles
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.input.quarantine import Quarantine
-from batchmill.spark.l1.plan import SourcePlan, plan_source
-from batchmill.spark.l2.batch import BatchMaker, Work
-from batchmill.spark.l2.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
+from batchmill.spark.batch import state
+from batchmill.spark.batch.maker import BatchMaker, Work
+from batchmill.spark.batch.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.session import copy_of, rebind
 from batchmill.spark.settings import PipelineSettings
-from batchmill.spark.spans.dedup import DedupIndex, is_index_file
-from batchmill.spark.spans.pending import PendingFiles
-from batchmill.spark.spans.processor import SpanProcessor
 from batchmill.store import (
     Batch,
     Carry,
@@ -40,12 +38,10 @@ _ALL = 2**31
 """More files than an outbox can hold."""
 
 
-def plans_for(metrics: MetricSet, settings: PipelineSettings) -> dict[str, SourcePlan]:
-    """A plan for each source that a metric reads."""
+def aggregators_for(metrics: MetricSet, settings: PipelineSettings) -> dict[str, Aggregator]:
+    """An aggregator for each source that a metric reads."""
     return {
-        source: plan_source(
-            Aggregator(metrics.catalog.source(source), own, apdex_ms=settings.apdex_ms)
-        )
+        source: Aggregator(metrics.catalog.source(source), own, apdex_ms=settings.apdex_ms)
         for source, own in metrics.by_source().items()
     }
 
@@ -62,7 +58,7 @@ class StreamWriter:
         *,
         spark: SparkSession,
         metrics: MetricSet,
-        plans: dict[str, SourcePlan],
+        aggregators: Mapping[str, Aggregator],
         layout: Layout,
         store: Store,
         stream: str,
@@ -87,19 +83,19 @@ class StreamWriter:
         self._clock = clock
         self._expire = expire
         self._turn = threading.Lock()
-        # A batch changes settings by its size, which must not affect another writer's batch.
-        self._spark = spark = copy_of(spark)
-        index = None if dedup_s is None else DedupIndex(spark, checkpoint.dedup_index, dedup_s)
-        self._spans = SpanProcessor(spark, checkpoint.pending_spans, settings, plans, index)
+        # Jobs have settings of their own, which must not affect what else the session does.
+        self._spark = copy_of(spark)
+        self._folder = checkpoint.folder
         self._enter(claimed)
         self._maker = BatchMaker(
-            spark,
+            self._spark,
             metrics.catalog,
-            plans,
+            aggregators,
             self._layout,
             settings,
             quarantine,
-            self._spans,
+            checkpoint.state,
+            dedup_s,
         )
 
     def write(
@@ -127,28 +123,23 @@ class StreamWriter:
         """
         with self._turn:
             self._refresh()
-            pending = self._pending(everything)
-            oldest = min((file.arrived_ms for file in pending.spans), default=None)
+            files = StateFiles.of(self._files, expire_all=everything)
+            oldest = min((file.arrived_ms for file in files.pending), default=None)
             expired_ms = (self._clock() - self._settings.span_wait_s) * 1000
             if oldest is None or not (everything or oldest <= expired_ms):
                 return None
             work = self._work(0 if self.last is None else self.last)
-            return self._write(replace(work, settle=True, pending=pending))
+            return self._write(replace(work, settle=True, files=files))
 
     def _enter(self, claim: Claim) -> None:
         """Take over the state of the stream from the store."""
         self.last = claim.last_batch
         self._epoch = claim.epoch
         self._files: tuple[Carry, ...] = claim.carry
-        self._spans.remove_unused(self._files)
+        state.remove_unused(self._folder, self._files)
         if self._outbox is not None:
             files = self._store.outbox(self._outbox.place, limit=_ALL)
             self._outbox.tidy(self.stream, {file.path for file in files})
-
-    def _pending(self, expire_all: bool = False) -> PendingFiles:
-        spans = tuple(file for file in self._files if not is_index_file(file))
-        index = tuple(file for file in self._files if is_index_file(file))
-        return PendingFiles(spans, index, expire_all)
 
     def _refresh(self) -> None:
         """After a commit that failed, read the state from the store: it may have been applied."""
@@ -177,7 +168,7 @@ class StreamWriter:
             epoch=self._epoch,
             now=self._clock(),
             newest=self._store.newest_minute(),
-            pending=self._pending(),
+            files=StateFiles.of(self._files),
             expire=self._expire,
         )
 
@@ -205,7 +196,7 @@ class StreamWriter:
             *batch.add_carry,
         )
         if gone:
-            self._spans.remove_unused(self._files)
+            state.remove_unused(self._folder, self._files)
         watch.lap(UPKEEP)
         return BatchReport(
             self.stream,

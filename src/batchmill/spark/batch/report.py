@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from batchmill.store import CommitResult
 
 READ, SPANS, L1, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
-    "read",  # find and inspect its segments, and plan how to read them
-    "spans",  # read spans, reduce them to plain columns, drop those that were delivered before
-    "l1",  # aggregate all sources in Spark
-    "deltas",  # turn the results into deltas of three grains, in the driver
+    "read",  # find its segments, and check the state that earlier batches have left
+    "spans",  # read and aggregate what has spans, and write the state for later batches
+    "l1",  # read and aggregate the rest, and merge what the tasks have aggregated
+    "deltas",  # turn the results into cells of three grains, in the driver
     "outbox",  # write the changes for exporters
     "commit",  # merge them into the store
     "upkeep",  # remove what no batch needs any more

@@ -1,0 +1,118 @@
+"""What travels between the steps of a batch: Arrow tables, each as one value of a row.
+
+Spark moves a few hundred such rows where it would move millions of spans, so its own work does not
+grow with them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("source", pa.string()),
+        ("part", pa.int32()),
+        ("rows", pa.int64()),
+        ("data", pa.binary()),
+    ]
+)
+COLUMNS = "kind string, source string, part int, rows bigint, data binary"
+"""The same as Spark writes it."""
+_MOST_BYTES = 16 * 2**20
+"""A larger table becomes several blobs: Spark holds a few of them at a time."""
+
+
+class Kind(StrEnum):
+    """What a blob holds."""
+
+    SPANS = "spans"
+    """Spans of this batch, as :func:`batchmill.spans.compact` gives them."""
+    PENDING = "pending"
+    """Summaries of spans that wait for a partner; part of the state."""
+    IDS = "ids"
+    """The ids of spans that were counted; part of the state."""
+    DELTAS = "deltas"
+    """Deltas of an event type, by minute."""
+    TOPN = "topn"
+    """Slow statements."""
+    STATEMENTS = "statements"
+    """How often each statement ran."""
+    SLOWEST = "slowest"
+    """Slow statements of a process that has counted them itself."""
+    INVALID = "invalid"
+    """Rows for the quarantine."""
+    AHEAD = "ahead"
+    """Deltas for the quarantine: of a minute that is too far ahead."""
+    REPORT = "report"
+    """What a task has counted."""
+
+
+STATE = (Kind.PENDING, Kind.IDS)
+"""What later batches read."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A table, or a report, on its way."""
+
+    kind: Kind
+    source: str
+    """The event type; empty for those that have none."""
+    part: int
+    """Which share of the traces, or of the entities."""
+    rows: int
+    data: bytes
+
+    @classmethod
+    def of(cls, kind: Kind, table: pa.Table, *, source: str = "", part: int = 0) -> Iterator[Blob]:
+        """A table in as many blobs as its size takes; none if it has no rows."""
+        if not table.num_rows:
+            return
+        pieces = -(-table.nbytes // _MOST_BYTES) or 1
+        rows = -(-table.num_rows // pieces)
+        for first in range(0, table.num_rows, rows):
+            piece = table.slice(first, rows)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(piece)
+            yield cls(kind, source, part, piece.num_rows, sink.getvalue().to_pybytes())
+
+    @classmethod
+    def of_report(cls, report: Any) -> Blob:
+        """What a task has counted."""
+        return cls(Kind.REPORT, "", 0, 0, pickle.dumps(report))
+
+    @property
+    def table(self) -> pa.Table:
+        """The table in it."""
+        return pa.ipc.open_stream(pa.py_buffer(self.data)).read_all()
+
+    @property
+    def report(self) -> Any:
+        """The report in it."""
+        return pickle.loads(self.data)  # noqa: S301 - written by our own tasks
+
+
+def read_blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob]:
+    """The blobs in batches of :data:`SCHEMA`."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            kind = Kind(row.pop("kind"))
+            yield Blob(kind, **row)
+
+
+def write_blobs(blobs: Iterable[Blob]) -> Iterator[pa.RecordBatch]:
+    """Blobs as batches of :data:`SCHEMA`, of one row each."""
+    for blob in blobs:
+        values = [[blob.kind.value], [blob.source], [blob.part], [blob.rows], [blob.data]]
+        arrays = [
+            pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)
+        ]
+        yield pa.record_batch(arrays, schema=SCHEMA)

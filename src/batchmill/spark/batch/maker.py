@@ -1,0 +1,303 @@
+"""Makes a batch of the store from what the job of a micro-batch gives.
+
+A stream, a backfill and a test use the same code: where the segments come from makes no difference.
+Nothing is written but the quarantine and the state, whose files go into the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from batchmill.aggregate import (
+    Aggregator,
+    EntityBook,
+    SlowestStatements,
+    contribution,
+    entity_number,
+    from_arrow,
+    statements_from_arrow,
+)
+from batchmill.errors import ConfigError
+from batchmill.oal import MapKey
+from batchmill.sources import Catalog, bucket_end, bucket_start
+from batchmill.spans import SERVED, TAGS
+from batchmill.spark.batch import state
+from batchmill.spark.batch.blobs import Kind
+from batchmill.spark.batch.job import BatchJob, Input, JobResult, Moment
+from batchmill.spark.batch.report import DELTAS, READ, BatchStats, Stopwatch
+from batchmill.spark.batch.state import StateFiles
+from batchmill.spark.batch.tasks import Limits, TaskPlan, TaskReport
+from batchmill.spark.errors import PipelineError
+from batchmill.spark.failures import explain_full_disk, spark_local_folders
+from batchmill.spark.input.deltas import AHEAD
+from batchmill.spark.input.quarantine import Quarantine
+from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
+from batchmill.spark.input.segments import BadSegment
+from batchmill.spark.settings import PipelineSettings
+from batchmill.store import Batch, Carry, Layout, StatementRow, TopNRow
+from batchmill.wording import count_of
+
+log = logging.getLogger("batchmill.spark")
+
+
+@dataclass
+class Work:
+    """What a batch is to be made of."""
+
+    stream: str
+    number: int
+    epoch: int
+    now: float
+    """Seconds since 1970."""
+    newest: int | None
+    """The newest minute of earlier batches."""
+    paths: Sequence[str] = ()
+    frames: Mapping[str, DataFrame] = field(default_factory=dict)
+    """Rows of a backfill that lie in no segment, by source."""
+    files: StateFiles = field(default_factory=StateFiles)
+    settle: bool = False
+    expire: bool = True
+    """Whether spans expire once they waited long enough; a backfill keeps all until its end."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+
+class BatchMaker:
+    """Makes batches, one at a time."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        catalog: Catalog,
+        aggregators: Mapping[str, Aggregator],
+        layout: Layout,
+        settings: PipelineSettings,
+        quarantine: Quarantine,
+        folder: Path,
+        dedup_s: float | None = None,
+    ) -> None:
+        """``folder`` is that of the state; ``dedup_s`` the window in which spans count once."""
+        self._aggregators = aggregators
+        self._layout = layout
+        self._settings = settings
+        self._quarantine = quarantine
+        self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
+        self._expected = 0
+        plan = TaskPlan(
+            catalog,
+            aggregators,
+            _attribute_keys(aggregators),
+            settings.top_n,
+            settings.thresholds(),
+            BatchJob.parts(spark),
+        )
+        self._parts = plan.parts
+        self._job = BatchJob(spark, plan, folder, dedup=dedup_s is not None)
+        self._folders = [folder, quarantine.folder, *spark_local_folders(spark)]
+
+    def make(self, work: Work) -> tuple[Batch, BatchStats]:
+        """Make the batch. A segment that turns out to be broken is quarantined and left out."""
+        self._check_frames(work.frames)
+        moment = self._moment(work)
+        given = Input(work.paths, work.frames, work.files)
+        if given.has_spans or moment.expired:
+            state.check_files((*work.files.pending, *moment.ids))
+        work.watch.lap(READ)
+        with explain_full_disk(*self._folders), self._job.run(given, moment, work.watch) as result:
+            if result.report.fault:
+                raise PipelineError(result.report.fault)
+            made = self._batch(work, moment, result)
+        work.watch.lap(DELTAS)
+        return made
+
+    def _moment(self, work: Work) -> Moment:
+        """When the batch is made, and what becomes of the files of earlier ones."""
+        files = work.files
+        tick = max(
+            [int(work.now * 1000), *(file.arrived_ms + 1 for file in (*files.pending, *files.ids))]
+        )
+        wait_ms = int(self._settings.span_wait_s * 1000)
+        expired = [
+            file
+            for file in files.pending
+            if files.expire_all or (work.expire and file.arrived_ms <= tick - wait_ms)
+        ]
+        old_ids = self._expired_ids(work, tick)
+        ids = [file for file in files.ids if file not in old_ids]
+        alive = [file for file in files.pending if file not in expired]
+        merged = state.pending_to_merge(
+            alive, tick=tick, rows=self._expected, wait_ms=wait_ms, expire=work.expire
+        )
+        if self._window_ms is not None:
+            fitting = [
+                file for file in ids if state.is_old(file) or state.parts_of(file) == self._parts
+            ]
+            merged += state.ids_to_merge(
+                fitting,
+                tick=tick,
+                rows=self._expected,
+                window_ms=self._window_ms,
+                expire=work.expire,
+            )
+        return Moment(
+            number=work.number,
+            limits=Limits(self._latest_us(work), self._late_before_us(work.newest)),
+            tick=tick,
+            expired=tuple(expired),
+            ids=tuple(ids),
+            dropped=tuple((*expired, *old_ids)),
+            merged=tuple(merged),
+        )
+
+    def _expired_ids(self, work: Work, tick: int) -> list[Carry]:
+        """The files of the dedup index that are no longer needed; a backfill needs all of them."""
+        if self._window_ms is None or (work.files.expire_all and not work.expire):
+            return list(work.files.ids)
+        if not work.expire:
+            return []
+        return state.expired_ids(work.files.ids, tick, self._window_ms)
+
+    def _batch(
+        self, work: Work, moment: Moment, result: JobResult
+    ) -> tuple[Batch, BatchStats]:
+        report = result.report
+        batch = Batch(work.stream, work.epoch, work.number, settle=work.settle)
+        stats = BatchStats(segments=report.segments)
+        self._quarantine_all(work, result, stats)
+        book = EntityBook()
+        for source, aggregator in self._aggregators.items():
+            tables = result.tables.get((Kind.DELTAS, source), ())
+            if not tables:
+                continue
+            deltas = [from_arrow(table, aggregator.plan) for table in tables]
+            # All in one: exporters tell the changes of a commit apart by minute and entity.
+            made = contribution(aggregator.merge(deltas), aggregator, self._layout, book)
+            batch.deltas += made.deltas
+        self._add_statements(batch, result, book)
+        batch.entities = book.rows()
+        self._count(work, batch, report, stats)
+        spans = report.counters["rows", SPAN.name, ""]
+        if spans:
+            self._expected = spans
+        if spans or moment.expired:
+            merged = moment.merged if spans else ()
+            batch.add_carry += result.kept
+            batch.drop_carry += [file.path for file in (*moment.dropped, *merged)]
+        return batch, stats
+
+    def _count(
+        self, work: Work, batch: Batch, report: TaskReport, stats: BatchStats
+    ) -> None:
+        """Fill in the counters. A late span was counted when it arrived, not its rows."""
+        late_before_us = self._late_before_us(work.newest)
+        counters: dict[tuple[str, str, str], int] = defaultdict(int, report.counters)
+        for counts, of_spans in ((report.events, False), (report.derived, True)):
+            for (source, minute), rows in counts.items():
+                stats.rows += rows
+                counters["rows", source, ""] += rows
+                day = minute // 10_000
+                batch.rows[source, day] = batch.rows.get((source, day), 0) + rows
+                batch.newest_minute = max(batch.newest_minute or 0, minute)
+                last_us = int(bucket_end(minute).timestamp()) * 1_000_000 - 1
+                if late_before_us is not None and not of_spans and last_us < late_before_us:
+                    counters["late", source, ""] += rows
+        for bad in report.bad:
+            counters["quarantined segment", bad.source, bad.reason] += 1
+            counters["quarantined", bad.source, bad.reason] += bad.rows
+        for (what, _, _), count in counters.items():
+            if what == "late":
+                stats.late += count
+            elif what == "duplicates":
+                stats.duplicates += count
+            elif what == "quarantined":
+                stats.quarantined_rows += count
+        stats.quarantined_segments = len(report.bad)
+        for key, count in counters.items():
+            if count:
+                batch.counters[key] = batch.counters.get(key, 0) + count
+
+    def _add_statements(self, batch: Batch, result: JobResult, book: EntityBook) -> None:
+        """Put slow statements into the batch, those that processes have counted among them."""
+        # The columns of both tables are named after the fields.
+        for row in _rows(result.tables.get((Kind.TOPN, ""), ())):
+            batch.topn.append(TopNRow(**row | _numbered(row, book)))
+        for row in _rows(result.tables.get((Kind.STATEMENTS, ""), ())):
+            batch.statements.append(StatementRow(**row | _numbered(row, book)))
+        tables = result.tables.get((Kind.SLOWEST, ""), ())
+        if not tables:
+            return
+        settings = self._settings
+        slowest = SlowestStatements(settings.top_n, settings.thresholds())
+        for table in tables:
+            slowest.merge(statements_from_arrow(table, settings.top_n, settings.thresholds()))
+        batch.topn += slowest.topn_rows(book)
+        batch.statements += (rows := slowest.statement_rows(book))
+        newest = max((row.minute for row in rows), default=0)
+        batch.newest_minute = max(batch.newest_minute or 0, newest) or None
+
+    def _quarantine_all(self, work: Work, result: JobResult, stats: BatchStats) -> None:
+        for bad in result.report.bad:
+            self._quarantine.add_segment(bad)
+        for (kind, source), tables in result.tables.items():
+            if kind is Kind.AHEAD:
+                table = pa.concat_tables(tables, promote_options="permissive")
+                self._quarantine.add_deltas(source, work.stream, work.number, table, AHEAD)
+        for (what, source, reason), count in result.report.counters.items():
+            if what == "quarantined":
+                log.warning("%s: %s quarantined: %s", source, count_of(count, "row"), reason)
+        self._quarantine.add_rows(work.stream, work.number, result.invalid())
+
+    def _check_frames(self, frames: Mapping[str, DataFrame]) -> None:
+        for source, frame in frames.items():
+            schema = to_arrow_schema(frame.schema, timezone="UTC")
+            kind, columns = SPAN, frozenset(SPAN.fields)
+            if source != SPAN.name:
+                plan = self._aggregators[source].plan
+                kind, columns = plan.source, plan.columns
+            try:
+                check_schema(kind, columns, schema)
+            except ColumnTypeError as error:
+                raise ConfigError(
+                    "rows", error, f"a DataFrame with the columns of {source}"
+                ) from error
+
+    def _latest_us(self, work: Work) -> int:
+        """The latest valid start, in microseconds since 1970."""
+        return int((work.now + self._settings.max_ahead_s) * 1_000_000)
+
+    def _late_before_us(self, newest: int | None) -> int | None:
+        """The first start that is not late, in microseconds since 1970."""
+        if newest is None:
+            return None
+        first = bucket_start(newest) - timedelta(minutes=self._settings.late_after_minutes)
+        return int(first.timestamp()) * 1_000_000
+
+
+def _attribute_keys(aggregators: Mapping[str, Aggregator]) -> frozenset[str] | None:
+    """The keys of attributes that metrics look up; None: some metric reads all attributes."""
+    keys = set()
+    served = [aggregators[source] for source in SERVED if source in aggregators]
+    for path in (path for aggregator in served for path in aggregator.plan.paths):
+        if path.parts[0] in TAGS:
+            key = path.parts[-1]
+            if not isinstance(key, MapKey):
+                return None
+            keys.add(key.key)
+    return frozenset(keys)
+
+
+def _rows(tables: Iterable[pa.Table]) -> list[dict[str, Any]]:
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def _numbered(row: dict[str, Any], book: EntityBook) -> dict[str, Any]:
+    return {"entity": entity_number(row["stream"], row["entity"], book)}

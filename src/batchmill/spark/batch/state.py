@@ -1,0 +1,188 @@
+"""The state of a stream: files that batches keep for later ones.
+
+Two kinds: spans that wait for a partner, and the ids of spans that were counted (the dedup index).
+A batch writes them before its commit, which names the files in use; so a batch that is run again
+starts from the same ones. A file that no commit names is unused, and is removed.
+
+    <checkpoint>/state/<batch>-<unique>-<parts>/kind=pending/*.parquet
+    <checkpoint>/state/<batch>-<unique>-<parts>/kind=ids/*.parquet
+
+Each row of these is a blob: what was kept of one share of the traces. Version 1 had the spans
+themselves in ``carry/<batch>-<unique>`` and the ids in ``seen/<batch>-<unique>``; such files are
+read until they expire.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from batchmill.spark.batch.blobs import STATE, Kind
+from batchmill.spark.errors import PipelineError
+from batchmill.spark.input.segments import local_path
+from batchmill.store import Carry
+from batchmill.wording import count_of
+
+_OLD = {"carry": Kind.PENDING, "seen": Kind.IDS}
+"""The folders of version 1."""
+_PENDING_SLOTS = 8
+"""Files of pending spans are merged so that about this many remain over the whole wait."""
+_ID_SLOTS = 4
+"""Ids are merged within a quarter of the window: none is kept longer than that beyond it."""
+_WORDS = {
+    Kind.PENDING: ("span that waits for its partner", "spans that wait for their partner"),
+    Kind.IDS: ("id of a span that was counted", "ids of spans that were counted"),
+}
+_OTHERWISE = {Kind.PENDING: "be lost", Kind.IDS: "be counted again"}
+
+
+@dataclass(frozen=True)
+class StateFiles:
+    """The files that a batch starts from, oldest first."""
+
+    pending: tuple[Carry, ...] = ()
+    ids: tuple[Carry, ...] = ()
+    expire_all: bool = False
+    """Whether no span is to wait any longer."""
+
+    @classmethod
+    def of(cls, files: Iterable[Carry], *, expire_all: bool = False) -> StateFiles:
+        """Sort files by kind."""
+        files = tuple(files)
+        pending = tuple(file for file in files if kind_of(file) is Kind.PENDING)
+        ids = tuple(file for file in files if kind_of(file) is Kind.IDS)
+        return cls(pending, ids, expire_all)
+
+
+def new_name(number: int, parts: int) -> str:
+    """A name for what a batch keeps."""
+    return f"{number}-{uuid.uuid4().hex[:8]}-{parts}"
+
+
+def kind_of(file: Carry) -> Kind:
+    """What a file holds, by its folders."""
+    above, last = file.path.rstrip("/").rsplit("/", 2)[-2:]
+    return _OLD[above] if above in _OLD else Kind(last.removeprefix("kind="))
+
+
+def name_of(file: Carry) -> str:
+    """The name that a batch gave to what it kept."""
+    above, last = file.path.rstrip("/").rsplit("/", 2)[-2:]
+    return last if above in _OLD else above
+
+
+def is_old(file: Carry) -> bool:
+    """Whether version 1 wrote the file."""
+    return file.path.rstrip("/").rsplit("/", 2)[-2] in _OLD
+
+
+def parts_of(file: Carry) -> int:
+    """Into how many shares the traces of a file are divided."""
+    return int(name_of(file).rsplit("-", 1)[-1])
+
+
+def expired_ids(files: Iterable[Carry], tick: int, window_ms: int) -> list[Carry]:
+    """The files of the dedup index whose ids are older than the window."""
+    return [file for file in files if file.arrived_ms <= tick - window_ms]
+
+
+def pending_to_merge(
+    files: Sequence[Carry], *, tick: int, rows: int, wait_ms: int, expire: bool
+) -> list[Carry]:
+    """Which files of pending spans to merge into one with the ``rows`` of this ``tick``.
+
+    Where files expire, only files of one time slot are merged. In a backfill all of them stay, so
+    the newest are merged, as long as none is larger than those after it: the number of files grows
+    with the logarithm of the number of batches, and so does how often a row is written.
+    """
+    if expire:
+        slot_ms = max(1, wait_ms // _PENDING_SLOTS)
+        merged = [file for file in files if file.arrived_ms // slot_ms == tick // slot_ms]
+    else:
+        merged, total = [], rows
+        for file in reversed(files):
+            if file.rows > total:
+                break
+            merged.insert(0, file)
+            total += file.rows
+    return merged if len(merged) >= _PENDING_SLOTS else []
+
+
+def ids_to_merge(
+    files: Sequence[Carry], *, tick: int, rows: int, window_ms: int, expire: bool
+) -> list[Carry]:
+    """Which files of ids to merge into one with the ``rows`` of this ``tick``.
+
+    The newest ones, as long as none is more than twice as large as all after it: the rest shrink
+    from file to file, so their number grows with the logarithm of the number of batches, and so
+    does how often an id is written.
+    """
+    slot_ms = max(1, window_ms // _ID_SLOTS)
+    merged: list[Carry] = []
+    total = rows
+    for file in reversed(files):
+        if expire and file.arrived_ms // slot_ms != tick // slot_ms:
+            break
+        if file.rows > 2 * total:
+            break
+        merged.insert(0, file)
+        total += file.rows
+    return merged
+
+
+def check_files(files: Iterable[Carry]) -> None:
+    """Raise if any of ``files`` is damaged: its spans would be lost or counted twice silently."""
+    for file in files:
+        path = local_path(file.path)
+        if path is None:
+            continue
+        if (why := _fault(Path(path), file.rows, old=is_old(file))) is not None:
+            kind = kind_of(file)
+            raise PipelineError(
+                f"{count_of(file.rows, *_WORDS[kind])} should be in {path}, but {why}. The store "
+                f"has a commit that needs them, and without them spans would {_OTHERWISE[kind]}: "
+                "somebody removed or changed them, or the disk lost them. Restore the folder from "
+                "a copy; or restore store and checkpoint, both from the same copy; or start with "
+                "an empty store and checkpoint"
+            )
+
+
+def remove_unused(checkpoint: Path, used: Iterable[Carry]) -> None:
+    """Remove the files that are not ``used``: no commit names them, nobody will read them."""
+    paths = {local_path(file.path.rstrip("/")) for file in used}
+    for place in ("state", *_OLD):
+        for folder in _folders(checkpoint / place):
+            inner = [folder / f"kind={kind}" for kind in STATE] if place == "state" else []
+            if not any(str(path) in paths for path in (folder, *inner)):
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            for path in inner:
+                if str(path) not in paths:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _folders(place: Path) -> list[Path]:
+    return list(place.iterdir()) if place.is_dir() else []
+
+
+def _fault(folder: Path, rows: int, *, old: bool) -> str | None:
+    if not folder.is_dir():
+        return "it is gone"
+    try:
+        actual = sum(_rows_in(file, old=old) for file in folder.glob("*.parquet"))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        return f"it cannot be read ({error})".replace("\n", " ")
+    return None if actual == rows else f"it holds {actual:,}"
+
+
+def _rows_in(file: Path, *, old: bool) -> int:
+    if old:
+        return int(pq.read_metadata(file).num_rows)
+    return pc.sum(pq.read_table(file, columns=["rows"])["rows"]).as_py() or 0
