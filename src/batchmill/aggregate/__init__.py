@@ -46,6 +46,13 @@ if TYPE_CHECKING:
         statements_from_arrow,
         statements_to_arrow,
     )
+    from batchmill.aggregate.validity import (
+        TIMESTAMP,
+        Reasons,
+        is_readable,
+        row_checks,
+        timestamps,
+    )
 
 __all__ = [
     "CACHE_READ",
@@ -57,6 +64,7 @@ __all__ = [
     "NORMALISED",
     "SERVICE_DATABASE",
     "STATEMENT_SOURCE",
+    "TIMESTAMP",
     "AggregationSettings",
     "Aggregator",
     "Column",
@@ -66,6 +74,7 @@ __all__ = [
     "EntityBook",
     "Made",
     "ROW_COUNT",
+    "Reasons",
     "Runs",
     "SlowThresholds",
     "SlowestStatements",
@@ -79,11 +88,14 @@ __all__ = [
     "entity_number",
     "from_arrow",
     "is_deltas",
+    "is_readable",
     "is_statements",
     "normalise",
+    "row_checks",
     "rows_by_minute",
     "statements_from_arrow",
     "statements_to_arrow",
+    "timestamps",
     "to_arrow",
 ]
 
@@ -93,6 +105,7 @@ _MODULES = {
     "columns": "Column Runs Tallies",
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
     "statement_table": "STATEMENT_SOURCE is_statements statements_from_arrow statements_to_arrow",
+    "validity": "TIMESTAMP Reasons is_readable row_checks timestamps",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="aggregation", extra="aggregate")
