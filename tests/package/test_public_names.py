@@ -316,6 +316,11 @@ AGGREGATE = {
     "rows_by_minute",
     "statements_from_arrow",
     "statements_to_arrow",
+    "Reasons",
+    "TIMESTAMP",
+    "is_readable",
+    "row_checks",
+    "timestamps",
 }
 STORE = {
     "Batch",

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
         statements_from_arrow,
         statements_to_arrow,
     )
+    from batchmill.aggregate.validity import (
+        TIMESTAMP,
+        Reasons,
+        is_readable,
+        row_checks,
+        timestamps,
+    )
 
 __all__ = [
     "CACHE_READ",
@@ -58,6 +65,7 @@ __all__ = [
     "NORMALISED",
     "SERVICE_DATABASE",
     "STATEMENT_SOURCE",
+    "TIMESTAMP",
     "AggregationSettings",
     "Aggregator",
     "Column",
@@ -67,6 +75,7 @@ __all__ = [
     "EntityBook",
     "Made",
     "ROW_COUNT",
+    "Reasons",
     "Runs",
     "SlowThresholds",
     "SlowestStatements",
@@ -80,12 +89,15 @@ __all__ = [
     "entity_number",
     "from_arrow",
     "is_deltas",
+    "is_readable",
     "is_statements",
     "normalise",
     "read_whole",
+    "row_checks",
     "rows_by_minute",
     "statements_from_arrow",
     "statements_to_arrow",
+    "timestamps",
     "to_arrow",
 ]
 
@@ -96,6 +108,7 @@ _MODULES = {
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
     "rows": "read_whole",
     "statement_table": "STATEMENT_SOURCE is_statements statements_from_arrow statements_to_arrow",
+    "validity": "TIMESTAMP Reasons is_readable row_checks timestamps",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="aggregation", extra="aggregate")

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from batchmill.aggregate.columns import Longs, Mask, Numbers, cast, log_buckets, truncated
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
-    LARGEST_DOUBLE,
     MOST_MS,
     Key,
     Part,
@@ -29,9 +28,17 @@ from batchmill.aggregate.plan import (
     Where,
     top_column,
 )
+from batchmill.aggregate.validity import (
+    TIMESTAMP,
+    Reasons,
+    is_readable,
+    not_finite,
+    row_checks,
+    timestamps,
+)
 from batchmill.errors import ConfigError
 from batchmill.oal import ApdexCount, Condition, MapKey, Path
-from batchmill.sources import TIME_COLUMN, Field
+from batchmill.sources import TIME_COLUMN
 
 _WHOLE_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
 _LIMITS = {"int": 2**31, "long": 2**63}
@@ -67,24 +74,25 @@ def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
         for field in plan.fields
         if field.column in given
     }
-    time = _one_array(table[TIME_COLUMN]) if TIME_COLUMN in given else pa.nulls(table.num_rows)
-    micros = _micros(time, plan)
-    invalid: Counter[str] = Counter()
-    bad = np.zeros(table.num_rows, np.bool_)
-    for reason, mask in chain(
-        _time_checks(time, micros, latest_us),
-        *(_field_checks(field, columns, bad, plan) for field in plan.fields),
-        _nested_checks(Rows(columns, micros, plan), plan),
-    ):
-        if count := int(np.count_nonzero(mask & ~bad)):
-            invalid[reason] += count
-            bad |= mask
-    if invalid:
-        kept = pa.array(~bad)
+    for field in plan.fields:
+        column = columns.get(field.column)
+        if column is not None and not is_readable(field, column.type):
+            raise _wrong_type(field.column, column.type, str(field.type), plan)
+    time = _time(_one_array(table[TIME_COLUMN]) if TIME_COLUMN in given else None, plan, table)
+    micros = _filled(time.view(pa.int64()))
+    reasons = Reasons.of(
+        chain(
+            row_checks(plan.source, plan.fields, columns, {TIME_COLUMN: time}, latest_us),
+            _nested_checks(Rows(columns, micros, plan), plan),
+        ),
+        table.num_rows,
+    )
+    if reasons:
+        kept = pa.array(reasons.valid)
         columns = {name: column.filter(kept) for name, column in columns.items()}
-        micros = micros[~bad]
+        micros = micros[reasons.valid]
     _fill_micros(columns, plan)
-    return Checked(Rows(columns, micros // _MINUTE_US, plan), invalid)
+    return Checked(Rows(columns, micros // _MINUTE_US, plan), reasons.counts)
 
 
 def _fill_micros(columns: dict[str, pa.Array], plan: SourcePlan) -> None:
@@ -100,49 +108,9 @@ def _fill_micros(columns: dict[str, pa.Array], plan: SourcePlan) -> None:
             )
 
 
-def _time_checks(
-    time: pa.Array, micros: Longs, latest_us: int | None
-) -> Iterator[tuple[str, Mask]]:
-    if time.null_count:
-        yield "no time", _mask(pc.is_null(time))
-    yield "time before 1970", micros < 0
-    if latest_us is not None:
-        yield "time too far ahead", micros > latest_us
-
-
-def _field_checks(
-    field: Field, columns: Mapping[str, pa.Array], bad: Mask, plan: SourcePlan
-) -> Iterator[tuple[str, Mask]]:
-    column = columns.get(field.column)
-    required = field.required or field.name == plan.source.entity.roles.get("field")
-    if column is None:
-        if required:
-            yield f"no {field.name}", np.ones_like(bad)
-        return
-    kind = column.type
-    if field.type.kind == "int" and (pa.types.is_int64(kind) or pa.types.is_uint32(kind)):
-        # Some writers know one kind of whole number only.
-        far = pc.or_(pc.less(column, -(2**31)), pc.greater_equal(column, 2**31))
-        yield f"{field.name}: too large for an int", _mask(far)
-    elif not field.type.can_read(kind):
-        raise ConfigError(
-            "rows",
-            f"column {field.column}: {kind}",
-            f"a table with the columns of {plan.source.name}; {field.column} is {field.type}",
-        )
-    elif field.type.kind == "double":
-        yield f"{field.name}: not a finite number", _not_finite(column)
-    if required and column.null_count:
-        yield f"no {field.name}", _mask(pc.is_null(column))
-
-
 def _nested_checks(rows: Rows, plan: SourcePlan) -> Iterator[tuple[str, Mask]]:
     for path in plan.nested_doubles:
-        yield f"{path}: not a finite number", _not_finite(rows.path(path))
-
-
-def _not_finite(doubles: pa.Array) -> Mask:
-    return _mask(pc.invert(pc.less(pc.abs(doubles), LARGEST_DOUBLE)))
+        yield f"{path}: not a finite number", not_finite(rows.path(path))
 
 
 class Rows:
@@ -328,18 +296,20 @@ def read_whole(array: pa.Array, cast: str) -> pa.Array:
     return numbers.take(encoded.indices)
 
 
-def _micros(time: pa.Array, plan: SourcePlan) -> Longs:
-    """Starts as microseconds since 1970; 0 where there is none."""
-    kind = time.type
-    if pa.types.is_timestamp(kind) or pa.types.is_null(kind):
-        time = pc.cast(time, pa.timestamp("us", tz="UTC"), safe=False)
-    elif not pa.types.is_int64(kind):
-        raise ConfigError(
-            "rows",
-            f"column {TIME_COLUMN}: {kind}",
-            f"a table with the columns of {plan.source.name}; {TIME_COLUMN} is a timestamp",
-        )
-    return _filled(cast(time, pa.int64()))
+def _time(time: pa.Array | None, plan: SourcePlan, table: pa.Table) -> pa.Array:
+    """Starts, null where there is none."""
+    if time is None:
+        return pa.nulls(table.num_rows, TIMESTAMP)
+    if pa.types.is_int64(time.type):
+        return time.view(TIMESTAMP)
+    if not pa.types.is_timestamp(time.type):
+        raise _wrong_type(TIME_COLUMN, time.type, "a timestamp", plan)
+    return timestamps(time)
+
+
+def _wrong_type(column: str, actual: pa.DataType, wanted: str, plan: SourcePlan) -> ConfigError:
+    wish = f"a table with the columns of {plan.source.name}; {column} is {wanted}"
+    return ConfigError("rows", f"column {column}: {actual}", wish)
 
 
 def _one_array(column: pa.ChunkedArray | pa.Array, *, decode: bool = True) -> pa.Array:

@@ -23,45 +23,20 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from batchmill import spool
 from batchmill.aggregate import LARGEST_DOUBLE
 from batchmill.files import sync
-from batchmill.sources import TIME_COLUMN, Entity, Field, FieldType, SourceType
+from batchmill.sources import TIME_COLUMN, Field, FieldType, SourceType
 from batchmill.spark import sql
+from batchmill.spark.input.rows import END_COLUMN, KEYS
+from batchmill.spark.input.rows import REASON as REASON
+from batchmill.spark.input.rows import SPAN as SPAN
+from batchmill.spark.input.rows import ColumnTypeError as ColumnTypeError
 from batchmill.spark.input.segments import BadSegment, Segment, spark_path
-from batchmill.spool import ATTRIBUTE_COLUMNS, FOREIGN, RESOURCE_COLUMNS, SPAN_SOURCE
+from batchmill.spool import FOREIGN
 
 FITS = "_fits"
 """The column that marks valid rows."""
-REASON = "_reason"
-"""The column of a quarantined row that says why."""
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _NO_PATTERNS = "__globPaths__"
 _PATTERN = frozenset("*?[]{}\\#")
-
-END_COLUMN = "end_time"
-_SPAN_TYPES = {
-    "id": FieldType("string"),
-    "text": FieldType("string"),
-    "map": FieldType("map", item=FieldType("string")),
-}
-_KEYS: Mapping[str, tuple[str, str]] = {
-    **{name: ("resource", key) for key, name in RESOURCE_COLUMNS.items()},
-    **{name: ("attributes", key) for key, name in ATTRIBUTE_COLUMNS.items()},
-}
-"""The columns of well-known attributes: the map and the key where files without them have them."""
-SPAN = SourceType(
-    SPAN_SOURCE,
-    {
-        **{
-            column.name: Field(column.name, _SPAN_TYPES[column.kind], required=column.required)
-            for column in spool.SPAN_SCHEMA
-            if column.kind != "time"
-        },
-        **{name: Field(name, _SPAN_TYPES["text"]) for name in _KEYS},
-    },
-    Entity("service", {"service": "service", "layer": "=normal"}),
-)
-"""A span's columns, beside ``time`` and ``end_time``, and those of its well-known attributes. Not
-an event type: rows of several are derived from it."""
-
 
 _SCALARS: Mapping[str, T.DataType] = {
     "int": T.IntegerType(),
@@ -91,7 +66,7 @@ SPAN_SCHEMA = T.StructType(
             name,
             spark_type(SPAN.fields[name].type) if name in SPAN.fields else T.TimestampType(),
         )
-        for name in (*spool.SPAN_COLUMNS, *_KEYS)
+        for name in (*spool.SPAN_COLUMNS, *KEYS)
     ]
 )
 """A span as Spark reads it from a segment: the columns of :data:`batchmill.spool.SPAN_SCHEMA`, and
@@ -134,10 +109,6 @@ class CheckedFrame:
     """All rows, with ``_fits``."""
     invalid: DataFrame
     """The invalid rows, with ``_reason``."""
-
-
-class ColumnTypeError(Exception):
-    """A column has a type that cannot be read as the catalog's."""
 
 
 def project(
@@ -334,7 +305,7 @@ def _column(declared: Field, physical: pa.Schema) -> _Column:
 
 def _from_map(name: str, absent: _Column, physical: pa.Schema) -> _Column:
     """A well-known attribute in a file that has no column for it: from the map."""
-    column, key = _KEYS.get(name, ("", ""))
+    column, key = KEYS.get(name, ("", ""))
     if not _has(physical, column):
         return absent
     return _Column(None, f"TRY_ELEMENT_AT({column}, {sql.literal(key)})")
