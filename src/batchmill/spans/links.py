@@ -1,0 +1,424 @@
+"""Finds which service called which: pairs spans with their parents and children across batches.
+
+A relation takes two spans, and they may arrive in different batches. So each batch keeps a summary
+of its spans, which later batches read for as long as spans wait:
+
+- A span that serves pairs with its parent in the batch in which the later of the two arrives. If
+  the parent is a call or of another service, that is a relation as the server saw it (SERVER); if
+  the parent is a call, it is also one as the caller saw it (CLIENT). A call that three services
+  serve thus relates to each of them, and one that its own service serves is a call to itself.
+- A call to a database, a cache or a broker relates to that (its ``peer``) at once, as the caller
+  saw it. If somebody serves it all the same, such as the consumer of a message, that is a relation
+  as the server saw it only: a call counts once for its caller.
+- A call that nobody has served until its summary expires went where the caller itself says (its
+  ``peer``).
+- A message that is consumed pairs with the span that sent it in the same way; how long it took is
+  known then. Without that span it counts as consumed when it expires.
+- A span without a partner by then is counted as unresolved.
+
+Each delivered row counts once, whatever the split into batches: a served request that was delivered
+twice counts twice, on both sides, as in all other event types; a call that was delivered twice
+counts twice only if nobody served it; one to a database, a cache or a broker counts as often as it
+was delivered. The *other* span of a pair is looked up by (trace id, span id), however often it was
+delivered; if different spans share an id, the first to start counts. A span without these ids can
+never be paired, and does not wait.
+
+This works because a summary never changes. A row that waits since batch 3 has been paired exactly
+if a partner is among the pending rows: it arrived after batch 3, so it has not expired. That is why
+rows must expire oldest first, and why rows that expire now still have to be passed in.
+
+A summary has only what a later batch can need. Any span with ids, of any kind, may be the parent of
+one that serves and arrives later, and a span that serves answers a call that arrives later. So rows
+are left out only if they have no trace id, or neither a span id nor a parent to wait for. And
+columns are null where nobody will read them: ``parent_span_id`` except of spans that serve, whose
+parents alone are looked up; ``peer`` except of calls that wait, ``broker`` and ``broker_endpoint``
+except of messages whose sender is missing, as the others have been counted; what was measured,
+except of spans that wait and of calls, which alone are measured as parents. The last changes no
+choice between spans with one id, as that looks at the kind before it looks at what was measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Longs: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_IDS = ("trace_id", "span_id", "parent_span_id")
+_INT, _FLAG, _TIME = pa.int32(), pa.bool_(), pa.timestamp("us", tz="UTC")
+SUMMARY_SCHEMA = pa.schema(
+    {
+        **dict.fromkeys((*_IDS, "name", "kind"), pa.string()),
+        "time": _TIME,
+        "latency": _INT,
+        "latencyMicros": pa.int64(),
+        "status": _FLAG,
+        **dict.fromkeys(("service", "instance", "type"), pa.string()),
+        "httpResponseStatusCode": _INT,
+        "rpcStatusCode": pa.string(),
+        **dict.fromkeys(("peer", "peer_layer", "broker", "broker_endpoint"), pa.string()),
+        "batch": pa.int64(),
+        "settled": _FLAG,
+    }
+)
+"""The summary of a span that is kept until its partners have arrived. Files of older versions may
+lack columns, which are then null. The first columns are from :func:`.columns.compact`; ``batch`` is
+the one it arrived in; ``settled`` means that the span waits for no partner of its own, though it
+can still be the partner of another span. In tables, texts other than ids are dictionaries."""
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+_SPAN_TYPES = {
+    field.name: _TEXT if field.type == pa.string() and field.name not in _IDS else field.type
+    for field in list(SUMMARY_SCHEMA)[:-2]
+}
+_MEASURED = (
+    *("time", "latency", "status", "type", "httpResponseStatusCode", "rpcStatusCode"),
+    "latencyMicros",
+)
+_PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:], "peer_layer")
+"""If different spans share an id, the least by these columns is the parent, null before all."""
+
+_SERVING = ("SERVER", "CONSUMER")
+_CALLING = ("CLIENT", "PRODUCER")
+_NO_PARTNER = ("VIRTUAL_DATABASE", "VIRTUAL_CACHE", "VIRTUAL_MQ")
+"""The layers of what is called and sends no spans."""
+_LEAST = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Links:
+    """The result of pairing the spans of one batch."""
+
+    relations: pa.Table
+    """The calls found in this batch; see :func:`.sources.relation_rows`."""
+    accessed: pa.Table
+    """The messages that were sent or consumed; see :func:`.sources.broker_rows`."""
+    summary: pa.Table
+    """This batch's spans for later batches, with the columns of :data:`SUMMARY_SCHEMA`."""
+    unresolved: Counter[str]
+    """How many spans have no partner, or never can, by reason."""
+
+
+def link(
+    new: pa.Table, pending: pa.Table | None, batch: int, expire_before: int | None = None
+) -> Links:
+    """Pair the spans of a batch with each other and with those of earlier batches.
+
+    ``new`` comes from :func:`.columns.compact`; ``pending`` has the summaries of earlier batches,
+    including those that expire now: of batches up to ``expire_before``. To expire everything, pass
+    an empty ``new`` and the highest number. Both have all spans of their traces.
+    """
+    known = _Known.of(new, pending, expire_before)
+    columns, fresh = known.columns, known.fresh
+    serves = _is_one_of(columns["kind"], _SERVING)
+    calls = _is_one_of(columns["kind"], _CALLING)
+    no_partner = _is_one_of(columns["peer_layer"], _NO_PARTNER)
+    traced, identified = _valid(columns["trace_id"]), _valid(columns["span_id"])
+    is_child = serves & _valid(columns["parent_span_id"])
+    parents = _find_parents(columns, np.flatnonzero(is_child & traced), fresh)
+
+    # Rows settled on arrival have nothing more to count.
+    met = parents.rows >= 0
+    found = is_child & met & known.waits & (fresh | ~parents.known)
+    at_once = calls & no_partner & fresh
+    hopeless = fresh & ~(traced & (is_child | identified))
+    answered = np.where(is_child, met, ~calls | at_once | parents.served)
+    given_up = known.waits & (hopeless | known.expired) & ~answered
+    without_peer = ~_valid(columns["peer"])
+
+    children = np.flatnonzero(found)
+    callers = parents.rows[children]
+    service = _numbers(columns["service"])
+    elsewhere = service[callers] != service[children]
+    # A null is different from nothing.
+    elsewhere &= (service[callers] >= 0) & (service[children] >= 0)
+    pairs = elsewhere | calls[callers]
+    relations = _relations(
+        columns,
+        users=np.flatnonzero(fresh & serves & ~is_child),
+        children=children[pairs],
+        callers=callers[pairs],
+        seen_by_caller=(calls & ~no_partner)[callers[pairs]],
+        to_peer=np.flatnonzero(at_once | (given_up & ~is_child & ~without_peer)),
+    )
+    lost = {
+        "parent never came": given_up & is_child,
+        "no destination": given_up & ~is_child & without_peer,
+    }
+    counts = {reason: int(np.count_nonzero(rows)) for reason, rows in lost.items()}
+    sends = calls & _is_one_of(columns["peer_layer"], ("VIRTUAL_MQ",))
+    accessed = _valid(columns["broker"]) & np.where(is_child, found | given_up, fresh)
+    return Links(
+        relations=relations,
+        accessed=_accessed(
+            columns,
+            rows=np.flatnonzero(accessed),
+            senders=np.where(found & sends[parents.rows], parents.rows, -1),
+        ),
+        summary=_summary(
+            {name: column.slice(0, len(new)) for name, column in columns.items()},
+            batch,
+            settled=(hopeless | answered)[: len(new)],
+            is_child=is_child[: len(new)],
+            calls=calls[: len(new)],
+        ),
+        unresolved=Counter({reason: count for reason, count in counts.items() if count}),
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The new spans, then the pending ones of traces in which something can change now."""
+
+    columns: Mapping[str, pa.Array]
+    fresh: Mask
+    """Which of them are new."""
+    waits: Mask
+    """Which of them wait for a partner, all new ones for now."""
+    expired: Mask
+
+    @classmethod
+    def of(cls, new: pa.Table, pending: pa.Table | None, expire_before: int | None) -> _Known:
+        columns = {name: _column(new, name, kind) for name, kind in _SPAN_TYPES.items()}
+        waits, expired = np.ones(len(new), np.bool_), np.zeros(len(new), np.bool_)
+        old = None if pending is None else _touched(columns["trace_id"], pending, expire_before)
+        if old is not None and len(old):
+            for name, kind in _SPAN_TYPES.items():
+                columns[name] = pa.concat_arrays([columns[name], _column(old, name, kind)])
+            waits = np.concatenate([waits, _flags(_waiting(old))])
+            expired = np.concatenate([expired, _flags(_expired(old, expire_before))])
+        return cls(columns, np.arange(len(waits)) < len(new), waits, expired)
+
+
+def _touched(traces: pa.Array, pending: pa.Table, expire_before: int | None) -> pa.Table:
+    """The pending rows of these traces, and of those of which a row expires that still waits."""
+    ids = pending["trace_id"]
+    due = pc.and_kleene(_expired(pending, expire_before), _waiting(pending))
+    if pc.any(due).as_py():
+        more = ids.filter(due).cast(pa.string()).combine_chunks()
+        traces = pa.concat_arrays([traces, more])
+    # No id is none: it matches nothing.
+    return pending.filter(pc.is_in(ids, value_set=traces.unique(), skip_nulls=True))
+
+
+def _waiting(pending: pa.Table) -> pa.ChunkedArray:
+    return pc.invert(pending["settled"])
+
+
+def _expired(pending: pa.Table, expire_before: int | None) -> pa.ChunkedArray:
+    if expire_before is None:
+        return pa.chunked_array([pa.repeat(False, len(pending))])
+    return pc.less_equal(pending["batch"], expire_before)
+
+
+@dataclass(frozen=True)
+class _Parents:
+    """What is known about the parents and the children of spans, one value for each span."""
+
+    rows: Longs
+    """The row of its parent, -1 without one."""
+    known: Mask
+    """Whether its parent arrived in an earlier batch."""
+    served: Mask
+    """Whether it is the parent of a span that serves."""
+
+
+def _find_parents(columns: Mapping[str, pa.Array], children: Longs, fresh: Mask) -> _Parents:
+    """Look up the parents of ``children``, which are spans with a trace id and a parent's id."""
+    result = _Parents(
+        np.full(len(fresh), -1), np.zeros(len(fresh), np.bool_), np.zeros(len(fresh), np.bool_)
+    )
+    # A trace id and a span id are a number each, and both together one: exact, unlike a hash.
+    traces = _codes(columns["trace_id"].dictionary_encode())
+    sought = columns["parent_span_id"].take(children).dictionary_encode()
+    span_ids = _filled(pc.index_in(columns["span_id"], value_set=sought.dictionary), -1)
+    rows = np.flatnonzero((span_ids >= 0) & (traces >= 0))
+    size = len(sought.dictionary)
+    keys = pa.array(traces[children] * size + _codes(sought)).dictionary_encode()
+    groups = _filled(
+        pc.index_in(pa.array(traces[rows] * size + span_ids[rows]), value_set=keys.dictionary), -1
+    )
+    rows, groups = rows[groups >= 0], groups[groups >= 0]
+    result.served[rows] = True
+
+    group_of_child = _codes(keys)
+    firsts = _firsts(columns, rows, groups, len(keys.dictionary))
+    result.rows[children] = firsts[group_of_child]
+    known = np.zeros(len(keys.dictionary), np.bool_)
+    known[groups[~fresh[rows]]] = True
+    result.known[children] = known[group_of_child]
+    return result
+
+
+def _firsts(columns: Mapping[str, pa.Array], rows: Longs, groups: Longs, size: int) -> Longs:
+    """The row of each group that counts, by :data:`_PARENT_COLUMNS`; -1 for groups without rows."""
+    firsts = np.full(size, -1)
+    firsts[groups] = rows
+    several = np.bincount(groups, minlength=size)[groups] > 1
+    if several.any():
+        rows, groups = rows[several], groups[several]
+        ranks = [_ranks(columns[name].take(pa.array(rows))) for name in _PARENT_COLUMNS]
+        # The last key is the first to sort by; of several assignments the last one stays.
+        order = np.lexsort([*reversed(ranks), groups])[::-1]
+        firsts[groups[order]] = rows[order]
+    return firsts
+
+
+def _relations(
+    columns: Mapping[str, pa.Array],
+    *,
+    users: Longs,
+    children: Longs,
+    callers: Longs,
+    seen_by_caller: Mask,
+    to_peer: Longs,
+) -> pa.Table:
+    """The rows of relations: to a peer, of pairs as either side saw them, and from a user.
+
+    ``callers`` are the parents of ``children``, and ``seen_by_caller`` says which of these pairs
+    are also relations as the caller saw them.
+    """
+    answers, answered = children[seen_by_caller], callers[seen_by_caller]
+    as_caller, from_user = len(to_peer) + len(answers), len(users)
+
+    def take(name: str, *rows: Longs) -> pa.Array:
+        return columns[name].take(pa.array(np.concatenate(rows)))
+
+    def source(name: str) -> pa.Array:
+        return pa.concat_arrays(
+            [take(name, to_peer, answered, callers), _constant("User", from_user)]
+        )
+
+    def dest(name: str, peer: str) -> pa.Array:
+        return pa.concat_arrays([take(peer, to_peer), take(name, answers, children, users)])
+
+    return pa.table(
+        {
+            "detectPoint": pa.concat_arrays(
+                [_constant("CLIENT", as_caller), _constant("SERVER", len(children) + from_user)]
+            ),
+            "sourceService": source("service"),
+            "sourceInstance": source("instance"),
+            "sourceLayer": pa.concat_arrays(
+                [_constant("GENERAL", as_caller + len(children)), _constant("UNDEFINED", from_user)]
+            ),
+            "destService": dest("service", "peer"),
+            "destInstance": dest("instance", "peer"),
+            "destLayer": pa.concat_arrays(
+                [
+                    take("peer_layer", to_peer),
+                    _constant("GENERAL", len(answers) + len(children) + from_user),
+                ]
+            ),
+            "endpoint": take("name", to_peer, answers, children, users),
+            "sourceEndpoint": pa.concat_arrays(
+                [pa.nulls(as_caller, _TEXT), take("name", callers), pa.nulls(from_user, _TEXT)]
+            ),
+            "ofEndpoints": np.repeat([False, True, False], [as_caller, len(children), from_user]),
+            **{name: take(name, to_peer, answered, children, users) for name in _MEASURED},
+        }
+    )
+
+
+def _accessed(columns: Mapping[str, pa.Array], rows: Longs, senders: Longs) -> pa.Table:
+    """The messages in ``rows``; ``senders`` has the row of what sent each span's, or -1."""
+    senders = senders[rows]
+    times = _filled(columns["time"].cast(pa.int64()), 0)
+    on_the_way = np.maximum(times[rows] - times[senders], 0) // 1000
+    names = ("time", "broker", "broker_endpoint", "kind", "status")
+    taken = {name: columns[name].take(pa.array(rows)) for name in names}
+    return pa.table(taken | {"on_the_way": pa.array(on_the_way, mask=senders < 0)})
+
+
+def _summary(
+    columns: Mapping[str, pa.Array], batch: int, *, settled: Mask, is_child: Mask, calls: Mask
+) -> pa.Table:
+    """What later batches need of the new spans; see above."""
+    needed: dict[str, Mask] = {
+        "parent_span_id": is_child,
+        "peer": calls & ~settled,
+        **dict.fromkeys(("broker", "broker_endpoint"), is_child & ~settled),
+        **dict.fromkeys(_MEASURED[1:], calls | ~settled),
+    }
+    table = pa.table(
+        {
+            name: _nulled(column, needed[name]) if name in needed else column
+            for name, column in columns.items()
+        }
+        | {"batch": np.full(len(settled), batch, np.int64), "settled": settled}
+    )
+    kept = _valid(columns["trace_id"]) & (is_child | _valid(columns["span_id"]))
+    return table if kept.all() else table.filter(pa.array(kept))
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
+    """A column in one piece, of this type; null if the table does not have it."""
+    if name not in table.column_names:
+        return pa.nulls(len(table), kind)
+    array = table[name].combine_chunks()
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.cast(array.type.value_type)
+    if kind == _TEXT and not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    return array if array.type == kind else array.cast(kind)
+
+
+def _constant(text: str, rows: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [text])
+
+
+def _nulled(array: pa.Array, needed: Mask) -> pa.Array:
+    """The array with null where it is not needed."""
+    if array.null_count == len(array):
+        return array
+    if pa.types.is_dictionary(array.type):
+        return pa.DictionaryArray.from_arrays(_nulled(array.indices, needed), array.dictionary)
+    return pc.if_else(pa.array(needed), array, pa.scalar(None, array.type))
+
+
+def _valid(array: pa.Array) -> Mask:
+    if array.null_count in (0, len(array)):
+        return np.full(len(array), not array.null_count)
+    return _flags(array.is_valid())
+
+
+def _flags(array: pa.Array | pa.ChunkedArray) -> Mask:
+    """As NumPy's booleans; null is false."""
+    return np.asarray(pc.fill_null(array, False), np.bool_)
+
+
+def _filled(array: pa.Array, null: int) -> Longs:
+    """As NumPy's 64-bit numbers, with one of them for null."""
+    return np.asarray(pc.fill_null(array, null), np.int64)
+
+
+def _codes(encoded: pa.DictionaryArray) -> Longs:
+    """The place in the dictionary of each value; -1 for null, which is also the last place."""
+    return _filled(encoded.indices, -1)
+
+
+def _numbers(texts: pa.DictionaryArray) -> Longs:
+    """A number for each text, the same for equal ones; -1 for null."""
+    # A dictionary may have a text twice.
+    return np.append(_codes(texts.dictionary.dictionary_encode()), -1)[_codes(texts)]
+
+
+def _ranks(array: pa.Array) -> Longs:
+    """Numbers in the order of the values; null before all."""
+    if pa.types.is_dictionary(array.type):
+        ranks = _filled(pc.rank(array.dictionary, tiebreaker="dense"), 0)
+        return np.append(ranks, -1)[_codes(array)]
+    return _filled(array.cast(pa.int64()), _LEAST)
+
+
+def _is_one_of(texts: pa.DictionaryArray, words: Collection[str]) -> Mask:
+    wanted = pc.is_in(texts.dictionary, value_set=pa.array(words, pa.string()))
+    return np.append(_flags(wanted), False)[_codes(texts)]

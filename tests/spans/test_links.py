@@ -1,0 +1,236 @@
+"""Who called whom, for spans that arrive in any order and in any batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from batchmill.spans.links import link
+from tests.kit.spark import EPOCH, span
+from tests.spans.links_kit import FAR, HOST, QUEUE, Run, brief, called, compacted, served
+
+
+def test_one_batch_gives_every_relation_of_its_spans() -> None:
+    """All columns of relations, for a trace that is there at once."""
+    spans = [
+        served("root", us=9000, resource={"host.name": "h1"}),
+        called("call", parent_span_id="root", at=10, resource={"host.name": "h1"}, us=4000)
+        | {"attributes": {"http.response.status_code": "503"} | FAR, "status": "ERROR"},
+        served("work", "call", at=20, service="stock", resource={"service.instance.id": "i2"})
+        | {"attributes": {"rpc.grpc.status_code": "2"}},
+    ]
+    links = link(compacted(spans), None, 1)
+    user = {"sourceService": "User", "sourceInstance": "User", "sourceLayer": "UNDEFINED"}
+    shop = {"sourceService": "shop", "sourceInstance": "h1", "sourceLayer": "GENERAL"}
+    to_shop = {"destService": "shop", "destInstance": "h1", "endpoint": "op root"}
+    to_stock = {"destService": "stock", "destInstance": "i2", "endpoint": "op work"}
+    plain = {"destLayer": "GENERAL", "sourceEndpoint": None, "ofEndpoints": False}
+    plain |= {"status": True, "httpResponseStatusCode": None, "rpcStatusCode": None, "type": "RPC"}
+    at_root = {"time": EPOCH, "latency": 9, "latencyMicros": 9000, "detectPoint": "SERVER"}
+    calling = {"time": _at(10), "latency": 4, "latencyMicros": 4000, "detectPoint": "CLIENT"}
+    calling |= {"status": False, "httpResponseStatusCode": 503, "type": "HTTP"}
+    serving = {"time": _at(20), "latency": 5, "latencyMicros": 5000, "detectPoint": "SERVER"}
+    serving |= {"rpcStatusCode": "2", "sourceEndpoint": "op call", "ofEndpoints": True}
+    relations = links.relations.to_pylist()
+    assert sorted(relations, key=str) == sorted(
+        [
+            user | to_shop | plain | at_root,
+            shop | to_stock | plain | calling,
+            shop | to_stock | plain | serving,
+        ],
+        key=lambda row: str({name: row[name] for name in relations[0]}),
+    )
+    assert not links.unresolved
+    assert len(links.accessed) == 0
+
+
+def _at(microseconds: int) -> datetime:
+    return EPOCH.replace(microsecond=microseconds)
+
+
+def test_a_call_without_an_answering_span_goes_where_its_caller_says() -> None:
+    """In the layer of its target; at once where no answer can come, else at the wait's end."""
+    places = {"far": FAR | HOST, "h:1": HOST, "else": {"server.port": "1"}}
+    at_once = {
+        "db": ({"db.system": "mysql"}, "VIRTUAL_DATABASE", "mysql"),
+        "cache": ({"db.system.name": "redis"}, "VIRTUAL_CACHE", "redis"),
+        "mq": ({"messaging.system": "kafka"}, "VIRTUAL_MQ", "kafka"),
+    }
+    later = {
+        "ai": ({"gen_ai.system": "x"}, "VIRTUAL_GENAI", "x"),
+        "http": ({"http.method": "GET"}, None, None),
+    }
+    run = Run()
+    run.batch(
+        span(f"{name} {place}", "PRODUCER" if name == "mq" else "CLIENT", attributes=facts | known)
+        for name, (facts, _, _) in (at_once | later).items()
+        for place, known in places.items()
+    )
+    assert _destinations(run.relations) == {
+        (f"op {name} {place}", system if place == "else" else place, layer)
+        for name, (_, layer, system) in at_once.items()
+        for place in places
+    }
+    assert run.waiting(1) == {f"{name} {place}" for name in later for place in places}
+    run.relations.clear()
+    run.batch([served("later")])
+    assert brief(run.relations) == ["User > shop/op later SERVER"]
+    assert _destinations(run.end()) == {
+        ("op ai far", "far", "VIRTUAL_GENAI"),
+        ("op ai h:1", "h:1", "VIRTUAL_GENAI"),
+        ("op ai else", "x", "VIRTUAL_GENAI"),
+        ("op http far", "far", "GENERAL"),
+        ("op http h:1", "h:1", "UNDEFINED"),
+    }
+    assert run.lost == {"no destination": 1}
+
+
+def _destinations(relations: Iterable[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    rows = list(relations)
+    assert all(row["destService"] == row["destInstance"] for row in rows)
+    assert all(row["detectPoint"] == "CLIENT" for row in rows)
+    return {(row["endpoint"], row["destService"], row["destLayer"]) for row in rows}
+
+
+def test_a_message_relates_its_consumer_to_its_sender() -> None:
+    """As the consumer sees it, in any batch; the sender called the broker, once."""
+    run = Run()
+    sent = span("sent", "PRODUCER", attributes=QUEUE)
+    assert brief(run.batch([sent])) == ["shop > kafka/op sent CLIENT"]
+    consumed = span("got", "CONSUMER", parent_span_id="sent", service="mail", attributes=QUEUE)
+    assert brief(run.batch([consumed])) == ["shop > mail/op got SERVER"]
+    assert run.end() == []
+    assert not run.lost
+
+
+def test_a_message_counts_once_with_its_way() -> None:
+    """When its sender is known, or will never be; whichever of the two came first."""
+    got = {"kind": "CONSUMER", "attributes": QUEUE}
+    receive = span("receive", "CONSUMER", attributes=QUEUE | {"messaging.operation": "receive"})
+    batches = [
+        [
+            served("early", "sent", at=2500) | got,
+            served("lost", "gone") | got,
+            served("root") | got,
+            served("no trace", "x", trace_id=None) | got,
+        ],
+        [span("sent", "PRODUCER", attributes=QUEUE), receive, receive],
+        [
+            served("late", "sent", at=7999, service="mail") | got,
+            served("skewed", "sent", at=-1) | got,
+            served("step", "receive", at=9) | got,
+            called("commit", attributes=QUEUE | {"messaging.operation": "commit"}),
+        ],
+    ]
+    run = Run()
+    ways = []
+    for batch in batches:
+        run.batch(batch)
+        ways.append(ways(run.messages))
+    run.end()
+    assert [*ways, ways(run.messages)] == [
+        ["CONSUMER op no trace None", "CONSUMER op root None"],
+        ["CONSUMER op early 2", "PRODUCER op sent None"],
+        ["CONSUMER op late 7", "CONSUMER op skewed 0", "CONSUMER op step None"],
+        ["CONSUMER op lost None"],
+    ]
+
+
+def test_odd_ids_and_parents() -> None:
+    """Parents of one's own service, oneself as a parent, ids that are missing or in two traces."""
+    run = Run()
+    relations = run.batch(
+        [
+            served("a", "in", service="x"),
+            span("in", "INTERNAL", service="x"),  # the same service: nothing
+            served("self", "self"),
+            served("same", "other trace", service="x"),
+            called("other trace", trace_id="t2"),
+            served("b", "step", trace_id="t3", service="y"),
+            span("step", trace_id="t3") | {"kind": None},  # any kind can be a parent
+            called(None, trace_id="t3", attributes=FAR),
+            served("c", None, trace_id=None),
+            served("d", "", trace_id=""),
+            served("e", "step", trace_id=None),
+            called("step", trace_id=None),
+            served(None, "step", trace_id="t3", service="z"),
+        ]
+    )
+    assert brief(relations) == [
+        "User > shop/op c SERVER",
+        "User > shop/op d SERVER",
+        "shop > far/op None CLIENT",
+        "shop > y/op b SERVER",
+        "shop > z/op None SERVER",
+    ]
+    # What has no trace can never be found, and does not wait.
+    assert run.lost == {"parent never came": 1, "no destination": 1}
+    assert run.waiting(1) == {"same", "other trace"}
+    assert run.end() == []
+    assert run.lost == {"parent never came": 2, "no destination": 2}
+
+
+def test_a_call_is_related_to_every_service_that_answers() -> None:
+    """As the caller measured it, in the batch of each; its peer attribute is not used then."""
+    run = Run()
+    call = span("x", "PRODUCER", attributes=FAR, us=7000)
+    assert run.batch([served("before", "x", at=30, service="a", us=1000)]) == []
+    relations = run.batch([call, served("own", "x", at=1), served("with", "x", at=20, service="b")])
+    assert brief(relations) == [
+        "shop > a/op before CLIENT",
+        "shop > a/op before SERVER",
+        "shop > b/op with CLIENT",
+        "shop > b/op with SERVER",
+        "shop > shop/op own CLIENT",
+        "shop > shop/op own SERVER",
+    ]
+    assert {
+        (row["time"], row["latency"]) for row in relations if row["detectPoint"] == "CLIENT"
+    } == {(EPOCH, 7)}
+    assert run.waiting(2) == set()
+    again = served("after", "x", at=9, service="a") | {"kind": "CONSUMER"}
+    assert brief(run.batch([again, call, again])) == [
+        *["shop > a/op after CLIENT"] * 2,  # delivered twice
+        *["shop > a/op after SERVER"] * 2,
+    ]
+    assert run.end() == []
+    assert not run.lost
+
+
+def test_a_call_that_its_own_service_answers_is_a_call_to_itself() -> None:
+    """It waits no longer; an answer that comes with the end of its wait is in time."""
+    run = Run()
+    calls = [called(span_id, attributes=FAR) for span_id in ("x", "y", "z")]
+    nested = served("nested", "own")  # a server within a server is no call
+    assert brief(run.batch([*calls, served("own", "x"), nested])) == [
+        "shop > shop/op own CLIENT",
+        "shop > shop/op own SERVER",
+    ]
+    assert run.waiting(1) == {"y", "z"}
+    assert brief(run.batch([served("other", "x", service="b")])) == [
+        "shop > b/op other CLIENT",
+        "shop > b/op other SERVER",
+    ]
+    assert brief(run.batch([served("last", "z")], expire=1)) == [
+        "shop > far/op y CLIENT",
+        "shop > shop/op last CLIENT",
+        "shop > shop/op last SERVER",
+    ]
+    assert run.end() == []
+    assert not run.lost
+
+
+def test_a_parent_delivered_again_relates_nothing_again() -> None:
+    """Twins of a parent, in one batch and in later ones, before and after its child."""
+    parent = span("p", "INTERNAL")
+    run = Run()
+    assert run.batch([served("c", "p", service="x")]) == []
+    assert brief(run.batch([parent, parent])) == ["shop > x/op c SERVER"]
+    assert brief(run.batch([served("d", "p", service="x"), parent])) == ["shop > x/op d SERVER"]
+    assert run.end() == []
+    assert not run.lost
