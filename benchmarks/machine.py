@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -55,3 +56,17 @@ def cpu_s(pid: int) -> float:
     """The processor seconds of a process so far, of all its threads."""
     parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """The processor seconds of the processes below one, those that have ended included."""
+    children: dict[int, list[tuple[int, float]]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parts = stat.read_text().rpartition(")")[2].split()
+            spent = sum(map(int, parts[11:15])) / os.sysconf("SC_CLK_TCK")
+            children.setdefault(int(parts[1]), []).append((int(stat.parent.name), spent))
+    below = [*children.get(pid, ())]
+    for child, _ in below:
+        below += children.get(child, ())
+    return sum(spent for _, spent in below)

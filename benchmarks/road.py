@@ -22,7 +22,7 @@ from batchmill.ingest.decode import PROTOBUF, Limits, decode_traces
 from batchmill.spool import SPAN_SOURCE, Spool
 from benchmarks.ingest_bodies import bodies, random_of
 from benchmarks.ingest_receiver import scratch
-from benchmarks.machine import cpu_s, machine, machine_line
+from benchmarks.machine import cpu_s, machine, machine_line, tree_cpu_s
 from benchmarks.report import Table, say, write_json
 
 REQUEST_SPANS, DISTINCT = 500, 64
@@ -129,7 +129,7 @@ def measure(size: Size) -> Iterator[Turn]:
 
 
 def _pipeline_cpu_s(jvm: int) -> dict[str, float]:
-    return {"Python": time.process_time(), "JVM": cpu_s(jvm)}
+    return {"driver": time.process_time(), "JVM": cpu_s(jvm), "tasks": tree_cpu_s(jvm)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

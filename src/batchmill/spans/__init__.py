@@ -1,8 +1,8 @@
 """What spans mean: from spans as Arrow tables to rows of event types, with NumPy and Arrow.
 
 :func:`compact` looks up the attributes once; all other steps use its columns. :func:`direct_rows`
-are the rows that single spans give; :func:`link` pairs spans with their parents and children, across
-batches; :func:`drop_duplicates` drops spans that were delivered before; :func:`topn_records` and
+are the rows that single spans give; :func:`link` pairs spans with their parents and children, in
+other batches, too; :func:`drop_duplicates` drops spans that were delivered before; :func:`topn_records` and
 :func:`statement_stats` are about the statements of databases and caches. No Spark is needed.
 """
 

@@ -97,7 +97,7 @@ class Blob:
     @property
     def report(self) -> Any:
         """The report in it."""
-        return pickle.loads(self.data)  # noqa: S301 - written by our own tasks
+        return pickle.loads(self.data)
 
 
 def read_blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob]:
@@ -112,7 +112,5 @@ def write_blobs(blobs: Iterable[Blob]) -> Iterator[pa.RecordBatch]:
     """Blobs as batches of :data:`SCHEMA`, of one row each."""
     for blob in blobs:
         values = [[blob.kind.value], [blob.source], [blob.part], [blob.rows], [blob.data]]
-        arrays = [
-            pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)
-        ]
+        arrays = [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)]
         yield pa.record_batch(arrays, schema=SCHEMA)

@@ -1,8 +1,8 @@
 """The Spark job of a batch.
 
-    segments ─► ReadStep ─┐
-    frames ─► ReadFrameStep ─┼─► by part of the traces ─► SpanStep ─┬─► the state for later batches
-    state of earlier batches ─┘                                    └─► by part of the entities ─► MergeStep
+    segments ─► ReadStep ────┐                          ┌─► the state for later batches
+    rows ─► ReadFrameStep ───┼─► by trace ─► SpanStep ──┤
+    state of earlier batches ┘                          └─► by entity ─► MergeStep ─► the driver
 
 The plan is the same for every batch and takes Spark a few milliseconds: all that it knows of are
 blobs.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +101,9 @@ class JobResult:
     """What a batch's job gives."""
 
     report: TaskReport = field(default_factory=TaskReport)
-    tables: dict[tuple[Kind, str], list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
+    tables: dict[tuple[Kind, str], list[pa.Table]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     """Tables by kind and source."""
     kept: list[Carry] = field(default_factory=list)
     """Files of state that the batch has written."""
@@ -148,7 +149,9 @@ class BatchJob:
             )
             files = (*given.files.pending, *moment.ids)
             earlier = self._state(files)
-            every = functools.reduce(DataFrame.unionAll, [frame for frame in (blobs, earlier) if frame])
+            every = functools.reduce(
+                DataFrame.unionAll, [frame for frame in (blobs, earlier) if frame]
+            )
             blobs = _by_part(every, tasks).mapInArrow(step, blob_format.COLUMNS)
         if blobs is None:
             yield JobResult()
@@ -221,7 +224,9 @@ class BatchJob:
 
     def _kept(self, name: str, moment: Moment, report: TaskReport) -> list[Carry]:
         return [
-            Carry(spark_path(self._folder / name / f"kind={kind}"), moment.number, moment.tick, rows)
+            Carry(
+                spark_path(self._folder / name / f"kind={kind}"), moment.number, moment.tick, rows
+            )
             for kind in STATE
             if (rows := report.kept[kind])
         ]
@@ -244,8 +249,8 @@ class BatchJob:
         """How many tasks share the traces, and the entities."""
         size = 0
         for path in paths:
-            with contextlib.suppress(OSError, TypeError):
-                size += os.stat(local_path(path)).st_size  # type: ignore[arg-type]
+            with contextlib.suppress(OSError):
+                size += Path(local_path(path) or "").stat().st_size
         return min(self._plan.parts, max(self._cores, -(-size // _BYTES_PER_TASK)))
 
 

@@ -42,7 +42,6 @@ from batchmill.spark.failures import explain_full_disk, spark_local_folders
 from batchmill.spark.input.deltas import AHEAD
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
-from batchmill.spark.input.segments import BadSegment
 from batchmill.spark.settings import PipelineSettings
 from batchmill.store import Batch, Carry, Layout, StatementRow, TopNRow
 from batchmill.wording import count_of
@@ -96,8 +95,7 @@ class BatchMaker:
             catalog,
             aggregators,
             _attribute_keys(aggregators),
-            settings.top_n,
-            settings.thresholds(),
+            settings,
             BatchJob.parts(spark),
         )
         self._parts = plan.parts
@@ -154,7 +152,7 @@ class BatchMaker:
             tick=tick,
             expired=tuple(expired),
             ids=tuple(ids),
-            dropped=tuple((*expired, *old_ids)),
+            dropped=(*expired, *old_ids),
             merged=tuple(merged),
         )
 
@@ -166,9 +164,7 @@ class BatchMaker:
             return []
         return state.expired_ids(work.files.ids, tick, self._window_ms)
 
-    def _batch(
-        self, work: Work, moment: Moment, result: JobResult
-    ) -> tuple[Batch, BatchStats]:
+    def _batch(self, work: Work, moment: Moment, result: JobResult) -> tuple[Batch, BatchStats]:
         report = result.report
         batch = Batch(work.stream, work.epoch, work.number, settle=work.settle)
         stats = BatchStats(segments=report.segments)
@@ -194,9 +190,7 @@ class BatchMaker:
             batch.drop_carry += [file.path for file in (*moment.dropped, *merged)]
         return batch, stats
 
-    def _count(
-        self, work: Work, batch: Batch, report: TaskReport, stats: BatchStats
-    ) -> None:
+    def _count(self, work: Work, batch: Batch, report: TaskReport, stats: BatchStats) -> None:
         """Fill in the counters. A late span was counted when it arrived, not its rows."""
         late_before_us = self._late_before_us(work.newest)
         counters: dict[tuple[str, str, str], int] = defaultdict(int, report.counters)

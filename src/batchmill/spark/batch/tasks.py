@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from batchmill.aggregate import (
     STATEMENT_SOURCE,
+    AggregationSettings,
     Aggregator,
     Deltas,
     SlowestStatements,
@@ -54,7 +55,6 @@ from batchmill.spans import (
     part_of,
     relation_rows,
     statement_stats,
-    summary_of,
     topn_records,
 )
 from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, write_blobs
@@ -114,10 +114,19 @@ class TaskPlan:
     """By event type: those that a metric reads."""
     attributes: Collection[str] | None
     """The keys of attributes that metrics look up; None: some metric reads all of them."""
-    top_n: int
-    thresholds: TopNThresholds
+    settings: AggregationSettings
     parts: int
     """Into how many shares traces and entities are divided."""
+
+    @property
+    def top_n(self) -> int:
+        """How many of the slowest statements are kept."""
+        return self.settings.top_n
+
+    @functools.cached_property
+    def thresholds(self) -> TopNThresholds:
+        """Above how many milliseconds statements are slow."""
+        return self.settings.thresholds()
 
     @functools.cached_property
     def readers(self) -> dict[str, DeltaReader]:
@@ -145,7 +154,7 @@ class Shipped:
 @functools.lru_cache(8)
 def _unpacked(data: bytes) -> TaskPlan:
     pa.set_cpu_count(1)  # a task has one core
-    plan: TaskPlan = pickle.loads(data)  # noqa: S301 - packed by our own driver
+    plan: TaskPlan = pickle.loads(data)
     return plan
 
 
@@ -503,7 +512,6 @@ def _old_blobs(old: OldState, plan: TaskPlan) -> Iterator[Blob]:
     """The state of version 1 as blobs."""
     table = pq.read_table(old.folder, use_threads=False)
     if old.kind is Kind.PENDING:
-        table = summary_of(table)
         places = _trace_parts(table, plan.parts)
         yield from _split(old.kind, table, places, source=old.file)
         return
@@ -513,7 +521,6 @@ def _old_blobs(old: OldState, plan: TaskPlan) -> Iterator[Blob]:
 
 def _no_spans() -> pa.Table:
     return check_spans(pa.table({}), 0).rows
-
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.aggregate import Aggregator
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
-from batchmill.spark.batch.state import StateFiles
-from batchmill.spark.failures import explain_full_disk
-from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.batch import state
 from batchmill.spark.batch.maker import BatchMaker, Work
 from batchmill.spark.batch.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
+from batchmill.spark.batch.state import StateFiles
+from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.session import copy_of, rebind
 from batchmill.spark.settings import PipelineSettings

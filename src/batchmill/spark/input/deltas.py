@@ -44,11 +44,11 @@ class UnusableError(Exception):
 def events_in(table: pa.Table) -> int:
     """How many events went into the deltas or statements of a segment."""
     if ROW_COUNT not in table.column_names:
-        return table.num_rows
+        return int(table.num_rows)
     try:
-        return pc.sum(table[ROW_COUNT]).as_py() or 0
+        return int(pc.sum(table[ROW_COUNT]).as_py() or 0)
     except pa.ArrowException:
-        return table.num_rows
+        return int(table.num_rows)
 
 
 @dataclass(frozen=True)

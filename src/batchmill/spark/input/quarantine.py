@@ -52,9 +52,7 @@ class Quarantine:
             ) from error
         log.warning("segment %s quarantined (%s): %s", bad.path, bad.reason, bad.detail)
 
-    def add_rows(
-        self, stream: str, number: int, tables: Iterable[tuple[str, pa.Table]]
-    ) -> None:
+    def add_rows(self, stream: str, number: int, tables: Iterable[tuple[str, pa.Table]]) -> None:
         """Write rows that do not fit, given with their event types, in place of earlier ones."""
         counts: Counter[str] = Counter()
         for source, table in tables:

@@ -17,11 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.errors import ConfigError
 from batchmill.oal import MetricSet
+from batchmill.spark.batch.report import BatchReport
+from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.rows import SPAN
 from batchmill.spark.input.spool import SpoolInput
-from batchmill.spark.batch.report import BatchReport
-from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.stream import StreamRun
 from batchmill.spark.settings import PipelineSettings

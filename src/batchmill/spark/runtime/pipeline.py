@@ -17,13 +17,13 @@ from batchmill.errors import ConfigError
 from batchmill.oal import MetricSet, load
 from batchmill.outbox import Outbox, OutboxSettings
 from batchmill.sources import Catalog
+from batchmill.spark.batch.report import BatchReport
+from batchmill.spark.batch.writer import StreamWriter, aggregators_for
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.spool import SpoolInput
-from batchmill.spark.batch.report import BatchReport
-from batchmill.spark.batch.writer import StreamWriter, aggregators_for
 from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress

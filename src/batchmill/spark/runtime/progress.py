@@ -17,9 +17,9 @@ from typing import Any
 
 from batchmill.files import write_json
 from batchmill.process_stats import ProcessStats
-from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
+from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.store import Store, StreamInfo
 

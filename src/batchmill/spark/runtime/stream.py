@@ -18,12 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batchmill.errors import ConfigError
+from batchmill.spark.batch.report import BatchReport
+from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import disk_full_error, explain_full_disk
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.segments import spark_path
-from batchmill.spark.batch.report import BatchReport
-from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.settings import TRIGGER, PipelineSettings, trigger_interval
 
