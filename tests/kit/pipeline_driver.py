@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 from batchmill.spark import BatchReport, BatchStats, Pipeline, PipelineSettings
-from batchmill.spark.l2.batch import BatchMaker, Work
+from batchmill.spark.batch.maker import BatchMaker, Work
 from batchmill.spark.runtime.session import Lease, lease
 from batchmill.store import Batch, Claim, CommitResult, Store
 from batchmill.store.sql.commit import Commit
