@@ -59,7 +59,15 @@ from batchmill.spans import (
 )
 from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, write_blobs
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.input.deltas import AHEAD, DeltaReader, UnusableError, read_statements
+from batchmill.spark.input.deltas import (
+    AHEAD,
+    DeltaReader,
+    ReadDeltas,
+    ReadStatements,
+    UnusableError,
+    events_in,
+    read_statements,
+)
 from batchmill.spark.input.rows import (
     REASON,
     SPAN,
@@ -215,6 +223,17 @@ class ReadFrameStep:
         yield from write_blobs(reader.check(self.source, tables))
 
 
+@dataclass(frozen=True)
+class Unused:
+    """A segment of an event type that no metric reads."""
+
+    rows: int
+
+
+Content: TypeAlias = CheckedRows | ReadDeltas | ReadStatements | Unused
+"""What a good segment holds."""
+
+
 class _Reader:
     """Turns rows into blobs; events are aggregated, spans reduced to plain columns."""
 
@@ -229,12 +248,12 @@ class _Reader:
         """The blobs of segments, and a report."""
         try:
             for path in paths:
-                blobs = read_segment(path, functools.partial(self._read, path))
-                if isinstance(blobs, BadSegment):
-                    self._report.bad.append(blobs)
+                content = read_segment(path, functools.partial(self._content, path))
+                if isinstance(content, BadSegment):
+                    self._report.bad.append(content)
                     continue
                 self._report.segments += 1
-                yield from blobs
+                yield from self._take(source_of(path), content)
             yield from self._rest()
         except PipelineError as error:
             self._report.fault = str(error)
@@ -253,32 +272,49 @@ class _Reader:
         plan = self._plan.aggregators[source].plan
         return check_rows(plan.source, plan.columns, table, self._limits.latest_us)
 
-    def _read(self, path: str, file: pq.ParquetFile) -> list[Blob] | BadSegment:
+    def _content(self, path: str, file: pq.ParquetFile) -> Content | BadSegment:
+        """What is in a file. It may be read again after a fault, so nothing is counted here."""
         source, rows = source_of(path), file.metadata.num_rows
-        schema = file.schema_arrow
-        latest_us = self._limits.latest_us
+        plan, latest_us = self._plan, self._limits.latest_us
         try:
-            if source == STATEMENT_SOURCE and is_statements(schema):
-                return self._read_statements(path, file.read(use_threads=False))
-            if is_deltas(schema):
-                return self._read_deltas(path, file.read(use_threads=False))
+            if source == STATEMENT_SOURCE and is_statements(file.schema_arrow):
+                table = file.read(use_threads=False)
+                return read_statements(table, plan.top_n, plan.thresholds, latest_us)
+            if is_deltas(file.schema_arrow):
+                return self._deltas(path, file.read(use_threads=False))
             if source == SPAN.name:
-                maps = self._plan.reads_maps
-                return list(self._add(source, read_spans(file, latest_us, maps=maps)))
-            if source in self._plan.aggregators:
-                plan = self._plan.aggregators[source].plan
-                checked = read_rows(file, plan.source, plan.columns, latest_us)
-                return list(self._add(source, checked))
+                return read_spans(file, latest_us, maps=plan.reads_maps)
+            if source in plan.aggregators:
+                own = plan.aggregators[source].plan
+                return read_rows(file, own.source, own.columns, latest_us)
         except ColumnTypeError as error:
             return BadSegment(path, source, "wrong type", str(error), rows)
-        if source not in self._plan.catalog.sources:
-            return self._unknown(path, source, rows)
-        self._report.counters["unused", source, "no metric reads it"] += rows
-        return []
+        except UnusableError as error:
+            return BadSegment(path, source, error.reason, str(error), error.rows)
+        return Unused(rows) if source in plan.catalog.sources else _unknown(path, rows)
 
-    def _unknown(self, path: str, source: str, rows: int) -> BadSegment:
-        detail = f"there is no event type named {source!r}"
-        return BadSegment(path, source, "unknown source", detail, rows)
+    def _deltas(self, path: str, table: pa.Table) -> ReadDeltas | BadSegment:
+        source, plan = source_of(path), self._plan
+        if source not in plan.catalog.sources:
+            return _unknown(path, events_in(table))
+        # Without any metric of the source, the reader says which ones are missing here.
+        reader = plan.readers.get(source) or DeltaReader(
+            Aggregator(plan.catalog.source(source), ())
+        )
+        return reader.read(table, self._limits.latest_us)
+
+    def _take(self, source: str, content: Content) -> Iterator[Blob]:
+        """Count and pass on what is in a segment."""
+        match content:
+            case CheckedRows():
+                yield from self._add(source, content)
+            case ReadDeltas():
+                yield from self._add_deltas(source, content)
+            case ReadStatements():
+                self._slowest.merge(content.statements)
+                self._report.counters["rows", STATEMENT_SOURCE, ""] += content.count
+            case Unused(rows):
+                self._report.counters["unused", source, "no metric reads it"] += rows
 
     def _add(self, source: str, checked: CheckedRows) -> Iterator[Blob]:
         """Collect valid rows until there are enough; the blobs that this gives."""
@@ -310,37 +346,20 @@ class _Reader:
             self._report.events[source, minute] += count
         yield from _delta_blobs(deltas, self._plan.aggregators[source], self._plan.parts)
 
-    def _read_deltas(self, path: str, table: pa.Table) -> list[Blob] | BadSegment:
-        source = source_of(path)
-        if source not in self._plan.catalog.sources:
-            return self._unknown(path, source, table.num_rows)
-        # Without any metric of the source, the reader says which ones are missing here.
-        reader = self._plan.readers.get(source) or DeltaReader(
-            Aggregator(self._plan.catalog.source(source), ())
-        )
-        try:
-            read = reader.read(table, self._limits.latest_us)
-        except UnusableError as error:
-            return BadSegment(path, source, error.reason, str(error), error.rows)
-        blobs: list[Blob] = []
+    def _add_deltas(self, source: str, read: ReadDeltas) -> Iterator[Blob]:
         if read.ahead is not None:
             self._report.counters["quarantined", source, AHEAD] += read.ahead_rows
-            blobs += Blob.of(Kind.AHEAD, read.ahead, source=source)
+            yield from Blob.of(Kind.AHEAD, read.ahead, source=source)
         if source in self._plan.aggregators:
             for minute, count in rows_by_minute(read.deltas).items():
                 self._report.events[source, minute] += count
-            blobs += _delta_blobs(read.deltas, reader.aggregator, self._plan.parts)
-        return blobs
+            yield from _delta_blobs(read.deltas, self._plan.aggregators[source], self._plan.parts)
 
-    def _read_statements(self, path: str, table: pa.Table) -> list[Blob] | BadSegment:
-        plan = self._plan
-        try:
-            read = read_statements(table, plan.top_n, plan.thresholds, self._limits.latest_us)
-        except UnusableError as error:
-            return BadSegment(path, source_of(path), error.reason, str(error), error.rows)
-        self._slowest.merge(read.statements)
-        self._report.counters["rows", STATEMENT_SOURCE, ""] += read.count
-        return []
+
+def _unknown(path: str, rows: int) -> BadSegment:
+    source = source_of(path)
+    detail = f"there is no event type named {source!r}"
+    return BadSegment(path, source, "unknown source", detail, rows)
 
 
 @dataclass(frozen=True)
