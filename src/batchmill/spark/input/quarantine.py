@@ -10,10 +10,11 @@ Names follow from the batch, so a batch that is run again writes the same files.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,17 +40,12 @@ class Quarantine:
         folder = self.folder / bad.source
         name = bad.path.rsplit("/", 1)[-1]
         why = f"{bad.reason}: {bad.detail}\n{bad.path}\n"
-        try:
+        with self._explained(f"the segment {bad.path} must be quarantined ({bad.reason})"):
             folder.mkdir(parents=True, exist_ok=True)
             path = local_path(bad.path)
             if path is not None and bad.reason != "missing":
                 _copy(path, folder / name)
             (folder / f"{name}.reason").write_text(why, "utf-8")
-        except OSError as error:
-            raise disk_full_error(error, [self.folder]) or PipelineError(
-                f"the segment {bad.path} must be quarantined ({bad.reason}), but {folder} cannot "
-                f"be written ({error}): let this user write there, then start again"
-            ) from error
         log.warning("segment %s quarantined (%s): %s", bad.path, bad.reason, bad.detail)
 
     def add_rows(self, stream: str, number: int, tables: Iterable[tuple[str, pa.Table]]) -> None:
@@ -57,10 +53,11 @@ class Quarantine:
         counts: Counter[str] = Counter()
         for source, table in tables:
             folder = self.folder / source / f"rows-{stream}-{number}"
-            if not counts[source]:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-            _write(table, folder / f"{counts[source]}.parquet")
+            with self._explained(f"rows of {source} must be quarantined"):
+                if not counts[source]:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    folder.mkdir(parents=True)
+                _write(table, folder / f"{counts[source]}.parquet")
             counts[source] += 1
         for source in counts:
             sync(self.folder / source)
@@ -70,9 +67,21 @@ class Quarantine:
     ) -> None:
         """Write deltas that do not fit."""
         target = self.folder / source / f"deltas-{stream}-{number}.parquet"
-        target.parent.mkdir(parents=True, exist_ok=True)
         reasons = pa.array([reason] * deltas.num_rows, pa.string())
-        _write(deltas.append_column(REASON, reasons), target)
+        with self._explained(f"deltas of {source} must be quarantined"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(deltas.append_column(REASON, reasons), target)
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Say what to do where the quarantine cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise disk_full_error(error, [self.folder]) or PipelineError(
+                f"{what}, but {self.folder} cannot be written ({error}): let this user write "
+                "there, then start again"
+            ) from error
 
 
 def _write(table: pa.Table, target: Path) -> None:
