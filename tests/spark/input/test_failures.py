@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from batchmill.spark.failures import (
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.segments import BadSegment, read_segment, reason_for
 from tests.kit.files import fill, small_disk
+from tests.spark.kit import no_more_files
 
 
 def test_all_causes_are_reported_and_no_stack() -> None:
@@ -166,27 +166,6 @@ def test_a_segment_that_may_not_be_read_leaves_its_reason(caplog: pytest.LogCapt
         why = (aside / "Endpoint" / "a.parquet.reason").read_text("utf-8")
     assert why.startswith("not permitted: PermissionError")
     assert "only its reason is kept" in caplog.text
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[Callable[[], None]]:
-    """Every file that this process may open is open; yields what closes them again."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open(os.devnull, os.O_RDONLY)]
-
-    def close() -> None:
-        while held:
-            os.close(held.pop())
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 8, before[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        yield close
-    finally:
-        close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_too_many_open_files_are_no_fault_of_the_segment(
