@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,27 +16,6 @@ def forget_commit(checkpoint: Path) -> None:
     newest = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
     (commits / str(newest)).unlink()
     (commits / f".{newest}.crc").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[Callable[[], None]]:
-    """Every file that this process may open is open; yields what closes them again."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open(os.devnull, os.O_RDONLY)]
-
-    def close() -> None:
-        while held:
-            os.close(held.pop())
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 8, before[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        yield close
-    finally:
-        close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 class QueryLog:

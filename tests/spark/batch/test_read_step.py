@@ -40,6 +40,7 @@ from batchmill.spark.batch.tasks import (
 )
 from batchmill.spark.batch.writer import aggregators_for
 from tests.kit.events import segments
+from tests.kit.files import no_more_files
 from tests.kit.pipelines import (
     NOW,
     SMALL,
@@ -51,7 +52,6 @@ from tests.kit.pipelines import (
     write_table,
 )
 from tests.oracle.generate import random_spans, to_table
-from tests.spark.kit import no_more_files
 
 LIMITS = Limits(int((NOW + 3600) * 1_000_000), None)
 TOO_LATE = datetime.fromtimestamp(NOW, UTC) + timedelta(hours=2)

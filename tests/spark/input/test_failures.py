@@ -24,8 +24,7 @@ from batchmill.spark.failures import (
 )
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.segments import BadSegment, read_segment, reason_for
-from tests.kit.files import fill, small_disk
-from tests.spark.kit import no_more_files
+from tests.kit.files import fill, no_more_files, small_disk
 
 
 def test_all_causes_are_reported_and_no_stack() -> None:
