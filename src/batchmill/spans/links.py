@@ -133,10 +133,7 @@ def link(
     children = np.flatnonzero(found)
     callers = parents.rows[children]
     service = Texts.of(columns["service"]).codes
-    elsewhere = service[callers] != service[children]
-    # No service is not another one.
-    elsewhere &= (service[callers] >= 0) & (service[children] >= 0)
-    pairs = elsewhere | is_calling[callers]
+    pairs = (service[callers] != service[children]) | is_calling[callers]
     relations = _relations(
         columns,
         users=np.flatnonzero(fresh & is_serving & ~is_child),
@@ -232,7 +229,8 @@ def _find_parents(columns: Mapping[str, pa.Array], children: Longs, fresh: Mask)
     traces = _filled(columns["trace_id"].dictionary_encode().indices, -1)
     sought = columns["parent_span_id"].take(children).dictionary_encode()
     span_ids = _filled(pc.index_in(columns["span_id"], value_set=sought.dictionary), -1)
-    rows = np.flatnonzero((span_ids >= 0) & (traces >= 0))
+    # Without a trace id, both together are below 0, and like nothing that is sought.
+    rows = np.flatnonzero(span_ids >= 0)
     size = len(sought.dictionary)
     keys = pa.array(traces[children] * size + _filled(sought.indices, -1)).dictionary_encode()
     groups = _filled(
