@@ -278,7 +278,7 @@ class _Calls:
             if port_key is None and not url.is_empty:
                 host, port = _url_parts(url.values)
                 ports.append(url.replaced(port).where(is_new))
-                is_new &= ~url.meet(lambda _, host=host: host.is_valid())
+                is_new &= ~url.where_met(host.is_valid())
         return self._spans.first_of(iter(ports))
 
     def _layer(self, is_cache: Mask) -> Texts:
