@@ -106,16 +106,14 @@ def check_spans(table: pa.Table, latest_us: int) -> CheckedRows:
 
 def open_segment(file: pa.NativeFile, source: SourceType) -> pq.ParquetFile:
     """Open a file so that texts that repeat are read as the dictionaries they are stored as."""
-    metadata = pq.ParquetFile(file).metadata
-    names = _encoded(source)
-    repeating = [
-        number
-        for number in range(metadata.num_columns)
-        if metadata.schema.column(number).path in names
-        and metadata.schema.column(number).physical_type == "BYTE_ARRAY"
-    ]
+    footer = pq.ParquetFile(file)
+    texts = (pa.string(), pa.large_string())
+    repeating = [name for name in _encoded(source) if _type(footer.schema_arrow, name) in texts]
     return pq.ParquetFile(
-        file, metadata=metadata, read_dictionary=repeating, coerce_int96_timestamp_unit="us"
+        file,
+        metadata=footer.metadata,
+        read_dictionary=repeating,
+        coerce_int96_timestamp_unit="us",  # in nanoseconds, moments far off would overflow
     )
 
 
