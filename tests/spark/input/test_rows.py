@@ -470,7 +470,10 @@ def test_no_rows_and_no_columns(tmp_path: Path) -> None:
     checked = every_way(nothing, tmp_path)
     assert checked.rows.num_rows == 0
     assert reasons(checked) == {"no time": 2}
-    assert check_spans(span_table(0), LATEST).rows.num_rows == 0
+    no_maps = pa.array([], pa.map_(pa.string(), pa.string()))
+    assert check_spans(span_table(0, attributes=no_maps), LATEST).rows.num_rows == 0
+    timeless = span_table(1, attributes=pa.array([[("db.name", "a")]], no_maps.type), time=None)
+    assert reasons(check_spans(timeless, LATEST)) == {"no time": 1}
 
 
 # Invalid rows.

@@ -107,8 +107,8 @@ def check_spans(table: pa.Table, latest_us: int) -> CheckedRows:
 def open_segment(file: pa.NativeFile, source: SourceType) -> pq.ParquetFile:
     """Open a file so that texts that repeat are read as the dictionaries they are stored as."""
     footer = pq.ParquetFile(file)
-    texts = (pa.string(), pa.large_string())
-    repeating = [name for name in _encoded(source) if _type(footer.schema_arrow, name) in texts]
+    schema, texts = footer.schema_arrow, (pa.string(), pa.large_string())
+    repeating = [name for name in _encoded(source) if _type(schema, name) in texts]
     return pq.ParquetFile(
         file,
         metadata=footer.metadata,
