@@ -256,17 +256,15 @@ class _Calls:
 
     def _places(self) -> Iterator[Texts]:
         """Hosts with their ports, in the order of :data:`.meaning.ADDRESSES`."""
-        past_urls = False
         for key, port_key in ADDRESSES:
             host = self._spans.filled(ATTRIBUTE_COLUMNS[key])
+            if host.is_empty:
+                continue
             if port_key is None:
-                past_urls = True
-                yield host if host.is_empty else host.replaced(_place(*_url_parts(host.values)))
-            elif not host.is_empty:
+                yield host.replaced(_place(*_url_parts(host.values)))
+            else:
                 port = self._spans.filled(ATTRIBUTE_COLUMNS[port_key])
-                if not past_urls:
-                    port = self._spans.first_of(iter((port, self._url_port)))
-                yield _joined(host, port)
+                yield _joined(host, port.or_else(self._url_port))
 
     @cached_property
     def _url_port(self) -> Texts:
