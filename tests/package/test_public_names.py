@@ -289,6 +289,7 @@ AGGREGATE = {
     "TopNThresholds",
     "entity_number",
     "normalise",
+    "read_whole",
     "AggregationSettings",
     "Aggregator",
     "Column",

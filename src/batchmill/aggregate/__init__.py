@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from batchmill.aggregate.cells import Contribution, EntityBook, contribution, rows_by_minute
     from batchmill.aggregate.columns import Column, Runs, Tallies
     from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
+    from batchmill.aggregate.rows import read_whole
     from batchmill.aggregate.statement_table import (
         STATEMENT_SOURCE,
         is_statements,
@@ -81,6 +82,7 @@ __all__ = [
     "is_deltas",
     "is_statements",
     "normalise",
+    "read_whole",
     "rows_by_minute",
     "statements_from_arrow",
     "statements_to_arrow",
@@ -92,6 +94,7 @@ _MODULES = {
     "cells": "Contribution EntityBook contribution rows_by_minute",
     "columns": "Column Runs Tallies",
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",
+    "rows": "read_whole",
     "statement_table": "STATEMENT_SOURCE is_statements statements_from_arrow statements_to_arrow",
 }
 

@@ -250,7 +250,7 @@ class Rows:
                 array = None if member < 0 else pc.struct_field(array, [member])
         kind = pa.string() if path.cast else path.type.arrow_type()
         array = pa.nulls(len(self), kind) if array is None else cast(array, kind)
-        return array if path.cast is None else _read_whole(array, path.cast)
+        return array if path.cast is None else read_whole(array, path.cast)
 
 
 def _condition(condition: Condition, array: pa.Array) -> pa.Array:
@@ -314,7 +314,7 @@ def _contains(array: pa.Array, literal: object) -> pa.Array:
     return pa.array(contains)
 
 
-def _read_whole(array: pa.Array, cast: str) -> pa.Array:
+def read_whole(array: pa.Array, cast: str) -> pa.Array:
     """Texts as whole numbers; null for a text that is not one, or is too large."""
     limit = _LIMITS[cast]
     encoded = array.dictionary_encode()

@@ -1,6 +1,5 @@
-"""What OpenTelemetry spans mean, as pure functions on Arrow tables.
+"""What OpenTelemetry spans mean: the rows of event types that they give, and which called which.
 
-Spans are reduced to plain columns; from these come the rows of event types, the relations between
-services, the slowest statements, and the ids by which a span that is delivered twice counts once.
-NumPy and Arrow, no Spark.
+Pure functions on Arrow tables, with NumPy: no Spark, no store. :mod:`.columns` reduces spans to
+plain columns, :mod:`.sources` turns these into rows of event types.
 """
