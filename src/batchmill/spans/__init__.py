@@ -2,8 +2,9 @@
 
 :func:`compact` looks up the attributes once; all other steps use its columns. :func:`direct_rows`
 are the rows that single spans give; :func:`link` pairs spans with their parents and children, in
-other batches, too; :func:`drop_duplicates` drops spans that were delivered before; :func:`topn_records` and
-:func:`statement_stats` are about the statements of databases and caches. No Spark is needed.
+other batches, too; :func:`drop_duplicates` drops spans that were delivered before;
+:func:`topn_records` and :func:`statement_stats` are about the statements of databases and caches.
+No Spark is needed.
 """
 
 from __future__ import annotations

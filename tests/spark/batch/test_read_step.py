@@ -53,7 +53,6 @@ from tests.kit.pipelines import (
 )
 from tests.oracle.generate import random_spans, to_table
 
-LIMITS = Limits(int((NOW + 3600) * 1_000_000), None)
 TOO_LATE = datetime.fromtimestamp(NOW, UTC) + timedelta(hours=2)
 SETTINGS = PipelineSettings()
 
@@ -118,9 +117,14 @@ def slice_numbers(*numbers: int) -> Iterable[pa.RecordBatch]:
     return [pa.record_batch({"id": pa.array(numbers, pa.int64())})]
 
 
-def read(paths: Iterable[Path], oal: str = SMALL) -> Answer:
-    """What a task makes of segments."""
-    step = ReadStep(shipped(oal), LIMITS, [[f"file:{path}" for path in paths]])
+def limits(staging: Path | None = None) -> Limits:
+    """An hour ahead of the clock is not too far."""
+    return Limits(int((NOW + 3600) * 1_000_000), None, str(staging or "nowhere"))
+
+
+def read(paths: Iterable[Path], oal: str = SMALL, staging: Path | None = None) -> Answer:
+    """What a task makes of segments; ``staging`` is for invalid rows."""
+    step = ReadStep(shipped(oal), limits(staging), [[f"file:{path}" for path in paths]])
     return Answer(list(read_blobs(step(slice_numbers(0)))))
 
 
@@ -149,7 +153,7 @@ def test_a_task_reads_its_own_slice(tmp_path: Path) -> None:
     paths = [
         write_segment(tmp_path, "Endpoint", rows[number::3], str(number)) for number in range(3)
     ]
-    step = ReadStep(shipped(SMALL), LIMITS, [[str(path)] for path in paths])
+    step = ReadStep(shipped(SMALL), limits(), [[str(path)] for path in paths])
     answers = [Answer(list(read_blobs(step(slice_numbers(number))))) for number in range(3)]
     assert [answer.deltas() for answer in answers] == [
         made_of(rows[number::3]) for number in range(3)
@@ -261,23 +265,27 @@ def test_a_fault_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     """The segment is counted once, and so are its invalid rows."""
     rows = endpoint_events(10)
     path = write_table(tmp_path, "0", with_column(rows, "latency", [None, *range(9)], pa.int32()))
-    assert read([path]).report.segments == 1
+    staging = tmp_path / "staging"
+    assert read([path], staging=staging).report.segments == 1
     with no_more_files() as close:
         monkeypatch.setattr("batchmill.spark.input.segments.time.sleep", lambda seconds: close())
-        report = read([path]).report
+        report = read([path], staging=staging).report
     assert (report.segments, report.fault) == (1, "")
     assert report.counters == {("quarantined", "Endpoint", "no latency"): 1}
     assert sum(report.events.values()) == 9
 
 
-def test_invalid_rows_travel_with_their_reason(tmp_path: Path) -> None:
-    """Whole, and counted by reason."""
+def test_invalid_rows_are_written_with_their_reason(tmp_path: Path) -> None:
+    """Whole, counted by reason; under a name that nobody reads before the driver has seen it."""
     rows = endpoint_events(10)
     times = [None, TOO_LATE, *(row["time"] for row in rows[2:])]
     write_table(tmp_path, "0", with_column(rows, "time", times, pa.timestamp("us", tz="UTC")))
-    answer = read(segments(tmp_path))
-    (blob,) = answer.of(Kind.INVALID, "Endpoint")
-    assert [(row["_reason"], row["serviceName"]) for row in blob.table.to_pylist()] == [
+    answer = read(segments(tmp_path), staging=tmp_path / "staging")
+    ((source, file),) = answer.report.invalid
+    assert (source, Path(file).parent) == ("Endpoint", tmp_path / "staging" / "Endpoint")
+    assert Path(file).name.startswith(".")
+    table = pq.ParquetFile(file).read()
+    assert [(row["_reason"], row["serviceName"]) for row in table.to_pylist()] == [
         ("no time", rows[0]["serviceName"]),
         ("time too far ahead", rows[1]["serviceName"]),
     ]
@@ -286,6 +294,23 @@ def test_invalid_rows_travel_with_their_reason(tmp_path: Path) -> None:
         ("quarantined", "Endpoint", "time too far ahead"): 1,
     }
     assert answer.deltas() == made_of(rows[2:])
+
+
+def test_a_quarantine_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    """Of neither the segment nor the task, which would run again."""
+    rows = endpoint_events(10)
+    table = with_column(rows, "latency", [None, *range(9)], pa.int32())
+    write_table(tmp_path, "0", table)
+    staging = tmp_path / "quarantine" / ".main-0"
+    staging.parent.write_text("in the way")
+    of_segment = read(segments(tmp_path), staging=staging)
+    step = ReadFrameStep(shipped(SMALL), limits(staging), "Endpoint")
+    of_frame = Answer(list(read_blobs(step(table.to_batches()))))
+    for answer in (of_segment, of_frame):
+        assert answer.report.bad == []
+        assert f"rows of Endpoint must be quarantined, but {staging.parent} cannot be written" in (
+            answer.report.fault
+        )
 
 
 def test_an_event_type_that_no_metric_reads_is_counted(tmp_path: Path) -> None:
@@ -364,8 +389,8 @@ def test_rows_of_a_frame_are_as_those_of_a_segment(tmp_path: Path) -> None:
     rows = endpoint_events(30)
     table = with_column(rows, "latency", [None, *(row["latency"] for row in rows[1:])], pa.int32())
     write_table(tmp_path, "0", table)
-    of_segment = read(segments(tmp_path))
-    step = ReadFrameStep(shipped(SMALL), LIMITS, "Endpoint")
+    of_segment = read(segments(tmp_path), staging=tmp_path / "staging")
+    step = ReadFrameStep(shipped(SMALL), limits(tmp_path / "staging"), "Endpoint")
     of_frame = Answer(list(read_blobs(step(table.to_batches(max_chunksize=7)))))
     assert of_frame.deltas() == of_segment.deltas() == made_of(rows[1:])
     assert of_frame.report.counters == of_segment.report.counters

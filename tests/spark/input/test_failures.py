@@ -23,6 +23,7 @@ from batchmill.spark.failures import (
     is_disk_full,
 )
 from batchmill.spark.input.quarantine import Quarantine
+from batchmill.spark.input.rows import SPAN, open_segment
 from batchmill.spark.input.segments import BadSegment, read_segment, reason_for
 from tests.kit.files import fill, no_more_files, small_disk
 
@@ -87,7 +88,7 @@ def segment(folder: Path, name: str = "a") -> Path:
 
 def read(path: Path) -> int | BadSegment:
     """How many rows a segment has, all of which are read."""
-    return read_segment(f"file:{path}", lambda file: int(file.read().num_rows))
+    return read_segment(f"file:{path}", lambda file: int(open_segment(file, SPAN).read().num_rows))
 
 
 def reason(path: Path) -> str:
@@ -102,7 +103,7 @@ def test_a_segment_is_read(tmp_path: Path) -> None:
     """What the caller makes of the file is returned; Spark's name or a plain path leads to it."""
     path = segment(tmp_path)
     assert read(path) == 3
-    assert read_segment(str(path), lambda file: file.schema_arrow.names) == ["latency"]
+    assert read_segment(str(path), lambda file: pq.read_schema(file).names) == ["latency"]
 
 
 def test_a_segment_that_is_no_parquet_has_a_reason(tmp_path: Path) -> None:
@@ -119,7 +120,9 @@ def test_a_segment_that_is_no_parquet_has_a_reason(tmp_path: Path) -> None:
     page.write_bytes(content[:start] + b"\xa5" * 20 + content[start + 20 :])
     assert [reason(path) for path in (garbage, empty, cut, page)] == ["corrupt"] * 4
     assert reason(gone) == "missing"
-    assert read_segment(str(page), lambda file: int(file.metadata.num_rows)) == 3  # a good footer
+    assert (
+        read_segment(str(page), lambda file: int(pq.read_metadata(file).num_rows)) == 3
+    )  # a good footer
 
 
 def test_odd_things_in_a_spool_have_reasons(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ def test_a_full_quarantine_is_a_clear_error(tmp_path: Path) -> None:
             lambda aside, _: aside.add_segment(BadSegment("/s/S/a.parquet", "S", "corrupt", "why")),
             "the segment /s/S/a.parquet",
         ),
-        (lambda aside, table: aside.add_rows("main", 0, [("S", table)]), "rows of S"),
+        (lambda aside, _: aside.add_rows("main", 0, [("S", "/s/part")]), "rows of S"),
         (lambda aside, table: aside.add_deltas("S", "main", 0, table, "why"), "deltas of S"),
     ],
 )
@@ -235,18 +238,27 @@ def test_a_quarantine_that_cannot_be_written_is_a_clear_error(
     (tmp_path / "aside").write_text("in the way")
     with pytest.raises(
         PipelineError,
-        match=f"{what} must be quarantined.*cannot be written .* let this user write there",
+        match=f"{what}.* must be quarantined.*cannot be written .* let this user write there",
     ):
         add(Quarantine(tmp_path / "aside"), pa.table({"latency": [1]}))
 
 
 def test_a_batch_that_is_run_again_replaces_its_rows(tmp_path: Path) -> None:
-    """Files of an earlier attempt go, whatever they held; other batches keep theirs."""
+    """Files of an earlier attempt go, and what its tasks have left; other batches keep theirs."""
     aside = Quarantine(tmp_path)
-    table = pa.table({"latency": [1], "_reason": ["no time"]})
-    aside.add_rows("main", 0, [("S", table), ("S", table)])
-    aside.add_rows("main", 1, [("S", table)])
-    aside.add_rows("main", 0, [("S", table.slice(0, 0))])
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")}
-    assert files == {"S/rows-main-0/0.parquet", "S/rows-main-1/0.parquet"}
-    assert pq.read_table(tmp_path / "S" / "rows-main-1" / "0.parquet").equals(table)
+
+    def add(number: int, *contents: str, left: str = "") -> None:
+        staging = aside.staging("main", number) / "S"
+        staging.mkdir(parents=True)
+        for content in (*contents, left):
+            (staging / content).write_text(content)
+        aside.add_rows("main", number, [("S", str(staging / content)) for content in contents])
+
+    add(0, "a", "b", left="of a task that was run again")
+    add(1, "c", left="of another")
+    add(0, "d", left="of a third")
+    files = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")}
+    assert files == {
+        Path("S/rows-main-0/0.parquet"): "d",
+        Path("S/rows-main-1/0.parquet"): "c",
+    }
