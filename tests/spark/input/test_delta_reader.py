@@ -83,13 +83,6 @@ def replaced(table: pa.Table, name: str, column: Any) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, column)
 
 
-def described(table: pa.Table, old: bytes, new: bytes) -> pa.Table:
-    """The same with another description."""
-    content = table.schema.metadata[METADATA]
-    assert old in content
-    return table.replace_schema_metadata({METADATA: content.replace(old, new)})
-
-
 SPOILED: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no description": lambda table: table.replace_schema_metadata({METADATA: b"{"}),
     "a number for a description": lambda table: table.replace_schema_metadata({METADATA: b"7"}),
