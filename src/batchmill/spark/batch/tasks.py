@@ -361,7 +361,11 @@ class _Reader:
             spans = compact(rows, keys=self._plan.attributes)
             yield from _split(Kind.SPANS, spans, trace_parts(spans, self._plan.parts))
             return
-        deltas = self._plan.aggregators[source].make(rows).deltas
+        made = self._plan.aggregators[source].make(rows)
+        if made.reasons:  # what can be seen by the metrics only, such as a number inside a struct
+            invalid = rows.filter(pa.array(~made.reasons.valid))
+            self._set_aside(source, invalid.append_column(REASON, made.reasons.invalid))
+        deltas = made.deltas
         for minute, count in rows_by_minute(deltas).items():
             self._report.events[source, minute] += count
         yield from _delta_blobs(deltas, self._plan.aggregators[source], self._plan.parts)
