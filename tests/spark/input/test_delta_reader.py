@@ -110,7 +110,7 @@ def test_deltas_of_hours_are_refused() -> None:
     own = aggregator()
     hours = own.roll_up(own.make(to_table("Endpoint", ROWS)).deltas, Grain.HOUR)
     file = delta_file(to_arrow(hours, own.plan))
-    with pytest.raises(UnusableError, match="deltas of a hour, not of a minute") as caught:
+    with pytest.raises(UnusableError, match="deltas by hour, not by minute") as caught:
         DeltaReader(own).read(pq.read_table(pa.BufferReader(file)), FAR)
     assert (caught.value.reason, caught.value.rows) == ("wrong type", 20)
 
