@@ -189,7 +189,7 @@ class BatchMaker:
         return Limits(
             self._latest_us(work),
             self._late_before_us(work.newest),
-            str(self._quarantine.folder),
+            str(self._quarantine.staging(work.stream, work.number)),
         )
 
     def _expired_ids(self, work: Work, tick: int) -> list[Carry]:
