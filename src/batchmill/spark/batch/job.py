@@ -93,7 +93,7 @@ class Moment:
     dropped: tuple[Carry, ...] = ()
     """Files that no later batch needs."""
     merged: tuple[Carry, ...] = ()
-    """Files whose content goes into the files of this batch."""
+    """Files whose content goes into the files of this batch, if it has spans."""
 
 
 @dataclass
@@ -107,6 +107,8 @@ class JobResult:
     """Tables by kind and source."""
     kept: list[Carry] = field(default_factory=list)
     """Files of state that the batch has written."""
+    merged: tuple[Carry, ...] = ()
+    """Files of earlier batches whose content is in those."""
     invalid: Callable[[], Iterable[tuple[str, pa.Table]]] = tuple
     """The rows for the quarantine, by source, a few at a time; while Spark has them."""
 
@@ -144,7 +146,7 @@ class BatchJob:
                 moment.tick,
                 max((file.arrived_ms for file in moment.expired), default=None),
                 self._dedup,
-                name,
+                name if given.has_spans else None,
                 frozenset(state.name_of(file) for file in moment.merged),
             )
             files = (*given.files.pending, *moment.ids)
@@ -160,6 +162,7 @@ class BatchJob:
         try:
             result = JobResult()
             if given.has_spans:
+                result.merged = moment.merged
                 self._write_state(blobs, name)
                 watch.lap(SPANS)
             self._collect(blobs, tasks, result)
@@ -205,12 +208,24 @@ class BatchJob:
                 ]
                 if not paths:
                     continue
-                read = self._spark.read.schema(_STORED).parquet(*paths)
+                read = self._stored(paths)
                 frame = read.select(F.lit(kind.value).alias("kind"), *_STORED_COLUMNS)
                 if not fits:
                     frame = frame.mapInArrow(RepartStep(self._shipped), blob_format.COLUMNS)
                 frames.append(frame)
         return functools.reduce(DataFrame.unionAll, frames) if frames else None
+
+    def _stored(self, paths: Sequence[str]) -> DataFrame:
+        """The rows of files by their exact names, whatever characters are in them.
+
+        A name with characters of a pattern is read by itself: among others, Spark reads it twice.
+        """
+        reader = self._spark.read.schema(_STORED).option(_NO_PATTERNS, "false")
+        odd = [path for path in paths if not _PATTERN.isdisjoint(path)]
+        groups = [[path] for path in odd]
+        if plain := [path for path in paths if path not in odd]:
+            groups.append(plain)
+        return functools.reduce(DataFrame.unionAll, (reader.parquet(*group) for group in groups))
 
     def _write_state(self, blobs: DataFrame, name: str) -> None:
         """Write what later batches need, so that it survives a power cut."""
@@ -255,6 +270,9 @@ class BatchJob:
 
 
 _STORED = "source string, part int, rows bigint, data binary"
+_NO_PATTERNS = "__globPaths__"
+"""Spark's own option for names that are no patterns."""
+_PATTERN = frozenset("*?[]{}\\#")
 _STORED_COLUMNS = ("source", "part", "rows", "data")
 
 

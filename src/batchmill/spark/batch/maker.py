@@ -184,10 +184,8 @@ class BatchMaker:
         spans = report.counters["rows", SPAN.name, ""]
         if spans:
             self._expected = spans
-        if spans or moment.expired:
-            merged = moment.merged if spans else ()
-            batch.add_carry += result.kept
-            batch.drop_carry += [file.path for file in (*moment.dropped, *merged)]
+        batch.add_carry += result.kept
+        batch.drop_carry += [file.path for file in (*moment.dropped, *result.merged)]
         return batch, stats
 
     def _count(self, work: Work, batch: Batch, report: TaskReport, stats: BatchStats) -> None:

@@ -354,8 +354,8 @@ class SpanStep:
     expire_before: int | None
     """Pending spans that are marked with this or less wait no longer."""
     dedup: bool
-    file: str
-    """The name of the state that this batch writes."""
+    file: str | None
+    """The name of the state that this batch writes; None: it writes none."""
     merged: Collection[str] = ()
     """Names of state that goes into this batch's."""
 
@@ -392,11 +392,12 @@ class SpanStep:
         records = topn_records(spans, plan.top_n, plan.thresholds)
         for kind, table in ((Kind.TOPN, records), (Kind.STATEMENTS, statement_stats(spans))):
             yield from _split(kind, table, part_of(hash64(table["entity"]), plan.parts))
-        if spans.num_rows:
-            yield from self._kept(Kind.PENDING, links.summary, blobs, report)
+        if self.file is not None:
+            # Also without new spans in this task: others have some, and earlier files are merged.
+            yield from self._kept(self.file, Kind.PENDING, links.summary, blobs, report)
             if self.dedup:
                 ids = spans.select(["trace_id", "span_id"])
-                yield from self._kept(Kind.IDS, ids, blobs, report)
+                yield from self._kept(self.file, Kind.IDS, ids, blobs, report)
         yield Blob.of_report(report)
 
     def _unique(self, blobs: Mapping[Kind, Sequence[Blob]], report: TaskReport) -> pa.Table:
@@ -416,6 +417,7 @@ class SpanStep:
 
     def _kept(
         self,
+        file: str,
         kind: Kind,
         table: pa.Table,
         blobs: Mapping[Kind, Sequence[Blob]],
@@ -432,7 +434,7 @@ class SpanStep:
         for part, several in tables.items():
             whole = merge_ids(several) if kind is Kind.IDS else concat(several)
             report.kept[kind] += whole.num_rows
-            yield from Blob.of(kind, whole, source=self.file, part=part)
+            yield from Blob.of(kind, whole, source=file, part=part)
 
 
 DUPLICATE = "same trace and span id"

@@ -16,7 +16,6 @@ from batchmill.spark import PipelineSettings
 from batchmill.spool import ATTRIBUTE_COLUMNS, SPAN_COLUMNS, span_table
 from tests.kit.pipelines import (
     START,
-    compiled,
     counted,
     differences,
     expected,
@@ -75,7 +74,7 @@ def test_old_and_new_segments_give_the_same(
     few = [row for row in spans[200:] if absent.keys().isdisjoint(row["attributes"] or {})]
     write_wide(folder, few, "fewer", drop=[*absent.values(), "host_name"])
     write_wide(folder, [row for row in spans[200:] if row not in few], "others")
-    with compiled(spark, tmp_path, oal=script) as running:
+    with pipeline(spark, tmp_path, oal=script) as running:
         running.run_available()
         running.settle(everything=True)
         values = stored(running.store)
