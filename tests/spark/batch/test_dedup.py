@@ -54,7 +54,7 @@ def wanted(spans: list[Row], oal: str = OF_SPANS) -> Stored:
 
 def seen(folder: Path) -> list[Path]:
     """The files of ids that there are."""
-    return sorted((folder / "checkpoint" / "seen").glob("*"))
+    return sorted((folder / "checkpoint" / "state").glob("*/kind=ids"))
 
 
 def counts(store: Any) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def test_a_backfill_counts_each_span_once(spark: SparkSession, tmp_path: Path) -
         running.backfill(tmp_path / "old")
         assert counts(running.store) == (90, 30)
         assert differences(stored(running.store), wanted(SPANS)) == []
-    assert list((tmp_path / "checkpoint").glob("backfill-*/seen/*")) == []
+    assert list((tmp_path / "checkpoint").glob("backfill-*/state/*")) == []
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), True, 1e9])

@@ -44,7 +44,7 @@ def test_no_room_for_waiting_spans(spark: SparkSession, tmp_path: Path) -> None:
     with small_disk(tmp_path / "checkpoint", 2048) as small:
         left = fill(small, leave=200_000)
         with pipeline(spark, tmp_path, oal=RELATIONS) as running:
-            with pytest.raises(PipelineError, match=f"a disk is full: make room in {small}/carry "):
+            with pytest.raises(PipelineError, match=f"a disk is full: make room in {small}/state "):
                 running.run_available()
             assert counted(running.store, "rows") == {}
             left.unlink()

@@ -22,6 +22,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from batchmill.files import sync
 from batchmill.spark.batch import blobs as blob_format
 from batchmill.spark.batch import state
 from batchmill.spark.batch.blobs import STATE, Blob, Kind, read_blobs
@@ -147,7 +148,7 @@ class BatchJob:
                 max((file.arrived_ms for file in moment.expired), default=None),
                 self._dedup,
                 name if given.has_spans else None,
-                frozenset(state.name_of(file) for file in moment.merged),
+                frozenset((state.kind_of(file), state.name_of(file)) for file in moment.merged),
             )
             files = (*given.files.pending, *moment.ids)
             earlier = self._state(files)
@@ -236,6 +237,7 @@ class BatchJob:
         )
         for folder in target.glob("kind=*"):
             sync_folder(folder)
+        sync(self._folder.parent)
 
     def _kept(self, name: str, moment: Moment, report: TaskReport) -> list[Carry]:
         return [

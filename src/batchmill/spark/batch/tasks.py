@@ -356,8 +356,8 @@ class SpanStep:
     dedup: bool
     file: str | None
     """The name of the state that this batch writes; None: it writes none."""
-    merged: Collection[str] = ()
-    """Names of state that goes into this batch's."""
+    merged: Collection[tuple[Kind, str]] = ()
+    """State that goes into this batch's, by kind and name: a batch gives both kinds one name."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Deltas, TopN, and the state that the batch keeps; what has no spans goes through."""
@@ -429,7 +429,7 @@ class SpanStep:
         for part, rows in _by_part(table, _trace_parts(table, parts)):
             tables[part].append(ids_of(rows) if kind is Kind.IDS else rows)
         for blob in blobs.get(kind, ()):
-            if blob.source in self.merged:
+            if (kind, blob.source) in self.merged:
                 tables[blob.part].append(blob.table)
         for part, several in tables.items():
             whole = merge_ids(several) if kind is Kind.IDS else concat(several)
