@@ -139,7 +139,7 @@ def test_quarantined_spans_keep_all_attributes(spark: SparkSession, tmp_path: Pa
     kept = quarantined_rows(running.quarantine)
     assert len(kept) == 2
     for row in kept:
-        columns = {key: row[name] for key, name in ATTRIBUTE_COLUMNS.items()}
+        columns = {key: row.get(name) for key, name in ATTRIBUTE_COLUMNS.items()}
         present = {key: value for key, value in columns.items() if value is not None}
         assert present | dict(row["attributes"]) == given
         assert set(SPAN_COLUMNS) <= row.keys()

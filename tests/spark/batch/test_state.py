@@ -70,7 +70,7 @@ def grown(batches: int, *, expire: bool, every_ms: int = 1000) -> tuple[list[Car
     written = 0
     for number in range(batches):
         tick = number * every_ms
-        merged = pending_to_merge(alive, tick=tick, rows=10, wait_ms=80_000, expire=expire)
+        merged = pending_to_merge(alive, tick=tick, wait_ms=80_000, expire=expire)
         rows = 10 + sum(file.rows for file in merged)
         alive = [file for file in alive if file not in merged]
         alive.append(Carry(f"file:/{number}", number, tick, rows))
@@ -107,7 +107,7 @@ def grown_ids(batches: int, *, expire: bool, every_ms: int, rows: int = 10) -> t
             gone = expired_ids(alive, tick, window_ms)
             assert all(file.arrived_ms <= tick - window_ms for file in gone)
             alive = [file for file in alive if file not in gone]
-        merged = ids_to_merge(alive, tick=tick, rows=rows, window_ms=window_ms, expire=expire)
+        merged = ids_to_merge(alive, tick=tick, window_ms=window_ms, expire=expire)
         total = rows + sum(file.rows for file in merged)
         alive = [file for file in alive if file not in merged]
         alive.append(Carry(f"file:/{number}", number, tick, total))
@@ -135,10 +135,10 @@ def test_files_of_ids_of_a_backfill_stay_few() -> None:
 
 def test_no_id_is_kept_much_longer_than_its_window() -> None:
     """Files are merged within a quarter of the window only."""
-    old = Carry("file:/0", 0, 149_999, 10)
-    new = Carry("file:/1", 1, 150_000, 10)
-    assert ids_to_merge([old, new], tick=150_001, rows=10, window_ms=600_000, expire=True) == [new]
-    assert expired_ids([old, new], 749_999, 600_000) == [old]
+    old, *new = (Carry(f"file:/{ms}", 0, ms, 10) for ms in (149_999, 150_000, 150_001))
+    assert ids_to_merge([old, *new], tick=150_002, window_ms=600_000, expire=True) == new
+    assert ids_to_merge([old, new[0]], tick=150_001, window_ms=600_000, expire=True) == []
+    assert expired_ids([old, *new], 749_999, 600_000) == [old]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,6 @@ class BatchMaker:
         self._settings = settings
         self._quarantine = quarantine
         self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
-        self._expected = 0
         plan = TaskPlan(
             catalog,
             aggregators,
@@ -132,19 +131,13 @@ class BatchMaker:
         old_ids = self._expired_ids(work, tick)
         ids = [file for file in files.ids if file not in old_ids]
         alive = [file for file in files.pending if file not in expired]
-        merged = state.pending_to_merge(
-            alive, tick=tick, rows=self._expected, wait_ms=wait_ms, expire=work.expire
-        )
+        merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
         if self._window_ms is not None:
             fitting = [
                 file for file in ids if state.is_old(file) or state.parts_of(file) == self._parts
             ]
             merged += state.ids_to_merge(
-                fitting,
-                tick=tick,
-                rows=self._expected,
-                window_ms=self._window_ms,
-                expire=work.expire,
+                fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
         return Moment(
             number=work.number,
@@ -181,9 +174,6 @@ class BatchMaker:
         self._add_statements(batch, result, book)
         batch.entities = book.rows()
         self._count(work, batch, report, stats)
-        spans = report.counters["rows", SPAN.name, ""]
-        if spans:
-            self._expected = spans
         batch.add_carry += result.kept
         batch.drop_carry += [file.path for file in (*moment.dropped, *result.merged)]
         return batch, stats
