@@ -153,9 +153,7 @@ def test_no_id_is_kept_much_longer_than_its_window() -> None:
         ("file:/x/seen/carry/3-abc", Kind.PENDING, "3-abc", True),
     ],
 )
-def test_files_are_told_apart_by_their_folders(
-    path: str, kind: Kind, name: str, old: bool
-) -> None:
+def test_files_are_told_apart_by_their_folders(path: str, kind: Kind, name: str, old: bool) -> None:
     """Whatever the checkpoint is called."""
     file = Carry(path, 3, 0, 1)
     assert (kind_of(file), name_of(file), is_old(file)) == (kind, name, old)
