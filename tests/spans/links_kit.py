@@ -8,13 +8,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-from batchmill.spans.columns import compact
 
+from batchmill.spans.columns import compact
 from batchmill.spans.links import SUMMARY_SCHEMA, Links, link
+from batchmill.spans.sources import broker_rows, relation_rows
 from batchmill.spool import SPAN_COLUMNS, SpanBatch, span_table
 from tests.kit.spark import span
 
 Span = dict[str, Any]
+LINKED = (
+    *("ServiceRelation", "ServiceInstanceRelation", "EndpointRelation"),
+    *("MQAccess", "MQEndpointAccess"),
+)
+"""The event types whose rows come of pairs of spans."""
 
 
 def served(span_id: str | None, parent: str | None = None, **changes: Any) -> Span:
@@ -43,8 +49,9 @@ class Run:
         self._number = 0
         self.relations: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
-        """Those of the last batch."""
-        self.all_messages: list[dict[str, Any]] = []
+        """The rows of MQEndpointAccess of the last batch."""
+        self.rows: dict[str, list[dict[str, Any]]] = {source: [] for source in LINKED}
+        """Those of all batches, by event type."""
         self.lost: Counter[str] = Counter()
 
     def batch(self, spans: Iterable[Span], expire: int | None = None) -> list[dict[str, Any]]:
@@ -59,8 +66,10 @@ class Run:
         self.lost += links.unresolved
         for number in [number for number in self._summaries if number <= (expire or 0)]:
             del self._summaries[number]
-        self.messages = links.accessed.to_pylist()
-        self.all_messages += self.messages
+        tables = relation_rows(links.relations, LINKED) | broker_rows(links.accessed, LINKED)
+        for source, table in tables.items():
+            self.rows[source] += table.to_pylist()
+        self.messages = tables["MQEndpointAccess"].to_pylist() if len(links.accessed) else []
         relations: list[dict[str, Any]] = links.relations.to_pylist()
         self.relations += relations
         return relations
@@ -94,8 +103,10 @@ QUEUE = {"messaging.system": "kafka"}
 
 
 def ways(messages: Iterable[dict[str, Any]]) -> list[str]:
-    """As ``accessed`` has them: the way is that of a message that was consumed."""
-    return sorted(f"{row['kind']} {row['broker_endpoint']} {row['on_the_way']}" for row in messages)
+    """Each message with its endpoint, and how long it took, sorted."""
+    return sorted(
+        f"{row['operation']} {row['endpoint']} {row['transmissionLatency']}" for row in messages
+    )
 
 
 SERVICES = ("a", "b", "c")

@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from batchmill.spans.links import link
-from tests.kit.spark import EPOCH, span
-from tests.spans.links_kit import FAR, HOST, QUEUE, Run, brief, called, compacted, served
+from tests.kit.spark import EPOCH, in_order, span
+from tests.spans.links_kit import FAR, HOST, QUEUE, Run, brief, called, served, ways
 
 
 def test_one_batch_gives_every_relation_of_its_spans() -> None:
-    """All columns of relations, for a trace that is there at once."""
+    """The rows of the three relation sources, whole, for a trace that is there at once."""
     spans = [
         served("root", us=9000, resource={"host.name": "h1"}),
         called("call", parent_span_id="root", at=10, resource={"host.name": "h1"}, us=4000)
@@ -24,29 +23,40 @@ def test_one_batch_gives_every_relation_of_its_spans() -> None:
         served("work", "call", at=20, service="stock", resource={"service.instance.id": "i2"})
         | {"attributes": {"rpc.grpc.status_code": "2"}},
     ]
-    links = link(compacted(spans), None, 1)
-    user = {"sourceService": "User", "sourceInstance": "User", "sourceLayer": "UNDEFINED"}
-    shop = {"sourceService": "shop", "sourceInstance": "h1", "sourceLayer": "GENERAL"}
-    to_shop = {"destService": "shop", "destInstance": "h1", "endpoint": "op root"}
-    to_stock = {"destService": "stock", "destInstance": "i2", "endpoint": "op work"}
-    plain = {"destLayer": "GENERAL", "sourceEndpoint": None, "ofEndpoints": False}
-    plain |= {"status": True, "httpResponseStatusCode": None, "rpcStatusCode": None, "type": "RPC"}
-    at_root = {"time": EPOCH, "latency": 9, "latencyMicros": 9000, "detectPoint": "SERVER"}
-    calling = {"time": _at(10), "latency": 4, "latencyMicros": 4000, "detectPoint": "CLIENT"}
-    calling |= {"status": False, "httpResponseStatusCode": 503, "type": "HTTP"}
-    serving = {"time": _at(20), "latency": 5, "latencyMicros": 5000, "detectPoint": "SERVER"}
-    serving |= {"rpcStatusCode": "2", "sourceEndpoint": "op call", "ofEndpoints": True}
-    relations = links.relations.to_pylist()
-    assert sorted(relations, key=str) == sorted(
-        [
-            user | to_shop | plain | at_root,
-            shop | to_stock | plain | calling,
-            shop | to_stock | plain | serving,
-        ],
-        key=lambda row: str({name: row[name] for name in relations[0]}),
+    run = Run()
+    run.batch(spans)
+    user = {"sourceServiceName": "User", "sourceServiceInstanceName": "User"}
+    shop = {"sourceServiceName": "shop", "sourceServiceInstanceName": "h1"}
+    to_shop = {"destServiceName": "shop", "destServiceInstanceName": "h1", "endpoint": "op root"}
+    to_stock = {"destServiceName": "stock", "destServiceInstanceName": "i2", "endpoint": "op work"}
+    plain = {"status": True, "httpResponseStatusCode": None, "rpcStatusCode": None, "type": "RPC"}
+    at = {"time": EPOCH, "latency": 9, "latencyMicros": 9000, "detectPoint": "SERVER"}
+    calling = {"time": _at(10), "latency": 4, "status": False, "httpResponseStatusCode": 503}
+    calling |= {
+        "latencyMicros": 4000,
+        "rpcStatusCode": None,
+        "type": "HTTP",
+        "detectPoint": "CLIENT",
+    }
+    serving = plain | {"time": _at(20), "rpcStatusCode": "2", "detectPoint": "SERVER"}
+    serving["latencyMicros"] = 5000
+    rows = [
+        (user | to_shop | plain | at, "UNDEFINED"),
+        (shop | to_stock | calling, "GENERAL"),
+        (shop | to_stock | serving | {"latency": 5}, "GENERAL"),
+    ]
+    assert in_order(run.rows["ServiceRelation"]) == in_order(
+        row | {"sourceLayer": layer, "destLayer": "GENERAL"} for row, layer in rows
     )
-    assert not links.unresolved
-    assert len(links.accessed) == 0
+    assert in_order(run.rows["ServiceInstanceRelation"]) == in_order(
+        row | {"sourceServiceLayer": layer, "destServiceLayer": "GENERAL"} for row, layer in rows
+    )
+    assert run.rows["EndpointRelation"] == [
+        serving
+        | {"serviceName": "shop", "serviceInstanceName": "h1", "serviceLayer": "GENERAL"}
+        | {"endpoint": "op call", "childServiceName": "stock", "childEndpoint": "op work"}
+        | {"childServiceInstanceName": "i2", "childServiceLayer": "GENERAL", "rpcLatency": 5}
+    ]
 
 
 def _at(microseconds: int) -> datetime:
@@ -128,16 +138,16 @@ def test_a_message_counts_once_with_its_way() -> None:
         ],
     ]
     run = Run()
-    ways = []
+    result = []
     for batch in batches:
         run.batch(batch)
-        ways.append(ways(run.messages))
+        result.append(ways(run.messages))
     run.end()
-    assert [*ways, ways(run.messages)] == [
-        ["CONSUMER op no trace None", "CONSUMER op root None"],
-        ["CONSUMER op early 2", "PRODUCER op sent None"],
-        ["CONSUMER op late 7", "CONSUMER op skewed 0", "CONSUMER op step None"],
-        ["CONSUMER op lost None"],
+    assert [*result, ways(run.messages)] == [
+        ["Consume op no trace None", "Consume op root None"],
+        ["Consume op early 2", "Produce op sent 0"],
+        ["Consume op late 7", "Consume op skewed 0", "Consume op step None"],
+        ["Consume op lost None"],
     ]
 
 

@@ -256,17 +256,15 @@ class _Calls:
 
     def _places(self) -> Iterator[Texts]:
         """Hosts with their ports, in the order of :data:`.meaning.ADDRESSES`."""
-        past_urls = False
         for key, port_key in ADDRESSES:
             host = self._spans.filled(ATTRIBUTE_COLUMNS[key])
+            if host.is_empty:
+                continue
             if port_key is None:
-                past_urls = True
-                yield host if host.is_empty else host.replaced(_place(*_url_parts(host.values)))
-            elif not host.is_empty:
+                yield host.replaced(_place(*_url_parts(host.values)))
+            else:
                 port = self._spans.filled(ATTRIBUTE_COLUMNS[port_key])
-                if not past_urls:
-                    port = self._spans.first_of(iter((port, self._url_port)))
-                yield _joined(host, port)
+                yield _joined(host, port.or_else(self._url_port))
 
     @cached_property
     def _url_port(self) -> Texts:
@@ -278,7 +276,7 @@ class _Calls:
             if port_key is None and not url.is_empty:
                 host, port = _url_parts(url.values)
                 ports.append(url.replaced(port).where(is_new))
-                is_new &= ~url.meet(lambda _, host=host: host.is_valid())
+                is_new &= ~url.where_met(host.is_valid())
         return self._spans.first_of(iter(ports))
 
     def _layer(self, is_cache: Mask) -> Texts:

@@ -17,20 +17,17 @@ is done only for spans whose half occurs again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.spans.ids import Hashes, combine, hash64
+from batchmill.spans.texts import Longs, Mask
 
 ID_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64())])
 _HIGH_SEED, _LOW_SEED = 0, 1
-
-_Longs: TypeAlias = npt.NDArray[np.int64]
-_Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def ids_of(spans: pa.Table) -> pa.Table:
@@ -52,7 +49,7 @@ def drop_duplicates(spans: pa.Table, known: Sequence[pa.Table]) -> tuple[pa.Tabl
     suspects = _suspects(np.sort(highs), known)
     if not len(suspects):
         return spans, 0
-    places = np.flatnonzero(np.isin(highs, suspects))
+    places = np.flatnonzero(_among(highs, suspects))
     rows = np.flatnonzero(_has_ids(spans))[places]
     counts = np.ones(len(spans), np.bool_)
     counts[rows] = False
@@ -60,7 +57,7 @@ def drop_duplicates(spans: pa.Table, known: Sequence[pa.Table]) -> tuple[pa.Tabl
     return spans.filter(pa.array(counts)), int(len(spans) - counts.sum())
 
 
-def _has_ids(spans: pa.Table) -> _Mask:
+def _has_ids(spans: pa.Table) -> Mask:
     valid = pc.and_(spans["trace_id"].is_valid(), spans["span_id"].is_valid())
     return valid.to_numpy()  # type: ignore[no-any-return]
 
@@ -88,17 +85,23 @@ def _sorted(highs: Hashes, lows: Hashes) -> pa.Table:
 
 def _suspects(highs: Hashes, known: Sequence[pa.Table]) -> Hashes:
     """Which of these halves, sorted, occur more than once or in the index."""
-    again = [highs[1:][highs[1:] == highs[:-1]]]
+    again = np.zeros(len(highs), np.bool_)
+    again[1:] = highs[1:] == highs[:-1]
     for table in known:
-        if len(table):
-            theirs = table["high"].to_numpy()
-            places = np.searchsorted(theirs, highs)
-            np.minimum(places, len(theirs) - 1, out=places)
-            again.append(highs[theirs[places] == highs])
-    return np.unique(np.concatenate(again))
+        again |= _among(highs, table["high"].to_numpy())
+    return highs[again]
 
 
-def _first_ones(spans: pa.Table, rows: _Longs, highs: Hashes, known: Sequence[pa.Table]) -> _Longs:
+def _among(numbers: Hashes, ordered: Hashes) -> Mask:
+    """Which numbers are among others, which are sorted."""
+    if not len(ordered):
+        return np.zeros(len(numbers), np.bool_)
+    places = np.searchsorted(ordered, numbers)
+    np.minimum(places, len(ordered) - 1, out=places)
+    return ordered[places] == numbers  # type: ignore[no-any-return]
+
+
+def _first_ones(spans: pa.Table, rows: Longs, highs: Hashes, known: Sequence[pa.Table]) -> Longs:
     """Which of these rows count: not in the index, and the first of those with one id."""
     lows = _half(spans.select(["trace_id", "span_id"]).take(pa.array(rows)), _LOW_SEED)
     order = np.lexsort((lows, highs))
@@ -112,7 +115,7 @@ def _first_ones(spans: pa.Table, rows: _Longs, highs: Hashes, known: Sequence[pa
     return _least(spans, rows, np.cumsum(starts) - 1)
 
 
-def _known(highs: Hashes, lows: Hashes, known: Sequence[pa.Table]) -> _Mask:
+def _known(highs: Hashes, lows: Hashes, known: Sequence[pa.Table]) -> Mask:
     """Which ids are in the index."""
     result = np.zeros(len(highs), np.bool_)
     for table in known:
@@ -131,7 +134,7 @@ def _known(highs: Hashes, lows: Hashes, known: Sequence[pa.Table]) -> _Mask:
     return result
 
 
-def _least(spans: pa.Table, rows: _Longs, groups: _Longs) -> _Longs:
+def _least(spans: pa.Table, rows: Longs, groups: Longs) -> Longs:
     """The first row of each group in the order of all columns; ``groups`` count up from 0.
 
     Column by column, those that are not the least of their group are left out.
@@ -160,12 +163,12 @@ def _least(spans: pa.Table, rows: _Longs, groups: _Longs) -> _Longs:
     return rows[_starts(groups)]
 
 
-def _starts(groups: _Longs) -> _Longs:
+def _starts(groups: Longs) -> Longs:
     """Where each group starts."""
     return np.flatnonzero(np.diff(groups, prepend=-1))
 
 
-def _unequal(values: pa.ChunkedArray, others: _Longs) -> _Mask:
+def _unequal(values: pa.ChunkedArray, others: Longs) -> Mask:
     """Which values are not equal to those at other places; null is equal to null."""
     if pa.types.is_nested(values.type):
         hashes = np.concatenate([_nested_hashes(chunk) for chunk in values.chunks])
@@ -178,7 +181,7 @@ def _unequal(values: pa.ChunkedArray, others: _Longs) -> _Mask:
     return unequal.to_numpy()  # type: ignore[no-any-return]
 
 
-def _ranks(values: pa.ChunkedArray) -> _Longs:
+def _ranks(values: pa.ChunkedArray) -> Longs:
     """Numbers that sort as the values do, null first; texts sort by their bytes."""
     if pa.types.is_nested(values.type):
         keys = [_sort_key(value) for value in values.to_pylist()]

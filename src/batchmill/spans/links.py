@@ -40,17 +40,15 @@ choice between spans with one id, as that looks at the kind before it looks at w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Longs: TypeAlias = npt.NDArray[np.int64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
+from batchmill.spans.columns import calls, serves
+from batchmill.spans.texts import TEXT, Longs, Mask, Texts, at, one_array
 
 _IDS = ("trace_id", "span_id", "parent_span_id")
 _INT, _FLAG, _TIME = pa.int32(), pa.bool_(), pa.timestamp("us", tz="UTC")
@@ -74,9 +72,8 @@ lack columns, which are then null. The first columns are from :func:`.columns.co
 the one it arrived in; ``settled`` means that the span waits for no partner of its own, though it
 can still be the partner of another span. In tables, texts other than ids are dictionaries."""
 
-_TEXT = pa.dictionary(pa.int32(), pa.string())
 _SPAN_TYPES = {
-    field.name: _TEXT if field.type == pa.string() and field.name not in _IDS else field.type
+    field.name: TEXT if field.type == pa.string() and field.name not in _IDS else field.type
     for field in list(SUMMARY_SCHEMA)[:-2]
 }
 _MEASURED = (
@@ -86,8 +83,6 @@ _MEASURED = (
 _PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:], "peer_layer")
 """If different spans share an id, the least by these columns is the parent, null before all."""
 
-_SERVING = ("SERVER", "CONSUMER")
-_CALLING = ("CLIENT", "PRODUCER")
 _NO_PARTNER = ("VIRTUAL_DATABASE", "VIRTUAL_CACHE", "VIRTUAL_MQ")
 """The layers of what is called and sends no spans."""
 _LEAST = np.iinfo(np.int64).min
@@ -118,60 +113,60 @@ def link(
     """
     known = _Known.of(new, pending, expire_before)
     columns, fresh = known.columns, known.fresh
-    serves = _is_one_of(columns["kind"], _SERVING)
-    calls = _is_one_of(columns["kind"], _CALLING)
-    no_partner = _is_one_of(columns["peer_layer"], _NO_PARTNER)
-    traced, identified = _valid(columns["trace_id"]), _valid(columns["span_id"])
-    is_child = serves & _valid(columns["parent_span_id"])
+    spans = pa.table(columns)
+    is_serving, is_calling = serves(spans), calls(spans)
+    layer = Texts.of(columns["peer_layer"])
+    no_partner = layer.one_of(*_NO_PARTNER)
+    traced, identified = _present(columns["trace_id"]), _present(columns["span_id"])
+    is_child = is_serving & _present(columns["parent_span_id"])
     parents = _find_parents(columns, np.flatnonzero(is_child & traced), fresh)
 
     # Rows settled on arrival have nothing more to count.
     met = parents.rows >= 0
     found = is_child & met & known.waits & (fresh | ~parents.known)
-    at_once = calls & no_partner & fresh
+    at_once = is_calling & no_partner & fresh
     hopeless = fresh & ~(traced & (is_child | identified))
-    answered = np.where(is_child, met, ~calls | at_once | parents.served)
+    answered = np.where(is_child, met, ~is_calling | at_once | parents.served)
     given_up = known.waits & (hopeless | known.expired) & ~answered
-    without_peer = ~_valid(columns["peer"])
+    has_peer = _present(columns["peer"])
 
     children = np.flatnonzero(found)
     callers = parents.rows[children]
-    service = _numbers(columns["service"])
-    elsewhere = service[callers] != service[children]
-    # A null is different from nothing.
-    elsewhere &= (service[callers] >= 0) & (service[children] >= 0)
-    pairs = elsewhere | calls[callers]
+    service = Texts.of(columns["service"]).codes
+    pairs = (service[callers] != service[children]) | is_calling[callers]
     relations = _relations(
         columns,
-        users=np.flatnonzero(fresh & serves & ~is_child),
+        users=np.flatnonzero(fresh & is_serving & ~is_child),
         children=children[pairs],
         callers=callers[pairs],
-        seen_by_caller=(calls & ~no_partner)[callers[pairs]],
-        to_peer=np.flatnonzero(at_once | (given_up & ~is_child & ~without_peer)),
+        seen_by_caller=(is_calling & ~no_partner)[callers[pairs]],
+        to_peer=np.flatnonzero(at_once | (given_up & ~is_child & has_peer)),
+    )
+    sends = is_calling & layer.one_of("VIRTUAL_MQ")
+    accessed = _accessed(
+        columns,
+        np.flatnonzero(_present(columns["broker"]) & np.where(is_child, found | given_up, fresh)),
+        np.where(found & sends[parents.rows], parents.rows, -1),
     )
     lost = {
         "parent never came": given_up & is_child,
-        "no destination": given_up & ~is_child & without_peer,
+        "no destination": given_up & ~is_child & ~has_peer,
     }
-    counts = {reason: int(np.count_nonzero(rows)) for reason, rows in lost.items()}
-    sends = calls & _is_one_of(columns["peer_layer"], ("VIRTUAL_MQ",))
-    accessed = _valid(columns["broker"]) & np.where(is_child, found | given_up, fresh)
-    return Links(
-        relations=relations,
-        accessed=_accessed(
-            columns,
-            rows=np.flatnonzero(accessed),
-            senders=np.where(found & sends[parents.rows], parents.rows, -1),
-        ),
-        summary=_summary(
-            {name: column.slice(0, len(new)) for name, column in columns.items()},
-            batch,
-            settled=(hopeless | answered)[: len(new)],
-            is_child=is_child[: len(new)],
-            calls=calls[: len(new)],
-        ),
-        unresolved=Counter({reason: count for reason, count in counts.items() if count}),
+    summary = _summary(
+        {name: column.slice(0, len(new)) for name, column in columns.items()},
+        batch,
+        settled=(hopeless | answered)[: len(new)],
+        is_child=is_child[: len(new)],
+        is_calling=is_calling[: len(new)],
     )
+    unresolved = {reason: int(np.count_nonzero(mask)) for reason, mask in lost.items()}
+    return Links(relations, accessed, summary, +Counter(unresolved))
+
+
+def read_summary(table: pa.Table) -> pa.Table:
+    """A summary from a file of any version, with the columns and the types of this one's."""
+    columns = {name: _column(table, name, kind) for name, kind in _SPAN_TYPES.items()}
+    return pa.table(columns | {name: table[name] for name in ("batch", "settled")})
 
 
 @dataclass(frozen=True)
@@ -237,19 +232,20 @@ def _find_parents(columns: Mapping[str, pa.Array], children: Longs, fresh: Mask)
         np.full(len(fresh), -1), np.zeros(len(fresh), np.bool_), np.zeros(len(fresh), np.bool_)
     )
     # A trace id and a span id are a number each, and both together one: exact, unlike a hash.
-    traces = _codes(columns["trace_id"].dictionary_encode())
+    traces = _filled(columns["trace_id"].dictionary_encode().indices, -1)
     sought = columns["parent_span_id"].take(children).dictionary_encode()
     span_ids = _filled(pc.index_in(columns["span_id"], value_set=sought.dictionary), -1)
-    rows = np.flatnonzero((span_ids >= 0) & (traces >= 0))
+    # Without a trace id, both together are below 0, and like nothing that is sought.
+    rows = np.flatnonzero(span_ids >= 0)
     size = len(sought.dictionary)
-    keys = pa.array(traces[children] * size + _codes(sought)).dictionary_encode()
+    keys = pa.array(traces[children] * size + _filled(sought.indices, -1)).dictionary_encode()
     groups = _filled(
         pc.index_in(pa.array(traces[rows] * size + span_ids[rows]), value_set=keys.dictionary), -1
     )
     rows, groups = rows[groups >= 0], groups[groups >= 0]
     result.served[rows] = True
 
-    group_of_child = _codes(keys)
+    group_of_child = _filled(keys.indices, -1)
     firsts = _firsts(columns, rows, groups, len(keys.dictionary))
     result.rows[children] = firsts[group_of_child]
     known = np.zeros(len(keys.dictionary), np.bool_)
@@ -320,7 +316,7 @@ def _relations(
             ),
             "endpoint": take("name", to_peer, answers, children, users),
             "sourceEndpoint": pa.concat_arrays(
-                [pa.nulls(as_caller, _TEXT), take("name", callers), pa.nulls(from_user, _TEXT)]
+                [pa.nulls(as_caller, TEXT), take("name", callers), pa.nulls(from_user, TEXT)]
             ),
             "ofEndpoints": np.repeat([False, True, False], [as_caller, len(children), from_user]),
             **{name: take(name, to_peer, answered, children, users) for name in _MEASURED},
@@ -339,14 +335,14 @@ def _accessed(columns: Mapping[str, pa.Array], rows: Longs, senders: Longs) -> p
 
 
 def _summary(
-    columns: Mapping[str, pa.Array], batch: int, *, settled: Mask, is_child: Mask, calls: Mask
+    columns: Mapping[str, pa.Array], batch: int, *, settled: Mask, is_child: Mask, is_calling: Mask
 ) -> pa.Table:
     """What later batches need of the new spans; see above."""
     needed: dict[str, Mask] = {
         "parent_span_id": is_child,
-        "peer": calls & ~settled,
+        "peer": is_calling & ~settled,
         **dict.fromkeys(("broker", "broker_endpoint"), is_child & ~settled),
-        **dict.fromkeys(_MEASURED[1:], calls | ~settled),
+        **dict.fromkeys(_MEASURED[1:], is_calling | ~settled),
     }
     table = pa.table(
         {
@@ -355,7 +351,7 @@ def _summary(
         }
         | {"batch": np.full(len(settled), batch, np.int64), "settled": settled}
     )
-    kept = _valid(columns["trace_id"]) & (is_child | _valid(columns["span_id"]))
+    kept = _present(columns["trace_id"]) & (is_child | _present(columns["span_id"]))
     return table if kept.all() else table.filter(pa.array(kept))
 
 
@@ -363,28 +359,26 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
     """A column in one piece, of this type; null if the table does not have it."""
     if name not in table.column_names:
         return pa.nulls(len(table), kind)
-    array = table[name].combine_chunks()
-    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
-        array = array.cast(array.type.value_type)
-    if kind == _TEXT and not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
+    if kind == TEXT:
+        return Texts.of(table[name]).array()
+    array = one_array(table[name])
     return array if array.type == kind else array.cast(kind)
 
 
 def _constant(text: str, rows: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [text])
+    return Texts.chosen(np.zeros(rows), text).array()
 
 
 def _nulled(array: pa.Array, needed: Mask) -> pa.Array:
     """The array with null where it is not needed."""
     if array.null_count == len(array):
         return array
-    if pa.types.is_dictionary(array.type):
-        return pa.DictionaryArray.from_arrays(_nulled(array.indices, needed), array.dictionary)
+    if array.type == TEXT:
+        return Texts.of(array).where(needed).array()
     return pc.if_else(pa.array(needed), array, pa.scalar(None, array.type))
 
 
-def _valid(array: pa.Array) -> Mask:
+def _present(array: pa.Array) -> Mask:
     if array.null_count in (0, len(array)):
         return np.full(len(array), not array.null_count)
     return _flags(array.is_valid())
@@ -400,25 +394,9 @@ def _filled(array: pa.Array, null: int) -> Longs:
     return np.asarray(pc.fill_null(array, null), np.int64)
 
 
-def _codes(encoded: pa.DictionaryArray) -> Longs:
-    """The place in the dictionary of each value; -1 for null, which is also the last place."""
-    return _filled(encoded.indices, -1)
-
-
-def _numbers(texts: pa.DictionaryArray) -> Longs:
-    """A number for each text, the same for equal ones; -1 for null."""
-    # A dictionary may have a text twice.
-    return np.append(_codes(texts.dictionary.dictionary_encode()), -1)[_codes(texts)]
-
-
 def _ranks(array: pa.Array) -> Longs:
     """Numbers in the order of the values; null before all."""
-    if pa.types.is_dictionary(array.type):
-        ranks = _filled(pc.rank(array.dictionary, tiebreaker="dense"), 0)
-        return np.append(ranks, -1)[_codes(array)]
+    if array.type == TEXT:
+        texts = Texts.of(array)
+        return at(_filled(pc.rank(texts.values), 0), texts.codes, -1)
     return _filled(array.cast(pa.int64()), _LEAST)
-
-
-def _is_one_of(texts: pa.DictionaryArray, words: Collection[str]) -> Mask:
-    wanted = pc.is_in(texts.dictionary, value_set=pa.array(words, pa.string()))
-    return np.append(_flags(wanted), False)[_codes(texts)]

@@ -35,16 +35,16 @@ def tag_columns(
     """
     if keys is None:
         return _columns(chosen, list(_all_entries(spans, chosen)))
-    found = {key: _values(spans, key) for key in sorted(keys)}
+    values = {key: _values(spans, key) for key in sorted(keys)}
     present = np.zeros(len(chosen), np.bool_)
-    for texts in found.values():
+    for texts in values.values():
         if not texts.is_empty:
             present |= texts.present
     present &= chosen
     rows = np.flatnonzero(present)
     entries = [
         _Entries(rows, _repeated(key, rows), texts.take(rows).strings())
-        for key, texts in found.items()
+        for key, texts in values.items()
         if len(rows)
     ]
     return _columns(present, entries)

@@ -24,6 +24,9 @@ WHITESPACE = (
 )
 """The characters that ``str.strip()`` removes: a text of nothing else is blank."""
 
+_FEW = 64
+"""So many distinct texts do no harm if no row has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Texts:
@@ -53,7 +56,7 @@ class Texts:
     @classmethod
     def none(cls, rows: int) -> Texts:
         """No text of any row."""
-        return cls(np.full(rows, -1, np.int32), pa.array([], pa.string()))
+        return cls(np.broadcast_to(np.int32(-1), rows), pa.array([], pa.string()))
 
     @classmethod
     def chosen(cls, codes: npt.NDArray[Any], *values: str) -> Texts:
@@ -89,12 +92,14 @@ class Texts:
 
     def take(self, rows: Longs) -> Texts:
         """Those of some rows."""
+        if self.is_empty:
+            return Texts.none(len(rows))
         return Texts(self.codes[rows], self.values).used()
 
     def where(self, mask: Mask) -> Texts:
         """Those where the mask is true; none for the other rows."""
-        if self.is_empty:
-            return self
+        if self.is_empty or not mask.any():
+            return Texts.none(len(self))
         return Texts(np.where(mask, self.codes, np.int32(-1)), self.values).used()
 
     def or_else(self, other: Texts) -> Texts:
@@ -122,8 +127,11 @@ class Texts:
         """Which rows have a text for which a test of distinct texts is true."""
         if self.is_empty:
             return np.zeros(len(self), np.bool_)
-        met = test(self.values).fill_null(False).to_numpy(zero_copy_only=False)
-        return at(met, self.codes, False)
+        return self.where_met(test(self.values))
+
+    def where_met(self, met: pa.Array) -> Mask:
+        """Which rows have a text for which ``met``, of distinct texts, is true."""
+        return at(met.fill_null(False).to_numpy(zero_copy_only=False), self.codes, False)
 
     def one_of(self, *texts: str) -> Mask:
         """Which rows have one of these texts."""
@@ -140,8 +148,8 @@ class Texts:
 
     def spread(self, rows: Longs, count: int) -> Texts:
         """The texts of ``count`` rows, of which these are at the places ``rows``."""
-        if len(rows) == count:
-            return self
+        if self.is_empty or len(rows) == count:
+            return self if len(rows) == count else Texts.none(count)
         codes = np.full(count, -1, np.int32)
         codes[rows] = self.codes
         return Texts(codes, self.values)
@@ -168,7 +176,9 @@ class Texts:
         return self.array().cast(pa.string())
 
     def used(self) -> Texts:
-        """The same without those of ``values`` that no row has."""
+        """The same without those of ``values`` that no row has, if these are worth the search."""
+        if len(self.values) <= _FEW:
+            return self
         used = np.zeros(len(self.values) + 1, np.bool_)
         used[self.codes] = True
         used = used[:-1]
@@ -201,7 +211,8 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 def at(values: npt.NDArray[Any], codes: npt.NDArray[Any], otherwise: Any) -> npt.NDArray[Any]:
     """The values at places; ``otherwise`` where the place is -1."""
     # The last one is at place -1.
-    return np.append(values, np.asarray(otherwise, values.dtype))[codes]
+    chosen: npt.NDArray[Any] = np.append(values, np.asarray(otherwise, values.dtype))[codes]
+    return chosen
 
 
 def masked(values: npt.NDArray[Any], valid: Mask) -> pa.Array:

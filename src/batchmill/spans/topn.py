@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from batchmill.aggregate import (
 )
 from batchmill.errors import check_int
 from batchmill.sources import minute_bucket, service_id
+from batchmill.spans.texts import Longs, Mask, Texts
 
 RECORD_SCHEMA = pa.schema(
     [
@@ -57,12 +58,11 @@ STATEMENT_SCHEMA = pa.schema(
 
 _PLACE = ["stream", "entity", "minute"]
 _MICROS_PER_MINUTE = 60_000_000
+_MOST_NUMBERS = 1 << 62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STREAMS = {None: DATABASE, "Read": CACHE_READ}
 
 _T = TypeVar("_T", bound=Hashable)
-_Longs: TypeAlias = npt.NDArray[np.int64]
-_Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def topn_records(
@@ -97,7 +97,8 @@ def merge_topn(tables: Sequence[pa.Table], n: int) -> pa.Table:
     """The ``n`` slowest statements of each stream, entity and minute, of several parts' records."""
     check_int("n", n, 1)
     merged = pa.concat_tables([RECORD_SCHEMA.empty_table(), *tables])
-    places = _numbers(*(_distinct(merged[name], lambda value: value)[0] for name in _PLACE))
+    minutes = np.unique(merged["minute"].to_numpy(), return_inverse=True)[1]
+    places = _numbers(Texts.of(merged["stream"]).codes, Texts.of(merged["entity"]).codes, minutes)
     timed = merged.append_column("time", merged["time_us"])
     return merged.take(pa.array(_slowest(timed, places, n)))
 
@@ -109,7 +110,7 @@ def statement_stats(compact: pa.Table) -> pa.Table:
     """
     calls = _calls(compact)
     executions = _Executions.of(calls)
-    texts, normalised = _distinct(calls["statement"], lambda text: normalise(text or ""))
+    texts, normalised = _derived(calls["statement"], lambda text: normalise(text or ""))
     runs = pa.table(
         {
             "place": executions.places,
@@ -145,21 +146,21 @@ def merge_statements(tables: Sequence[pa.Table]) -> pa.Table:
 class _Executions(NamedTuple):
     """One row for each call and each stream that it belongs to."""
 
-    rows: _Longs
+    rows: Longs
     """The row of the call."""
-    places: _Longs
+    places: Longs
     """A number of its stream, entity and minute together."""
-    codes: tuple[_Longs, _Longs, _Longs]
+    codes: tuple[Longs, Longs, Longs]
     """What its stream, entity and minute are in :attr:`values`."""
     values: tuple[list[str], list[str], list[int]]
 
     @classmethod
     def of(cls, calls: pa.Table) -> _Executions:
-        streams, stream_names = _distinct(
+        streams, stream_names = _derived(
             calls["cache_operation"], lambda operation: _STREAMS.get(operation, CACHE_WRITE)
         )
-        stores, store_ids = _distinct(calls["store"], lambda name: service_id(name, False))
-        services, service_ids = _distinct(calls["service"], lambda name: service_id(name, True))
+        stores, store_ids = _derived(calls["store"], lambda name: service_id(name, False))
+        services, service_ids = _derived(calls["service"], lambda name: service_id(name, True))
         minutes, first = np.unique(
             calls["time"].cast(pa.int64()).to_numpy() // _MICROS_PER_MINUTE, return_inverse=True
         )
@@ -175,7 +176,7 @@ class _Executions(NamedTuple):
         values = ([*stream_names, SERVICE_DATABASE], [*store_ids, *service_ids], buckets)
         return cls(rows, _numbers(*codes), codes, values)
 
-    def columns(self, rows: _Longs) -> dict[str, pa.Array]:
+    def columns(self, rows: Longs) -> dict[str, pa.Array]:
         """The stream, entity and minute of some of the rows."""
         return {
             name: pa.array(values, RECORD_SCHEMA.field(name).type).take(pa.array(codes[rows]))
@@ -187,18 +188,15 @@ def _calls(compact: pa.Table) -> pa.Table:
     """The spans that call a database, or read from or write to a cache."""
     columns = ["latency", "time", "trace_id", "span_id", "statement"]
     calls = compact.select([*columns, "service", "store", "system", "cache_operation"])
-    calls = calls.filter(calls["store"].is_valid())
-    codes, is_other = _distinct(calls["cache_operation"], lambda operation: operation == "Others")
-    if True in is_other:
-        calls = calls.filter(pa.array(codes != is_other.index(True)))
-    return calls
+    other = Texts.of(calls["cache_operation"]).one_of("Others")
+    return calls.filter(pa.array(Texts.of(calls["store"]).present & ~other))
 
 
-def _is_database(calls: pa.Table) -> _Mask:
-    return calls["cache_operation"].is_null().to_numpy()  # type: ignore[no-any-return]
+def _is_database(calls: pa.Table) -> Mask:
+    return ~Texts.of(calls["cache_operation"]).present
 
 
-def _is_slow(calls: pa.Table, thresholds: TopNThresholds) -> _Mask:
+def _is_slow(calls: pa.Table, thresholds: TopNThresholds) -> Mask:
     """Which calls took longer than the threshold of their system."""
     limits = np.where(
         _is_database(calls),
@@ -208,14 +206,14 @@ def _is_slow(calls: pa.Table, thresholds: TopNThresholds) -> _Mask:
     return calls["latency"].to_numpy() > limits  # type: ignore[no-any-return]
 
 
-def _limits(systems: pa.ChunkedArray, thresholds: SlowThresholds) -> _Longs:
-    codes, limits = _distinct(
+def _limits(systems: pa.ChunkedArray, thresholds: SlowThresholds) -> Longs:
+    codes, limits = _derived(
         systems, lambda name: thresholds.default_ms if name is None else thresholds.of(name)
     )
     return np.array(limits, np.int64)[codes]
 
 
-def _slowest(calls: pa.Table, places: _Longs, n: int) -> _Longs:
+def _slowest(calls: pa.Table, places: Longs, n: int) -> Longs:
     """The rows of the ``n`` slowest calls of each place, slowest first."""
     negative = -calls["latency"].to_numpy().astype(np.int64)
     times = calls["time"].cast(pa.int64()).to_numpy()
@@ -233,40 +231,38 @@ def _slowest(calls: pa.Table, places: _Longs, n: int) -> _Longs:
     return order[_positions(places[order])[0] < n]  # type: ignore[no-any-return]
 
 
-def _positions(groups: _Longs) -> tuple[_Longs, _Longs]:
+def _positions(groups: Longs) -> tuple[Longs, Longs]:
     """The position of each row in its group, and where the group starts; rows lie by group."""
     begins = np.flatnonzero(np.diff(groups, prepend=-1))
     starts = np.repeat(begins, np.diff(begins, append=len(groups)))
     return np.arange(len(groups)) - starts, starts
 
 
-def _distinct(column: pa.ChunkedArray, derive: Callable[[Any], _T]) -> tuple[_Longs, list[_T]]:
-    """What ``derive`` makes of each value: the number of each row's result, and the results.
+def _derived(column: pa.ChunkedArray, derive: Callable[[Any], _T]) -> tuple[Longs, list[_T]]:
+    """What ``derive`` makes of each text: the number of each row's result, and the results.
 
-    It is called once for each distinct value, null among them; each result has one number.
+    It is called once for each distinct text, and for null; each result has one number.
     """
-    array = column.combine_chunks()
-    if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
-    size = len(array.dictionary)
-    codes = array.indices.fill_null(size).to_numpy().astype(np.int64)
-    # A dictionary may have values that no row has.
-    used = np.flatnonzero(np.bincount(codes, minlength=size + 1))
-    values = array.dictionary.take(pa.array(used[used < size])).to_pylist()
+    texts = Texts.of(column).used()
     numbers: dict[_T, int] = {}
-    renumbered = np.zeros(size + 1, np.int64)
-    renumbered[used] = [
-        numbers.setdefault(derive(value), len(numbers)) for value in [*values, None][: len(used)]
+    codes = [
+        numbers.setdefault(derive(text), len(numbers))
+        for text in (*texts.values.to_pylist(), *([] if texts.is_complete else [None]))
     ]
-    return renumbered[codes], list(numbers)
+    # The last one is at place -1.
+    return np.array(codes, np.int64)[texts.codes], list(numbers)
 
 
-def _numbers(*columns: _Longs) -> _Longs:
-    """One number for each combination of numbers, none of which is left out."""
-    result = columns[0]
+def _numbers(*columns: npt.NDArray[Any]) -> Longs:
+    """One number for each combination of numbers, which are not negative."""
+    result, size = columns[0].astype(np.int64), int(columns[0].max(initial=0)) + 1
     for codes in columns[1:]:
-        if len(codes):
-            result = np.unique(result * (codes.max() + 1) + codes, return_inverse=True)[1]
+        more = int(codes.max(initial=0)) + 1
+        if size * more > _MOST_NUMBERS:
+            distinct, result = np.unique(result, return_inverse=True)
+            size = len(distinct)
+        result = result * more + codes
+        size *= more
     return result
 
 

@@ -54,7 +54,7 @@ def wanted(spans: list[Row], oal: str = OF_SPANS) -> Stored:
 
 def seen(folder: Path) -> list[Path]:
     """The files of ids that there are."""
-    return sorted((folder / "checkpoint" / "state").glob("*/kind=ids"))
+    return sorted((folder / "checkpoint" / "state").glob("*/ids"))
 
 
 def counts(store: Any) -> tuple[int, int]:

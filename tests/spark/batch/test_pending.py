@@ -39,7 +39,7 @@ MINUTE_US = 60_000_000
 
 def pending(folder: Path) -> list[Path]:
     """The files of pending spans that there are."""
-    return sorted((folder / "checkpoint" / "state").glob("*/kind=pending"))
+    return sorted((folder / "checkpoint" / "state").glob("*/pending"))
 
 
 def test_how_long_a_backfill_takes_decides_nothing(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A batch reads each of its segments once and takes two Spark jobs, whatever is made of it."""
+"""A batch reads each of its segments once and is one Spark job, whatever is made of it."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
-from batchmill.spark.batch.job import BatchJob
 from tests.kit.pipelines import (
     OF_SPANS,
     SMALL,
@@ -57,13 +57,13 @@ def test_a_batch_reads_each_segment_once(
             (report,) = running.run_available()
             assert report.stats.segments == 4
             assert log.opened() == {f"{name}.parquet": 1 for name in names}
-            assert jobs.count() == 2
+            assert jobs.count() == 1
         dropped = again if dedup_s else 0
         assert counted(running.store, "rows")["Span", ""] == len(SPANS) + again - dropped
 
 
-def test_a_batch_of_events_takes_one_job(spark: SparkSession, tmp_path: Path) -> None:
-    """It keeps nothing for later ones."""
+def test_a_batch_of_events_reads_each_segment_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Without spans it has a step less."""
     folder = tmp_path / "spool" / "Endpoint"
     folder.mkdir(parents=True)
     with OpenLog(folder) as log, pipeline(spark, tmp_path, oal=SMALL) as running:
@@ -76,24 +76,12 @@ def test_a_batch_of_events_takes_one_job(spark: SparkSession, tmp_path: Path) ->
         assert jobs.count() == 1
 
 
-def test_a_second_read_would_be_noticed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What counts them counts: if blobs are not kept between the two jobs, segments are read twice.
-
-    Otherwise the tests above could pass for a reason of their own.
-    """
-    write = BatchJob._write_state
-
-    def forget(job: BatchJob, blobs: object, name: str) -> None:
-        write(job, blobs, name)  # type: ignore[arg-type]
-        blobs.unpersist(blocking=True)  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(BatchJob, "_write_state", forget)
-    folder = tmp_path / "spool" / "Span"
-    folder.mkdir(parents=True)
-    with OpenLog(folder) as log, pipeline(spark, tmp_path, oal=OAL) as running:
-        write_segment(tmp_path / "spool", "Span", SPANS, "0")
-        log.opened()
-        running.run_available()
-        assert log.opened() == {"0.parquet": 2}
+def test_a_second_read_would_be_noticed(tmp_path: Path) -> None:
+    """By other processes, too, and one right after the other."""
+    path = write_segment(tmp_path, "Span", SPANS[:2])
+    with OpenLog(path.parent) as log:
+        for _ in range(2):
+            subprocess.run(["cat", path], check=True, capture_output=True)
+        assert log.opened() == {path.name: 2}
+        path.read_bytes()
+        assert log.opened() == {path.name: 1}

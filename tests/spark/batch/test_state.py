@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("pyspark")
 
 from batchmill.spark import PipelineError
-from batchmill.spark.batch.blobs import Kind
 from batchmill.spark.batch.state import (
     StateFiles,
     check_files,
@@ -25,32 +24,32 @@ from batchmill.spark.batch.state import (
     new_name,
     parts_of,
     pending_to_merge,
+    publish,
     remove_unused,
 )
-from batchmill.spark.input.segments import sync_folder
+from batchmill.spark.batch.statefiles import StateKind, write_state
 from batchmill.store import Carry
 
-OLD = {Kind.PENDING: "carry", Kind.IDS: "seen"}
+OLD = {StateKind.PENDING: "carry", StateKind.IDS: "seen"}
 """The folders of version 1."""
 
 
-def state_file(checkpoint: Path, kind: Kind, rows: int = 3, name: str = "1-abc-8") -> Carry:
-    """A file as a batch writes it: blobs, of which one has a single row."""
-    target = checkpoint / "state" / name / f"kind={kind}"
-    target.mkdir(parents=True)
-    blobs = {
-        "source": [name] * 2,
-        "part": pa.array([0, 1], pa.int32()),
-        "rows": [rows - 1, 1],
-        "data": [b"many", b"one"],
-    }
-    pq.write_table(pa.table(blobs), target / "part-0.parquet")
-    (target / ".part-0.parquet.crc").write_bytes(b"crc")
-    (target.parent / "_SUCCESS").touch()
-    return Carry(f"file:{target}", 1, 0, rows)
+def state_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc-8") -> Carry:
+    """A file as a batch publishes it: of two tasks, one of which kept a single row."""
+    target = checkpoint / "state" / name
+    tables = ({0: ["t"] * (rows - 2), 4: ["t"]}, {1: ["t"]})
+    pieces = [
+        write_state(
+            kind, {part: pa.table({"trace_id": ids}) for part, ids in parts.items()}, target
+        )
+        for parts in tables
+    ]
+    (file,) = publish(pieces, target, 1, 0)
+    assert file.rows == rows
+    return file
 
 
-def old_file(checkpoint: Path, kind: Kind, rows: int = 3, name: str = "1-abc") -> Carry:
+def old_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc") -> Carry:
     """A file as version 1 wrote it: a row of it is a span."""
     target = checkpoint / OLD[kind] / name
     target.mkdir(parents=True)
@@ -144,52 +143,63 @@ def test_no_id_is_kept_much_longer_than_its_window() -> None:
 @pytest.mark.parametrize(
     ("path", "kind", "name", "old"),
     [
-        ("file:/x/state/3-abc-8/kind=pending", Kind.PENDING, "3-abc-8", False),
-        ("file:/x/state/3-abc-8/kind=ids", Kind.IDS, "3-abc-8", False),
-        ("file:/x/state/3-abc-8/kind=ids/", Kind.IDS, "3-abc-8", False),
-        ("file:/x/carry/3-abc", Kind.PENDING, "3-abc", True),
-        ("file:/x/seen/3-abc", Kind.IDS, "3-abc", True),
-        ("file:/carry/state/3-abc-8/kind=ids", Kind.IDS, "3-abc-8", False),
-        ("file:/x/seen/carry/3-abc", Kind.PENDING, "3-abc", True),
+        ("file:/x/state/3-abc-8/pending", StateKind.PENDING, "3-abc-8", False),
+        ("file:/x/state/3-abc-8/ids", StateKind.IDS, "3-abc-8", False),
+        ("file:/x/state/3-abc-8/ids/", StateKind.IDS, "3-abc-8", False),
+        ("file:/x/carry/3-abc", StateKind.PENDING, "3-abc", True),
+        ("file:/x/seen/3-abc", StateKind.IDS, "3-abc", True),
+        ("file:/carry/state/3-abc-8/ids", StateKind.IDS, "3-abc-8", False),
+        ("file:/x/seen/carry/3-abc", StateKind.PENDING, "3-abc", True),
     ],
 )
-def test_files_are_told_apart_by_their_folders(path: str, kind: Kind, name: str, old: bool) -> None:
+def test_files_are_told_apart_by_their_folders(
+    path: str, kind: StateKind, name: str, old: bool
+) -> None:
     """Whatever the checkpoint is called."""
     file = Carry(path, 3, 0, 1)
     assert (kind_of(file), name_of(file), is_old(file)) == (kind, name, old)
     files = StateFiles.of([file])
-    assert (file in files.pending, file in files.ids) == (kind is Kind.PENDING, kind is Kind.IDS)
+    assert (file in files.pending, file in files.ids) == (
+        kind is StateKind.PENDING,
+        kind is StateKind.IDS,
+    )
 
 
 def test_a_name_says_into_how_many_parts_traces_are_divided() -> None:
     """And is another one each time: a batch that is run again does not touch the first files."""
     first, second = (new_name(7, 12) for _ in range(2))
     assert first != second
-    assert parts_of(Carry(f"file:/x/state/{first}/kind=ids", 7, 0, 1)) == 12
+    assert parts_of(Carry(f"file:/x/state/{first}/ids", 7, 0, 1)) == 12
 
 
-def test_all_of_a_folder_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files, Hadoop's checksums among them, and the entries of the folders above."""
-    target = folder_of(state_file(tmp_path, Kind.PENDING))
-    synced = []
+def test_all_of_a_file_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tasks have written, before it gets its name; then that, and the folders above."""
+    synced: list[tuple[Path, list[Path]]] = []
     sync = os.fsync
 
     def note(handle: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        synced.append((path, sorted(path.iterdir()) if path.is_dir() else []))
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    sync_folder(target)
-    assert set(synced[:2]) == {target / name for name in ("part-0.parquet", ".part-0.parquet.crc")}
-    assert synced[2:] == [target, target.parent, target.parent.parent]
+    folder = folder_of(state_file(tmp_path, StateKind.PENDING))
+    target = folder.parent
+    assert all(path.parent == target and path.name.startswith(".") for path, _ in synced[:2])
+    assert synced[2:] == [
+        (folder, [folder / "0.arrow", folder / "1.arrow"]),
+        (target, [folder]),
+        (tmp_path / "state", [target]),
+        (tmp_path, [tmp_path / "state"]),
+    ]
 
 
 WRITERS = pytest.mark.parametrize("write", [state_file, old_file], ids=["new", "version 1"])
 KINDS = pytest.mark.parametrize(
     ("kind", "words", "fate"),
     [
-        (Kind.PENDING, "3 spans that wait for their partner", "be lost"),
-        (Kind.IDS, "3 ids of spans that were counted", "be counted again"),
+        (StateKind.PENDING, "3 spans that wait for their partner", "be lost"),
+        (StateKind.IDS, "3 ids of spans that were counted", "be counted again"),
     ],
 )
 
@@ -198,7 +208,30 @@ KINDS = pytest.mark.parametrize(
 def test_whole_files_pass(tmp_path: Path, write: Callable[..., Carry]) -> None:
     """Also those that lie where this machine cannot look."""
     files = [write(tmp_path, kind) for kind in OLD]
-    check_files([*files, Carry("s3://bucket/state/1-abc-8/kind=ids", 1, 0, 5)])
+    check_files([*files, Carry("s3://bucket/state/1-abc-8/ids", 1, 0, 5)])
+
+
+def data(folder: Path) -> list[Path]:
+    """The files of a folder that have rows."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".arrow", ".parquet"))
+
+
+def lose(folder: Path) -> None:
+    folder.rename(folder.with_name("x"))
+
+
+def empty(folder: Path) -> None:
+    for path in data(folder):
+        path.unlink()
+
+
+def blank(folder: Path) -> None:
+    data(folder)[0].write_bytes(b"")
+
+
+def shorten(folder: Path) -> None:
+    path = data(folder)[0]
+    os.truncate(path, path.stat().st_size // 2)
 
 
 @WRITERS
@@ -206,17 +239,16 @@ def test_whole_files_pass(tmp_path: Path, write: Callable[..., Carry]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda folder: folder.rename(folder.with_name("x")), "but it is gone"),
-        (lambda folder: (folder / "part-0.parquet").unlink(), "but it holds 0"),
-        (lambda folder: (folder / "part-0.parquet").write_bytes(b""), "but it cannot be read"),
-        (lambda folder: os.truncate(folder / "part-0.parquet", 20), "but it cannot be read"),
+        (lose, "but it is gone"),
+        (empty, "but it holds 0"),
+        (blank, "but it cannot be read"),
+        (shorten, "but it cannot be read"),
     ],
-    ids=["gone", "emptied", "no bytes", "truncated"],
 )
 def test_state_that_is_lost_is_reported(
     tmp_path: Path,
     write: Callable[..., Carry],
-    kind: Kind,
+    kind: StateKind,
     words: str,
     fate: str,
     spoil: Callable[[Path], object],
@@ -233,7 +265,7 @@ def test_state_that_is_lost_is_reported(
 @KINDS
 @pytest.mark.parametrize("actual", [2, 4])
 def test_state_of_another_size_is_reported(
-    tmp_path: Path, write: Callable[..., Carry], kind: Kind, words: str, fate: str, actual: int
+    tmp_path: Path, write: Callable[..., Carry], kind: StateKind, words: str, fate: str, actual: int
 ) -> None:
     """Some rows are gone, or somebody else's are there."""
     written = write(tmp_path, kind, actual)
@@ -244,7 +276,7 @@ def test_state_of_another_size_is_reported(
 
 def left(checkpoint: Path) -> set[str]:
     """The folders of state that are there."""
-    places = ("state/*", "state/*/kind=*", "carry/*", "seen/*")
+    places = ("state/*", "state/*/*", "carry/*", "seen/*")
     return {
         str(path.relative_to(checkpoint)) for place in places for path in checkpoint.glob(place)
     }
@@ -262,9 +294,9 @@ def test_files_that_no_commit_names_are_removed(tmp_path: Path) -> None:
     used = [*files["1-a-8"], files["2-b-8"][0], files["3-c-8"][1], carry, seen]
     remove_unused(tmp_path, used)
     assert left(tmp_path) == {
-        *("state/1-a-8", "state/1-a-8/kind=pending", "state/1-a-8/kind=ids"),
-        *("state/2-b-8", "state/2-b-8/kind=pending"),
-        *("state/3-c-8", "state/3-c-8/kind=ids"),
+        *("state/1-a-8", "state/1-a-8/pending", "state/1-a-8/ids"),
+        *("state/2-b-8", "state/2-b-8/pending"),
+        *("state/3-c-8", "state/3-c-8/ids"),
         *("carry/1-used", "seen/1-used"),
     }
     check_files(used)
@@ -276,5 +308,5 @@ def test_files_that_no_commit_names_are_removed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_state_has_nothing_to_remove(tmp_path: Path) -> None:
     """As that of a stream without spans; and what lies elsewhere is not this machine's."""
-    remove_unused(tmp_path, [Carry("s3://bucket/state/1-abc-8/kind=ids", 1, 0, 5)])
+    remove_unused(tmp_path, [Carry("s3://bucket/state/1-abc-8/ids", 1, 0, 5)])
     assert list(tmp_path.iterdir()) == []

@@ -34,10 +34,6 @@ class Kind(StrEnum):
 
     SPANS = "spans"
     """Spans of this batch, as :func:`batchmill.spans.compact` gives them."""
-    PENDING = "pending"
-    """Summaries of spans that wait for a partner; part of the state."""
-    IDS = "ids"
-    """The ids of spans that were counted; part of the state."""
     DELTAS = "deltas"
     """Deltas of an event type, by minute."""
     TOPN = "topn"
@@ -46,16 +42,10 @@ class Kind(StrEnum):
     """How often each statement ran."""
     SLOWEST = "slowest"
     """Slow statements of a process that has counted them itself."""
-    INVALID = "invalid"
-    """Rows for the quarantine."""
     AHEAD = "ahead"
     """Deltas for the quarantine: of a minute that is too far ahead."""
     REPORT = "report"
     """What a task has counted."""
-
-
-STATE = (Kind.PENDING, Kind.IDS)
-"""What later batches read."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from batchmill.sources import Catalog, bucket_end, bucket_start
 from batchmill.spans import SERVED, TAGS
 from batchmill.spark.batch import state
 from batchmill.spark.batch.blobs import Kind
-from batchmill.spark.batch.job import BatchJob, Input, JobResult, Moment
-from batchmill.spark.batch.report import DELTAS, READ, BatchStats, Stopwatch
+from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
+from batchmill.spark.batch.report import DELTAS, L1, READ, BatchStats, Stopwatch
 from batchmill.spark.batch.state import StateFiles
 from batchmill.spark.batch.tasks import Limits, TaskPlan, TaskReport
 from batchmill.spark.errors import PipelineError
@@ -70,6 +70,22 @@ class Work:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
+@dataclass(frozen=True)
+class _StatePlan:
+    """What becomes of the state of earlier batches."""
+
+    tick: int
+    """What the spans of this batch are marked with."""
+    expired: Sequence[Carry]
+    """Files of spans that wait no longer after this batch."""
+    expired_ids: Sequence[Carry]
+    """Files of the dedup index that are needed no longer."""
+    ids: Sequence[Carry]
+    """The other files of the dedup index."""
+    merged: Sequence[Carry]
+    """Files whose content goes into the files of this batch."""
+
+
 class BatchMaker:
     """Makes batches, one at a time."""
 
@@ -95,29 +111,42 @@ class BatchMaker:
             aggregators,
             _attribute_keys(aggregators),
             settings,
-            BatchJob.parts(spark),
+            parts_for(spark),
         )
         self._parts = plan.parts
-        self._job = BatchJob(spark, plan, folder, dedup=dedup_s is not None)
+        self._folder = folder
+        self._job = BatchJob(spark, plan, dedup=dedup_s is not None)
         self._folders = [folder, quarantine.folder, *spark_local_folders(spark)]
 
     def make(self, work: Work) -> tuple[Batch, BatchStats]:
         """Make the batch. A segment that turns out to be broken is quarantined and left out."""
         self._check_frames(work.frames)
-        moment = self._moment(work)
-        given = Input(work.paths, work.frames, work.files)
-        if given.has_spans or moment.expired:
-            state.check_files((*work.files.pending, *moment.ids))
+        given = Input(work.paths, work.frames)
+        plan = self._plan_state(work)
+        spans = None
+        if given.has_spans or plan.expired:
+            files = (*work.files.pending, *plan.ids)
+            state.check_files(files)
+            spans = SpanWork(
+                plan.tick,
+                max((file.arrived_ms for file in plan.expired), default=None),
+                state.to_read(files, plan.merged),
+                self._folder / state.new_name(work.number, self._parts),
+            )
         work.watch.lap(READ)
-        with explain_full_disk(*self._folders), self._job.run(given, moment, work.watch) as result:
+        with explain_full_disk(*self._folders):
+            result = self._job.run(given, self._limits(work), spans)
+            work.watch.lap(L1)
             if result.report.fault:
                 raise PipelineError(result.report.fault)
-            made = self._batch(work, moment, result)
+            batch, stats = self._batch(work, result)
+            if spans is not None:
+                self._add_state(batch, plan, result.report, spans)
         work.watch.lap(DELTAS)
-        return made
+        return batch, stats
 
-    def _moment(self, work: Work) -> Moment:
-        """When the batch is made, and what becomes of the files of earlier ones."""
+    def _plan_state(self, work: Work) -> _StatePlan:
+        """What becomes of the files of earlier batches."""
         files = work.files
         tick = max(
             [int(work.now * 1000), *(file.arrived_ms + 1 for file in (*files.pending, *files.ids))]
@@ -128,25 +157,31 @@ class BatchMaker:
             for file in files.pending
             if files.expire_all or (work.expire and file.arrived_ms <= tick - wait_ms)
         ]
-        old_ids = self._expired_ids(work, tick)
-        ids = [file for file in files.ids if file not in old_ids]
+        expired_ids = self._expired_ids(work, tick)
+        ids = [file for file in files.ids if file not in expired_ids]
         alive = [file for file in files.pending if file not in expired]
         merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
         if self._window_ms is not None:
-            fitting = [
-                file for file in ids if state.is_old(file) or state.parts_of(file) == self._parts
-            ]
+            # Where ids with other parts are, every task would write all of them.
+            fitting = [file for file in ids if state.parts_of(file) in (0, self._parts)]
             merged += state.ids_to_merge(
                 fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
-        return Moment(
-            number=work.number,
-            limits=Limits(self._latest_us(work), self._late_before_us(work.newest)),
-            tick=tick,
-            expired=tuple(expired),
-            ids=tuple(ids),
-            dropped=(*expired, *old_ids),
-            merged=tuple(merged),
+        return _StatePlan(tick, expired, expired_ids, ids, merged)
+
+    def _add_state(
+        self, batch: Batch, plan: _StatePlan, report: TaskReport, spans: SpanWork
+    ) -> None:
+        """Put the files of this batch into it, and take out those that are used no more."""
+        batch.add_carry += state.publish(report.kept, spans.folder, batch.number, plan.tick)
+        gone = (*plan.expired, *plan.expired_ids, *plan.merged)
+        batch.drop_carry += [file.path for file in gone]
+
+    def _limits(self, work: Work) -> Limits:
+        return Limits(
+            self._latest_us(work),
+            self._late_before_us(work.newest),
+            str(self._quarantine.folder),
         )
 
     def _expired_ids(self, work: Work, tick: int) -> list[Carry]:
@@ -157,11 +192,11 @@ class BatchMaker:
             return []
         return state.expired_ids(work.files.ids, tick, self._window_ms)
 
-    def _batch(self, work: Work, moment: Moment, result: JobResult) -> tuple[Batch, BatchStats]:
+    def _batch(self, work: Work, result: JobResult) -> tuple[Batch, BatchStats]:
         report = result.report
         batch = Batch(work.stream, work.epoch, work.number, settle=work.settle)
         stats = BatchStats(segments=report.segments)
-        self._quarantine_all(work, result, stats)
+        self._quarantine_all(work, result)
         book = EntityBook()
         for source, aggregator in self._aggregators.items():
             tables = result.tables.get((Kind.DELTAS, source), ())
@@ -174,8 +209,6 @@ class BatchMaker:
         self._add_statements(batch, result, book)
         batch.entities = book.rows()
         self._count(work, batch, report, stats)
-        batch.add_carry += result.kept
-        batch.drop_carry += [file.path for file in (*moment.dropped, *result.merged)]
         return batch, stats
 
     def _count(self, work: Work, batch: Batch, report: TaskReport, stats: BatchStats) -> None:
@@ -226,7 +259,7 @@ class BatchMaker:
         newest = max((row.minute for row in rows), default=0)
         batch.newest_minute = max(batch.newest_minute or 0, newest) or None
 
-    def _quarantine_all(self, work: Work, result: JobResult, stats: BatchStats) -> None:
+    def _quarantine_all(self, work: Work, result: JobResult) -> None:
         for bad in result.report.bad:
             self._quarantine.add_segment(bad)
         for (kind, source), tables in result.tables.items():
@@ -236,7 +269,7 @@ class BatchMaker:
         for (what, source, reason), count in result.report.counters.items():
             if what == "quarantined":
                 log.warning("%s: %s quarantined: %s", source, count_of(count, "row"), reason)
-        self._quarantine.add_rows(work.stream, work.number, result.invalid())
+        self._quarantine.add_rows(work.stream, work.number, result.report.invalid)
 
     def _check_frames(self, frames: Mapping[str, DataFrame]) -> None:
         for source, frame in frames.items():

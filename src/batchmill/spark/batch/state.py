@@ -4,12 +4,12 @@ Two kinds: spans that wait for a partner, and the ids of spans that were counted
 A batch writes them before its commit, which names the files in use; so a batch that is run again
 starts from the same ones. A file that no commit names is unused, and is removed.
 
-    <checkpoint>/state/<batch>-<unique>-<parts>/kind=pending/*.parquet
-    <checkpoint>/state/<batch>-<unique>-<parts>/kind=ids/*.parquet
+    <checkpoint>/state/<batch>-<unique>-<parts>/pending/*.arrow
+    <checkpoint>/state/<batch>-<unique>-<parts>/ids/*.arrow
 
-Each row of these is a blob: what was kept of one share of the traces. Version 1 had the spans
-themselves in ``carry/<batch>-<unique>`` and the ids in ``seen/<batch>-<unique>``; such files are
-read until they expire.
+:mod:`.statefiles` says what is in them. Version 1 had Parquet files of spans in
+``carry/<batch>-<unique>``, and of ids in ``seen/<batch>-<unique>``; such files are read until they
+expire.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchmill.spark.batch.blobs import STATE, Kind
+from batchmill.files import sync
+from batchmill.spark.batch.statefiles import StateFile, StateKind, StatePiece, state_rows
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.input.segments import local_path
+from batchmill.spark.input.segments import local_path, spark_path
 from batchmill.store import Carry
 from batchmill.wording import count_of
 
-_OLD = {"carry": Kind.PENDING, "seen": Kind.IDS}
+_OLD = {"carry": StateKind.PENDING, "seen": StateKind.IDS}
 """The folders of version 1."""
 _PENDING_SLOTS = 8
 """Files of pending spans are merged so that about this many remain over the whole wait."""
 _ID_SLOTS = 4
 """Ids are merged within a quarter of the window: none is kept longer than that beyond it."""
 _WORDS = {
-    Kind.PENDING: ("span that waits for its partner", "spans that wait for their partner"),
-    Kind.IDS: ("id of a span that was counted", "ids of spans that were counted"),
+    StateKind.PENDING: ("span that waits for its partner", "spans that wait for their partner"),
+    StateKind.IDS: ("id of a span that was counted", "ids of spans that were counted"),
 }
-_OTHERWISE = {Kind.PENDING: "be lost", Kind.IDS: "be counted again"}
+_OTHERWISE = {StateKind.PENDING: "be lost", StateKind.IDS: "be counted again"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class StateFiles:
     def of(cls, files: Iterable[Carry], *, expire_all: bool = False) -> StateFiles:
         """Sort files by kind."""
         files = tuple(files)
-        pending = tuple(file for file in files if kind_of(file) is Kind.PENDING)
-        ids = tuple(file for file in files if kind_of(file) is Kind.IDS)
+        pending = tuple(file for file in files if kind_of(file) is StateKind.PENDING)
+        ids = tuple(file for file in files if kind_of(file) is StateKind.IDS)
         return cls(pending, ids, expire_all)
 
 
@@ -66,10 +66,10 @@ def new_name(number: int, parts: int) -> str:
     return f"{number}-{uuid.uuid4().hex[:8]}-{parts}"
 
 
-def kind_of(file: Carry) -> Kind:
+def kind_of(file: Carry) -> StateKind:
     """What a file holds, by its folders."""
     above, last = file.path.rstrip("/").rsplit("/", 2)[-2:]
-    return _OLD[above] if above in _OLD else Kind(last.removeprefix("kind="))
+    return _OLD[above] if above in _OLD else StateKind(last)
 
 
 def name_of(file: Carry) -> str:
@@ -84,8 +84,36 @@ def is_old(file: Carry) -> bool:
 
 
 def parts_of(file: Carry) -> int:
-    """Into how many shares the traces of a file are divided."""
-    return int(name_of(file).rsplit("-", 1)[-1])
+    """Into how many parts the traces of a file are divided; 0 if version 1 wrote it."""
+    return 0 if is_old(file) else int(name_of(file).rsplit("-", 1)[-1])
+
+
+def to_read(files: Iterable[Carry], merged: Iterable[Carry]) -> list[StateFile]:
+    """Files as tasks read them; those of ``merged`` go into the state of their batch."""
+    paths = {file.path for file in merged}
+    return [
+        StateFile(kind_of(file), local_path(file.path) or "", parts_of(file), file.path in paths)
+        for file in files
+    ]
+
+
+def publish(pieces: Iterable[StatePiece], folder: Path, number: int, tick: int) -> list[Carry]:
+    """Give the files that tasks have written to ``folder`` their final names, durably."""
+    by_kind: dict[StateKind, list[StatePiece]] = {}
+    for piece in sorted(pieces, key=lambda piece: piece.path):
+        by_kind.setdefault(piece.kind, []).append(piece)
+    files = []
+    for kind, own in by_kind.items():
+        place = folder / kind
+        place.mkdir()
+        for at, piece in enumerate(own):
+            Path(piece.path).rename(place / f"{at}.arrow")
+        sync(place)
+        files.append(Carry(spark_path(place), number, tick, sum(piece.rows for piece in own)))
+    if files:
+        for above in (folder, *folder.parents[:2]):  # the first batch has made the state's folder
+            sync(above)
+    return files
 
 
 def expired_ids(files: Iterable[Carry], tick: int, window_ms: int) -> list[Carry]:
@@ -116,9 +144,7 @@ def pending_to_merge(
     return merged if len(merged) >= _PENDING_SLOTS else []
 
 
-def ids_to_merge(
-    files: Sequence[Carry], *, tick: int, window_ms: int, expire: bool
-) -> list[Carry]:
+def ids_to_merge(files: Sequence[Carry], *, tick: int, window_ms: int, expire: bool) -> list[Carry]:
     """Which files of ids, oldest first, to merge into one with those of this ``tick``.
 
     The newest ones, as long as none is more than twice as large as all after it: the rest shrink
@@ -161,7 +187,7 @@ def remove_unused(checkpoint: Path, used: Iterable[Carry]) -> None:
     paths = {local_path(file.path.rstrip("/")) for file in used}
     for place in ("state", *_OLD):
         for folder in _folders(checkpoint / place):
-            inner = [folder / f"kind={kind}" for kind in STATE] if place == "state" else []
+            inner = [folder / kind for kind in StateKind] if place == "state" else []
             if not any(str(path) in paths for path in (folder, *inner)):
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
@@ -178,13 +204,10 @@ def _fault(folder: Path, rows: int, *, old: bool) -> str | None:
     if not folder.is_dir():
         return "it is gone"
     try:
-        actual = sum(_rows_in(file, old=old) for file in folder.glob("*.parquet"))
-    except (pa.ArrowException, OSError, KeyError) as error:
+        if old:
+            actual = sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+        else:
+            actual = sum(map(state_rows, folder.glob("*.arrow")))
+    except (pa.ArrowException, OSError) as error:
         return f"it cannot be read ({error})".replace("\n", " ")
     return None if actual == rows else f"it holds {actual:,}"
-
-
-def _rows_in(file: Path, *, old: bool) -> int:
-    if old:
-        return int(pq.read_metadata(file).num_rows)
-    return pc.sum(pq.read_table(file, columns=["rows"])["rows"]).as_py() or 0

@@ -12,18 +12,20 @@ runs again returns the same.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 
 from batchmill.aggregate import (
     STATEMENT_SOURCE,
@@ -58,6 +60,19 @@ from batchmill.spans import (
     topn_records,
 )
 from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, write_blobs
+from batchmill.spark.batch.statefiles import (
+    Parts,
+    Share,
+    StateFile,
+    StateKind,
+    StatePiece,
+    by_part,
+    concat,
+    read_state,
+    trace_parts,
+    write_hidden,
+    write_state,
+)
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.deltas import AHEAD, DeltaReader, UnusableError, read_statements
 from batchmill.spark.input.rows import (
@@ -67,13 +82,12 @@ from batchmill.spark.input.rows import (
     ColumnTypeError,
     check_rows,
     check_spans,
+    open_segment,
     read_rows,
     read_spans,
 )
 from batchmill.spark.input.segments import BadSegment, read_segment, source_of
 
-Parts: TypeAlias = npt.NDArray[Any]
-"""The part of each row."""
 _AT_ONCE = 500_000
 """How many rows a task checks and aggregates at a time: its memory grows with that."""
 
@@ -91,17 +105,21 @@ class TaskReport:
     counters: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """The store's counters, as far as tasks know them."""
     bad: list[BadSegment] = field(default_factory=list)
-    kept: Counter[str] = field(default_factory=Counter)
-    """Rows of the state that this batch keeps, by kind."""
+    kept: list[StatePiece] = field(default_factory=list)
+    """The state that this batch keeps."""
+    invalid: list[tuple[str, str]] = field(default_factory=list)
+    """Files of invalid rows, with the event type of each."""
     fault: str = ""
     """Why a segment cannot be read now, though it may be good; empty: all could be read."""
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has counted."""
         self.segments += other.segments
-        for name in ("events", "derived", "counters", "kept"):
+        for name in ("events", "derived", "counters"):
             getattr(self, name).update(getattr(other, name))
         self.bad += other.bad
+        self.kept += other.kept
+        self.invalid += other.invalid
         self.fault = self.fault or other.fault
 
 
@@ -154,6 +172,9 @@ class Shipped:
 @functools.lru_cache(8)
 def _unpacked(data: bytes) -> TaskPlan:
     pa.set_cpu_count(1)  # a task has one core
+    # Of Arrow's allocators, this one takes the least time in the system.
+    with contextlib.suppress(NotImplementedError):
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
     plan: TaskPlan = pickle.loads(data)
     return plan
 
@@ -166,16 +187,8 @@ class Limits:
     """The latest valid start, in microseconds since 1970."""
     late_before_us: int | None
     """Spans that start before this are late; None: none is."""
-
-
-@dataclass(frozen=True)
-class OldState:
-    """State as version 1 kept it: rows of spans in a folder of Parquet files."""
-
-    kind: Kind
-    file: str
-    """Its name."""
-    folder: str
+    quarantine: str
+    """The folder for invalid rows."""
 
 
 @dataclass(frozen=True)
@@ -185,19 +198,13 @@ class ReadStep:
     shipped: Shipped
     limits: Limits
     slices: Sequence[Sequence[str]]
-    old: Sequence[OldState] = ()
-    """The first slice's task reads these, too."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Blobs of all kinds but TopN."""
+        """Spans, deltas, and what the tasks have counted."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 reader = _Reader(self.shipped.plan, self.limits)
                 yield from write_blobs(reader.read(self.slices[number]))
-                if number == 0:
-                    yield from write_blobs(
-                        blob for old in self.old for blob in _old_blobs(old, self.shipped.plan)
-                    )
 
 
 @dataclass(frozen=True)
@@ -253,9 +260,11 @@ class _Reader:
         plan = self._plan.aggregators[source].plan
         return check_rows(plan.source, plan.columns, table, self._limits.latest_us)
 
-    def _read(self, path: str, file: pq.ParquetFile) -> list[Blob] | BadSegment:
-        source, rows = source_of(path), file.metadata.num_rows
-        schema = file.schema_arrow
+    def _read(self, path: str, opened: pa.NativeFile) -> list[Blob] | BadSegment:
+        source = source_of(path)
+        kind = self._plan.catalog.sources.get(source, SPAN)
+        file = open_segment(opened, kind)
+        schema, rows = file.schema_arrow, file.metadata.num_rows
         latest_us = self._limits.latest_us
         try:
             if source == STATEMENT_SOURCE and is_statements(schema):
@@ -285,7 +294,9 @@ class _Reader:
         if checked.invalid is not None:
             for reason, count in Counter(checked.invalid[REASON].to_pylist()).items():
                 self._report.counters["quarantined", source, reason] += count
-            yield from Blob.of(Kind.INVALID, checked.invalid, source=source)
+            folder = Path(self._limits.quarantine) / source
+            file = write_hidden(checked.invalid, folder, pq.write_table)
+            self._report.invalid.append((source, str(file)))
         self._rows[source].append(checked.rows)
         if sum(table.num_rows for table in self._rows[source]) >= _AT_ONCE:
             yield from self._flush(source)
@@ -303,7 +314,7 @@ class _Reader:
         rows = concat(tables)
         if source == SPAN.name:
             spans = compact(rows, keys=self._plan.attributes)
-            yield from _split(Kind.SPANS, spans, _trace_parts(spans, self._plan.parts))
+            yield from _split(Kind.SPANS, spans, trace_parts(spans, self._plan.parts))
             return
         deltas = self._plan.aggregators[source].make(rows).deltas
         for minute, count in rows_by_minute(deltas).items():
@@ -354,26 +365,34 @@ class SpanStep:
     expire_before: int | None
     """Pending spans that are marked with this or less wait no longer."""
     dedup: bool
-    file: str | None
-    """The name of the state that this batch writes; None: it writes none."""
-    merged: Collection[tuple[Kind, str]] = ()
-    """State that goes into this batch's, by kind and name: a batch gives both kinds one name."""
+    tasks: int
+    """How many tasks share the traces."""
+    files: Sequence[StateFile]
+    """The state of earlier batches."""
+    folder: str
+    """Where this batch writes its state."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Deltas, TopN, and the state that the batch keeps; what has no spans goes through."""
-        blobs: dict[Kind, list[Blob]] = defaultdict(list)
+        """Deltas, TopN, and what was counted; blobs without spans go through."""
+        context = TaskContext.get()
+        return self.run(0 if context is None else context.partitionId(), batches)
+
+    def run(self, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same, as that task."""
+        spans = []
         for blob in read_blobs(batches):
-            if blob.kind is Kind.SPANS or blob.kind in (Kind.PENDING, Kind.IDS):
-                blobs[blob.kind].append(blob)
+            if blob.kind is Kind.SPANS:
+                spans.append(blob.table)
             else:
                 yield from write_blobs([blob])
-        if blobs:
-            yield from write_blobs(self._process(blobs))
+        yield from write_blobs(self._process(task, spans))
 
-    def _process(self, blobs: Mapping[Kind, Sequence[Blob]]) -> Iterator[Blob]:
+    def _process(self, task: int, tables: Sequence[pa.Table]) -> Iterator[Blob]:
         plan, report = self.shipped.plan, TaskReport()
-        spans = self._unique(blobs, report)
-        pending = [blob.table for blob in blobs.get(Kind.PENDING, ())]
+        share = Share(plan.parts, self.tasks, task)
+        state = [(file, read_state(file, share)) for file in self.files]
+        spans = self._unique(tables, _tables(state, StateKind.IDS), report)
+        pending = _tables(state, StateKind.PENDING)
         links = link(spans, concat(pending) if pending else None, self.tick, self.expire_before)
         wanted = plan.aggregators.keys()
         sources = [
@@ -392,20 +411,21 @@ class SpanStep:
         records = topn_records(spans, plan.top_n, plan.thresholds)
         for kind, table in ((Kind.TOPN, records), (Kind.STATEMENTS, statement_stats(spans))):
             yield from _split(kind, table, part_of(hash64(table["entity"]), plan.parts))
-        if self.file is not None:
-            # Also without new spans in this task: others have some, and earlier files are merged.
-            yield from self._kept(self.file, Kind.PENDING, links.summary, blobs, report)
-            if self.dedup:
-                ids = spans.select(["trace_id", "span_id"])
-                yield from self._kept(self.file, Kind.IDS, ids, blobs, report)
+        summary = by_part(links.summary, trace_parts(links.summary, plan.parts))
+        self._keep(StateKind.PENDING, summary, state, report)
+        if self.dedup:
+            ids = spans.select(["trace_id", "span_id"])
+            parts = by_part(ids, trace_parts(ids, plan.parts))
+            fresh = ((part, ids_of(rows)) for part, rows in parts)
+            self._keep(StateKind.IDS, fresh, state, report)
         yield Blob.of_report(report)
 
-    def _unique(self, blobs: Mapping[Kind, Sequence[Blob]], report: TaskReport) -> pa.Table:
+    def _unique(
+        self, tables: Sequence[pa.Table], known: Sequence[pa.Table], report: TaskReport
+    ) -> pa.Table:
         """The spans that count."""
-        tables = [blob.table for blob in blobs.get(Kind.SPANS, ())]
-        spans = concat(tables) if tables else compact(_no_spans())
+        spans = concat(tables) if tables else compact(_no_spans(), keys=())
         if self.dedup:
-            known = [blob.table for blob in blobs.get(Kind.IDS, ())]
             spans, dropped = drop_duplicates(spans, known)
             report.counters["duplicates", SPAN.name, DUPLICATE] += dropped
         report.counters["rows", SPAN.name, ""] += spans.num_rows
@@ -415,26 +435,22 @@ class SpanStep:
             report.counters["late", SPAN.name, ""] += late
         return spans
 
-    def _kept(
+    def _keep(
         self,
-        file: str,
-        kind: Kind,
-        table: pa.Table,
-        blobs: Mapping[Kind, Sequence[Blob]],
+        kind: StateKind,
+        fresh: Iterable[tuple[int, pa.Table]],
+        state: _State,
         report: TaskReport,
-    ) -> Iterator[Blob]:
-        """The state that this batch keeps, and that of earlier ones which is merged with it."""
-        parts = self.shipped.plan.parts
+    ) -> None:
+        """Write what later batches need, and the earlier state that is merged with it."""
         tables: dict[int, list[pa.Table]] = defaultdict(list)
-        for part, rows in _by_part(table, _trace_parts(table, parts)):
-            tables[part].append(ids_of(rows) if kind is Kind.IDS else rows)
-        for blob in blobs.get(kind, ()):
-            if (kind, blob.source) in self.merged:
-                tables[blob.part].append(blob.table)
-        for part, several in tables.items():
-            whole = merge_ids(several) if kind is Kind.IDS else concat(several)
-            report.kept[kind] += whole.num_rows
-            yield from Blob.of(kind, whole, source=file, part=part)
+        earlier = (pair for file, own in state if file.kind is kind and file.merged for pair in own)
+        for part, table in chain(fresh, earlier):
+            tables[part].append(table)
+        merge = merge_ids if kind is StateKind.IDS else concat
+        parts = {part: merge(several) for part, several in sorted(tables.items())}
+        if parts:
+            report.kept.append(write_state(kind, parts, Path(self.folder)))
 
 
 DUPLICATE = "same trace and span id"
@@ -474,28 +490,17 @@ class MergeStep:
         yield from write_blobs([Blob.of_report(report)])
 
 
-def concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """Several tables as one, each column in one piece."""
-    if len(tables) == 1:
-        return tables[0].combine_chunks()
-    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+_State: TypeAlias = Sequence[tuple[StateFile, Sequence[tuple[int, pa.Table]]]]
+
+
+def _tables(state: _State, kind: StateKind) -> list[pa.Table]:
+    return [table for file, own in state if file.kind is kind for _, table in own]
 
 
 def _split(kind: Kind, table: pa.Table, parts: Parts, *, source: str = "") -> Iterator[Blob]:
     """The blobs of a table's rows, by part."""
-    for part, rows in _by_part(table, parts):
+    for part, rows in by_part(table, parts):
         yield from Blob.of(kind, rows, source=source, part=part)
-
-
-def _by_part(table: pa.Table, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each part; ``parts`` has the part of each row."""
-    if not table.num_rows:
-        return
-    order = np.argsort(parts, kind="stable")
-    present, starts = np.unique(parts[order], return_index=True)
-    rows = table if len(present) == 1 else table.take(pa.array(order))
-    for part, start, end in zip(present, starts, [*starts[1:], len(parts)], strict=True):
-        yield int(part), rows.slice(start, end - start)
 
 
 def _delta_blobs(deltas: Deltas, aggregator: Aggregator, parts: int) -> Iterator[Blob]:
@@ -506,38 +511,5 @@ def _delta_blobs(deltas: Deltas, aggregator: Aggregator, parts: int) -> Iterator
     yield from _split(Kind.DELTAS, table, places, source=aggregator.plan.source.name)
 
 
-def _trace_parts(spans: pa.Table, parts: int) -> Parts:
-    return part_of(hash64(spans["trace_id"]), parts)
-
-
-def _old_blobs(old: OldState, plan: TaskPlan) -> Iterator[Blob]:
-    """The state of version 1 as blobs."""
-    table = pq.read_table(old.folder, use_threads=False)
-    if old.kind is Kind.PENDING:
-        places = _trace_parts(table, plan.parts)
-        yield from _split(old.kind, table, places, source=old.file)
-        return
-    for part, rows in _by_part(table, _trace_parts(table, plan.parts)):
-        yield from Blob.of(old.kind, ids_of(rows), source=old.file, part=part)
-
-
 def _no_spans() -> pa.Table:
     return check_spans(pa.table({}), 0).rows
-
-
-@dataclass(frozen=True)
-class RepartStep:
-    """Divides state anew that was divided into another number of parts."""
-
-    shipped: Shipped
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Spans by their trace; ids, which do not tell their trace, go to all parts."""
-        parts = self.shipped.plan.parts
-        for blob in read_blobs(batches):
-            if blob.kind is Kind.PENDING:
-                table = blob.table
-                places = _trace_parts(table, parts)
-                yield from write_blobs(_split(blob.kind, table, places, source=blob.source))
-            else:
-                yield from write_blobs(replace(blob, part=part) for part in range(parts))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -52,18 +51,22 @@ class Quarantine:
             ) from error
         log.warning("segment %s quarantined (%s): %s", bad.path, bad.reason, bad.detail)
 
-    def add_rows(self, stream: str, number: int, tables: Iterable[tuple[str, pa.Table]]) -> None:
-        """Write rows that do not fit, given with their event types, in place of earlier ones."""
-        counts: Counter[str] = Counter()
-        for source, table in tables:
+    def add_rows(self, stream: str, number: int, files: Iterable[tuple[str, str]]) -> None:
+        """Take files of rows that do not fit, given with their event types, from the tasks.
+
+        They replace those of an earlier attempt.
+        """
+        by_source: dict[str, list[str]] = {}
+        for source, file in files:
+            by_source.setdefault(source, []).append(file)
+        for source, own in by_source.items():
             folder = self.folder / source / f"rows-{stream}-{number}"
-            if not counts[source]:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-            _write(table, folder / f"{counts[source]}.parquet")
-            counts[source] += 1
-        for source in counts:
-            sync(self.folder / source)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            for at, file in enumerate(own):
+                Path(file).rename(folder / f"{at}.parquet")
+            sync(folder)
+            sync(folder.parent)
 
     def add_deltas(
         self, source: str, stream: str, number: int, deltas: pa.Table, reason: str

@@ -7,6 +7,7 @@ a column that cannot be converted is refused whole. NumPy and Arrow, no Spark.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -105,16 +106,14 @@ def check_spans(table: pa.Table, latest_us: int) -> CheckedRows:
 
 def open_segment(file: pa.NativeFile, source: SourceType) -> pq.ParquetFile:
     """Open a file so that texts that repeat are read as the dictionaries they are stored as."""
-    metadata = pq.ParquetFile(file).metadata
-    names = _encoded(source)
-    repeating = [
-        number
-        for number in range(metadata.num_columns)
-        if metadata.schema.column(number).path in names
-        and metadata.schema.column(number).physical_type == "BYTE_ARRAY"
-    ]
+    footer = pq.ParquetFile(file)
+    schema, texts = footer.schema_arrow, (pa.string(), pa.large_string())
+    repeating = [name for name in _encoded(source) if _type(schema, name) in texts]
     return pq.ParquetFile(
-        file, metadata=metadata, read_dictionary=repeating, coerce_int96_timestamp_unit="us"
+        file,
+        metadata=footer.metadata,
+        read_dictionary=repeating,
+        coerce_int96_timestamp_unit="us",  # in nanoseconds, moments far off would overflow
     )
 
 
@@ -213,12 +212,15 @@ def _sort_out(
         columns = {name: array.filter(kept) for name, array in columns.items()}
     for name, keys in lookups.items():
         columns |= _look_up(columns[name], keys)
-    rows, encoded = len(times[TIME_COLUMN]), _encoded(source)
+    encoded = _encoded(source)
+    nulls = functools.cache(functools.partial(pa.nulls, len(times[TIME_COLUMN])))
     converted = {}
     for field in fields:
         kind = _ENCODED if field.column in encoded else field.type.arrow_type()
         array = columns.get(field.column)
-        converted[field.column] = pa.nulls(rows, kind) if array is None else _converted(array, kind)
+        # Most columns of a span are entirely null: all of them share one array.
+        is_null = array is None or array.null_count == len(array)
+        converted[field.column] = nulls(kind) if is_null else _converted(array, kind)
     return pa.table(times | converted), reasons
 
 

@@ -15,9 +15,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet as pq
 
-from batchmill.files import sync
 from batchmill.spark.errors import PipelineError
 
 _T = TypeVar("_T")
@@ -54,7 +52,7 @@ class BadSegment:
     rows: int = 0
 
 
-def read_segment(path: str, use: Callable[[pq.ParquetFile], _T]) -> _T | BadSegment:
+def read_segment(path: str, use: Callable[[pa.NativeFile], _T]) -> _T | BadSegment:
     """What ``use`` returns for a file, or what is wrong with the file.
 
     After a fault that is not the file's it is read again, then :class:`PipelineError` is raised:
@@ -64,7 +62,7 @@ def read_segment(path: str, use: Callable[[pq.ParquetFile], _T]) -> _T | BadSegm
     while True:
         try:
             filesystem, inner_path = _open(path)
-            with pq.ParquetFile(filesystem.open_input_file(inner_path)) as file:
+            with filesystem.open_input_file(inner_path) as file:
                 return use(file)
         except (pa.ArrowException, OSError, UnicodeError, MemoryError) as error:
             if (reason := reason_for(error)) is not None:
@@ -108,12 +106,6 @@ def local_path(path: str) -> str | None:
     if path.startswith("file:"):
         return "/" + path.removeprefix("file:").lstrip("/")
     return path if path.startswith("/") else None
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until a new folder, its files and its name are on the disk."""
-    for path in (*sorted(folder.iterdir()), folder, folder.parent, folder.parent.parent):
-        sync(path)
 
 
 def _unavailable(path: str, error: Exception) -> PipelineError:

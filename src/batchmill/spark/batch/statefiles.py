@@ -1,0 +1,160 @@
+"""Files of state, as tasks read and write them.
+
+A file has what one task kept: rows sorted by part, as one Arrow batch that a reader maps into its
+memory, so that it takes from the disk only the columns that it uses. The parts and their rows are
+in the file's metadata.
+
+A task writes files under hidden names. The driver gives those of the task that counts their final
+names: what a task leaves behind that was run again is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.spans import hash64, ids_of, part_of, read_summary
+
+Parts: TypeAlias = npt.NDArray[Any]
+"""The part of each row."""
+_METADATA = b"batchmill.parts"
+
+
+class StateKind(StrEnum):
+    """What a file of state holds."""
+
+    PENDING = "pending"
+    """Summaries of spans that wait for a partner."""
+    IDS = "ids"
+    """The ids of spans that were counted."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which parts of the traces are a task's."""
+
+    parts: int
+    tasks: int
+    task: int
+
+    @property
+    def own(self) -> range:
+        """Its parts."""
+        return range(self.task, self.parts, self.tasks)
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """What one batch kept of one kind, as the tasks of a later batch read it."""
+
+    kind: StateKind
+    folder: str
+    parts: int
+    """Into how many parts its traces are divided; 0: version 1 wrote it, which had no parts."""
+    merged: bool
+    """Whether it goes into this batch's state."""
+
+
+@dataclass(frozen=True)
+class StatePiece:
+    """A file that a task has written."""
+
+    kind: StateKind
+    path: str
+    rows: int
+
+
+def read_state(file: StateFile, share: Share) -> list[tuple[int, pa.Table]]:
+    """The tables of a task's parts.
+
+    Ids do not tell their trace: of a file with other parts, a task gets all ids, as its first part.
+    """
+    if not file.parts:
+        table = pq.read_table(file.folder, use_threads=False, partitioning=None)
+        convert = ids_of if file.kind is StateKind.IDS else read_summary
+        return [
+            (part, convert(rows))
+            for part, rows in by_part(table, trace_parts(table, share.parts))
+            if part in share.own
+        ]
+    tables = []
+    for path in sorted(Path(file.folder).glob("*.arrow")):
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        for part, first, rows in json.loads(table.schema.metadata[_METADATA]):
+            piece = table.slice(first, rows)
+            if file.parts == share.parts:
+                if part in share.own:
+                    tables.append((part, piece))
+            elif file.kind is StateKind.IDS:
+                tables.append((share.task, piece))
+            else:
+                divided = by_part(piece, trace_parts(piece, share.parts))
+                tables += [(own, some) for own, some in divided if own in share.own]
+    return tables
+
+
+def write_state(kind: StateKind, tables: Mapping[int, pa.Table], folder: Path) -> StatePiece:
+    """Write the tables of parts to a file with a hidden name."""
+    places, first = [], 0
+    for part, table in tables.items():
+        places.append((part, first, table.num_rows))
+        first += table.num_rows
+    whole = concat(list(tables.values()))
+    whole = whole.replace_schema_metadata({_METADATA: json.dumps(places).encode()})
+
+    def write(table: pa.Table, path: Path) -> None:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+
+    return StatePiece(kind, str(write_hidden(whole, folder, write)), first)
+
+
+def write_hidden(table: pa.Table, folder: Path, write: Callable[[pa.Table, Path], object]) -> Path:
+    """Write a file durably under a name that readers ignore."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{uuid.uuid4().hex}.part"
+    write(table, path)
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+    return path
+
+
+def state_rows(path: Path) -> int:
+    """How many rows a file of state has."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+        return sum(file.get_batch(number).num_rows for number in range(file.num_record_batches))
+
+
+def concat(tables: Sequence[pa.Table]) -> pa.Table:
+    """Several tables as one, each column in one piece."""
+    if len(tables) == 1:
+        return tables[0].combine_chunks()
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+
+
+def trace_parts(rows: pa.Table, parts: int) -> Parts:
+    """The part of each row, by its trace."""
+    return part_of(hash64(rows["trace_id"]), parts)
+
+
+def by_part(table: pa.Table, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each part; ``parts`` has the part of each row."""
+    if not table.num_rows:
+        return
+    order = np.argsort(parts, kind="stable")
+    present, starts = np.unique(parts[order], return_index=True)
+    rows = table if len(present) == 1 else table.take(pa.array(order))
+    for part, start, end in zip(present, starts, [*starts[1:], len(parts)], strict=True):
+        yield int(part), rows.slice(start, end - start)
