@@ -292,14 +292,18 @@ class _Reader:
     def _add(self, source: str, checked: CheckedRows) -> Iterator[Blob]:
         """Collect valid rows until there are enough; the blobs that this gives."""
         if checked.invalid is not None:
-            for reason, count in Counter(checked.invalid[REASON].to_pylist()).items():
-                self._report.counters["quarantined", source, reason] += count
-            folder = Path(self._limits.quarantine) / source
-            file = write_hidden(checked.invalid, folder, pq.write_table)
-            self._report.invalid.append((source, str(file)))
+            self._set_aside(source, checked.invalid)
         self._rows[source].append(checked.rows)
         if sum(table.num_rows for table in self._rows[source]) >= _AT_ONCE:
             yield from self._flush(source)
+
+    def _set_aside(self, source: str, invalid: pa.Table) -> None:
+        """Write invalid rows for the quarantine, and count them by reason."""
+        for reason, count in Counter(invalid[REASON].to_pylist()).items():
+            self._report.counters["quarantined", source, reason] += count
+        folder = Path(self._limits.quarantine) / source
+        file = write_hidden(invalid, folder, pq.write_table)
+        self._report.invalid.append((source, str(file)))
 
     def _rest(self) -> Iterator[Blob]:
         for source in list(self._rows):
@@ -316,7 +320,11 @@ class _Reader:
             spans = compact(rows, keys=self._plan.attributes)
             yield from _split(Kind.SPANS, spans, trace_parts(spans, self._plan.parts))
             return
-        deltas = self._plan.aggregators[source].make(rows).deltas
+        made = self._plan.aggregators[source].make(rows)
+        if made.reasons:  # what can be seen by the metrics only, such as a number inside a struct
+            invalid = rows.filter(pa.array(~made.reasons.valid))
+            self._set_aside(source, invalid.append_column(REASON, made.reasons.invalid))
+        deltas = made.deltas
         for minute, count in rows_by_minute(deltas).items():
             self._report.events[source, minute] += count
         yield from _delta_blobs(deltas, self._plan.aggregators[source], self._plan.parts)
