@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from batchmill.spark.batch.state import (
 )
 from batchmill.spark.batch.statefiles import StateKind, write_state
 from batchmill.store import Carry
+from tests.kit.files import small_disk
 
 OLD = {StateKind.PENDING: "carry", StateKind.IDS: "seen"}
 """The folders of version 1."""
@@ -192,6 +194,15 @@ def test_all_of_a_file_is_made_durable(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "state", [target]),
         (tmp_path, [tmp_path / "state"]),
     ]
+
+
+def test_a_full_disk_is_not_filled_with_pieces(tmp_path: Path) -> None:
+    """What could not be written whole is removed at once."""
+    table = pa.table({"trace_id": [uuid.uuid4().hex for _ in range(40_000)]})
+    with small_disk(tmp_path / "state") as small:
+        with pytest.raises(OSError, match="No space left"):
+            write_state(StateKind.PENDING, {0: table}, small / "1-abc-8")
+        assert list((small / "1-abc-8").iterdir()) == []
 
 
 WRITERS = pytest.mark.parametrize("write", [state_file, old_file], ids=["new", "version 1"])

@@ -11,7 +11,6 @@ names: what a task leaves behind that was run again is never read.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchmill.files import sync
 from batchmill.spans import hash64, ids_of, part_of, read_summary
 
 Parts: TypeAlias = npt.NDArray[Any]
@@ -125,9 +125,12 @@ def write_hidden(table: pa.Table, folder: Path, write: Callable[[pa.Table, Path]
     """Write a file durably under a name that readers ignore."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{uuid.uuid4().hex}.part"
-    write(table, path)
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
+    try:
+        write(table, path)
+        sync(path)
+    except OSError:  # a full disk should not be filled by what nobody reads
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 
