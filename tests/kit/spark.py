@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -86,3 +86,8 @@ def span(span_id: str | None, kind: str = "SERVER", **changes: Any) -> dict[str,
     }
     assert changes.keys() <= made.keys()
     return made | changes
+
+
+def in_order(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in an order that depends on nothing but what is in them."""
+    return sorted((dict(sorted(row.items())) for row in rows), key=repr)

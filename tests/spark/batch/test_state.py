@@ -228,19 +228,23 @@ def data(folder: Path) -> list[Path]:
 
 
 def lose(folder: Path) -> None:
+    """It is not where it was."""
     folder.rename(folder.with_name("x"))
 
 
 def empty(folder: Path) -> None:
+    """Its files are gone."""
     for path in data(folder):
         path.unlink()
 
 
 def blank(folder: Path) -> None:
+    """A file has no bytes."""
     data(folder)[0].write_bytes(b"")
 
 
 def shorten(folder: Path) -> None:
+    """A file has half of its bytes."""
     path = data(folder)[0]
     os.truncate(path, path.stat().st_size // 2)
 
