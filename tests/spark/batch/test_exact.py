@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batchmill.spark.l1 import aggregators, fusion
 from pyspark.sql import SparkSession
 
 from batchmill import sources
