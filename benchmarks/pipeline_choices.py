@@ -34,8 +34,6 @@ class Change:
     """Whether plans adapt, whatever the batch's size."""
     sliced: bool = True
     """Whether large batches are cut into slices, and rows that are alike added up first."""
-    small: int | None = None
-    """Up to how many rows a batch is small."""
     at_once: int | None = None
     """How many sources are aggregated at the same time."""
     files: int | None = None
@@ -54,7 +52,6 @@ LARGE: Mapping[str, Change] = {
 }
 SMALL: Mapping[str, Change] = {
     AS_IT_IS: Change(),
-    "each event type by itself, AQE on (as a large batch)": Change(small=0),
     "AQE on": Change(adaptive=True),
     **{f"{n} shuffle partitions": Change(partitions=n) for n in (2, 8)},
     "no generated code": Change(conf={"spark.sql.codegen.wholeStage": "false"}),
@@ -152,7 +149,7 @@ def _small(spark: SparkSession, spool: Path, change: Change) -> Callable[[Path],
         with changed(change):
             made = run_ours(
                 spark, spool, work,
-                oal=core_script(), files=1, conf=change.conf, small=change.small,
+                oal=core_script(), files=1, conf=change.conf,
             )  # fmt: skip
         # Carrying spans over makes the first batch another one than those after it.
         seconds = median(report.spark_s + report.store_s for report in made.reports[1:])

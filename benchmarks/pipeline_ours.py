@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -82,14 +82,10 @@ def run_ours(
     oal: str | Path = SIX,
     files: int | None = None,
     conf: Mapping[str, str] | None = None,
-    small: int | None = None,
     on_batch: Callable[[BatchReport], None] | None = None,
 ) -> Run:
-    """Everything that the spool holds, into a new store; ``files`` segments a batch at most, and
-    batches up to ``small`` rows planned as small ones."""
+    """Everything that the spool holds, into a new store; ``files`` segments a batch at most."""
     settings = PipelineSettings(max_batch_files=files)
-    if small is not None:
-        settings = replace(settings, small_batch_rows=small)
     with Pipeline(
         oal=oal,
         spool=spool,

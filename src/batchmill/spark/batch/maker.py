@@ -106,7 +106,6 @@ class BatchMaker:
         self._settings = settings
         self._quarantine = quarantine
         self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
-        self._expected = 0
         plan = TaskPlan(
             catalog,
             aggregators,
@@ -161,18 +160,12 @@ class BatchMaker:
         expired_ids = self._expired_ids(work, tick)
         ids = [file for file in files.ids if file not in expired_ids]
         alive = [file for file in files.pending if file not in expired]
-        merged = state.pending_to_merge(
-            alive, tick=tick, rows=self._expected, wait_ms=wait_ms, expire=work.expire
-        )
+        merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
         if self._window_ms is not None:
             # Where ids with other parts are, every task would write all of them.
             fitting = [file for file in ids if state.parts_of(file) in (0, self._parts)]
             merged += state.ids_to_merge(
-                fitting,
-                tick=tick,
-                rows=self._expected,
-                window_ms=self._window_ms,
-                expire=work.expire,
+                fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
         return _StatePlan(tick, expired, expired_ids, ids, merged)
 
@@ -180,7 +173,6 @@ class BatchMaker:
         self, batch: Batch, plan: _StatePlan, report: TaskReport, spans: SpanWork
     ) -> None:
         """Put the files of this batch into it, and take out those that are used no more."""
-        self._expected = report.counters["rows", SPAN.name, ""] or self._expected
         batch.add_carry += state.publish(report.kept, spans.folder, batch.number, plan.tick)
         gone = (*plan.expired, *plan.expired_ids, *plan.merged)
         batch.drop_carry += [file.path for file in gone]
