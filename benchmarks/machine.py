@@ -69,4 +69,4 @@ def tree_cpu_s(pid: int) -> float:
     below = [*children.get(pid, ())]
     for child, _ in below:
         below += children.get(child, ())
-    return sum(spent for _, spent in below)
+    return float(sum(spent for _, spent in below))

@@ -11,10 +11,10 @@ from typing import Any
 from unittest import mock
 
 import pyarrow.parquet as pq
+from batchmill.spark.l2 import batch
 from pyspark.sql import SparkSession
 
 from batchmill.oal import core_script
-from batchmill.spark.l2 import batch
 from benchmarks.pipeline_data import SEGMENTS, events_folder, part_of, spans_table
 from benchmarks.pipeline_ours import alternating, run_ours, scratch
 from benchmarks.pipeline_peers import BatchQuery

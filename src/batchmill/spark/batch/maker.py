@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from batchmill.aggregate import (
+    STATEMENT_SOURCE,
     Aggregator,
     EntityBook,
     SlowestStatements,
@@ -36,9 +37,9 @@ from batchmill.spark.batch.blobs import Kind
 from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
 from batchmill.spark.batch.report import DELTAS, READ, SPARK, BatchStats, Stopwatch
 from batchmill.spark.batch.state import StateFiles
-from batchmill.spark.batch.tasks import Limits, TaskPlan, TaskReport
+from batchmill.spark.batch.tasks import DUPLICATE, Limits, TaskPlan, TaskReport
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.failures import explain_full_disk, spark_local_folders
+from batchmill.spark.failures import explain_full_disk, explain_task_error, spark_local_folders
 from batchmill.spark.input.deltas import AHEAD
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
@@ -131,14 +132,14 @@ class BatchMaker:
                 plan.tick,
                 max((file.arrived_ms for file in plan.expired), default=None),
                 state.to_read(files, plan.merged),
+                sum(file.rows for file in work.files.pending),
                 self._folder / state.new_name(work.number, self._parts),
             )
+        self._quarantine.clear_staging(work.stream, work.number)
         work.watch.lap(READ)
-        with explain_full_disk(*self._folders):
+        with explain_full_disk(*self._folders), explain_task_error():
             result = self._job.run(given, self._limits(work), spans)
             work.watch.lap(SPARK)
-            if result.report.fault:
-                raise PipelineError(result.report.fault)
             batch, stats = self._batch(work, result)
             if spans is not None:
                 self._add_state(batch, plan, result.report, spans)
@@ -198,14 +199,18 @@ class BatchMaker:
         stats = BatchStats(segments=report.segments)
         self._quarantine_all(work, result)
         book = EntityBook()
+        counted = dict.fromkeys(self._aggregators, 0)
+        for (source, _), rows in (report.events + report.derived).items():
+            counted[source] += rows
         for source, aggregator in self._aggregators.items():
             tables = result.tables.get((Kind.DELTAS, source), ())
-            if not tables:
-                continue
             deltas = [from_arrow(table, aggregator.plan) for table in tables]
             # All in one: exporters tell the changes of a commit apart by minute and entity.
             made = contribution(aggregator.merge(deltas), aggregator, self._layout, book)
+            _check_complete(f"rows of {source}", counted[source], made.rows)
             batch.deltas += made.deltas
+        spans = ("rows", SPAN.name, ""), ("duplicates", SPAN.name, DUPLICATE)
+        _check_complete("spans", report.spans, sum(report.counters[key] for key in spans))
         self._add_statements(batch, result, book)
         batch.entities = book.rows()
         self._count(work, batch, report, stats)
@@ -228,6 +233,7 @@ class BatchMaker:
         for bad in report.bad:
             counters["quarantined segment", bad.source, bad.reason] += 1
             counters["quarantined", bad.source, bad.reason] += bad.rows
+        stats.rows += counters["rows", STATEMENT_SOURCE, ""]
         for (what, _, _), count in counters.items():
             if what == "late":
                 stats.late += count
@@ -295,6 +301,16 @@ class BatchMaker:
             return None
         first = bucket_start(newest) - timedelta(minutes=self._settings.late_after_minutes)
         return int(first.timestamp()) * 1_000_000
+
+
+def _check_complete(what: str, sent: int, received: int) -> None:
+    """Raise if a step did not get what the one before it has sent: nothing may be lost silently."""
+    if sent != received:
+        raise PipelineError(
+            f"{sent:,} {what} were read, and {received:,} arrived: a file changed while the batch "
+            "ran, or a worker was lost at a bad moment. Nothing of the batch was committed; start "
+            "again, and it will be made anew"
+        )
 
 
 def _attribute_keys(aggregators: Mapping[str, Aggregator]) -> frozenset[str] | None:

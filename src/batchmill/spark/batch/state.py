@@ -183,17 +183,25 @@ def check_files(files: Iterable[Carry]) -> None:
 
 
 def remove_unused(checkpoint: Path, used: Iterable[Carry]) -> None:
-    """Remove the files that are not ``used``: no commit names them, nobody will read them."""
-    paths = {local_path(file.path.rstrip("/")) for file in used}
+    """Remove the files that are not ``used``: no commit names them, nobody will read them.
+
+    By their names in the checkpoint, which may have been moved to another place.
+    """
+    names = {_short(file.path) for file in used}
     for place in ("state", *_OLD):
         for folder in _folders(checkpoint / place):
             inner = [folder / kind for kind in StateKind] if place == "state" else []
-            if not any(str(path) in paths for path in (folder, *inner)):
+            if not any(_short(str(path)) in names for path in (folder, *inner)):
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             for path in inner:
-                if str(path) not in paths:
+                if _short(str(path)) not in names:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _short(path: str) -> str:
+    """The last two names of a path, which tell all files of a checkpoint apart."""
+    return "/".join(path.rstrip("/").rsplit("/", 2)[-2:])
 
 
 def _folders(place: Path) -> list[Path]:

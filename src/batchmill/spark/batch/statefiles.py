@@ -148,8 +148,13 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def trace_parts(rows: pa.Table, parts: int) -> Parts:
-    """The part of each row, by its trace."""
-    return part_of(hash64(rows["trace_id"]), parts)
+    """The part of each row, by its trace; rows without one, which have no partner, anywhere."""
+    traces = rows["trace_id"]
+    places = part_of(hash64(traces), parts)
+    if traces.null_count:
+        lone = np.flatnonzero(traces.is_null().to_numpy())
+        places[lone] = lone % parts
+    return places
 
 
 def by_part(table: pa.Table, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
