@@ -94,8 +94,8 @@ class Versus:
                 f" grains, six metrics. Seconds: median and range of the rounds. Ours to it: its"
                 f" seconds over batchmill's of the same round (of 20 batches over 20 batches)."
                 f" CPU: the process's, its JVM's and its tasks'. Cold: a process of its own,"
-                f" from starting Spark to the end. batchmill's median is {self.spark_s:.2f} s until the deltas"
-                f" are in the driver, and {self.store_s:.2f} s for the commit."
+                f" from starting Spark to the end. batchmill's median is {self.spark_s:.2f} s"
+                f" until the deltas are in the driver, and {self.store_s:.2f} s for the commit."
                 f" {self.compared:,} rows of each were compared with DuckDB's: all equal.",
                 [
                     "contestant",

@@ -82,9 +82,10 @@ class Cost:
             "pipeline, first batch of a process": [self.first.pipeline],
             "receiver and pipeline, warm": [turn.road for turn in warm],
         }
+        peer = None
         if COLLECTOR in self.first.receivers:
             rows[f"{COLLECTOR} with spanmetrics"] = [turn.receiver(COLLECTOR) for turn in warm]
-        road = median(turn.road for turn in warm)
+            peer = median(turn.receiver(COLLECTOR) for turn in warm)
         return [
             Table(
                 "Processor seconds for a million spans",
@@ -92,9 +93,14 @@ class Cost:
                 " batchmill ingest, from the spool through a pipeline on two local cores (core"
                 " metrics, dedup 10m) to SQLite; the same requests to a Collector that aggregates"
                 " and keeps nothing durable. Medians and ranges of the batches after the first.",
-                ["part", "s a million", "range", "whole path to it"],
+                ["part", "s a million", "range", "to the Collector's"],
                 [
-                    [name, f"{median(costs):.2f}", spread(costs), f"{road / median(costs):.2f}x"]
+                    [
+                        name,
+                        f"{median(costs):.2f}",
+                        spread(costs),
+                        f"{median(costs) / peer:.2f}x" if peer else "-",
+                    ]
                     for name, costs in rows.items()
                 ],
             ),
