@@ -19,7 +19,7 @@ from tests.kit.threads import PATIENCE_S
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """What a browser fetches by itself, by the attribute that says from where."""
-NOT_FOR_USERS = {"cli", "demo", "http", "run"}
+NOT_FOR_USERS = {"cli", "demo", "http", "run", "spans"}
 """Packages whose names other packages of batchmill use, and nobody else."""
 MARKDOWN = (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "deploy" / "README.md")
 

@@ -1,11 +1,13 @@
-"""Files in tests: where the repository is, and disks that are really full."""
+"""Files in tests: where the repository is, disks that are really full, no file left to open."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,24 @@ def fill(folder: Path, leave: int = 0) -> Path:
 def resize(folder: Path, kibibytes: int) -> None:
     """Another size for a small disk."""
     subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[Callable[[], None]]:
+    """Every file that this process may open is open; yields what closes them again."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+
+    def close() -> None:
+        while held:
+            os.close(held.pop())
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 8, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield close
+    finally:
+        close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -54,7 +54,7 @@ def queue(depths: list[int], **changes: Any) -> dict[str, Any]:
 
 def batch(number: int, took_s: float) -> dict[str, Any]:
     """A micro-batch of which Spark takes three quarters."""
-    phases = {"l1": took_s * 0.75, "commit": took_s * 0.25}
+    phases = {"spark": took_s * 0.75, "commit": took_s * 0.25}
     return {"batch": number, "at": NOW, "rows": 1200, "seconds": took_s, "phases": phases}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from batchmill.aggregate.columns import (
 from batchmill.aggregate.deltas import Deltas, concat
 from batchmill.aggregate.plan import Key, SourcePlan, TallyColumn, Total, Where
 from batchmill.aggregate.rows import Rows, both, check, is_valid
+from batchmill.aggregate.validity import Reasons
 from batchmill.errors import ConfigError
 from batchmill.oal import Metric, Path
 from batchmill.sources import Grain, SourceType
@@ -36,8 +37,13 @@ class Made:
 
     deltas: Deltas
     """By minute, each pair of minute and entity once."""
-    invalid: Counter[str] = field(default_factory=Counter)
-    """How many rows no metric can count, by reason."""
+    reasons: Reasons
+    """Why rows are invalid, which no metric can count."""
+
+    @property
+    def invalid(self) -> Counter[str]:
+        """How many rows are invalid, by reason."""
+        return self.reasons.counts
 
 
 class Aggregator:
@@ -64,7 +70,7 @@ class Aggregator:
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         checked = check(table, self.plan, latest_us)
-        return Made(_make(checked.rows, self.plan), checked.invalid)
+        return Made(_make(checked.rows, self.plan), checked.reasons)
 
     def merge(self, deltas: Sequence[Deltas]) -> Deltas:
         """Merge deltas of one grain; each pair of bucket and entity is there once."""

@@ -7,7 +7,6 @@ where it holds. Everything is evaluated at most once for a batch of rows.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -56,10 +55,10 @@ _COMPARE: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """The valid rows of a batch, and how many are invalid for which reason."""
+    """The valid rows of a batch, and why the others are invalid."""
 
     rows: Rows
-    invalid: Counter[str]
+    reasons: Reasons
 
 
 def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
@@ -92,7 +91,7 @@ def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
         columns = {name: column.filter(kept) for name, column in columns.items()}
         micros = micros[reasons.valid]
     _fill_micros(columns, plan)
-    return Checked(Rows(columns, micros // _MINUTE_US, plan), reasons.counts)
+    return Checked(Rows(columns, micros // _MINUTE_US, plan), reasons)
 
 
 def _fill_micros(columns: dict[str, pa.Array], plan: SourcePlan) -> None:

@@ -1,9 +1,4 @@
-"""Classifies failures by what Python, Spark and the JVM report about them.
-
-A segment is quarantined only if its own content made the batch fail. All other failures are raised,
-since they pass and the data is good: Spark stopped, a worker lost, a disk full, too many open
-files.
-"""
+"""Recognises a full disk in what Python, Spark and the JVM report, and says where to make room."""
 
 from __future__ import annotations
 
@@ -24,34 +19,6 @@ from batchmill.spark.errors import PipelineError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
-_FAILED_READ = "FAILED_READ_FILE"
-"""Spark's error class for every failure while it reads a file."""
-_NOT_THE_CONTENT = (
-    *_FULL_TEXTS,
-    "FILE_NOT_EXIST",
-    "UNSUPPORTED_FILE_SYSTEM",
-    "FileNotFoundException",
-    "NoSuchFileException",
-    "AccessControlException",
-    "AccessDeniedException",
-    "Permission denied",
-    "Too many open files",
-    "Input/output error",
-    "Stale file handle",
-    "Cannot allocate memory",
-    "OutOfMemoryError",
-    "java.net.",
-    "Connection re",
-    "TimeoutException",
-    "InterruptedException",
-    "InterruptedIOException",
-    "ClosedByInterruptException",
-    "ClosedChannelException",
-    "TaskKilledException",
-    "SparkContext",
-)
-"""Failures of a read that are not caused by the file's content. The driver has just read the same
-file to its end, so it exists and may be read."""
 _MOST_CAUSES = 20
 
 
@@ -71,11 +38,6 @@ def error_text(error: BaseException) -> str:
     return "\n".join(
         line for text in lines for line in text.splitlines() if line and not _is_frame(line)
     )
-
-
-def is_content_error(text: str) -> bool:
-    """Whether a failure, given as :func:`error_text`, was caused by the content of a file."""
-    return _FAILED_READ in text and not any(sign in text for sign in _NOT_THE_CONTENT)
 
 
 def is_disk_full(error: BaseException) -> bool:

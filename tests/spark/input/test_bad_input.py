@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from batchmill.spark import Pipeline
-from batchmill.spark.input.segments import inspect
+from batchmill.spark import Pipeline, PipelineError
 from tests.kit.pipelines import (
     NOW,
     ONE_AT_A_TIME,
@@ -30,6 +30,7 @@ from tests.kit.pipelines import (
     quarantined_rows,
     stored,
     with_column,
+    write_deltas,
     write_segment,
     write_table,
 )
@@ -277,19 +278,6 @@ def test_a_row_is_either_counted_or_set_aside(spark: SparkSession, tmp_path: Pat
         assert (kept, aside) == (9, 1)
 
 
-def test_a_segment_that_only_spark_cannot_read_is_set_aside(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Its footer is good and pyarrow reads it, but Spark lacks the codec: the stream goes on."""
-    rows = endpoint_events(40)
-    write_segment(tmp_path / "spool", "Endpoint", rows[:20])
-    write_table(tmp_path / "spool", "brotli", to_table("Endpoint", rows[20:]), compression="brotli")
-    with pipeline(spark, tmp_path, oal=SMALL) as running:
-        running.run_available()
-        assert differences(stored(running.store), expected_of(rows[:20])) == []
-        assert counted(running.store, "quarantined segment") == {("Endpoint", "unreadable"): 1}
-
-
 def test_a_segment_that_goes_away_before_its_batch_is_reported(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -311,22 +299,77 @@ def test_a_segment_that_goes_away_before_its_batch_is_reported(
         assert counted(running.store, "quarantined segment") == {("Endpoint", "missing"): 1}
 
 
-def test_a_segment_that_goes_away_within_its_batch_is_reported(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fault_that_is_not_the_files_quarantines_nothing(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Removed after the look at it, before Spark reads it: missing, and the others come in."""
-    rows = endpoint_events(30)
-    for number in range(3):
-        write_segment(tmp_path / "spool", "Endpoint", rows[number::3], str(number))
-
-    def look(paths: Any) -> Any:
-        seen = inspect(paths)
-        (tmp_path / "spool" / "Endpoint" / "1.parquet").unlink()
-        return seen
-
-    monkeypatch.setattr("batchmill.spark.l2.batch.inspect", look)
+    """The run ends with an error that says what to do; once the fault is gone, all is read."""
+    rows = endpoint_events(40)
+    spool = tmp_path / "spool"
+    write_segment(spool, "Endpoint", rows[:20], "good")
+    garbage = spool / "Endpoint" / "garbage.parquet"
+    garbage.write_bytes(b"PAR1")
+    # A socket: it is there and cannot be opened, which the system says of no Parquet file.
+    faulty = spool / "Endpoint" / "faulty.parquet"
+    os.mknod(faulty, stat.S_IFSOCK | 0o644)
     with pipeline(spark, tmp_path, oal=SMALL) as running:
+        with pytest.raises(
+            PipelineError,
+            match=r"faulty\.parquet cannot be read now .*No such device.* look after the disk.*, "
+            "then start again; nothing of the batch was committed",
+        ):
+            running.run_available()
+        assert quarantined(running.quarantine) == {}
+        assert running.store.counters() == {}
+        faulty.unlink()
+        write_segment(spool, "Endpoint", rows[20:], "faulty")
         running.run_available()
-        assert quarantined(running.quarantine) == {"1.parquet": "missing"}
-        assert counted(running.store, "quarantined segment") == {("Endpoint", "missing"): 1}
-        assert differences(stored(running.store), expected_of(rows[0::3] + rows[2::3])) == []
+        assert differences(stored(running.store), expected_of(rows)) == []
+        assert quarantined(running.quarantine) == {"garbage.parquet": "corrupt"}
+
+
+def test_a_batch_that_is_run_again_quarantines_the_same(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its files have the same names and rows as before, and there are no others."""
+    rows = endpoint_events(60)
+    spool, ahead = tmp_path / "spool", datetime.fromtimestamp(NOW, UTC) + timedelta(hours=2)
+    for number in range(3):
+        some = rows[number::3]
+        some[0] = {**some[0], "latency": None}
+        some[1] = {**some[1], "time": ahead}
+        write_segment(spool, "Endpoint", some, f"rows-{number}")
+        write_deltas(spool, "Endpoint", [rows[0], some[1]], SMALL, f"deltas-{number}")
+    (spool / "Endpoint" / "garbage.parquet").write_bytes(b"PAR1")
+    contents = []
+    for _ in range(2):
+        with pipeline(spark, tmp_path, oal=SMALL) as running:
+            running.run_available()
+            assert sum(counted(running.store, "quarantined").values()) == 9
+            contents.append(in_quarantine(running.quarantine))
+        shutil.rmtree(tmp_path / "checkpoint")
+        for file in tmp_path.glob("metrics.db*"):
+            file.unlink()
+    assert contents[0] == contents[1]
+    assert contents[0][0] == [
+        "Endpoint/deltas-main-0.parquet",
+        "Endpoint/garbage.parquet",
+        "Endpoint/garbage.parquet.reason",
+        *(f"Endpoint/rows-main-0/{number}.parquet" for number in range(3)),
+    ]
+    assert len(quarantined_rows(running.quarantine)) == 6
+
+
+def in_quarantine(folder: Path) -> tuple[list[str], list[str], bytes]:
+    """The names of all files, the rows and deltas in them, and the segment that is garbage.
+
+    In which order a batch reads its segments is not settled, so rows are sorted.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    tables = [
+        pq.read_table(path, partitioning=None)
+        for path in files
+        if path.suffix == ".parquet" and path.stem != "garbage"
+    ]
+    rows = sorted(repr(row) for table in tables for row in table.to_pylist())
+    names = [str(path.relative_to(folder)) for path in files]
+    return names, rows, (folder / "Endpoint" / "garbage.parquet").read_bytes()

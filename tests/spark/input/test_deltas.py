@@ -18,18 +18,11 @@ from pyspark.sql import SparkSession
 from batchmill import Client
 from batchmill.aggregate import (
     ROW_COUNT,
-    Aggregator,
-    SlowestStatements,
     Statement,
-    TopNThresholds,
-    statements_to_arrow,
 )
 from batchmill.client import EdgeSettings
-from batchmill.oal import load
 from batchmill.outbox import Outbox
 from batchmill.spark import PipelineSettings
-from batchmill.spark.input import deltas as delta_input
-from batchmill.spark.input.segments import Segment, inspect
 from tests.kit.pipelines import (
     EVERY_FUNCTION,
     EVERY_FUNCTION_OF_TWO,
@@ -364,50 +357,3 @@ def test_statements_too_far_ahead_are_quarantined(spark: SparkSession, tmp_path:
         running.run_available()
         assert running.store.top_streams() == []
         assert counted(running.store, "quarantined") == {("Statement", "time too far ahead"): 1}
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"{", "unknown source"),
-        (b"7", "unknown source"),
-        (b'{"statements": 7}', "wrong type"),
-        (b'{"statements": 7, "format": 1}', "wrong type"),
-        (b'{"statements": {}, "format": 1}', "wrong type"),
-    ],
-)
-def test_a_description_that_is_not_ours_is_quarantined(
-    tmp_path: Path, content: bytes, reason: str
-) -> None:
-    """Of a file that says it has statements, or deltas, whatever it says; no batch fails for it."""
-    path = tmp_path / "Statement" / "0.parquet"
-    path.parent.mkdir()
-    table = statements_to_arrow(SlowestStatements(50, TopNThresholds()))
-    pq.write_table(table.replace_schema_metadata({b"batchmill.deltas": content}), path)
-    (segment,), bad = inspect([str(path)])
-    assert (bad, segment.has_deltas) == ([], True)
-    assert segment.has_statements is (reason == "wrong type")
-    if segment.has_statements:
-        merged = delta_input.read_statements([segment], 50, TopNThresholds(), 2**50)
-        assert [bad_segment.reason for bad_segment in merged.bad] == [reason]
-
-
-def test_many_segments_are_merged_in_portions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So memory does not grow with their number; the result is the same."""
-    rows = endpoint_events(60)
-    for number in range(6):
-        write_deltas(tmp_path, "Endpoint", rows[number::6], SMALL, str(number))
-    segments, bad = inspect([str(path) for path in tmp_path.glob("*/*.parquet")])
-    assert bad == []
-    assert sum(segment.rows for segment in segments) == 60
-    assert all(isinstance(segment, Segment) and segment.has_deltas for segment in segments)
-    metrics = load(SMALL)
-    aggregator = Aggregator(metrics.catalog.source("Endpoint"), tuple(metrics))
-    reader = delta_input.DeltaReader(aggregator)
-    at_once = reader.read(segments, 2**62).deltas
-    monkeypatch.setattr(delta_input, "_MERGED_AT", 1)
-    in_portions = reader.read(segments, 2**62).deltas
-    assert len(at_once) == len(in_portions)
-    assert sorted(at_once.rows.tolist()) == sorted(in_portions.rows.tolist())

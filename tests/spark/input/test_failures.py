@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,52 +20,12 @@ from batchmill.spark.failures import (
     disk_full_error,
     error_text,
     explain_full_disk,
-    is_content_error,
     is_disk_full,
 )
 from batchmill.spark.input.quarantine import Quarantine
-from batchmill.spark.input.segments import BadSegment, Segment, find_corrupt, inspect, reason_for
-from tests.kit.files import fill, small_disk
-
-UNREADABLE = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///s/a.parquet."
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{UNREADABLE}\njava.lang.ClassNotFoundException: org.apache.hadoop.io.BrotliCodec",
-        f"{UNREADABLE}\njava.lang.RuntimeException: footer is too large: 2802491344to be read",
-        f"Job aborted due to stage failure: Task 0\n{UNREADABLE}\nCaused by: "
-        "org.apache.parquet.io.ParquetDecodingException: can not read value at 1",
-        "[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH] Data type mismatches",
-    ],
-)
-def test_what_is_in_a_file_is_its_fault(text: str) -> None:
-    """Spark says that it failed while it read a file, and why has to do with its bytes."""
-    assert is_content_error(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # What a stopped context says.
-        'java.lang.NullPointerException: Cannot invoke "SparkContext.dagScheduler()"',
-        "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
-        "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down",
-        "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)",
-        "java.lang.OutOfMemoryError: Java heap space",
-        f"{UNREADABLE}\njava.io.IOException: Input/output error",
-        f"{UNREADABLE}\njava.io.FileNotFoundException: /s/a.parquet (Too many open files)",
-        f"{UNREADABLE}\njava.io.FileNotFoundException: /s/a.parquet (Permission denied)",
-        f"{UNREADABLE}\njava.net.SocketTimeoutException: Read timed out",
-        f"{UNREADABLE}\njava.nio.channels.ClosedByInterruptException",
-        "[FAILED_READ_FILE.FILE_NOT_EXIST] File does not exist.",
-        "[PATH_NOT_FOUND] Path does not exist: file:/s/a.parquet.",
-    ],
-)
-def test_what_passes_is_not_the_files_fault(text: str) -> None:
-    """Spark stopped, a worker lost, memory, disks, networks: the file may be as good as any."""
-    assert not is_content_error(text)
+from batchmill.spark.input.rows import SPAN, open_segment
+from batchmill.spark.input.segments import BadSegment, read_segment, reason_for
+from tests.kit.files import fill, no_more_files, small_disk
 
 
 def test_all_causes_are_reported_and_no_stack() -> None:
@@ -127,11 +86,43 @@ def segment(folder: Path, name: str = "a") -> Path:
     return path
 
 
-def reasons(*paths: Path) -> list[str]:
-    """Why each is bad; none of them is good."""
-    good, bad = inspect([f"file:{path}" for path in paths])
-    assert good == []
-    return [bad_segment.reason for bad_segment in bad]
+def read(path: Path) -> int | BadSegment:
+    """How many rows a segment has, all of which are read."""
+    return read_segment(f"file:{path}", lambda file: int(open_segment(file, SPAN).read().num_rows))
+
+
+def reason(path: Path) -> str:
+    """Why a segment is bad."""
+    bad = read(path)
+    assert isinstance(bad, BadSegment)
+    assert (bad.path, bad.source) == (f"file:{path}", "Endpoint")
+    return bad.reason
+
+
+def test_a_segment_is_read(tmp_path: Path) -> None:
+    """What the caller makes of the file is returned; Spark's name or a plain path leads to it."""
+    path = segment(tmp_path)
+    assert read(path) == 3
+    assert read_segment(str(path), lambda file: pq.read_schema(file).names) == ["latency"]
+
+
+def test_a_segment_that_is_no_parquet_has_a_reason(tmp_path: Path) -> None:
+    """Garbage, an empty file, one cut short, none at all, and a page that is spoiled."""
+    segment(tmp_path)
+    folder = tmp_path / "Endpoint"
+    names = ("garbage", "empty", "cut", "gone", "page")
+    garbage, empty, cut, gone, page = (folder / f"{name}.parquet" for name in names)
+    garbage.write_bytes(b"PAR1 no parquet PAR1")
+    empty.write_bytes(b"")
+    content = (folder / "a.parquet").read_bytes()
+    cut.write_bytes(content[:-9])
+    start = pq.read_metadata(folder / "a.parquet").row_group(0).column(0).dictionary_page_offset
+    page.write_bytes(content[:start] + b"\xa5" * 20 + content[start + 20 :])
+    assert [reason(path) for path in (garbage, empty, cut, page)] == ["corrupt"] * 4
+    assert reason(gone) == "missing"
+    assert (
+        read_segment(str(page), lambda file: int(pq.read_metadata(file).num_rows)) == 3
+    )  # a good footer
 
 
 def test_odd_things_in_a_spool_have_reasons(tmp_path: Path) -> None:
@@ -144,7 +135,8 @@ def test_odd_things_in_a_spool_have_reasons(tmp_path: Path) -> None:
     pq.write_table(pa.table({"abcdefgh": [1]}), latin)
     latin.write_bytes(latin.read_bytes().replace(b"abcdefgh", b"abc\xe9\xffefg"))
     nowhere.symlink_to(folder / "gone")
-    assert reasons(circle, inner, latin, nowhere) == ["unreadable", "corrupt", "corrupt", "missing"]
+    faults = [reason(path) for path in (circle, inner, latin, nowhere)]
+    assert faults == ["unreadable", "corrupt", "corrupt", "missing"]
 
 
 @contextlib.contextmanager
@@ -167,36 +159,15 @@ def test_a_segment_that_may_not_be_read_leaves_its_reason(caplog: pytest.LogCapt
     with nobody() as folder:
         path = segment(folder)
         path.chmod(0)
-        (bad,) = inspect([f"file:{path}"])[1]
-        (again,) = find_corrupt([Segment(bad.path, "Endpoint", 3, pa.schema([]))])
-        assert bad.reason == again.reason == "not permitted"
+        bad = read(path)
+        assert isinstance(bad, BadSegment)
+        assert bad.reason == "not permitted"
         aside = folder / "aside"
         Quarantine(aside).add_segment(bad)
         assert [path.name for path in aside.glob("*/*")] == ["a.parquet.reason"]
         why = (aside / "Endpoint" / "a.parquet.reason").read_text("utf-8")
     assert why.startswith("not permitted: PermissionError")
     assert "only its reason is kept" in caplog.text
-
-
-@contextlib.contextmanager
-def no_more_files() -> Iterator[Callable[[], None]]:
-    """Every file that this process may open is open; yields what closes them again."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open(os.devnull, os.O_RDONLY)]
-
-    def close() -> None:
-        while held:
-            os.close(held.pop())
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 8, before[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        yield close
-    finally:
-        close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_too_many_open_files_are_no_fault_of_the_segment(
@@ -209,7 +180,7 @@ def test_too_many_open_files_are_no_fault_of_the_segment(
         no_more_files(),
         pytest.raises(PipelineError, match=r"a\.parquet cannot be read now .*ulimit -n"),
     ):
-        inspect([f"file:{path}"])
+        read(path)
 
 
 def test_a_fault_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +188,7 @@ def test_a_fault_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     path = segment(tmp_path)
     with no_more_files() as close:
         monkeypatch.setattr("batchmill.spark.input.segments.time.sleep", lambda seconds: close())
-        good, bad = inspect([f"file:{path}"])
-    assert (good[0].rows, bad) == (3, [])
+        assert read(path) == 3
 
 
 def test_what_is_in_the_quarantine_stays_if_the_segment_is_gone(tmp_path: Path) -> None:
@@ -250,9 +220,45 @@ def test_a_full_quarantine_is_a_clear_error(tmp_path: Path) -> None:
         assert (small / "Endpoint" / "a.parquet").read_bytes() == path.read_bytes()
 
 
-def test_a_quarantine_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("add", "what"),
+    [
+        (
+            lambda aside, _: aside.add_segment(BadSegment("/s/S/a.parquet", "S", "corrupt", "why")),
+            "the segment /s/S/a.parquet",
+        ),
+        (lambda aside, _: aside.add_rows("main", 0, [("S", "/s/part")]), "rows of S"),
+        (lambda aside, table: aside.add_deltas("S", "main", 0, table, "why"), "deltas of S"),
+    ],
+)
+def test_a_quarantine_that_cannot_be_written_is_a_clear_error(
+    tmp_path: Path, add: Callable[[Quarantine, pa.Table], None], what: str
+) -> None:
     """A file in its place."""
     (tmp_path / "aside").write_text("in the way")
-    bad = BadSegment(f"file:{segment(tmp_path)}", "Endpoint", "corrupt", "why")
-    with pytest.raises(PipelineError, match=r"cannot be written .* let this user write there"):
-        Quarantine(tmp_path / "aside").add_segment(bad)
+    with pytest.raises(
+        PipelineError,
+        match=f"{what}.* must be quarantined.*cannot be written .* let this user write there",
+    ):
+        add(Quarantine(tmp_path / "aside"), pa.table({"latency": [1]}))
+
+
+def test_a_batch_that_is_run_again_replaces_its_rows(tmp_path: Path) -> None:
+    """Files of an earlier attempt go, and what its tasks have left; other batches keep theirs."""
+    aside = Quarantine(tmp_path)
+
+    def add(number: int, *contents: str, left: str = "") -> None:
+        staging = aside.staging("main", number) / "S"
+        staging.mkdir(parents=True)
+        for content in (*contents, left):
+            (staging / content).write_text(content)
+        aside.add_rows("main", number, [("S", str(staging / content)) for content in contents])
+
+    add(0, "a", "b", left="of a task that was run again")
+    add(1, "c", left="of another")
+    add(0, "d", left="of a third")
+    files = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")}
+    assert files == {
+        Path("S/rows-main-0/0.parquet"): "d",
+        Path("S/rows-main-1/0.parquet"): "c",
+    }

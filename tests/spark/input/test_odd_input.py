@@ -82,6 +82,9 @@ READABLE: dict[str, Callable[[list[Row], Path], object]] = {
     "old timestamps, as Spark writes them": lambda rows, folder: write_table(
         folder, "int96", to_table("Endpoint", rows), use_deprecated_int96_timestamps=True
     ),
+    "a compression that Spark does not have": lambda rows, folder: write_table(
+        folder, "brotli", to_table("Endpoint", rows), compression="brotli"
+    ),
     "a column again in capitals": lambda rows, folder: write_table(
         folder, "capitals", with_column(rows, "LATENCY", [1] * len(rows), pa.int32())
     ),

@@ -81,7 +81,7 @@ def test_a_segment_goes_when_the_batch_after_it_begins(spark: SparkSession, tmp_
         assert content["committed_at"] == running.progress().committed_at
         (times,) = content["batches"]  # of this stream's life
         assert (times["batch"], times["rows"], times["segments"]) == (2, 20, 1)
-        assert list(times["phases"]) == ["read", "spans", "l1", "deltas", "commit", "upkeep"]
+        assert list(times["phases"]) == ["read", "spark", "deltas", "commit", "upkeep"]
         assert all(time >= 0 for time in times["phases"].values())
         whole = sum(times["phases"].values())
         assert whole > 0

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from batchmill.spark.l1 import aggregators, fusion
 from pyspark.sql import SparkSession
 
 from batchmill import sources
 from batchmill.oal import core_script, load
 from batchmill.sources import Grain
 from batchmill.spark import Pipeline, PipelineSettings
-from batchmill.spark.l1 import aggregators, fusion
 from batchmill.store import open_store
 from tests.kit.pipelines import (
     EVERY_FUNCTION,

@@ -13,13 +13,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from batchmill.spark.l2.report import BatchStats, Stopwatch
+from batchmill.spark.spans.dedup import expired, is_index_file, to_merge
+
 from batchmill.spark import BatchReport
 from batchmill.spark.input.base import Unread
 from batchmill.spark.input.spool import SegmentRemover, SpoolLag
-from batchmill.spark.l2.report import BatchStats, Stopwatch
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, progress_of
-from batchmill.spark.spans.dedup import expired, is_index_file, to_merge
 from batchmill.store import Carry, CommitResult, StreamInfo
 from tests.kit.queues import make_queue
 

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from batchmill.spark.input.reader import sync_folder
+from batchmill.spark.spans.pending import check_files, to_merge
 from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineError
-from batchmill.spark.input.reader import sync_folder
-from batchmill.spark.spans.pending import check_files, to_merge
 from batchmill.store import Carry, Store
 from tests.kit.pipelines import (
     NOW,

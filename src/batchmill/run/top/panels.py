@@ -32,8 +32,7 @@ LEVEL_STYLES = {
 }
 PHASE_STYLES = {
     "read": "blue",
-    "spans": "cyan",
-    "l1": "green",
+    "spark": "green",
     "deltas": "yellow",
     "outbox": "magenta",
     "commit": "red",

@@ -34,7 +34,7 @@ from batchmill.spans import SERVED, TAGS
 from batchmill.spark.batch import state
 from batchmill.spark.batch.blobs import Kind
 from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
-from batchmill.spark.batch.report import DELTAS, L1, READ, BatchStats, Stopwatch
+from batchmill.spark.batch.report import DELTAS, READ, SPARK, BatchStats, Stopwatch
 from batchmill.spark.batch.state import StateFiles
 from batchmill.spark.batch.tasks import Limits, TaskPlan, TaskReport
 from batchmill.spark.errors import PipelineError
@@ -137,7 +137,7 @@ class BatchMaker:
         work.watch.lap(READ)
         with explain_full_disk(*self._folders):
             result = self._job.run(given, self._limits(work), spans)
-            work.watch.lap(L1)
+            work.watch.lap(SPARK)
             if result.report.fault:
                 raise PipelineError(result.report.fault)
             batch, stats = self._batch(work, result)
@@ -189,7 +189,7 @@ class BatchMaker:
         return Limits(
             self._latest_us(work),
             self._late_before_us(work.newest),
-            str(self._quarantine.folder),
+            str(self._quarantine.staging(work.stream, work.number)),
         )
 
     def _expired_ids(self, work: Work, tick: int) -> list[Carry]:

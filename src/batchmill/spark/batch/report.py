@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from batchmill.store import CommitResult
 
-READ, SPANS, L1, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
+READ, SPARK, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
     "read",  # find its segments, and check the state that earlier batches have left
-    "spans",  # read and aggregate what has spans, and write the state for later batches
-    "l1",  # read and aggregate the rest, and merge what the tasks have aggregated
+    "spark",  # read, aggregate and merge, in Spark's tasks
     "deltas",  # turn the results into cells of three grains, in the driver
     "outbox",  # write the changes for exporters
     "commit",  # merge them into the store

@@ -74,7 +74,16 @@ from batchmill.spark.batch.statefiles import (
     write_state,
 )
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.input.deltas import AHEAD, DeltaReader, UnusableError, read_statements
+from batchmill.spark.input.deltas import (
+    AHEAD,
+    DeltaReader,
+    ReadDeltas,
+    ReadStatements,
+    UnusableError,
+    events_in,
+    read_statements,
+)
+from batchmill.spark.input.quarantine import explain_unwritable
 from batchmill.spark.input.rows import (
     REASON,
     SPAN,
@@ -110,7 +119,8 @@ class TaskReport:
     invalid: list[tuple[str, str]] = field(default_factory=list)
     """Files of invalid rows, with the event type of each."""
     fault: str = ""
-    """Why a segment cannot be read now, though it may be good; empty: all could be read."""
+    """Why a segment cannot be read now, though it may be good, or the quarantine not be written;
+    empty: neither happened."""
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has counted."""
@@ -188,7 +198,7 @@ class Limits:
     late_before_us: int | None
     """Spans that start before this are late; None: none is."""
     quarantine: str
-    """The folder for invalid rows."""
+    """Where tasks write invalid rows: a folder in the quarantine."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +232,17 @@ class ReadFrameStep:
         yield from write_blobs(reader.check(self.source, tables))
 
 
+@dataclass(frozen=True)
+class Unused:
+    """A segment of an event type that no metric reads."""
+
+    rows: int
+
+
+Content: TypeAlias = CheckedRows | ReadDeltas | ReadStatements | Unused
+"""What a good segment holds."""
+
+
 class _Reader:
     """Turns rows into blobs; events are aggregated, spans reduced to plain columns."""
 
@@ -236,12 +257,12 @@ class _Reader:
         """The blobs of segments, and a report."""
         try:
             for path in paths:
-                blobs = read_segment(path, functools.partial(self._read, path))
-                if isinstance(blobs, BadSegment):
-                    self._report.bad.append(blobs)
+                content = read_segment(path, functools.partial(self._content, path))
+                if isinstance(content, BadSegment):
+                    self._report.bad.append(content)
                     continue
                 self._report.segments += 1
-                yield from blobs
+                yield from self._take(source_of(path), content)
             yield from self._rest()
         except PipelineError as error:
             self._report.fault = str(error)
@@ -249,9 +270,12 @@ class _Reader:
 
     def check(self, source: str, tables: Iterable[pa.Table]) -> Iterator[Blob]:
         """The blobs of rows that lie in no segment, and a report."""
-        for table in tables:
-            yield from self._add(source, self._check(source, table))
-        yield from self._rest()
+        try:
+            for table in tables:
+                yield from self._add(source, self._check(source, table))
+            yield from self._rest()
+        except PipelineError as error:
+            self._report.fault = str(error)
         yield Blob.of_report(self._report)
 
     def _check(self, source: str, table: pa.Table) -> CheckedRows:
@@ -260,46 +284,67 @@ class _Reader:
         plan = self._plan.aggregators[source].plan
         return check_rows(plan.source, plan.columns, table, self._limits.latest_us)
 
-    def _read(self, path: str, opened: pa.NativeFile) -> list[Blob] | BadSegment:
-        source = source_of(path)
-        kind = self._plan.catalog.sources.get(source, SPAN)
-        file = open_segment(opened, kind)
+    def _content(self, path: str, opened: pa.NativeFile) -> Content | BadSegment:
+        """What is in a file. It may be read again after a fault, so nothing is counted here."""
+        source, plan, latest_us = source_of(path), self._plan, self._limits.latest_us
+        file = open_segment(opened, plan.catalog.sources.get(source, SPAN))
         schema, rows = file.schema_arrow, file.metadata.num_rows
-        latest_us = self._limits.latest_us
         try:
-            if source == STATEMENT_SOURCE and is_statements(schema):
-                return self._read_statements(path, file.read(use_threads=False))
             if is_deltas(schema):
-                return self._read_deltas(path, file.read(use_threads=False))
+                table = pq.ParquetFile(opened).read(use_threads=False)  # no text as a dictionary
+                if source == STATEMENT_SOURCE and is_statements(schema):
+                    return read_statements(table, plan.top_n, plan.thresholds, latest_us)
+                return self._deltas(path, table)
             if source == SPAN.name:
-                maps = self._plan.reads_maps
-                return list(self._add(source, read_spans(file, latest_us, maps=maps)))
-            if source in self._plan.aggregators:
-                plan = self._plan.aggregators[source].plan
-                checked = read_rows(file, plan.source, plan.columns, latest_us)
-                return list(self._add(source, checked))
+                return read_spans(file, latest_us, maps=plan.reads_maps)
+            if source in plan.aggregators:
+                own = plan.aggregators[source].plan
+                return read_rows(file, own.source, own.columns, latest_us)
         except ColumnTypeError as error:
             return BadSegment(path, source, "wrong type", str(error), rows)
-        if source not in self._plan.catalog.sources:
-            return self._unknown(path, source, rows)
-        self._report.counters["unused", source, "no metric reads it"] += rows
-        return []
+        except UnusableError as error:
+            return BadSegment(path, source, error.reason, str(error), error.rows)
+        return Unused(rows) if source in plan.catalog.sources else _unknown(path, rows)
 
-    def _unknown(self, path: str, source: str, rows: int) -> BadSegment:
-        detail = f"there is no event type named {source!r}"
-        return BadSegment(path, source, "unknown source", detail, rows)
+    def _deltas(self, path: str, table: pa.Table) -> ReadDeltas | BadSegment:
+        source, plan = source_of(path), self._plan
+        if source not in plan.catalog.sources:
+            return _unknown(path, events_in(table))
+        # Without any metric of the source, the reader says which ones are missing here.
+        reader = plan.readers.get(source) or DeltaReader(
+            Aggregator(plan.catalog.source(source), ())
+        )
+        return reader.read(table, self._limits.latest_us)
+
+    def _take(self, source: str, content: Content) -> Iterator[Blob]:
+        """Count and pass on what is in a segment."""
+        match content:
+            case CheckedRows():
+                yield from self._add(source, content)
+            case ReadDeltas():
+                yield from self._add_deltas(source, content)
+            case ReadStatements():
+                self._slowest.merge(content.statements)
+                self._report.counters["rows", STATEMENT_SOURCE, ""] += content.count
+            case Unused(rows):
+                self._report.counters["unused", source, "no metric reads it"] += rows
 
     def _add(self, source: str, checked: CheckedRows) -> Iterator[Blob]:
         """Collect valid rows until there are enough; the blobs that this gives."""
         if checked.invalid is not None:
-            for reason, count in Counter(checked.invalid[REASON].to_pylist()).items():
-                self._report.counters["quarantined", source, reason] += count
-            folder = Path(self._limits.quarantine) / source
-            file = write_hidden(checked.invalid, folder, pq.write_table)
-            self._report.invalid.append((source, str(file)))
+            self._set_aside(source, checked.invalid)
         self._rows[source].append(checked.rows)
         if sum(table.num_rows for table in self._rows[source]) >= _AT_ONCE:
             yield from self._flush(source)
+
+    def _set_aside(self, source: str, invalid: pa.Table) -> None:
+        """Write invalid rows for the quarantine, and count them by reason."""
+        for reason, count in Counter(invalid[REASON].to_pylist()).items():
+            self._report.counters["quarantined", source, reason] += count
+        folder = Path(self._limits.quarantine)
+        with explain_unwritable(folder.parent, f"rows of {source}"):
+            file = write_hidden(invalid, folder / source, pq.write_table)
+        self._report.invalid.append((source, str(file)))
 
     def _rest(self) -> Iterator[Blob]:
         for source in list(self._rows):
@@ -316,42 +361,29 @@ class _Reader:
             spans = compact(rows, keys=self._plan.attributes)
             yield from _split(Kind.SPANS, spans, trace_parts(spans, self._plan.parts))
             return
-        deltas = self._plan.aggregators[source].make(rows).deltas
+        made = self._plan.aggregators[source].make(rows)
+        if made.reasons:  # what can be seen by the metrics only, such as a number inside a struct
+            invalid = rows.filter(pa.array(~made.reasons.valid))
+            self._set_aside(source, invalid.append_column(REASON, made.reasons.invalid))
+        deltas = made.deltas
         for minute, count in rows_by_minute(deltas).items():
             self._report.events[source, minute] += count
         yield from _delta_blobs(deltas, self._plan.aggregators[source], self._plan.parts)
 
-    def _read_deltas(self, path: str, table: pa.Table) -> list[Blob] | BadSegment:
-        source = source_of(path)
-        if source not in self._plan.catalog.sources:
-            return self._unknown(path, source, table.num_rows)
-        # Without any metric of the source, the reader says which ones are missing here.
-        reader = self._plan.readers.get(source) or DeltaReader(
-            Aggregator(self._plan.catalog.source(source), ())
-        )
-        try:
-            read = reader.read(table, self._limits.latest_us)
-        except UnusableError as error:
-            return BadSegment(path, source, error.reason, str(error), error.rows)
-        blobs: list[Blob] = []
+    def _add_deltas(self, source: str, read: ReadDeltas) -> Iterator[Blob]:
         if read.ahead is not None:
             self._report.counters["quarantined", source, AHEAD] += read.ahead_rows
-            blobs += Blob.of(Kind.AHEAD, read.ahead, source=source)
+            yield from Blob.of(Kind.AHEAD, read.ahead, source=source)
         if source in self._plan.aggregators:
             for minute, count in rows_by_minute(read.deltas).items():
                 self._report.events[source, minute] += count
-            blobs += _delta_blobs(read.deltas, reader.aggregator, self._plan.parts)
-        return blobs
+            yield from _delta_blobs(read.deltas, self._plan.aggregators[source], self._plan.parts)
 
-    def _read_statements(self, path: str, table: pa.Table) -> list[Blob] | BadSegment:
-        plan = self._plan
-        try:
-            read = read_statements(table, plan.top_n, plan.thresholds, self._limits.latest_us)
-        except UnusableError as error:
-            return BadSegment(path, source_of(path), error.reason, str(error), error.rows)
-        self._slowest.merge(read.statements)
-        self._report.counters["rows", STATEMENT_SOURCE, ""] += read.count
-        return []
+
+def _unknown(path: str, rows: int) -> BadSegment:
+    source = source_of(path)
+    detail = f"there is no event type named {source!r}"
+    return BadSegment(path, source, "unknown source", detail, rows)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a pipeline reads: segments of a spool, messages of a Kafka topic, and the quarantine.
 
 :mod:`.base` defines what an input offers, :mod:`.spool` and :mod:`.kafka` are the two inputs;
-:mod:`.segments` inspects files, :mod:`.reader` reads them as rows of an event type, and
-:mod:`.quarantine` keeps what cannot be read.
+:mod:`.segments` opens files and says what is wrong with them, :mod:`.rows` reads rows of event
+types and spans, :mod:`.deltas` reads what processes have aggregated themselves, and
+:mod:`.quarantine` keeps what cannot be used.
 """

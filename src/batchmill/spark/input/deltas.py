@@ -93,7 +93,7 @@ class DeltaReader:
                 actual = table.schema.field(name).type
                 raise UnusableError("wrong type", f"column {name}: {actual}, not {kind}", table)
         if deltas.grain is not Grain.MINUTE:
-            detail = f"deltas of a {deltas.grain.value}, not of a minute"
+            detail = f"deltas by {deltas.grain.value}, not by minute"
             raise UnusableError("wrong type", detail, table)
         if np.any(deltas.starts < 0) or np.any(deltas.rows < 0):
             detail = "a minute before 1970, or of fewer than no events"

@@ -5,14 +5,16 @@
     <quarantine>/<Source>/rows-<stream>-<batch>/*.parquet    rows that do not fit, with `_reason`
     <quarantine>/<Source>/deltas-<stream>-<batch>.parquet    deltas that do not fit, likewise
 
-Names follow from the batch, so a batch that is run again writes the same files.
+Names follow from the batch, so a batch that is run again writes the same files. Until a batch has
+all of its rows they lie in ``<quarantine>/.<stream>-<batch>/``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,17 +40,12 @@ class Quarantine:
         folder = self.folder / bad.source
         name = bad.path.rsplit("/", 1)[-1]
         why = f"{bad.reason}: {bad.detail}\n{bad.path}\n"
-        try:
+        with explain_unwritable(self.folder, f"the segment {bad.path} ({bad.reason})"):
             folder.mkdir(parents=True, exist_ok=True)
             path = local_path(bad.path)
             if path is not None and bad.reason != "missing":
                 _copy(path, folder / name)
             (folder / f"{name}.reason").write_text(why, "utf-8")
-        except OSError as error:
-            raise disk_full_error(error, [self.folder]) or PipelineError(
-                f"the segment {bad.path} must be quarantined ({bad.reason}), but {folder} cannot "
-                f"be written ({error}): let this user write there, then start again"
-            ) from error
         log.warning("segment %s quarantined (%s): %s", bad.path, bad.reason, bad.detail)
 
     def add_rows(self, stream: str, number: int, files: Iterable[tuple[str, str]]) -> None:
@@ -61,21 +58,40 @@ class Quarantine:
             by_source.setdefault(source, []).append(file)
         for source, own in by_source.items():
             folder = self.folder / source / f"rows-{stream}-{number}"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            for at, file in enumerate(own):
-                Path(file).rename(folder / f"{at}.parquet")
-            sync(folder)
-            sync(folder.parent)
+            with explain_unwritable(self.folder, f"rows of {source}"):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                for at, file in enumerate(own):
+                    Path(file).rename(folder / f"{at}.parquet")
+                sync(folder)
+                sync(folder.parent)
+        shutil.rmtree(self.staging(stream, number), ignore_errors=True)
+
+    def staging(self, stream: str, number: int) -> Path:
+        """Where the tasks of a batch write rows that do not fit, each event type in a folder."""
+        return self.folder / f".{stream}-{number}"
 
     def add_deltas(
         self, source: str, stream: str, number: int, deltas: pa.Table, reason: str
     ) -> None:
         """Write deltas that do not fit."""
         target = self.folder / source / f"deltas-{stream}-{number}.parquet"
-        target.parent.mkdir(parents=True, exist_ok=True)
         reasons = pa.array([reason] * deltas.num_rows, pa.string())
-        _write(deltas.append_column(REASON, reasons), target)
+        with explain_unwritable(self.folder, f"deltas of {source}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(deltas.append_column(REASON, reasons), target)
+
+
+@contextlib.contextmanager
+def explain_unwritable(folder: Path, what: str) -> Iterator[None]:
+    """Raise :class:`PipelineError` in place of what the system says of a quarantine."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_full_error(error, [folder]) or PipelineError(
+            f"{what} must be quarantined, but {folder} cannot be written ({error}): let this user "
+            "write there, then start again"
+        ) from error
 
 
 def _write(table: pa.Table, target: Path) -> None:

@@ -8,7 +8,7 @@ const MOST = 60;
 const HEIGHT = 150;
 const BAR = 8;
 const STEP = 10;
-const NAMES = { l1: "L1", l2: "L2", topn: "top-N" };
+const NAMES = { spark: "Spark" };
 const named = (phase) => NAMES[phase] ?? phase;
 
 export function batches() {
