@@ -43,6 +43,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "false",
     # A file may have the columns `latency` and `LATENCY`.
     "spark.sql.caseSensitive": "true",
+    # The staged messages of a topic have timestamps that all readers understand.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.driver.maxResultSize": "4g",
     # Bounds what the driver keeps of finished jobs and batches.
     "spark.sql.streaming.numRecentProgressUpdates": "20",
