@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from batchmill.files import sync
 from batchmill.spans import hash64, ids_of, part_of, read_summary
+from batchmill.spark.batch.blobs import used_texts
 
 Parts: TypeAlias = npt.NDArray[Any]
 """The part of each row."""
@@ -111,7 +112,7 @@ def write_state(kind: StateKind, tables: Mapping[int, pa.Table], folder: Path) -
     for part, table in tables.items():
         places.append((part, first, table.num_rows))
         first += table.num_rows
-    whole = concat(list(tables.values()))
+    whole = used_texts(concat(list(tables.values())))
     whole = whole.replace_schema_metadata({_METADATA: json.dumps(places).encode()})
 
     def write(table: pa.Table, path: Path) -> None:
