@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from batchmill.aggregate import (
     STATEMENT_SOURCE,
@@ -279,7 +278,7 @@ class BatchMaker:
 
     def _check_frames(self, frames: Mapping[str, DataFrame]) -> None:
         for source, frame in frames.items():
-            schema = to_arrow_schema(frame.schema, timezone="UTC")
+            schema = frame.limit(0).toArrow().schema
             kind, columns = SPAN, frozenset(SPAN.fields)
             if source != SPAN.name:
                 plan = self._aggregators[source].plan
