@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.base import Choice, Unread
 from batchmill.spark.input.choice import Pace, Segment, how_many
 from batchmill.spark.input.segments import spark_path
@@ -108,9 +109,7 @@ class SpoolInput:
         An empty folder may be one that is not mounted: then all of them may be there again.
         """
         inside = [path for path in gone if self._folder in Path(path).parents]
-        with os.scandir(self._folder) as entries:
-            mounted = next(entries, None) is not None
-        if mounted:
+        if not is_empty(self._folder):
             self._books.forget([path for path in inside if not os.path.lexists(path)])
 
 
@@ -181,6 +180,25 @@ def segment_paths(folder: Path | str) -> Iterator[str]:
             yield from segment_paths(entry.path)
         elif entry.name.endswith(".parquet"):
             yield entry.path
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether nothing is in a folder, or it does not exist: it may not be mounted."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
+
+
+def present_segments(folder: Path) -> set[str]:
+    """The segments in a folder that was read before; an error if it is not mounted."""
+    if is_empty(folder):
+        raise PipelineError(
+            f"{folder} is empty, though segments were read from it: if it is not mounted, mount "
+            "it; if it was emptied on purpose, make a folder in it, then start again"
+        )
+    return set(segment_paths(folder))
 
 
 def _with_sizes(paths: Iterator[str]) -> Iterator[Segment]:

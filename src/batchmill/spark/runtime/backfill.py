@@ -21,7 +21,7 @@ from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.rows import SPAN
-from batchmill.spark.input.spool import SpoolInput, segment_paths
+from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.stream import StreamRun
 from batchmill.spark.settings import PipelineSettings
@@ -85,7 +85,7 @@ class Backfills:
             self._claim(stream, self._checkpoint / stream, retire=False) as (writer, checkpoint),
         ):
             books = checkpoint.books(
-                lambda: set(segment_paths(folder)), self._clock(), writer.parts, write=True
+                lambda: present_segments(folder), self._clock(), writer.parts, write=True
             )
             run = StreamRun(
                 writer,

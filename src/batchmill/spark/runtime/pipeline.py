@@ -23,7 +23,7 @@ from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.quarantine import Quarantine
-from batchmill.spark.input.spool import SpoolInput, segment_paths
+from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
 from batchmill.spark.runtime.books import Books
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
@@ -346,7 +346,7 @@ class Pipeline:
 
     def _books(self, checkpoint: Checkpoint, *, write: bool, parts: int = 0) -> Books:
         def present() -> set[str]:
-            return set() if self.spool is None else set(segment_paths(self.spool))
+            return set() if self.spool is None else present_segments(self.spool)
 
         return checkpoint.books(present, self._clock(), parts, write=write)
 
