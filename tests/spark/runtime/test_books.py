@@ -152,6 +152,13 @@ def test_part_of_a_line_after_a_full_disk_is_written_over(
     ]
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk: what is in the files does not depend on it."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.mark.usefixtures("quick")
 def test_books_stay_small_where_segments_are_removed(tmp_path: Path) -> None:
     """Five thousand batches of ten segments, each forgotten after its batch."""
     books = opened(tmp_path)
@@ -169,6 +176,7 @@ def test_books_stay_small_where_segments_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / NAME).stat().st_size < 200
 
 
+@pytest.mark.usefixtures("quick")
 def test_books_of_a_topic_stay_small(tmp_path: Path) -> None:
     """An offset for each partition."""
     books = opened(tmp_path)
@@ -181,6 +189,7 @@ def test_books_of_a_topic_stay_small(tmp_path: Path) -> None:
     assert (tmp_path / NAME).stat().st_size < 1_000
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_still_exists_is_kept(tmp_path: Path) -> None:
     """The file is at most twice as large as the names; compacting is rare."""
     books = opened(tmp_path)
