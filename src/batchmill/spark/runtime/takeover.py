@@ -138,7 +138,8 @@ def _logged(log: Path, until: int) -> Iterator[tuple[str, int]]:
 
 def _entries(file: Path) -> Iterator[tuple[str, int]]:
     with file.open("rb") as lines:
-        next(lines)  # the version
+        if lines.readline().strip() != b"v1":
+            raise ValueError(f"{file} is not of version v1")
         for line in lines:
             if (match := _ENTRY.fullmatch(line)) is not None:
                 yield match[1].decode(), int(match[2])
