@@ -78,9 +78,9 @@ class Saved:
     def tables(self) -> list[Table]:
         caption = (
             f"{self.events:,} events: {self.entities} entities, {self.minutes} minutes, {EVENTS:,}"
-            " a minute of each; six metrics. Processor seconds of the pipeline, its JVM and the"
-            f" commits to SQLite included, in a warm session. {self.values:,} values of both stores"
-            " were compared, and are equal."
+            " a minute of each; six metrics. Processor seconds of the pipeline, its JVM, its tasks"
+            " and the commits to SQLite included, in a warm session."
+            f" {self.values:,} values of both stores were compared, and are equal."
         )
         rows = [
             [name, f"{self.bytes[key]:,}", f"{self.bytes[key] / self.events:.2f}", ratio]

@@ -37,13 +37,17 @@ class Goal:
 
     def row(self) -> list[str]:
         """A line of the table."""
-        measured = "-" if self.value is None else f"{self.value:.3g}{self.unit}"
-        bound = f"{'>=' if self.at_least else '<='} {self.limit:g}{self.unit}"
+        measured = "-" if self.value is None else f"{_figure(self.value)}{self.unit}"
+        bound = f"{'>=' if self.at_least else '<='} {_figure(self.limit)}{self.unit}"
         return [self.what, bound, measured, self.verdict]
 
     def as_json(self) -> dict[str, Any]:
         """What to keep."""
         return {**vars(self), "verdict": self.verdict}
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def goals_of(results: dict[str, Result]) -> list[Goal]:

@@ -17,16 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from batchmill.run.settings import SETTINGS
 from batchmill.spool import unread
 from benchmarks.ingest_bodies import marker, random_of
 from benchmarks.ingest_receive import checked
 from benchmarks.ingest_receiver import Running, rss_mib, running, scratch
 from benchmarks.ingest_road_result import Lag, Mark, Road, Step
 from benchmarks.ingest_senders import HTTP, Load, Senders, connected
+from benchmarks.machine import tree_rss_mib
 from benchmarks.report import say
 
 SPANS, CONNECTIONS = 500, 16
-TRIGGER_S = 1.0
+TRIGGER_S: float = next(setting.default for setting in SETTINGS if setting.name == "trigger")
 """As ``batchmill run`` has it, and so is the dedup."""
 FIRST_RATE, FACTOR = 4_000.0, 1.3
 """Rates are tried from here on, each that much higher, until the lag grows."""
@@ -35,13 +37,19 @@ _PATIENCE_S = 240.0
 
 
 def measure(
-    *, seconds: float, warm_up_s: float, step_s: float, steps: int, rate: float | None
+    *,
+    seconds: float,
+    warm_up_s: float,
+    step_s: float,
+    steps: int,
+    rate: float | None,
+    spans: int = SPANS,
 ) -> Road:
-    """Find a rate that is sustained, unless one is given, and sustain it."""
+    """Find a rate that is sustained, unless one is given, and sustain it; ``spans`` a request."""
     with scratch() as home, pipeline_of(home) as pipeline, ingest_of(home) as ingest:
         senders = Senders()
         try:
-            drive = Drive(home, senders, ingest, pipeline)
+            drive = Drive(home, senders, ingest, pipeline, spans)
             # The first micro-batches are those of a JVM that has just started.
             drive.step(rate or FIRST_RATE / 2, warm_up_s, "warm-up")
             chosen, tried = rate, []
@@ -53,7 +61,7 @@ def measure(
             whole = drive.step(chosen, seconds, "the run")
             drive.await_read()
             acknowledged, counted = drive.acknowledged, drive.store.counted()
-            memory = (ingest.rss(), _memory(pipeline.pid))
+            memory = (ingest.rss(), rss_mib(pipeline.pid) + tree_rss_mib(pipeline.pid))
         finally:
             senders.close()
     return Road(whole, tried, acknowledged, counted, TRIGGER_S, *memory)
@@ -73,20 +81,26 @@ class Drive:
     """Sends at a rate for some time, and watches."""
 
     def __init__(
-        self, home: Path, senders: Senders, ingest: Running, pipeline: subprocess.Popen[str]
+        self,
+        home: Path,
+        senders: Senders,
+        ingest: Running,
+        pipeline: subprocess.Popen[str],
+        spans: int = SPANS,
     ) -> None:
         self._home = home
         self._senders = senders
         self._ingest = ingest
         self._pipeline = pipeline
+        self._spans = spans
         self._marks = 0
-        self.store = _Store(home / "metrics.db")
+        self.store = StoreView(home / "metrics.db")
         self.acknowledged = 0
 
     def step(self, rate: float, seconds: float, what: str) -> Step:
         say(f"road: {what}, {rate:,.0f} spans/s for {seconds:g} s")
         load = Load(
-            protocol=HTTP, address=self._ingest.http, spans=SPANS, connections=CONNECTIONS,
+            protocol=HTTP, address=self._ingest.http, spans=self._spans, connections=CONNECTIONS,
             seconds=seconds, rate=rate, distinct=8,
         )  # fmt: skip
         before = self.store.counted()
@@ -136,7 +150,7 @@ class Drive:
         """Send as much as is taken; how many spans, and after how long the store had them all."""
         say(f"road: full load for {seconds:g} s")
         load = Load(
-            protocol=HTTP, address=self._ingest.http, spans=SPANS, connections=CONNECTIONS,
+            protocol=HTTP, address=self._ingest.http, spans=self._spans, connections=CONNECTIONS,
             seconds=seconds, distinct=8,
         )  # fmt: skip
         began = time.monotonic()
@@ -146,7 +160,7 @@ class Drive:
         return sent.spans(), time.monotonic() - began
 
     def _mark(self, marks: list[Mark], end: float) -> None:
-        """A marker each second."""
+        """About a marker each second, without the rhythm of the pipeline's trigger."""
         rng = random_of(time.time_ns())
         with connected(HTTP, self._ingest.http) as send:
             while time.monotonic() < end - 1:
@@ -157,7 +171,7 @@ class Drive:
                 while (pause := send(data)) is not None:
                     time.sleep(pause)
                 marks.append(Mark(name, sent, time.monotonic()))
-                time.sleep(max(0.0, sent + 1 - time.monotonic()))
+                time.sleep(max(0.0, sent + 0.5 + float(rng.random()) - time.monotonic()))
 
     def _look_for(self, marks: list[Mark], over: threading.Event) -> None:
         while not over.wait(_POLL_S):
@@ -173,7 +187,7 @@ class Drive:
             raise RuntimeError(f"the pipeline ended:\n{(self._home / 'pipeline.log').read_text()}")
 
 
-class _Store:
+class StoreView:
     """Looks into the store, as anybody may; each thread with a connection for each look."""
 
     def __init__(self, path: Path) -> None:
@@ -231,9 +245,3 @@ def pipeline_of(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             process.wait(60)
         finally:
             process.kill()
-
-
-def _memory(pid: int) -> float:
-    """MiB of the driver and its JVM."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return rss_mib(pid) + sum(_memory(int(child)) for child in children)

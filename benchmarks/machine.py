@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,31 @@ def cpu_s(pid: int) -> float:
 
 def tree_cpu_s(pid: int) -> float:
     """The processor seconds of the processes below one, those that have ended included."""
-    children: dict[int, list[tuple[int, float]]] = {}
+    stats = _stats()
+    below = _below(pid, stats)
+    ticks = sum(stats[pid][13:15]) + sum(sum(stats[child][11:15]) for child in below)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def tree_rss_mib(pid: int) -> float:
+    """MiB in memory of the processes below one; what they share counts for each of them."""
+    stats = _stats()
+    pages = sum(stats[child][21] for child in _below(pid, stats))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _stats() -> dict[int, list[int]]:
+    """The figures of all processes, in the order of proc(5) from its third field on."""
+    stats = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parts = stat.read_text().rpartition(")")[2].split()
-            spent = sum(map(int, parts[11:15])) / os.sysconf("SC_CLK_TCK")
-            children.setdefault(int(parts[1]), []).append((int(stat.parent.name), spent))
-    below = [*children.get(pid, ())]
-    for child, _ in below:
-        below += children.get(child, ())
-    return sum(spent for _, spent in below)
+        with contextlib.suppress(OSError):  # it has ended
+            _, *figures = stat.read_text().rpartition(")")[2].split()
+            stats[int(stat.parent.name)] = [0, *map(int, figures)]
+    return stats
+
+
+def _below(pid: int, stats: Mapping[int, list[int]]) -> list[int]:
+    below = [pid]
+    for parent in below:
+        below += [child for child, figures in stats.items() if figures[1] == parent]
+    return below[1:]

@@ -17,7 +17,7 @@ from time import perf_counter
 
 from pyspark.sql import SparkSession
 
-from benchmarks import pipeline_choices, pipeline_growth, pipeline_small, pipeline_versus
+from benchmarks import pipeline_growth, pipeline_small, pipeline_versus
 from benchmarks.goals import Goal
 from benchmarks.machine import machine, machine_line
 from benchmarks.pipeline_ours import start_spark
@@ -79,13 +79,6 @@ PARTS: Mapping[str, Part] = {
         batches=size.memory_batches,
         spans=size.memory_spans,
         every=max(1, size.memory_batches // 20),
-    ),
-    "choices": lambda spark, size: pipeline_choices.measure(
-        spark,
-        events=size.events,
-        spans=size.small_spans,
-        small_batches=size.small_batches // 3,
-        rounds=size.rounds,
     ),
 }
 

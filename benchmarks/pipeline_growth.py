@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from pyspark.sql import SparkSession
 
 from batchmill.oal import core_script
 from batchmill.spark import BatchReport
+from benchmarks.ingest_receiver import rss_mib
+from benchmarks.machine import tree_rss_mib
 from benchmarks.pipeline_data import (
     ENDPOINTS,
     MILD_SKEW,
@@ -150,6 +153,8 @@ class Memory:
     heap: list[float] = field(default_factory=list)
     jvm: list[float] = field(default_factory=list)
     """The resident size of the JVM's process."""
+    tasks: list[float] = field(default_factory=list)
+    """The same of the Python processes below it; what they share counts for each of them."""
 
     def growth(self, which: str) -> float:
         """The last third of the looks to the middle one: 1 is flat. The first third warms up."""
@@ -159,20 +164,20 @@ class Memory:
 
     def tables(self) -> list[Table]:
         """What to print."""
-        looks = zip(self.batches, self.python, self.heap, self.jvm, strict=True)
+        looks = zip(self.batches, self.python, self.heap, self.jvm, self.tasks, strict=True)
         return [
             Table(
                 f"Memory of the driver over {self.batches[-1]} micro-batches",
                 f"{self.spans:,} spans each, the core metrics, SQLite. After a garbage collection"
                 " in both; MiB.",
-                ["batches", "Python, resident", "JVM, heap used", "JVM, resident"],
-                [[f"{n}", f"{a:.0f}", f"{b:.0f}", f"{c:.0f}"] for n, a, b, c in looks],
+                ["batches", "Python, resident", "JVM, heap used", "JVM, resident", "tasks"],
+                [[f"{number:.0f}" for number in look] for look in looks],
             )
         ]
 
     def as_json(self) -> dict[str, Any]:
         """What to keep."""
-        growth = {which: self.growth(which) for which in ("python", "heap", "jvm")}
+        growth = {which: self.growth(which) for which in ("python", "heap", "jvm", "tasks")}
         return {**vars(self), "growth": growth}
 
 
@@ -189,9 +194,10 @@ def measure_memory(spark: SparkSession, *, batches: int, spans: int, every: int)
         jvm.System.gc()
         runtime = jvm.Runtime.getRuntime()
         result.batches.append(report.number + 1)
-        result.python.append(_resident("self"))
+        result.python.append(rss_mib(os.getpid()))
         result.heap.append((runtime.totalMemory() - runtime.freeMemory()) / 2**20)
-        result.jvm.append(_resident(str(pid)))
+        result.jvm.append(rss_mib(pid))
+        result.tasks.append(tree_rss_mib(pid))
         say(f"{report.number + 1} batches: {result.python[-1]:.0f}, {result.heap[-1]:.0f} MiB")
 
     with scratch() as work:
@@ -201,8 +207,3 @@ def measure_memory(spark: SparkSession, *, batches: int, spans: int, every: int)
             pq.write_table(spans_table(spans, number), folder / f"{number:05d}.parquet")
         run_ours(spark, work / "spool", work, oal=core_script(), files=1, on_batch=look)
     return result
-
-
-def _resident(process: str) -> float:
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * 4096 / 2**20

@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import BatchReport, Pipeline, PipelineSettings
 from batchmill.spark.runtime.session import lease
-from benchmarks.machine import cpu_s
+from benchmarks.machine import cpu_s, tree_cpu_s
 from benchmarks.pipeline_check import Results, stored_by_ours
 from benchmarks.pipeline_data import SIX
 
@@ -37,9 +37,11 @@ def scratch() -> Iterator[Path]:
 
 
 def cpu_seconds(spark: SparkSession) -> float:
-    """The processor time of this process and of its JVM so far: what others do is not in it."""
+    """The processor time so far of this process, of its JVM and of the Python tasks below that:
+    what others do is not in it."""
     try:
-        return process_time() + cpu_s(jvm_process(spark))
+        jvm = jvm_process(spark)
+        return process_time() + cpu_s(jvm) + tree_cpu_s(jvm)
     except FileNotFoundError:  # not Linux
         return process_time()
 
@@ -81,15 +83,9 @@ def run_ours(
     *,
     oal: str | Path = SIX,
     files: int | None = None,
-    conf: Mapping[str, str] | None = None,
-    small: int | None = None,
     on_batch: Callable[[BatchReport], None] | None = None,
 ) -> Run:
-    """Everything that the spool holds, into a new store; ``files`` segments a batch at most, and
-    batches up to ``small`` rows planned as small ones."""
-    settings = PipelineSettings(max_batch_files=files)
-    if small is not None:
-        settings = replace(settings, small_batch_rows=small)
+    """Everything that the spool holds, into a new store; ``files`` segments a batch at most."""
     with Pipeline(
         oal=oal,
         spool=spool,
@@ -97,11 +93,9 @@ def run_ours(
         checkpoint=work / "checkpoint",
         quarantine=work / "quarantine",
         spark=spark,
-        settings=settings,
+        settings=PipelineSettings(max_batch_files=files),
         on_batch=on_batch,
     ) as pipeline:
-        for key, value in (conf or {}).items():
-            pipeline.spark.conf.set(key, value)
         started = perf_counter()
         reports = pipeline.run_available()
         return Run(perf_counter() - started, reports)

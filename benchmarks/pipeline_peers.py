@@ -197,7 +197,7 @@ GROUP BY 1, 2, 3
 class BatchQuery:
     """One batch query, written by hand; the result is made in full, and goes nowhere.
 
-    ``lists`` are counted after grouping, as the pipeline does it; ``buckets`` before. ``cached``:
+    ``lists`` are counted after grouping; ``buckets`` before. ``cached``:
     the minutes are kept in memory for the hours and days; otherwise Spark may reuse their shuffle.
     """
 

@@ -32,7 +32,7 @@ class Small:
     seconds: list[float] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     cpu: list[float] = field(default_factory=list)
-    """Processor seconds of each batch, the JVM's included."""
+    """Processor seconds of each batch, the JVM's and its tasks' included."""
     cold: float = 0.0
     """The first batch of all, without starting the session."""
 

@@ -49,7 +49,7 @@ class Versus:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     cold: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Processor seconds of each run, the JVM's included."""
+    """Processor seconds of each run, the JVM's and its tasks' included."""
     tuning: dict[str, float] = field(default_factory=dict)
     spark_s: float = 0.0
     store_s: float = 0.0
@@ -93,9 +93,9 @@ class Versus:
                 f"{self.events:,} events, {self.groups:,} rows of (entity, bucket) in three"
                 f" grains, six metrics. Seconds: median and range of the rounds. Ours to it: its"
                 f" seconds over batchmill's of the same round (of 20 batches over 20 batches)."
-                f" CPU: the process's and its JVM's. Cold: a process of its own, from starting"
-                f" Spark to the end. batchmill's median is {self.spark_s:.2f} s until the deltas"
-                f" are in the driver, and {self.store_s:.2f} s for the commit."
+                f" CPU: the process's, its JVM's and its tasks'. Cold: a process of its own,"
+                f" from starting Spark to the end. batchmill's median is {self.spark_s:.2f} s"
+                f" until the deltas are in the driver, and {self.store_s:.2f} s for the commit."
                 f" {self.compared:,} rows of each were compared with DuckDB's: all equal.",
                 [
                     "contestant",

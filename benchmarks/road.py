@@ -1,36 +1,33 @@
-"""Measure what spans cost on their way to the store, in processor seconds for a million of them.
+"""Measure the whole path of spans, from a request to the store: its cost, a flood, its latency.
 
-    python -m benchmarks.road [--quick] [--spans N] [--batches N] [--json FILE]
+    python -m benchmarks.road [--quick] [--only cost,flood,latency] [--spans N] [--batches N]
 
-Segments as the receiver writes them (of the requests of ``benchmarks.ingest_bodies``) are read in
-batches by a pipeline on two local cores, with the core metrics, deduplication and SQLite. The first
-batch of a process is measured apart: it loads and compiles what all others use. Processor time
-hardly depends on what else the machine does; seconds do.
+``cost``: processor seconds for a million spans of the receiver, of the pipeline and of both, and of
+an OpenTelemetry Collector with spanmetrics that is sent the same requests. Processor time hardly
+depends on what else the machine does; seconds do. ``flood``: how fast a pipeline reads a spool with
+millions of spans. ``latency``: 3,000 spans/s in small requests to the real receiver, and the time
+from sent to committed. A missed goal is reported; the exit code is still 0. Needs Java.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
-from batchmill.ingest.decode import PROTOBUF, Limits, decode_traces
-from batchmill.spool import SPAN_SOURCE, Spool
-from benchmarks.ingest_bodies import bodies, random_of
-from benchmarks.ingest_receiver import scratch
-from benchmarks.machine import cpu_s, machine, machine_line, tree_cpu_s
-from benchmarks.report import Table, say, write_json
+from benchmarks import ingest_road, road_cost, road_flood
+from benchmarks.goals import Goal
+from benchmarks.ingest_road_result import Road
+from benchmarks.ingest_senders import percentile
+from benchmarks.machine import machine, machine_line
+from benchmarks.report import Result, Table, say, write_json
+from benchmarks.road_cost import REQUEST_SPANS
 
-REQUEST_SPANS, DISTINCT = 500, 64
-"""Spans of a request, and how many different requests are sent again and again, with new ids."""
-RATE = 10_000
-"""Spans a second: how far the starts of a batch's spans lie apart."""
-MILLION = 1_000_000
-DEDUP_S = 600.0
+LATENCY_RATE, LATENCY_SPANS = 3_000.0, 100
+"""Spans a second, and in a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,136 +35,87 @@ class Size:
     """How much is done."""
 
     spans: int
-    """The spans of a batch."""
+    """Of a batch whose cost is measured."""
     batches: int
+    flood_spans: int
+    latency_s: float
+    warm_up_s: float
 
 
-FULL = Size(spans=MILLION, batches=3)
-QUICK = Size(spans=50_000, batches=2)
-"""A minute: to see that all runs, not to quote."""
+FULL = Size(spans=1_000_000, batches=4, flood_spans=5_000_000, latency_s=120, warm_up_s=30)
+"""Ten minutes."""
+QUICK = Size(spans=50_000, batches=2, flood_spans=200_000, latency_s=15, warm_up_s=10)
+"""Two minutes: to see that all runs, not to quote."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One batch: its spans, and what they took."""
-
-    turn: str
-    spans: int
-    seconds: float
-    cpu_s: Mapping[str, float]
-    """Processor seconds by process."""
-    phases: Mapping[str, float]
-    """Seconds by phase of the batch."""
-
-    @property
-    def per_million(self) -> float:
-        """Processor seconds of all processes for a million spans."""
-        return sum(self.cpu_s.values()) * MILLION / self.spans
-
-
-def requests(spans: int, number: int) -> Iterator[bytes]:
-    """Requests with so many spans in all, at RATE up to now; ids differ by ``number``."""
-    rng = random_of(number)
-    begin_ns = time.time_ns() - spans * 10**9 // RATE
-    templates = itertools.cycle(bodies(DISTINCT, REQUEST_SPANS))
-    for place in range(0, spans, REQUEST_SPANS):
-        yield next(templates).fresh(rng, begin_ns + place * 10**9 // RATE)
-
-
-def fill(folder: Path, spans: int, number: int) -> None:
-    """Write so many spans to a spool, as the receiver does."""
-    with contextlib.closing(Spool(folder)) as spool:
-        limits = Limits()
-        waiting = []
-        for body in requests(spans, number):
-            decoded = decode_traces(body, PROTOBUF, limits)
-            waiting.append(spool.submit(SPAN_SOURCE, decoded.batch))
-            if len(waiting) == DISTINCT:
-                waiting.pop(0).result()
-        spool.flush()
-        for future in waiting:
-            future.result()
-
-
-def measure(size: Size) -> Iterator[Turn]:
-    """One batch after the other in one process."""
-    from batchmill.oal import core_script
-    from batchmill.spark import Pipeline, PipelineSettings
-    from benchmarks.pipeline_ours import jvm_process
-
-    with (
-        scratch() as home,
-        Pipeline(
-            oal=core_script(),
-            spool=home / "spool",
-            store=f"sqlite:///{home / 'metrics.db'}",
-            checkpoint=home / "checkpoint",
-            master="local[2]",
-            # All that is there is one batch.
-            settings=PipelineSettings(max_batch_files=MILLION, max_batch_bytes=2**40),
-            dedup_s=DEDUP_S,
-            remove_read=True,
-        ) as pipeline,
-    ):
-        jvm = jvm_process(pipeline.spark)
-        for number in range(size.batches):
-            fill(home / "spool", size.spans, number)
-            before, began = _pipeline_cpu_s(jvm), time.perf_counter()
-            reports = pipeline.run_available()
-            seconds, after = time.perf_counter() - began, _pipeline_cpu_s(jvm)
-            (report,) = [report for report in reports if report.stats.segments]
-            counted = pipeline.store.counters()["rows", SPAN_SOURCE, ""]
-            if counted != (number + 1) * size.spans:
-                raise RuntimeError(f"{counted:,} of {(number + 1) * size.spans:,} spans counted")
-            yield Turn(
-                turn="first" if number == 0 else "warm",
-                spans=size.spans,
-                seconds=seconds,
-                cpu_s={name: after[name] - before[name] for name in after},
-                phases=dict(report.phases),
-            )
-
-
-def _pipeline_cpu_s(jvm: int) -> dict[str, float]:
-    return {"driver": time.process_time(), "JVM": cpu_s(jvm), "tasks": tree_cpu_s(jvm)}
+PARTS: Mapping[str, Callable[[Size], Result]] = {
+    "cost": lambda size: road_cost.measure(spans=size.spans, batches=size.batches),
+    "flood": lambda size: road_flood.measure(spans=size.flood_spans),
+    "latency": lambda size: ingest_road.measure(
+        seconds=size.latency_s,
+        warm_up_s=size.warm_up_s,
+        step_s=0,
+        steps=0,
+        rate=LATENCY_RATE,
+        spans=LATENCY_SPANS,
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it, print the results, and write them to ``--json``."""
+    """Run what was asked for, print it, and write it to ``--json``."""
     options = _parser().parse_args(arguments)
     size = QUICK if options.quick else FULL
-    size = Size(spans=options.spans or size.spans, batches=options.batches or size.batches)
+    size = replace(size, spans=options.spans or size.spans, batches=options.batches or size.batches)
+    started = perf_counter()
     print(machine_line(), flush=True)
-    turns: list[Turn] = []
-    for turn in measure(size):
-        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in turn.phases.items())
-        say(f"{turn.turn}: {turn.per_million:.1f} s a million; by the clock: {phases}")
-        turns.append(turn)
-    print("\n" + table(turns).render(), flush=True)
+    results: dict[str, Result] = {}
+    for name in options.only:
+        results[name] = PARTS[name](size)
+        for table in results[name].tables():
+            print("\n" + table.render(), flush=True)
+    goals = [goal for result in results.values() for goal in _goals(result)]
+    caption = "On two cores. A missed goal does not fail the run."
+    rows = [goal.row() for goal in goals]
+    print("\n" + Table("Goals", caption, ["goal", "limit", "measured", ""], rows).render())
     if options.json:
-        document = {"machine": machine(), "quick": options.quick, "size": vars(size)}
-        write_json(options.json, document | {"turns": [asdict(turn) for turn in turns]})
+        document = {
+            "machine": machine(),
+            "quick": options.quick,
+            "size": vars(size),
+            "goals": [goal.as_json() for goal in goals],
+            **{name: result.as_json() for name, result in results.items()},
+        }
+        write_json(options.json, document)
+    say(f"took {perf_counter() - started:.0f} s")
     return 0
 
 
-def table(turns: Sequence[Turn]) -> Table:
-    """A row for each turn."""
-    return Table(
-        "Spans to the store",
-        "Processor seconds of all processes for a million spans, and by process; and the seconds"
-        " that the batch took.",
-        ["batch", "spans", "s a million", "by process", "took"],
-        [
-            [
-                turn.turn,
-                f"{turn.spans:,}",
-                f"{turn.per_million:.1f}",
-                ", ".join(f"{name} {seconds:.1f}" for name, seconds in turn.cpu_s.items()),
-                f"{turn.seconds:.1f} s",
-            ]
-            for turn in turns
-        ],
-    )
+def _goals(result: Result) -> Iterator[Goal]:
+    match result:
+        case road_cost.Cost():
+            warm = median(turn.pipeline for turn in result.warm)
+            road = median(turn.road for turn in result.warm)
+            yield _at_most("pipeline, warm: processor seconds a million spans", warm, 20)
+            first = result.first.pipeline
+            yield _at_most("pipeline, first batch of a process: the same", first, 40)
+            yield _at_most("receiver and pipeline, warm: the same", road, 27)
+        case road_flood.Flood():
+            yield Goal(
+                what="spans/s from a full spool",
+                value=result.rate,
+                limit=50_000,
+                at_least=True,
+                unit="",
+            )
+        case Road():
+            times = result.run.times()
+            for name, share, limit in (("p50", 0.5, 2.0), ("p95", 0.95, 3.5)):
+                value = percentile(times, share) if times else None
+                yield _at_most(f"sent to committed at 3,000 spans/s, {name}", value, limit)
+
+
+def _at_most(what: str, value: float | None, limit: float) -> Goal:
+    return Goal(what=what, value=value, limit=limit, at_least=False, unit=" s")
 
 
 def _whole_requests(text: str) -> int:
@@ -176,19 +124,42 @@ def _whole_requests(text: str) -> int:
     return int(text)
 
 
+def _batches(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 2 or more: the first is not a warm one")
+    return int(text)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PARTS)}")
+    return names
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.road",
-        description="measure what a million spans cost on their way to the store",
+        description="measure the whole path of spans, from a request to the store",
     )
-    parser.add_argument("--quick", action="store_true", help="a run of a minute, not to quote")
+    parser.add_argument("--quick", action="store_true", help="a run of minutes, not to quote")
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=list(PARTS),
+        metavar="NAME,NAME",
+        help=f"some of: {', '.join(PARTS)}",
+    )
     parser.add_argument(
         "--spans",
         type=_whole_requests,
         metavar="N",
-        help=f"of a batch, a multiple of {REQUEST_SPANS}; default {FULL.spans}",
+        help=f"of a batch of the part cost, a multiple of {REQUEST_SPANS}; default {FULL.spans}",
     )
-    parser.add_argument("--batches", type=int, metavar="N", help=f"default {FULL.batches}")
+    parser.add_argument(
+        "--batches", type=_batches, metavar="N", help=f"of the part cost; default {FULL.batches}"
+    )
     parser.add_argument("--json", type=Path, help="file for the results; default: none")
     return parser
 

@@ -157,14 +157,8 @@ database = from(DatabaseAccess.latency).longAvg();
 
 _TYPED = ("Endpoint", "ServiceInstanceJVMCPU", "ServiceInstanceJVMGC")
 
-INTERPRETED = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
-"""A test's batches have a few rows: compiling them takes longer than running them."""
-
-QUICK_SPARK = {**INTERPRETED, "spark.driver.memory": "512m"}
+QUICK_SPARK = {"spark.driver.memory": "512m"}
+"""A session of its own that starts quickly."""
 
 ONE_AT_A_TIME = PipelineSettings(ttl_days=365, max_batch_files=1)
 """Each segment is a batch."""
@@ -181,17 +175,7 @@ FEW_EXAMPLES = settings(
 
 
 def pipeline(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
-    """A pipeline in ``folder``: spool, store, checkpoint, quarantine all lie there.
-
-    Spark interprets its plans, which is quicker for so few rows. Where values are the question, the
-    plans are compiled, as they are in earnest: :func:`compiled`.
-    """
-    given.setdefault("spark_conf", INTERPRETED)
-    return compiled(spark, folder, **given)
-
-
-def compiled(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
-    """The same with Spark as it comes."""
+    """A pipeline in ``folder``: spool, store, checkpoint, quarantine all lie there."""
     given.setdefault("oal", EVERY_FUNCTION)
     given.setdefault("spool", folder / "spool")
     given.setdefault("store", f"sqlite:///{folder / 'metrics.db'}")

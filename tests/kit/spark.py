@@ -14,9 +14,7 @@ import pytest
 from tests.kit.jvm import java_missing, jvm_options, spark_jars
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from batchmill.spark.l1.fusion import Rows
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +42,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.ansi.enabled", "false")
-            # The JVM does not compile larger methods than that; Spark then splits them up.
-            .config("spark.sql.codegen.hugeMethodLimit", "8000")
-            # As in the pipeline: with the default of 100, each batch of spans compiles all again.
-            .config("spark.sql.codegen.cache.maxEntries", "10000")
             .config("spark.jars", spark_jars())
             .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
             .getOrCreate()
@@ -94,38 +88,6 @@ def span(span_id: str | None, kind: str = "SERVER", **changes: Any) -> dict[str,
     return made | changes
 
 
-def compact_frame(spark: SparkSession, spans: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """Those spans, compacted once: what is made of them does not compact them again."""
-    from pyspark.sql.types import StructType
-
-    from batchmill.spark.input.reader import SPAN, SPAN_SCHEMA, check_frame
-    from batchmill.spark.spans.columns import compact
-    from batchmill.spool import SPAN_COLUMNS
-
-    rows = [tuple(row[name] for name in SPAN_COLUMNS) for row in spans]
-    frame = spark.createDataFrame(rows, StructType([SPAN_SCHEMA[name] for name in SPAN_COLUMNS]))
-    compacted = compact(check_frame(SPAN, SPAN.fields, frame, 2**62).rows)
-    return spark.createDataFrame(compacted.collect(), compacted.schema)
-
-
-def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame, times in UTC, :func:`in_order`."""
-    return in_order(_utc(row.asDict(recursive=True)) for row in frame.collect())
-
-
-def frame_of(rows: Rows) -> DataFrame:
-    """The rows that a source is to get, as a frame of their own."""
-    return rows.frame.where(rows.where).selectExpr(*rows.columns)
-
-
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows in an order that depends on nothing but what is in them."""
     return sorted((dict(sorted(row.items())) for row in rows), key=repr)
-
-
-def _utc(row: dict[str, Any]) -> dict[str, Any]:
-    # collect() answers in the local time zone of the process, without saying so.
-    return {
-        name: value.astimezone(UTC) if isinstance(value, datetime) else value
-        for name, value in row.items()
-    }

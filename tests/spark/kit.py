@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_IN_CLOSE, _IN_OPEN = 0x10, 0x20
+_EVENT = struct.Struct("iIII")
+"""Watch, mask, cookie and the length of the name that follows."""
 
 
 def forget_commit(checkpoint: Path) -> None:
@@ -18,43 +26,58 @@ def forget_commit(checkpoint: Path) -> None:
     books.write_text("".join(lines))
 
 
-class QueryLog:
-    """What Spark has noted of the queries that ended since this was made."""
+class JobLog:
+    """The jobs that Spark has run since this was made."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._before = {query.executionId() for query in self._queries()}
+        self._context: Any = spark.sparkContext._jsc.sc()
+        self._before = self._ids()
 
-    def rows_read(self, folder: Path) -> int:
-        """How many rows Spark has read from the Parquet files in a folder, repeated ones too.
+    def count(self) -> int:
+        """How many there were."""
+        return len(self._ids() - self._before)
 
-        What it reads from its cache does not count. The session must not abbreviate what it says
-        of files: see ``spark.sql.maxMetadataStringLength``.
-        """
-        return sum(
-            rows
-            for query in self._queries()
-            if query.executionId() not in self._before
-            for rows in self._scanned(query.executionId(), f"{folder}/")
-        )
-
-    def _scanned(self, query: int, path: str) -> Iterator[int]:
-        values = self._store.executionMetrics(query)
-        for node in _items(self._store.planGraph(query).allNodes()):
-            if node.name().startswith("Scan parquet") and path in node.desc():
-                for metric in _items(node.metrics()):
-                    value = values.get(metric.accumulatorId())
-                    if metric.name() == "number of output rows" and value.isDefined():
-                        yield int(value.get().replace(",", ""))
-
-    def _queries(self) -> Iterator[Any]:
+    def _ids(self) -> set[int]:
         # Spark notes in a thread of its own.
-        self._spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-        return _items(self._store.executionsList())
+        self._context.listenerBus().waitUntilEmpty()
+        return {job.jobId() for job in _items(self._context.statusStore().jobsList(None))}
 
-    @property
-    def _store(self) -> Any:
-        return self._spark._jsparkSession.sharedState().statusStore()
+
+class OpenLog:
+    """Counts how often any process opens the files of a folder (inotify, so on Linux only)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._handle = libc.inotify_init1(os.O_NONBLOCK)
+        if self._handle < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        # With the closes in between: two events in a row that are equal become one.
+        mask = _IN_OPEN | _IN_CLOSE
+        if libc.inotify_add_watch(self._handle, bytes(self._folder), mask) < 0:
+            raise OSError(ctypes.get_errno(), "inotify_add_watch")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._handle)
+
+    def opened(self) -> Counter[str]:
+        """How often each file was opened since the last call, by its name."""
+        names: Counter[str] = Counter()
+        while True:
+            try:
+                data = os.read(self._handle, 2**16)
+            except BlockingIOError:
+                return names
+            place = 0
+            while place < len(data):
+                _, mask, _, length = _EVENT.unpack_from(data, place)
+                place += _EVENT.size + length
+                name = data[place - length : place].rstrip(b"\0")  # none: the folder itself
+                if name and mask & _IN_OPEN:
+                    names[name.decode()] += 1
 
 
 def _items(sequence: Any) -> Iterator[Any]:

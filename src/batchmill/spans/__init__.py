@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchmill.spans.columns import calls, compact, serves
     from batchmill.spans.dedup import drop_duplicates, ids_of, merge_ids
     from batchmill.spans.ids import combine, hash64, part_of
-    from batchmill.spans.links import Links, link
+    from batchmill.spans.links import Links, link, read_summary
     from batchmill.spans.sources import SERVED, TAGS, broker_rows, direct_rows, relation_rows
     from batchmill.spans.topn import merge_statements, merge_topn, statement_stats, topn_records
 
@@ -38,6 +38,7 @@ __all__ = [
     "merge_statements",
     "merge_topn",
     "part_of",
+    "read_summary",
     "relation_rows",
     "serves",
     "statement_stats",
@@ -48,7 +49,7 @@ _MODULES = {
     "columns": "calls compact serves",
     "dedup": "drop_duplicates ids_of merge_ids",
     "ids": "combine hash64 part_of",
-    "links": "Links link",
+    "links": "Links link read_summary",
     "sources": "SERVED TAGS broker_rows direct_rows relation_rows",
     "topn": "merge_statements merge_topn statement_stats topn_records",
 }

@@ -163,6 +163,12 @@ def link(
     return Links(relations, accessed, summary, +Counter(unresolved))
 
 
+def read_summary(table: pa.Table) -> pa.Table:
+    """A summary from a file of any version, with the columns and the types of this one's."""
+    columns = {name: _column(table, name, kind) for name, kind in _SPAN_TYPES.items()}
+    return pa.table(columns | {name: table[name] for name in ("batch", "settled")})
+
+
 @dataclass(frozen=True)
 class _Known:
     """The new spans, then the pending ones of traces in which something can change now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from batchmill.errors import BatchmillError
@@ -20,6 +22,10 @@ from batchmill.spark.errors import PipelineError
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 _MOST_CAUSES = 20
+_TASK_ERROR = re.compile(
+    rf"^{PipelineError.__module__}\.{PipelineError.__name__}: (.+)$", re.MULTILINE
+)
+"""The last line of a traceback that a task has left."""
 
 
 def error_text(error: BaseException) -> str:
@@ -60,6 +66,18 @@ def disk_full_error(error: BaseException, folders: Iterable[Path]) -> PipelineEr
         f"a disk is full: make room in {folder} ({free:,} bytes are free there now), then start "
         "again; nothing of the batch was committed, and it will be tried again"
     )
+
+
+@contextlib.contextmanager
+def explain_task_error() -> Iterator[None]:
+    """Raise the :class:`PipelineError` that a task has raised, not Spark's account of it."""
+    try:
+        yield
+    except PySparkException as error:
+        own = _TASK_ERROR.findall(error_text(error))
+        if not own:
+            raise
+        raise PipelineError(own[-1]) from error
 
 
 @contextlib.contextmanager

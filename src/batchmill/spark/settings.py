@@ -37,9 +37,6 @@ class PipelineSettings(AggregationSettings):
     within the limits. Batches of a backfill take as much as they may."""
     skip_lost: bool = False
     """Continue when a Kafka topic no longer has messages that were not read yet."""
-    small_batch_rows: int = 200_000
-    """Up to this many rows, planning a batch takes longer than running it: its event types are then
-    aggregated in one query, without adaptive planning."""
     late_after_minutes: int = 5
     """A row is counted as late if it is this many minutes behind the newest row of earlier
     batches."""
@@ -55,7 +52,6 @@ class PipelineSettings(AggregationSettings):
             check_int("max_batch_files", self.max_batch_files, 1)
         check_int("max_batch_messages", self.max_batch_messages, 1)
         check_number("target_batch_s", self.target_batch_s, 0)
-        check_int("small_batch_rows", self.small_batch_rows, 0)
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_number("span_wait_s", self.span_wait_s, 0)
         check_int("ttl_days", self.ttl_days, 1)

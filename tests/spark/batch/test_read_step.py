@@ -27,7 +27,7 @@ from batchmill.aggregate import (
     to_arrow,
 )
 from batchmill.oal import load
-from batchmill.spark import PipelineSettings
+from batchmill.spark import PipelineError, PipelineSettings
 from batchmill.spark.batch import tasks
 from batchmill.spark.batch.blobs import Blob, Kind, read_blobs
 from batchmill.spark.batch.tasks import (
@@ -135,7 +135,7 @@ def test_events_become_deltas(tmp_path: Path) -> None:
         write_segment(tmp_path, "Endpoint", rows[number::4], str(number))
     answer = read(segments(tmp_path))
     assert answer.deltas() == made_of(rows)
-    assert (answer.report.segments, answer.report.bad, answer.report.fault) == (4, [], "")
+    assert (answer.report.segments, answer.report.bad) == (4, [])
     minutes = Counter(int(row["time"].strftime("%Y%m%d%H%M")) for row in rows)
     assert answer.report.events == {("Endpoint", minute): n for minute, n in minutes.items()}
     places: dict[tuple[Any, ...], set[int]] = {}
@@ -179,7 +179,7 @@ def test_rows_are_aggregated_a_few_at_a_time(
     for number in range(6):
         write_segment(tmp_path, "Endpoint", rows[number::6], str(number))
     at_once = read(segments(tmp_path))
-    monkeypatch.setattr(tasks, "_AT_ONCE", 15)
+    monkeypatch.setattr(tasks, "_ROWS_AT_ONCE", 15)
     in_portions = read(segments(tmp_path))
     assert len(in_portions.blobs) > len(at_once.blobs)
     assert in_portions.deltas() == at_once.deltas() == made_of(rows)
@@ -201,7 +201,7 @@ def test_spans_are_divided_by_trace(tmp_path: Path) -> None:
     assert sorted(ids) == sorted(span["span_id"] for span in spans)
     assert {len(own) for own in parts.values()} == {1}
     assert len(set.union(*parts.values())) > 1
-    assert answer.report == TaskReport(segments=2)
+    assert answer.report == TaskReport(segments=2, spans=60)
 
 
 def test_bad_segments_are_reported(tmp_path: Path) -> None:
@@ -242,23 +242,22 @@ def test_bad_segments_are_reported(tmp_path: Path) -> None:
 def test_too_many_open_files_are_a_fault_and_nothing_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report says what to do: an error of a task would reach the driver as a Java stack."""
+    """The task fails with an error that says what to do, which the driver takes from Spark's."""
     path = write_segment(tmp_path, "Endpoint", endpoint_events(10))
     assert read([path]).report.segments == 1
     monkeypatch.setattr("batchmill.spark.input.segments.time.sleep", lambda seconds: None)
-    with no_more_files():
-        report = read([path]).report
-    assert "0.parquet cannot be read now" in report.fault
-    assert "ulimit -n" in report.fault
-    assert (report.bad, report.segments) == ([], 0)
+    with (
+        no_more_files(),
+        pytest.raises(PipelineError, match=r"0.parquet cannot be read now .*ulimit -n"),
+    ):
+        read([path])
 
 
-def test_a_fault_of_one_task_is_that_of_the_batch() -> None:
-    """The first one that is known; what other tasks have counted is added up."""
+def test_reports_add_up() -> None:
+    """What the tasks of a batch have counted is counted together."""
     report = TaskReport(segments=1, events=Counter({("Endpoint", 1): 2}))
-    report.add(TaskReport(fault="first"))
-    report.add(TaskReport(segments=2, events=Counter({("Endpoint", 1): 3}), fault="second"))
-    assert report == TaskReport(segments=3, events=Counter({("Endpoint", 1): 5}), fault="first")
+    report.add(TaskReport(segments=2, spans=4, events=Counter({("Endpoint", 1): 3})))
+    assert report == TaskReport(segments=3, spans=4, events=Counter({("Endpoint", 1): 5}))
 
 
 def test_a_fault_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +269,7 @@ def test_a_fault_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     with no_more_files() as close:
         monkeypatch.setattr("batchmill.spark.input.segments.time.sleep", lambda seconds: close())
         report = read([path], staging=staging).report
-    assert (report.segments, report.fault) == (1, "")
+    assert report.segments == 1
     assert report.counters == {("quarantined", "Endpoint", "no latency"): 1}
     assert sum(report.events.values()) == 9
 
@@ -303,14 +302,12 @@ def test_a_quarantine_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     write_table(tmp_path, "0", table)
     staging = tmp_path / "quarantine" / ".main-0"
     staging.parent.write_text("in the way")
-    of_segment = read(segments(tmp_path), staging=staging)
+    why = f"rows of Endpoint must be written, but {staging.parent} cannot be"
+    with pytest.raises(PipelineError, match=why):
+        read(segments(tmp_path), staging=staging)
     step = ReadFrameStep(shipped(SMALL), limits(staging), "Endpoint")
-    of_frame = Answer(list(read_blobs(step(table.to_batches()))))
-    for answer in (of_segment, of_frame):
-        assert answer.report.bad == []
-        assert f"rows of Endpoint must be quarantined, but {staging.parent} cannot be written" in (
-            answer.report.fault
-        )
+    with pytest.raises(PipelineError, match=why):
+        list(step(table.to_batches()))
 
 
 def test_an_event_type_that_no_metric_reads_is_counted(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_quarantine_that_cannot_be_written_is_a_clear_error(
     (tmp_path / "aside").write_text("in the way")
     with pytest.raises(
         PipelineError,
-        match=f"{what}.* must be quarantined.*cannot be written .* let this user write there",
+        match=f"{what}.* must be written.*cannot be .* let this user write there",
     ):
         add(Quarantine(tmp_path / "aside"), pa.table({"latency": [1]}))
 

@@ -13,7 +13,6 @@ from tests.kit.pipelines import (
     ONE_AT_A_TIME,
     SMALL,
     START,
-    compiled,
     counted,
     differences,
     endpoint_events,
@@ -111,7 +110,7 @@ def test_a_segment_that_is_unusual_is_read(spark: SparkSession, tmp_path: Path, 
     """Whatever common writers produce: read, and equal to the oracle."""
     rows = endpoint_events(40)
     write_segment(tmp_path / "spool", "Endpoint", rows[:20])
-    with compiled(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         if kind == "a modification time long ago":
             running.run_available()
         READABLE[kind](rows[20:], tmp_path / "spool")
@@ -127,7 +126,7 @@ def test_columns_that_are_missing_are_null(spark: SparkSession, tmp_path: Path) 
     write_table(tmp_path / "spool", "few", to_table("Endpoint", rows[:10]).select(few))
     nulls = with_column(rows[10:], "type", [None] * 10, pa.null())
     write_table(tmp_path / "spool", "nulls", nulls)
-    with compiled(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         actual = stored(running.store)
     seen = [{name: row[name] for name in few} for row in rows[:10]]
@@ -144,7 +143,7 @@ def test_a_segment_without_a_required_column_has_no_row_that_fits(
     write_table(tmp_path / "spool", "timeless", table.drop_columns(["time"]))
     write_table(tmp_path / "spool", "unmeasured", table.drop_columns(["latency"]))
     write_segment(tmp_path / "spool", "Endpoint", rows[10:])
-    with compiled(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         assert counted(running.store, "quarantined") == {
             ("Endpoint", "no time"): 10,
@@ -162,7 +161,7 @@ def test_text_that_is_no_utf8_does_not_stop_the_stream(spark: SparkSession, tmp_
         table = table.set_column(table.column_names.index(name), name, bad)
     write_table(tmp_path / "spool", "latin1", table)
     write_segment(tmp_path / "spool", "Endpoint", rows[5:])
-    with compiled(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         actual = stored(running.store)
     wanted = expected_of(rows[5:])
@@ -184,7 +183,7 @@ def test_odd_text_goes_all_the_way(spark: SparkSession, tmp_path: Path) -> None:
     """
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows[number::2], str(number), number)
-    with compiled(spark, tmp_path, oal=oal, settings=ONE_AT_A_TIME) as running:
+    with pipeline(spark, tmp_path, oal=oal, settings=ONE_AT_A_TIME) as running:
         running.run_available()
         assert differences(stored(running.store), expected_of(rows, oal)) == []
         # PostgreSQL holds no null characters, so no store has them in a name.
@@ -197,7 +196,7 @@ def test_odd_text_goes_all_the_way(spark: SparkSession, tmp_path: Path) -> None:
 def test_an_empty_spool_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
     """A spool that is not there yet is made; what comes later is read."""
     rows = endpoint_events(20)
-    with compiled(spark, tmp_path, oal=SMALL) as running:
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         assert (tmp_path / "spool").is_dir()
         assert running.run_available() == []
         assert running.settle(everything=True) is None
@@ -215,7 +214,7 @@ def test_a_batch_without_rows_is_committed(spark: SparkSession, tmp_path: Path) 
     garbage.write_bytes(b"PAR1")
     set_order(garbage, 2)
     write_segment(tmp_path / "spool", "Endpoint", rows, "3", 3)
-    with compiled(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
+    with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         reports = running.run_available()
         assert [(report.number, report.stats.rows) for report in reports] == [
             (0, 0),

@@ -42,10 +42,10 @@ def test_no_room_for_waiting_spans(spark: SparkSession, tmp_path: Path) -> None:
     """It says where to make room; with room there, the same batch goes in."""
     spans = [span(uuid.uuid4().hex, "CLIENT", trace_id=uuid.uuid4().hex) for _ in range(6000)]
     write_segment(tmp_path / "spool", "Span", spans)
-    with small_disk(tmp_path / "checkpoint", 2048) as small:
+    with small_disk(tmp_path / "checkpoint", 4096) as small:
         left = fill(small, leave=200_000)
         with pipeline(spark, tmp_path, oal=RELATIONS) as running:
-            with pytest.raises(PipelineError, match=f"a disk is full: make room in {small}/carry "):
+            with pytest.raises(PipelineError, match=f"a disk is full: make room in {small}/state "):
                 running.run_available()
             assert counted(running.store, "rows") == {}
             left.unlink()

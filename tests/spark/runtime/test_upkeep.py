@@ -1,4 +1,4 @@
-"""Upkeep beside the batches, without Spark: progress, files of the dedup index."""
+"""Upkeep beside the batches, without Spark: progress."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ pytest.importorskip("pyspark")
 
 from batchmill.spark import BatchReport
 from batchmill.spark.batch.report import BatchStats, Stopwatch
-from batchmill.spark.batch.state import expired_ids, ids_to_merge, kind_of
-from batchmill.spark.batch.statefiles import StateKind
 from batchmill.spark.input.base import Unread
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, progress_of
-from batchmill.store import Carry, CommitResult, StreamInfo
+from batchmill.store import CommitResult, StreamInfo
 from tests.kit.queues import make_queue
 
 
@@ -131,58 +129,3 @@ def test_the_queues_of_the_pipeline_are_listed(tmp_path: Path) -> None:
         keeper.write_progress(committed=True)
     (queue,) = json.loads((tmp_path / "progress.json").read_text())["queues"]
     assert queue["name"] == "jdbc"
-
-
-def grown(batches: int, *, expire: bool, every_ms: int, rows: int = 10) -> tuple[int, int]:
-    """The most files of ids that there were at a time, and how often an id was written."""
-    window_ms = 600_000
-    alive: list[Carry] = []
-    most = written = 0
-    for number in range(batches):
-        tick = number * every_ms
-        if expire:
-            gone = expired_ids(alive, tick, window_ms)
-            assert all(file.arrived_ms <= tick - window_ms for file in gone)
-            alive = [file for file in alive if file not in gone]
-        merged = ids_to_merge(alive, tick=tick, rows=rows, window_ms=window_ms, expire=expire)
-        total = rows + sum(file.rows for file in merged)
-        alive = [file for file in alive if file not in merged]
-        alive.append(Carry(f"file:/seen/{number}", number, tick, total))
-        written += total
-        most = max(most, len(alive))
-    if not expire:
-        assert sum(file.rows for file in alive) == rows * batches
-    return most, written // (rows * batches)
-
-
-@pytest.mark.parametrize("every_ms", [200, 1000, 5000])
-def test_files_of_ids_stay_few(every_ms: int) -> None:
-    """However often batches come; and an id is written a few times only."""
-    most, times = grown(2000, expire=True, every_ms=every_ms)
-    assert most <= 30
-    assert times <= 10
-
-
-def test_files_of_ids_of_a_backfill_stay_few() -> None:
-    """Nothing expires in it."""
-    most, times = grown(2000, expire=False, every_ms=60_000)
-    assert most <= 12
-    assert times <= 12
-
-
-def test_no_id_is_kept_much_longer_than_its_window() -> None:
-    """Files are merged within a quarter of the window only."""
-    old = Carry("file:/seen/0", 0, 149_999, 10)
-    new = Carry("file:/seen/1", 1, 150_000, 10)
-    assert ids_to_merge([old, new], tick=150_001, rows=10, window_ms=600_000, expire=True) == [new]
-
-
-def test_ids_and_waiting_spans_are_distinguished() -> None:
-    """By their folder, whatever the checkpoint is called; also those of version 1."""
-    for path, kind in (
-        ("file:/x/state/3-abc-8/ids", StateKind.IDS),
-        ("file:/x/ids/3-abc-8/pending", StateKind.PENDING),
-        ("file:/x/seen/3-abc", StateKind.IDS),
-        ("file:/x/seen/carry/3-abc", StateKind.PENDING),
-    ):
-        assert kind_of(Carry(path, 3, 0, 1)) is kind

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 SCHEMA = pa.schema(
@@ -19,14 +20,15 @@ SCHEMA = pa.schema(
         ("kind", pa.string()),
         ("source", pa.string()),
         ("part", pa.int32()),
-        ("rows", pa.int64()),
         ("data", pa.binary()),
     ]
 )
-COLUMNS = "kind string, source string, part int, rows bigint, data binary"
+COLUMNS = "kind string, source string, part int, data binary"
 """The same as Spark writes it."""
 _MOST_BYTES = 16 * 2**20
 """A larger table becomes several blobs: Spark holds a few of them at a time."""
+_FEW_TEXTS = 64
+"""A dictionary of so few texts stays as it is."""
 
 
 class Kind(StrEnum):
@@ -57,7 +59,6 @@ class Blob:
     """The event type; empty for those that have none."""
     part: int
     """Which share of the traces, or of the entities."""
-    rows: int
     data: bytes
 
     @classmethod
@@ -65,19 +66,22 @@ class Blob:
         """A table in as many blobs as its size takes; none if it has no rows."""
         if not table.num_rows:
             return
+        table = used_texts(table)
         pieces = -(-table.nbytes // _MOST_BYTES) or 1
         rows = -(-table.num_rows // pieces)
         for first in range(0, table.num_rows, rows):
             piece = table.slice(first, rows)
+            if pieces > 1:
+                piece = used_texts(piece)
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
+            with pa.ipc.new_stream(sink, piece.schema) as stream:
                 stream.write_table(piece)
-            yield cls(kind, source, part, piece.num_rows, sink.getvalue().to_pybytes())
+            yield cls(kind, source, part, sink.getvalue().to_pybytes())
 
     @classmethod
     def of_report(cls, report: Any) -> Blob:
         """What a task has counted."""
-        return cls(Kind.REPORT, "", 0, 0, pickle.dumps(report))
+        return cls(Kind.REPORT, "", 0, pickle.dumps(report))
 
     @property
     def table(self) -> pa.Table:
@@ -101,6 +105,27 @@ def read_blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob]:
 def write_blobs(blobs: Iterable[Blob]) -> Iterator[pa.RecordBatch]:
     """Blobs as batches of :data:`SCHEMA`, of one row each."""
     for blob in blobs:
-        values = [[blob.kind.value], [blob.source], [blob.part], [blob.rows], [blob.data]]
+        values = [[blob.kind.value], [blob.source], [blob.part], [blob.data]]
         arrays = [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)]
         yield pa.record_batch(arrays, schema=SCHEMA)
+
+
+def used_texts(table: pa.Table) -> pa.Table:
+    """The same rows, whose dictionaries have no text that is not used: those of slices have all."""
+    for place, field in enumerate(table.schema):
+        if not pa.types.is_dictionary(field.type):
+            continue
+        column = table.column(place).combine_chunks()
+        size = len(column.dictionary)
+        if size <= _FEW_TEXTS:
+            continue
+        indices = column.indices.fill_null(0).to_numpy()
+        used = np.zeros(size, np.bool_)
+        used[indices] = True
+        if used.all():
+            continue
+        numbers = (np.cumsum(used) - 1).astype(np.int32)[indices]
+        codes = pa.array(numbers, mask=column.is_null().to_numpy(zero_copy_only=False))
+        texts = column.dictionary.filter(pa.array(used))
+        table = table.set_column(place, field, pa.DictionaryArray.from_arrays(codes, texts))
+    return table

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from batchmill.sources import TIME_COLUMN
 from batchmill.spark.batch.blobs import COLUMNS, Kind, read_blobs
 from batchmill.spark.batch.statefiles import StateFile
 from batchmill.spark.batch.tasks import (
@@ -32,7 +33,7 @@ from batchmill.spark.batch.tasks import (
     TaskPlan,
     TaskReport,
 )
-from batchmill.spark.input.rows import SPAN
+from batchmill.spark.input.rows import END_COLUMN, SPAN
 from batchmill.spark.input.segments import local_path, source_of
 
 SETTINGS: Mapping[str, str] = {
@@ -43,10 +44,12 @@ SETTINGS: Mapping[str, str] = {
 }
 """Settings of the session that jobs run in."""
 _PARTS_PER_CORE = 4
-_FEWEST_PARTS = 8
+_FEWEST_PARTS = 16
 _FILES_PER_TASK = 64
 _BYTES_PER_TASK = 16 * 2**20
 """Bytes of segments, which are some hundred thousand spans: what a task holds in memory."""
+_PENDING_PER_TASK = 500_000
+"""Pending spans, which take memory when they expire."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class SpanWork:
     """Pending spans that are marked with this or less wait no longer."""
     files: Sequence[StateFile]
     """The state of earlier batches."""
+    rows: int
+    """How many pending spans are in it."""
     folder: Path
     """Where the state of this batch is written."""
 
@@ -101,6 +106,7 @@ class BatchJob:
             spark.conf.set(key, value)
         self._spark = spark
         self._parts = plan.parts
+        self._catalog = plan.catalog
         self._shipped = Shipped(plan)
         self._dedup = dedup
         self._cores = max(1, spark.sparkContext.defaultParallelism)
@@ -108,7 +114,7 @@ class BatchJob:
     def run(self, given: Input, limits: Limits, spans: SpanWork | None) -> JobResult:
         """Run the job. Without ``spans`` there must be none in the input."""
         blobs = self._read(given, limits)
-        tasks = self._tasks(given.paths)
+        tasks = self._tasks(given, 0 if spans is None else spans.rows)
         if spans is not None:
             step = SpanStep(
                 self._shipped,
@@ -137,22 +143,36 @@ class BatchJob:
         numbers = self._spark.range(0, len(slices), 1, max(1, len(slices)))
         frames = [numbers.mapInArrow(ReadStep(self._shipped, limits, slices), COLUMNS)]
         for source, frame in given.frames.items():
-            frames.append(frame.mapInArrow(ReadFrameStep(self._shipped, limits, source), COLUMNS))
+            own = [name for name in frame.columns if name in self._columns(source)]
+            step = ReadFrameStep(self._shipped, limits, source)
+            frames.append(frame.select(*map(_quoted, own)).mapInArrow(step, COLUMNS))
         return functools.reduce(DataFrame.unionAll, frames)
+
+    def _columns(self, source: str) -> set[str]:
+        """The columns of an event type, or of spans."""
+        kind = SPAN if source == SPAN.name else self._catalog.source(source)
+        return {TIME_COLUMN, END_COLUMN, *(field.column for field in kind.fields.values())}
 
     def _slices(self, paths: Sequence[str]) -> list[Sequence[str]]:
         """Segments by task; neighbours are spread, since they are of about the same size."""
         count = min(len(paths), max(self._cores, -(-len(paths) // _FILES_PER_TASK)))
         return [tuple(paths[place::count]) for place in range(count)]
 
-    def _tasks(self, paths: Sequence[str]) -> int:
+    def _tasks(self, given: Input, pending: int) -> int:
         """How many tasks share the traces, and the entities."""
+        if given.frames:  # of any size
+            return self._parts
         size = 0
-        for path in paths:
+        for path in filter(None, map(local_path, given.paths)):
             with contextlib.suppress(OSError):
-                size += Path(local_path(path) or "").stat().st_size
-        return min(self._parts, max(self._cores, -(-size // _BYTES_PER_TASK)))
+                size += Path(path).stat().st_size
+        wanted = max(-(-size // _BYTES_PER_TASK), -(-pending // _PENDING_PER_TASK))
+        return min(self._parts, max(self._cores, wanted))
 
 
 def _by_part(blobs: DataFrame, tasks: int) -> DataFrame:
     return blobs.repartitionById(tasks, F.col("part") % tasks)
+
+
+def _quoted(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"

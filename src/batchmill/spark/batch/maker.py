@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from batchmill.aggregate import (
+    STATEMENT_SOURCE,
     Aggregator,
     EntityBook,
     SlowestStatements,
@@ -36,9 +37,9 @@ from batchmill.spark.batch.blobs import Kind
 from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
 from batchmill.spark.batch.report import DELTAS, READ, SPARK, BatchStats, Stopwatch
 from batchmill.spark.batch.state import StateFiles
-from batchmill.spark.batch.tasks import Limits, TaskPlan, TaskReport
+from batchmill.spark.batch.tasks import DUPLICATE, Limits, TaskPlan, TaskReport
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.failures import explain_full_disk, spark_local_folders
+from batchmill.spark.failures import explain_full_disk, explain_task_error, spark_local_folders
 from batchmill.spark.input.deltas import AHEAD
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
@@ -108,7 +109,6 @@ class BatchMaker:
         self._settings = settings
         self._quarantine = quarantine
         self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
-        self._expected = 0
         self.parts = parts_for(spark)
         """Into how many parts new batches are divided."""
         self._plan = TaskPlan(
@@ -132,16 +132,16 @@ class BatchMaker:
                 plan.tick,
                 max((file.arrived_ms for file in plan.expired), default=None),
                 state.to_read(files, plan.merged),
+                sum(file.rows for file in work.files.pending),
                 self._folder / state.new_name(work.number, work.parts),
             )
+        self._quarantine.clear_staging(work.stream, work.number)
         work.watch.lap(READ)
-        with explain_full_disk(*self._folders):
-            # A batch that is run again may have been planned in another session.
-            job = self._job if work.parts == self.parts else self._job_of(work.parts)
+        # A batch that is run again may have been planned in another session.
+        job = self._job if work.parts == self.parts else self._job_of(work.parts)
+        with explain_full_disk(*self._folders), explain_task_error():
             result = job.run(given, self._limits(work), spans)
             work.watch.lap(SPARK)
-            if result.report.fault:
-                raise PipelineError(result.report.fault)
             batch, stats = self._batch(work, result)
             if spans is not None:
                 self._add_state(batch, plan, result.report, spans)
@@ -167,18 +167,12 @@ class BatchMaker:
         expired_ids = self._expired_ids(work, tick)
         ids = [file for file in files.ids if file not in expired_ids]
         alive = [file for file in files.pending if file not in expired]
-        merged = state.pending_to_merge(
-            alive, tick=tick, rows=self._expected, wait_ms=wait_ms, expire=work.expire
-        )
+        merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
         if self._window_ms is not None:
             # Where ids with other parts are, every task would write all of them.
             fitting = [file for file in ids if state.parts_of(file) in (0, work.parts)]
             merged += state.ids_to_merge(
-                fitting,
-                tick=tick,
-                rows=self._expected,
-                window_ms=self._window_ms,
-                expire=work.expire,
+                fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
         return _StatePlan(tick, expired, expired_ids, ids, merged)
 
@@ -186,7 +180,6 @@ class BatchMaker:
         self, batch: Batch, plan: _StatePlan, report: TaskReport, spans: SpanWork
     ) -> None:
         """Put the files of this batch into it, and take out those that are used no more."""
-        self._expected = report.counters["rows", SPAN.name, ""] or self._expected
         batch.add_carry += state.publish(report.kept, spans.folder, batch.number, plan.tick)
         gone = (*plan.expired, *plan.expired_ids, *plan.merged)
         batch.drop_carry += [file.path for file in gone]
@@ -212,14 +205,18 @@ class BatchMaker:
         stats = BatchStats(segments=report.segments)
         self._quarantine_all(work, result)
         book = EntityBook()
+        counted = dict.fromkeys(self._aggregators, 0)
+        for (source, _), rows in (report.events + report.derived).items():
+            counted[source] += rows
         for source, aggregator in self._aggregators.items():
             tables = result.tables.get((Kind.DELTAS, source), ())
-            if not tables:
-                continue
             deltas = [from_arrow(table, aggregator.plan) for table in tables]
             # All in one: exporters tell the changes of a commit apart by minute and entity.
             made = contribution(aggregator.merge(deltas), aggregator, self._layout, book)
+            _check_complete(f"rows of {source}", counted[source], made.rows)
             batch.deltas += made.deltas
+        spans = ("rows", SPAN.name, ""), ("duplicates", SPAN.name, DUPLICATE)
+        _check_complete("spans", report.spans, sum(report.counters[key] for key in spans))
         self._add_statements(batch, result, book)
         batch.entities = book.rows()
         self._count(work, batch, report, stats)
@@ -242,6 +239,7 @@ class BatchMaker:
         for bad in report.bad:
             counters["quarantined segment", bad.source, bad.reason] += 1
             counters["quarantined", bad.source, bad.reason] += bad.rows
+        stats.rows += counters["rows", STATEMENT_SOURCE, ""]
         for (what, _, _), count in counters.items():
             if what == "late":
                 stats.late += count
@@ -309,6 +307,16 @@ class BatchMaker:
             return None
         first = bucket_start(newest) - timedelta(minutes=self._settings.late_after_minutes)
         return int(first.timestamp()) * 1_000_000
+
+
+def _check_complete(what: str, sent: int, received: int) -> None:
+    """Raise if a step did not get what the one before it has sent: nothing may be lost silently."""
+    if sent != received:
+        raise PipelineError(
+            f"{sent:,} {what} were read, and {received:,} arrived: a file changed while the batch "
+            "ran, or a worker was lost at a bad moment. Nothing of the batch was committed; start "
+            "again, and it will be made anew"
+        )
 
 
 def _attribute_keys(aggregators: Mapping[str, Aggregator]) -> frozenset[str] | None:

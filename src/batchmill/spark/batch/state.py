@@ -111,8 +111,8 @@ def publish(pieces: Iterable[StatePiece], folder: Path, number: int, tick: int) 
         sync(place)
         files.append(Carry(spark_path(place), number, tick, sum(piece.rows for piece in own)))
     if files:
-        sync(folder)
-        sync(folder.parent)
+        for above in (folder, *folder.parents[:2]):  # the first batch has made the state's folder
+            sync(above)
     return files
 
 
@@ -122,19 +122,20 @@ def expired_ids(files: Iterable[Carry], tick: int, window_ms: int) -> list[Carry
 
 
 def pending_to_merge(
-    files: Sequence[Carry], *, tick: int, rows: int, wait_ms: int, expire: bool
+    files: Sequence[Carry], *, tick: int, wait_ms: int, expire: bool
 ) -> list[Carry]:
-    """Which files of pending spans to merge into one with the ``rows`` of this ``tick``.
+    """Which files of pending spans, oldest first, to merge into one with those of this ``tick``.
 
     Where files expire, only files of one time slot are merged. In a backfill all of them stay, so
     the newest are merged, as long as none is larger than those after it: the number of files grows
-    with the logarithm of the number of batches, and so does how often a row is written.
+    with the logarithm of the number of batches, and so does how often a row is written. How many
+    spans this batch has is not known yet: it is taken for the size of the newest file.
     """
     if expire:
         slot_ms = max(1, wait_ms // _PENDING_SLOTS)
         merged = [file for file in files if file.arrived_ms // slot_ms == tick // slot_ms]
     else:
-        merged, total = [], rows
+        merged, total = [], files[-1].rows if files else 0
         for file in reversed(files):
             if file.rows > total:
                 break
@@ -143,26 +144,25 @@ def pending_to_merge(
     return merged if len(merged) >= _PENDING_SLOTS else []
 
 
-def ids_to_merge(
-    files: Sequence[Carry], *, tick: int, rows: int, window_ms: int, expire: bool
-) -> list[Carry]:
-    """Which files of ids to merge into one with the ``rows`` of this ``tick``.
+def ids_to_merge(files: Sequence[Carry], *, tick: int, window_ms: int, expire: bool) -> list[Carry]:
+    """Which files of ids, oldest first, to merge into one with those of this ``tick``.
 
     The newest ones, as long as none is more than twice as large as all after it: the rest shrink
     from file to file, so their number grows with the logarithm of the number of batches, and so
-    does how often an id is written.
+    does how often an id is written. The newest alone is left for the next batch: how many ids this
+    one has is not known yet.
     """
     slot_ms = max(1, window_ms // _ID_SLOTS)
     merged: list[Carry] = []
-    total = rows
+    total = 0
     for file in reversed(files):
         if expire and file.arrived_ms // slot_ms != tick // slot_ms:
             break
-        if file.rows > 2 * total:
+        if merged and file.rows > 2 * total:
             break
         merged.insert(0, file)
         total += file.rows
-    return merged
+    return merged if len(merged) > 1 else []
 
 
 def check_files(files: Iterable[Carry]) -> None:
@@ -183,17 +183,25 @@ def check_files(files: Iterable[Carry]) -> None:
 
 
 def remove_unused(checkpoint: Path, used: Iterable[Carry]) -> None:
-    """Remove the files that are not ``used``: no commit names them, nobody will read them."""
-    paths = {local_path(file.path.rstrip("/")) for file in used}
+    """Remove the files that are not ``used``: no commit names them, nobody will read them.
+
+    By their names in the checkpoint, which may have been moved to another place.
+    """
+    names = {_short(file.path) for file in used}
     for place in ("state", *_OLD):
         for folder in _folders(checkpoint / place):
             inner = [folder / kind for kind in StateKind] if place == "state" else []
-            if not any(str(path) in paths for path in (folder, *inner)):
+            if not any(_short(str(path)) in names for path in (folder, *inner)):
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             for path in inner:
-                if str(path) not in paths:
+                if _short(str(path)) not in names:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _short(path: str) -> str:
+    """The last two names of a path, which tell all files of a checkpoint apart."""
+    return "/".join(path.rstrip("/").rsplit("/", 2)[-2:])
 
 
 def _folders(place: Path) -> list[Path]:

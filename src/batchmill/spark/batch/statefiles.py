@@ -11,7 +11,6 @@ names: what a task leaves behind that was run again is never read.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.spans import hash64, ids_of, part_of
+from batchmill.files import sync
+from batchmill.spans import hash64, ids_of, part_of, read_summary
+from batchmill.spark.batch.blobs import used_texts
 
 Parts: TypeAlias = npt.NDArray[Any]
 """The part of each row."""
@@ -82,8 +83,9 @@ def read_state(file: StateFile, share: Share) -> list[tuple[int, pa.Table]]:
     """
     if not file.parts:
         table = pq.read_table(file.folder, use_threads=False, partitioning=None)
+        convert = ids_of if file.kind is StateKind.IDS else read_summary
         return [
-            (part, ids_of(rows) if file.kind is StateKind.IDS else rows)
+            (part, convert(rows))
             for part, rows in by_part(table, trace_parts(table, share.parts))
             if part in share.own
         ]
@@ -110,7 +112,7 @@ def write_state(kind: StateKind, tables: Mapping[int, pa.Table], folder: Path) -
     for part, table in tables.items():
         places.append((part, first, table.num_rows))
         first += table.num_rows
-    whole = concat(list(tables.values()))
+    whole = used_texts(concat(list(tables.values())))
     whole = whole.replace_schema_metadata({_METADATA: json.dumps(places).encode()})
 
     def write(table: pa.Table, path: Path) -> None:
@@ -124,9 +126,12 @@ def write_hidden(table: pa.Table, folder: Path, write: Callable[[pa.Table, Path]
     """Write a file durably under a name that readers ignore."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{uuid.uuid4().hex}.part"
-    write(table, path)
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
+    try:
+        write(table, path)
+        sync(path)
+    except OSError:  # a full disk should not be filled by what nobody reads
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -144,8 +149,13 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def trace_parts(rows: pa.Table, parts: int) -> Parts:
-    """The part of each row, by its trace."""
-    return part_of(hash64(rows["trace_id"]), parts)
+    """The part of each row, by its trace; rows without one, which have no partner, anywhere."""
+    traces = rows["trace_id"]
+    places = part_of(hash64(traces), parts)
+    if traces.null_count:
+        lone = np.flatnonzero(traces.is_null().to_numpy())
+        places[lone] = lone % parts
+    return places
 
 
 def by_part(table: pa.Table, parts: Parts) -> Iterator[tuple[int, pa.Table]]:

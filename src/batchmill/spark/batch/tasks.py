@@ -73,7 +73,6 @@ from batchmill.spark.batch.statefiles import (
     write_hidden,
     write_state,
 )
-from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.deltas import (
     AHEAD,
     DeltaReader,
@@ -97,8 +96,10 @@ from batchmill.spark.input.rows import (
 )
 from batchmill.spark.input.segments import BadSegment, read_segment, source_of
 
-_AT_ONCE = 500_000
-"""How many rows a task checks and aggregates at a time: its memory grows with that."""
+DUPLICATE = "same trace and span id"
+"""The reason of the counter ``duplicates``; one for all, so that it does not depend on batches."""
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 100_000, 128 * 2**20
+"""How much a task checks and aggregates at a time: its memory grows with that."""
 
 
 @dataclass
@@ -107,6 +108,8 @@ class TaskReport:
 
     segments: int = 0
     """Segments that could be read."""
+    spans: int = 0
+    """Spans that went from the first step to the second."""
     events: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Rows of events by event type and minute (``yyyyMMddHHmm``)."""
     derived: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -118,19 +121,16 @@ class TaskReport:
     """The state that this batch keeps."""
     invalid: list[tuple[str, str]] = field(default_factory=list)
     """Files of invalid rows, with the event type of each."""
-    fault: str = ""
-    """Why a segment cannot be read now, though it may be good, or the quarantine not be written;
-    empty: neither happened."""
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has counted."""
         self.segments += other.segments
+        self.spans += other.spans
         for name in ("events", "derived", "counters"):
             getattr(self, name).update(getattr(other, name))
         self.bad += other.bad
         self.kept += other.kept
         self.invalid += other.invalid
-        self.fault = self.fault or other.fault
 
 
 @dataclass(frozen=True)
@@ -251,31 +251,29 @@ class _Reader:
         self._limits = limits
         self._report = TaskReport()
         self._rows: dict[str, list[pa.Table]] = defaultdict(list)
+        self._invalid: dict[str, list[pa.Table]] = defaultdict(list)
         self._slowest = SlowestStatements(plan.top_n, plan.thresholds)
 
     def read(self, paths: Iterable[str]) -> Iterator[Blob]:
-        """The blobs of segments, and a report."""
-        try:
-            for path in paths:
-                content = read_segment(path, functools.partial(self._content, path))
-                if isinstance(content, BadSegment):
-                    self._report.bad.append(content)
-                    continue
-                self._report.segments += 1
-                yield from self._take(source_of(path), content)
-            yield from self._rest()
-        except PipelineError as error:
-            self._report.fault = str(error)
+        """The blobs of segments, and a report.
+
+        Raises :class:`PipelineError` if a segment cannot be read now, though it may be good.
+        """
+        for path in paths:
+            content = read_segment(path, functools.partial(self._content, path))
+            if isinstance(content, BadSegment):
+                self._report.bad.append(content)
+                continue
+            self._report.segments += 1
+            yield from self._take(source_of(path), content)
+        yield from self._rest()
         yield Blob.of_report(self._report)
 
     def check(self, source: str, tables: Iterable[pa.Table]) -> Iterator[Blob]:
         """The blobs of rows that lie in no segment, and a report."""
-        try:
-            for table in tables:
-                yield from self._add(source, self._check(source, table))
-            yield from self._rest()
-        except PipelineError as error:
-            self._report.fault = str(error)
+        for table in tables:
+            yield from self._add(source, self._check(source, table))
+        yield from self._rest()
         yield Blob.of_report(self._report)
 
     def _check(self, source: str, table: pa.Table) -> CheckedRows:
@@ -333,14 +331,23 @@ class _Reader:
         """Collect valid rows until there are enough; the blobs that this gives."""
         if checked.invalid is not None:
             self._set_aside(source, checked.invalid)
-        self._rows[source].append(checked.rows)
-        if sum(table.num_rows for table in self._rows[source]) >= _AT_ONCE:
+        rows = self._rows[source]
+        rows.append(checked.rows)
+        if _are_many(rows):
             yield from self._flush(source)
 
     def _set_aside(self, source: str, invalid: pa.Table) -> None:
-        """Write invalid rows for the quarantine, and count them by reason."""
+        """Collect invalid rows for the quarantine, and count them by reason."""
         for reason, count in Counter(invalid[REASON].to_pylist()).items():
             self._report.counters["quarantined", source, reason] += count
+        tables = self._invalid[source]
+        tables.append(invalid)
+        if _are_many(tables):
+            self._write_invalid(source)
+
+    def _write_invalid(self, source: str) -> None:
+        tables = self._invalid.pop(source)
+        invalid = pa.concat_tables(tables, promote_options="permissive")
         folder = Path(self._limits.quarantine)
         with explain_unwritable(folder.parent, f"rows of {source}"):
             file = write_hidden(invalid, folder / source, pq.write_table)
@@ -349,6 +356,8 @@ class _Reader:
     def _rest(self) -> Iterator[Blob]:
         for source in list(self._rows):
             yield from self._flush(source)
+        for source in list(self._invalid):
+            self._write_invalid(source)
         if self._slowest.runs or self._slowest.records:
             yield from Blob.of(Kind.SLOWEST, statements_to_arrow(self._slowest))
 
@@ -359,6 +368,7 @@ class _Reader:
         rows = concat(tables)
         if source == SPAN.name:
             spans = compact(rows, keys=self._plan.attributes)
+            self._report.spans += spans.num_rows
             yield from _split(Kind.SPANS, spans, trace_parts(spans, self._plan.parts))
             return
         made = self._plan.aggregators[source].make(rows)
@@ -378,6 +388,11 @@ class _Reader:
             for minute, count in rows_by_minute(read.deltas).items():
                 self._report.events[source, minute] += count
             yield from _delta_blobs(read.deltas, self._plan.aggregators[source], self._plan.parts)
+
+
+def _are_many(tables: Sequence[pa.Table]) -> bool:
+    rows = sum(int(table.num_rows) for table in tables)
+    return rows >= _ROWS_AT_ONCE or sum(int(table.nbytes) for table in tables) >= _BYTES_AT_ONCE
 
 
 def _unknown(path: str, rows: int) -> BadSegment:
@@ -425,7 +440,9 @@ class SpanStep:
         state = [(file, read_state(file, share)) for file in self.files]
         spans = self._unique(tables, _tables(state, StateKind.IDS), report)
         pending = _tables(state, StateKind.PENDING)
-        links = link(spans, concat(pending) if pending else None, self.tick, self.expire_before)
+        # Not copied into one piece: most of them have no partner in this batch.
+        earlier = pa.concat_tables(pending) if pending else None
+        links = link(spans, earlier, self.tick, self.expire_before)
         wanted = plan.aggregators.keys()
         sources = [
             direct_rows(spans, wanted),
@@ -482,11 +499,9 @@ class SpanStep:
         merge = merge_ids if kind is StateKind.IDS else concat
         parts = {part: merge(several) for part, several in sorted(tables.items())}
         if parts:
-            report.kept.append(write_state(kind, parts, Path(self.folder)))
-
-
-DUPLICATE = "same trace and span id"
-"""The reason of the counter ``duplicates``; one for all, so that it does not depend on batches."""
+            folder = Path(self.folder)
+            with explain_unwritable(folder.parent, "what later batches need"):
+                report.kept.append(write_state(kind, parts, folder))
 
 
 @dataclass(frozen=True)

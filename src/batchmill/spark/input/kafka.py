@@ -1,8 +1,8 @@
 """Reads a Kafka topic as a stream: each batch's messages are decoded into segments.
 
-Spark's Python workers decode a message once, into Parquet files under the checkpoint; the several
-passes over a batch read those, without Python. The files can be made again from the topic, and are
-removed when the batch is done. A message of deltas is a file of its own, named by its place in
+Spark's Python workers decode a message once, into Parquet files under the checkpoint, which the
+batch then reads like those of a spool. The files can be made again from the topic, and are removed
+when the batch is done. A message of deltas is a file of its own, named by its place in
 the topic. A message in another format is kept in the spans' files as it came, and goes to the
 quarantine with the invalid rows.
 """

@@ -65,6 +65,10 @@ class Quarantine:
                     Path(file).rename(folder / f"{at}.parquet")
                 sync(folder)
                 sync(folder.parent)
+        self.clear_staging(stream, number)
+
+    def clear_staging(self, stream: str, number: int) -> None:
+        """Remove what the tasks of an earlier attempt have left."""
         shutil.rmtree(self.staging(stream, number), ignore_errors=True)
 
     def staging(self, stream: str, number: int) -> Path:
@@ -84,13 +88,13 @@ class Quarantine:
 
 @contextlib.contextmanager
 def explain_unwritable(folder: Path, what: str) -> Iterator[None]:
-    """Raise :class:`PipelineError` in place of what the system says of a quarantine."""
+    """Raise :class:`PipelineError` in place of what the system says of a folder."""
     try:
         yield
     except OSError as error:
         raise disk_full_error(error, [folder]) or PipelineError(
-            f"{what} must be quarantined, but {folder} cannot be written ({error}): let this user "
-            "write there, then start again"
+            f"{what} must be written, but {folder} cannot be ({error}): let this user write there, "
+            "then start again; nothing of the batch was committed, and it will be tried again"
         ) from error
 
 

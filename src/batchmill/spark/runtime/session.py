@@ -43,30 +43,10 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "false",
     # A file may have the columns `latency` and `LATENCY`.
     "spark.sql.caseSensitive": "true",
-    # A map of another program may have a key twice.
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
-    # pandas writes nanoseconds, which Spark can only read as plain numbers.
-    "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # PySpark compresses what is cached as a whole: compressing each column, too, saves a fifteenth
-    # of the memory, and takes a quarter of the time in which spans are prepared.
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # The quarantine writes timestamps that all readers understand.
+    # The staged messages of a topic have timestamps that all readers understand.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Tallies are collected as lists. Above 128 groups Spark would start to sort every row.
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000000",
-    # A hundred metrics of one source are more columns than Spark compiles by default.
-    "spark.sql.codegen.maxFields": "2000",
-    # A batch of spans needs more than the hundred compiled classes that Spark keeps by default: all
-    # would be compiled again, by Spark and by the JVM, in every batch.
-    "spark.sql.codegen.cache.maxEntries": "10000",
-    # The JVM does not compile methods beyond 8,000 bytes of code, so Spark has to split them.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
-    # Its cost grows with the square of the expressions that give spans their meaning, and worse.
-    "spark.sql.constraintPropagation.enabled": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.driver.maxResultSize": "4g",
     # Bounds what the driver keeps of finished jobs and batches.
-    "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",

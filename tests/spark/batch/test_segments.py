@@ -16,7 +16,6 @@ from batchmill.spark import PipelineSettings
 from batchmill.spool import ATTRIBUTE_COLUMNS, SPAN_COLUMNS, span_table
 from tests.kit.pipelines import (
     START,
-    compiled,
     counted,
     differences,
     expected,
@@ -75,7 +74,7 @@ def test_old_and_new_segments_give_the_same(
     few = [row for row in spans[200:] if absent.keys().isdisjoint(row["attributes"] or {})]
     write_wide(folder, few, "fewer", drop=[*absent.values(), "host_name"])
     write_wide(folder, [row for row in spans[200:] if row not in few], "others")
-    with compiled(spark, tmp_path, oal=script) as running:
+    with pipeline(spark, tmp_path, oal=script) as running:
         running.run_available()
         running.settle(everything=True)
         values = stored(running.store)
@@ -140,7 +139,7 @@ def test_quarantined_spans_keep_all_attributes(spark: SparkSession, tmp_path: Pa
     kept = quarantined_rows(running.quarantine)
     assert len(kept) == 2
     for row in kept:
-        columns = {key: row[name] for key, name in ATTRIBUTE_COLUMNS.items()}
+        columns = {key: row.get(name) for key, name in ATTRIBUTE_COLUMNS.items()}
         present = {key: value for key, value in columns.items() if value is not None}
         assert present | dict(row["attributes"]) == given
         assert set(SPAN_COLUMNS) <= row.keys()

@@ -1,4 +1,4 @@
-"""Pending spans: their files are merged, durable and checked; no clock decides what is paired."""
+"""Pending spans: their files are durable, merged and checked; no clock decides what is paired."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("pyspark")
 
-from batchmill.spark.input.reader import sync_folder
-from batchmill.spark.spans.pending import check_files, to_merge
 from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineError
-from batchmill.store import Carry, Store
+from batchmill.store import Store
 from tests.kit.pipelines import (
     NOW,
     ONE_AT_A_TIME,
@@ -41,86 +37,9 @@ rel_time = from(ServiceRelation.latency).longAvg();
 MINUTE_US = 60_000_000
 
 
-def grown(batches: int, *, expire: bool, every_ms: int = 1000) -> tuple[list[Carry], int]:
-    """The files after so many batches of 10 rows, and how many rows were written for them."""
-    alive: list[Carry] = []
-    written = 0
-    for number in range(batches):
-        tick = number * every_ms
-        merged = to_merge(alive, tick=tick, rows=10, wait_ms=80_000, expire=expire)
-        rows = 10 + sum(file.rows for file in merged)
-        alive = [file for file in alive if file not in merged]
-        alive.append(Carry(f"file:/{number}", number, tick, rows))
-        written += rows
-    assert sum(file.rows for file in alive) == 10 * batches
-    return alive, written
-
-
-def test_files_of_one_time_are_merged() -> None:
-    """An eighth of the wait is one time: nothing is kept for longer than that beyond its wait."""
-    alive, _ = grown(20, expire=True)
-    # 10,000 ms are one time; the ninth file of it takes the eight before it along.
-    assert [file.rows for file in alive] == [90, 10, 90, 10]
-    slow, _ = grown(20, expire=True, every_ms=10_000)
-    assert len(slow) == 20
-
-
-@pytest.mark.parametrize("every_ms", [1, 1000, 1_000_000])
-def test_a_backfill_has_few_files_however_long_it_takes(every_ms: int) -> None:
-    """Nothing expires in it, so the clock has no say; and rows are not written over and over."""
-    alive, written = grown(2000, expire=False, every_ms=every_ms)
-    assert len(alive) <= 8 + 8
-    assert written <= 2000 * 10 * 11
-
-
-def pending_file(folder: Path, rows: int = 3) -> Carry:
-    """A folder of waiting spans."""
-    target = folder / "carry" / "1-abc"
-    target.mkdir(parents=True)
-    pq.write_table(pa.table({"trace_id": ["t"] * rows}), target / "part-0.parquet")
-    (target / "_SUCCESS").touch()
-    (target / ".part-0.parquet.crc").write_bytes(b"crc")
-    return Carry(f"file:{target}", 1, 0, rows)
-
-
-def test_all_of_a_folder_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files, Hadoop's checksums among them, and the entries of the folders above."""
-    target = Path(pending_file(tmp_path).path.removeprefix("file:"))
-    synced = []
-    sync = os.fsync
-
-    def note(handle: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", note)
-    sync_folder(target)
-    files = {target / name for name in ("part-0.parquet", "_SUCCESS", ".part-0.parquet.crc")}
-    assert set(synced[:3]) == files
-    assert synced[3:] == [target, target.parent, tmp_path]
-
-
-def test_whole_files_pass(tmp_path: Path) -> None:
-    """Also those that lie where this machine cannot look."""
-    check_files([pending_file(tmp_path), Carry("s3://bucket/carry/1", 1, 0, 5)])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (lambda folder: folder.rename(folder.with_name("x")), "but it is gone"),
-        (lambda folder: (folder / "part-0.parquet").unlink(), "but it holds 0"),
-        (lambda folder: (folder / "part-0.parquet").write_bytes(b""), "but it cannot be read"),
-        (lambda folder: os.truncate(folder / "part-0.parquet", 20), "but it cannot be read"),
-    ],
-)
-def test_spans_that_are_lost_are_reported(tmp_path: Path, spoil: object, why: str) -> None:
-    """The error says what happened and what to do; no batch continues without them."""
-    assert callable(spoil)
-    carry = pending_file(tmp_path)
-    spoil(Path(carry.path.removeprefix("file:")))
-    with pytest.raises(PipelineError, match=f"3 spans that wait .*{why}.*from a copy"):
-        check_files([carry])
+def pending(folder: Path) -> list[Path]:
+    """The files of pending spans that there are."""
+    return sorted((folder / "checkpoint" / "state").glob("*/pending"))
 
 
 def test_how_long_a_backfill_takes_decides_nothing(spark: SparkSession, tmp_path: Path) -> None:
@@ -138,7 +57,7 @@ def test_how_long_a_backfill_takes_decides_nothing(spark: SparkSession, tmp_path
         assert len(reports) == 4
         wanted = expected(spans_to_events(spans).events, RELATIONS)
         assert differences(stored(running.store), wanted) == []
-        assert list((tmp_path / "checkpoint").glob("backfill-*/carry/*")) == []
+        assert list((tmp_path / "checkpoint").glob("backfill-*/state/*")) == []
 
 
 def test_lateness_is_that_of_spans_as_they_come(spark: SparkSession, tmp_path: Path) -> None:
@@ -185,8 +104,12 @@ def test_waiting_spans_are_on_the_disk_before_the_commit_that_names_them(
     with pipeline(spark, tmp_path, oal=RELATIONS) as running:
         running.run_available()
     before = happened[: happened.index("commit")]
-    (folder,) = (tmp_path / "checkpoint" / "carry").iterdir()
-    assert {str(path) for path in (*folder.iterdir(), folder, folder.parent)} <= set(before)
+    (folder,) = pending(tmp_path)
+    assert list(folder.iterdir())
+    # The task has synced what is in the files; here it is their names.
+    names = [folder, *folder.parents[:3]]
+    assert names[-1] == tmp_path / "checkpoint"
+    assert {str(path) for path in names} <= set(before)
 
 
 def test_waiting_spans_that_are_gone_are_reported(spark: SparkSession, tmp_path: Path) -> None:
@@ -196,13 +119,13 @@ def test_waiting_spans_that_are_gone_are_reported(spark: SparkSession, tmp_path:
     write_segment(spool, "Span", [span("1", "CLIENT")], "0")
     with pipeline(spark, tmp_path, oal=RELATIONS) as running:
         running.run_available()
-        (folder,) = (tmp_path / "checkpoint" / "carry").iterdir()
+        (folder,) = pending(tmp_path)
         folder.rename(tmp_path / "lost")
         write_segment(spool, "Span", [served], "1", 1)
         with pytest.raises(PipelineError, match=f"1 span that .* {folder}, but it is gone"):
             running.run_available()
         assert counted(running.store, "rows") == {("Span", ""): 1}
-        folder.parent.mkdir(exist_ok=True)
+        folder.parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "lost").rename(folder)
         running.run_available()
         assert counted(running.store, "rows")["Span", ""] == 2

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batchmill.spark.l1 import aggregators, fusion
 from pyspark.sql import SparkSession
 
 from batchmill import sources
@@ -26,7 +25,6 @@ from tests.kit.pipelines import (
     SMALL,
     START,
     TWO_SOURCES,
-    compiled,
     counted,
     differences,
     endpoint_events,
@@ -60,38 +58,28 @@ class Receipt:
     paid: bool
 
 
-@pytest.fixture(scope="module", params=[0, 200_000], ids=["large", "small"])
-def small_batch_rows(request: pytest.FixtureRequest) -> int:
-    """A small batch is planned in another way than a large one: both must be right."""
-    return int(request.param)
-
-
 @pytest.fixture(scope="module")
 def every_run(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, small_batch_rows: int
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Pipeline, dict[str, list[Row]]]]:
     """Random rows of nine sources, in."""
     folder = tmp_path_factory.mktemp("every")
     events = every_events(7, EVERY_SOURCE, 300)
     write_spool(events, folder / "spool", 3)
-    settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    with compiled(spark, folder, settings=settings) as running:
+    with pipeline(spark, folder) as running:
         running.run_available()
         yield running, events
 
 
 @pytest.fixture(scope="module")
 def span_run(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, small_batch_rows: int
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Pipeline, list[Row]]]:
     """Random spans with the core metrics, in, and every wait over."""
     folder = tmp_path_factory.mktemp("spans")
     spans = random_spans(7, 400, start=START, days=2)
     write_spool({"Span": spans}, folder / "spool", 3)
-    settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    # Compiling a query for each source takes longer than all else: small batches prove as much.
-    make = compiled if small_batch_rows else pipeline
-    with make(spark, folder, oal=CORE, settings=settings) as running:
+    with pipeline(spark, folder, oal=CORE) as running:
         running.run_available()
         running.settle(everything=True)
         yield running, spans
@@ -186,7 +174,7 @@ def test_events_and_spans_on_postgresql_equal_the_oracle(
     write_spool({**events, "Span": spans}, tmp_path / "spool", 2)
     oal = EVERY_FUNCTION_OF_TWO + "db = from(DatabaseAccess.latency).percentile2(10);"
     settings = PipelineSettings(ttl_days=365, max_batch_files=3)
-    with compiled(spark, tmp_path, oal=oal, store=postgres_url, settings=settings) as running:
+    with pipeline(spark, tmp_path, oal=oal, store=postgres_url, settings=settings) as running:
         assert len(running.run_available()) == 2
         assert running.settle(everything=True) is not None
         made = spans_to_events(spans).events
@@ -219,7 +207,7 @@ def test_a_users_own_event_type_goes_all_the_way(spark: SparkSession, tmp_path: 
     weight = from(Receipt.weight).doubleAvg();
     paid = from(Receipt.*).percent(paid == true);
     """
-    with compiled(spark, tmp_path, oal=oal) as running:
+    with pipeline(spark, tmp_path, oal=oal) as running:
         running.run_available()
         values = {
             metric.name: [value.value for value in running.store.values(metric, grain=Grain.DAY)]
@@ -254,7 +242,7 @@ def test_a_users_field_may_have_any_name(spark: SparkSession, tmp_path: Path) ->
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "0.parquet")
     oal = "a = from(Odd.n).filter(s0 == true).sum(); b = from(Odd.w0).max();"
-    with compiled(spark, tmp_path, oal=oal) as running:
+    with pipeline(spark, tmp_path, oal=oal) as running:
         running.run_available()
         assert [value.value for value in running.store.values("a")] == [5]
         assert [value.value for value in running.store.values("b")] == [6]
@@ -290,7 +278,7 @@ def test_apdex_takes_the_threshold_of_the_service(spark: SparkSession, tmp_path:
     thresholds = {"gateway": 10, "支付服务": 2000}
     oal = "apdex = from(Endpoint.latency).apdex(serviceName, status);"
     settings = PipelineSettings(ttl_days=365, apdex_ms=thresholds)
-    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
+    with pipeline(spark, tmp_path, oal=oal, settings=settings) as running:
         running.run_available()
         actual = stored(running.store)
     wanted: dict[Any, Any] = dict(expected_metrics(oal, {"Endpoint": rows}, thresholds))
@@ -298,10 +286,8 @@ def test_apdex_takes_the_threshold_of_the_service(spark: SparkSession, tmp_path:
     assert wanted != expected_of(rows, oal)
 
 
-def test_more_conditions_than_a_number_has_bits(
-    spark: SparkSession, tmp_path: Path, small_batch_rows: int
-) -> None:
-    """Seventy filters, ten of them on tallies of one value, each with its own answer."""
+def test_seventy_filters_of_one_source(spark: SparkSession, tmp_path: Path) -> None:
+    """Ten of them on tallies of one value, each with its own answer."""
     rows = endpoint_events(60)
     limits = range(0, 70 * 40, 40)
     functions = ["percentile2(10)"] * 10 + ["sum()"] * 60
@@ -311,67 +297,12 @@ def test_more_conditions_than_a_number_has_bits(
     )
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
-    settings = PipelineSettings(ttl_days=365, small_batch_rows=small_batch_rows)
-    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
+    with pipeline(spark, tmp_path, oal=oal) as running:
         running.run_available()
         actual = stored(running.store)
     wanted = expected_of(rows, oal)
     assert len({str(value) for value in wanted.values()}) > 10
     assert differences(actual, wanted) == []
-
-
-FEW = """
-    calls = from(Endpoint.*).cpm();
-    sla = from(Endpoint.*).percent(status == true);
-    slowest = from(Endpoint.latency).max();
-    p = from(Endpoint.latency).percentile2(10);
-    ok = from(Endpoint.latency).filter(status == true).percentile2(10);
-    h = from(Endpoint.latency).filter(latency > 50).histogram(100, 20);
-"""
-MANY = FEW + "".join(
-    f"more{n} = from(Endpoint.latency).filter(latency > {n * 20}).sum();" for n in range(15)
-)
-LABELS = FEW + "by_type = from(Endpoint.*).labelCount(type);"
-
-
-@pytest.mark.parametrize(
-    ("oal", "room", "way"),
-    [
-        (FEW, 10**6, "SparkAggregator sliced_rows"),
-        (MANY, 10**6, "NumpyAggregator sliced_rows"),
-        (LABELS, 10**6, "NumpyAggregator sliced_rows"),
-        (MANY, 10, "SparkAggregator single_rows"),
-    ],
-    ids=["few", "many", "label", "wide"],
-)
-def test_rows_that_stand_for_many(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    oal: str,
-    room: int,
-    way: str,
-) -> None:
-    """A large batch: rows alike are one first. Few states are then made by Spark, many by the
-    driver unless it would be too much for its memory, and what comes out is the same."""
-    ways = set()
-    query = fusion._query
-
-    def noted(*args: Any) -> str:
-        ways.add(f"{type(args[3]).__name__} {args[4].__name__}")
-        return query(*args)
-
-    monkeypatch.setattr(fusion, "_query", noted)
-    monkeypatch.setattr(aggregators, "MOST_NUMBERS", room)
-    rows = endpoint_events(40) * 3
-    for number in range(2):
-        write_segment(tmp_path / "spool", "Endpoint", rows[number::2], f"{number}")
-    settings = PipelineSettings(ttl_days=365, small_batch_rows=0)
-    with compiled(spark, tmp_path, oal=oal, settings=settings) as running:
-        running.run_available()
-        actual = stored(running.store)
-    assert ways == {way}
-    assert differences(actual, expected_of(rows, oal)) == []
 
 
 WIDE = """
@@ -404,7 +335,7 @@ def test_sums_outgrow_64_bits(spark: SparkSession, tmp_path: Path) -> None:
     for number in range(2):
         write_segment(tmp_path / "spool", "Endpoint", rows, str(number), number)
         write_segment(tmp_path / "spool", "ServiceInstanceJVMCPU", cpu, str(number), number)
-        with compiled(spark, tmp_path, oal=WIDE) as running:
+        with pipeline(spark, tmp_path, oal=WIDE) as running:
             running.run_available()
     with open_store(sqlite(tmp_path)) as store:
         assert [value.value for value in store.values("total")] == [

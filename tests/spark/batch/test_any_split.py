@@ -23,7 +23,6 @@ from tests.kit.pipelines import (
     TWO_SOURCES,
     States,
     Stored,
-    compiled,
     contents,
     counted,
     deal,
@@ -76,7 +75,7 @@ def in_one_batch(
     """The store after all events at once."""
     folder = tmp_path_factory.mktemp("once")
     deal(events, folder / "spool", 1)
-    with compiled(spark, folder, oal=EVERY_FUNCTION_OF_TWO) as running:
+    with pipeline(spark, folder, oal=EVERY_FUNCTION_OF_TWO) as running:
         assert len(running.run_available()) == 1
         return contents(running.store)
 
@@ -209,4 +208,4 @@ def test_spans_wait_no_longer_than_they_should(spark: SparkSession, tmp_path: Pa
         write_segment(tmp_path / "spool", "Span", spans[30:], "1", 1)
         running.run_available()
         assert sum(counted(running.store, "unresolved").values()) > 0
-        assert len(list((tmp_path / "checkpoint" / "carry").iterdir())) == 1
+        assert len(list((tmp_path / "checkpoint" / "state").iterdir())) == 1

@@ -1,0 +1,153 @@
+"""Into how many parts and tasks a batch is divided changes no result, nor does a change of it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from batchmill.spark import Pipeline
+from batchmill.spark.batch import maker
+from batchmill.spark.batch.job import BatchJob
+from tests.kit.pipelines import (
+    OF_SPANS,
+    ONE_AT_A_TIME,
+    START,
+    contents,
+    counted,
+    deal,
+    differences,
+    endpoint_events,
+    expected,
+    pipeline,
+    stored,
+    top_expected,
+    top_of,
+    write_segment,
+)
+from tests.kit.spark import span
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+from tests.oracle.topn import expected_topn
+
+pytestmark = pytest.mark.slow
+
+OAL = f"{OF_SPANS} db = from(DatabaseAccess.latency).percentile2(10); ep = from(Endpoint.*).cpm();"
+SPANS = random_spans(12, 150, start=START, days=1)
+AGAIN = SPANS[::4]
+EVENTS = endpoint_events(40)
+SAME = ("Span", "same trace and span id")
+
+
+def divide(monkeypatch: pytest.MonkeyPatch, parts: int, tasks: int | None = None) -> None:
+    """Have batches divided into so many parts and tasks."""
+    monkeypatch.setattr(maker, "parts_for", lambda spark: parts)
+    if tasks is not None:
+        monkeypatch.setattr(BatchJob, "_tasks", lambda job, paths: tasks)
+        monkeypatch.setattr(
+            BatchJob, "_slices", lambda job, paths: [paths[at::tasks] for at in range(tasks)]
+        )
+
+
+def check(running: Pipeline) -> None:
+    """Each span has counted once, with its partner."""
+    events = spans_to_events(SPANS)
+    rows = {**events.events, "Endpoint": [*events.events["Endpoint"], *EVENTS]}
+    assert differences(stored(running.store), expected(rows, OAL)) == []
+    assert top_of(running.store) == top_expected(expected_topn(SPANS))
+    assert counted(running.store, "duplicates") == {SAME: len(AGAIN)}
+    unresolved = sum(counted(running.store, "unresolved").values())
+    assert unresolved == events.counters["unresolved"]
+
+
+@pytest.fixture(scope="module")
+def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a store holds after batches that are divided as usual."""
+    return run(spark, tmp_path_factory.mktemp("plain"))
+
+
+def run(spark: SparkSession, folder: Path) -> Any:
+    """Everything in three batches; the store's states, values and counters, checked."""
+    deal({"Span": [*SPANS, *AGAIN]}, folder / "spool", 3, seed=4)
+    write_segment(folder / "spool", "Endpoint", EVENTS, "0")
+    with pipeline(spark, folder, oal=OAL, settings=ONE_AT_A_TIME, dedup_s=600) as running:
+        running.run_available()
+        running.settle(everything=True)
+        check(running)
+        return contents(running.store), running.store.counters()
+
+
+@pytest.mark.parametrize(("parts", "tasks"), [(1, 1), (2, 2), (8, 8), (13, 3)])
+def test_the_number_of_parts_and_tasks_changes_nothing(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plain: Any,
+    parts: int,
+    tasks: int,
+) -> None:
+    """All in one, as many tasks as parts, and several parts for each task."""
+    divide(monkeypatch, parts, tasks)
+    assert run(spark, tmp_path) == plain
+
+
+def test_state_of_another_number_of_parts_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart with more cores, or fewer: pending spans pair, and ids are known."""
+    rows = [*SPANS, *AGAIN]
+    random.Random(5).shuffle(rows)
+    write_segment(tmp_path / "spool", "Endpoint", EVENTS, "0")
+    for number, parts in enumerate((8, 3, 16, 8, 1)):
+        divide(monkeypatch, parts)
+        write_segment(tmp_path / "spool", "Span", rows[number::5], f"{number}", number)
+        with pipeline(spark, tmp_path, oal=OAL, dedup_s=600) as running:
+            running.run_available()
+            if number == 4:
+                running.settle(everything=True)
+                check(running)
+
+
+def test_a_batch_of_one_trace_loses_nothing_of_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Files are merged in it, also by tasks that get none of its spans."""
+    calls = [span("1", "CLIENT", trace_id=f"t{number}") for number in range(32)]
+    served = [
+        span("2", parent_span_id="1", trace_id=f"t{number}", service="stock")
+        for number in range(32)
+    ]
+    groups = [calls[number * 4 : number * 4 + 4] for number in range(8)]
+    batches = [*groups, [span("1", trace_id="alone")], [*served, *calls]]
+    for number, spans in enumerate(batches):
+        write_segment(tmp_path / "spool", "Span", spans, f"{number}", number)
+    with pipeline(spark, tmp_path, oal=OF_SPANS, settings=ONE_AT_A_TIME, dedup_s=600) as running:
+        assert len(running.run_available()) == len(batches)
+        spans = [*calls, *served, *batches[8]]
+        wanted = expected(spans_to_events(spans).events, OF_SPANS)
+        assert differences(stored(running.store), wanted) == []
+        assert counted(running.store, "duplicates") == {SAME: len(calls)}
+        pending = list((tmp_path / "checkpoint" / "state").glob("*/pending"))
+        assert len(pending) == 2  # of all batches up to the one of one trace, and of the last
+
+
+def test_state_in_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing in it is a pattern, or an encoding."""
+    folder = tmp_path / "a [b] {c,d} *?\\ %20#é"
+    batches = ([span("1", "CLIENT")], [span("2", parent_span_id="1", service="stock")])
+    for number, spans in enumerate([*batches, batches[0]]):
+        write_segment(tmp_path / "spool", "Span", spans, f"{number}", number)
+    with pipeline(
+        spark, tmp_path, oal=OF_SPANS, settings=ONE_AT_A_TIME, dedup_s=600, checkpoint=folder
+    ) as running:
+        running.run_available()
+        wanted = expected(spans_to_events([*batches[0], *batches[1]]).events, OF_SPANS)
+        assert differences(stored(running.store), wanted) == []
+        assert counted(running.store, "duplicates") == {SAME: 1}
+    assert len(list((folder / "state").glob("*/pending"))) == 2
