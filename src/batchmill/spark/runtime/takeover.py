@@ -109,18 +109,19 @@ def _add_files(
 ) -> list[str]:
     """Put the files up to the offset ``done`` into the account; gives those up to ``planned``."""
     names = []
-    for path, offset in _logged(spark / "sources" / "0", planned):
-        if offset > done:
-            names.append(path)
-            continue
-        account.segments += 1
-        if path in present:
-            account.read.add(path)
+    for file in _log_files(spark / "sources" / "0", planned):
+        for path, offset in _entries(file):
+            if offset <= done:
+                account.segments += 1
+                if path in present:
+                    account.read.add(path)
+            elif offset <= planned:
+                names.append(path)
     return sorted(names)
 
 
-def _logged(log: Path, until: int) -> Iterator[tuple[str, int]]:
-    """The entries of Spark's log of files up to an offset: a path, and its offset."""
+def _log_files(log: Path, until: int) -> list[Path]:
+    """The files of Spark's log of files that have all entries up to an offset."""
     compacted = [
         int(file.name.removesuffix(".compact"))
         for file in log.glob("*.compact")
@@ -129,14 +130,11 @@ def _logged(log: Path, until: int) -> Iterator[tuple[str, int]]:
     # Spark may be ahead with its log: then the newest one has entries beyond the offset.
     newest = max(compacted, default=-1)
     files = [log / f"{newest}.compact"] if compacted else []
-    files += [log / str(offset) for offset in range(newest + 1, until + 1)]
-    for file in files:
-        for path, offset in _entries(file):
-            if offset <= until:
-                yield path, offset
+    return [*files, *(log / str(offset) for offset in range(newest + 1, until + 1))]
 
 
 def _entries(file: Path) -> Iterator[tuple[str, int]]:
+    """The entries of a file of the log: a path, and the offset that it belongs to."""
     with file.open("rb") as lines:
         if lines.readline().strip() != b"v1":
             raise ValueError(f"{file} is not of version v1")
