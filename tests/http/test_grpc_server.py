@@ -322,9 +322,9 @@ def test_any_bytes_end_only_their_sender(
 SENDER = """
 import sys, threading, grpc
 def body():
-    yield bytes(100)
     print("sending", flush=True)
     threading.Event().wait()
+    yield b""
 channel = grpc.insecure_channel(address)
 channel.stream_unary(method)(body())
 """

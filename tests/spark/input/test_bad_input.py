@@ -354,7 +354,7 @@ def test_a_batch_that_is_run_again_quarantines_the_same(
         "Endpoint/deltas-main-0.parquet",
         "Endpoint/garbage.parquet",
         "Endpoint/garbage.parquet.reason",
-        *(f"Endpoint/rows-main-0/{number}.parquet" for number in range(3)),
+        *(f"Endpoint/rows-main-0/{task}.parquet" for task in range(2)),
     ]
     assert len(quarantined_rows(running.quarantine)) == 6
 

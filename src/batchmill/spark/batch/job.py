@@ -156,7 +156,8 @@ class BatchJob:
     def _slices(self, paths: Sequence[str]) -> list[Sequence[str]]:
         """Segments by task; neighbours are spread, since they are of about the same size."""
         count = min(len(paths), max(self._cores, -(-len(paths) // _FILES_PER_TASK)))
-        return [tuple(paths[place::count]) for place in range(count)]
+        ordered = sorted(paths)
+        return [tuple(ordered[place::count]) for place in range(count)]
 
     def _tasks(self, given: Input, pending: int) -> int:
         """How many tasks share the traces, and the entities."""
