@@ -224,3 +224,29 @@ def test_segments_of_another_spool_are_remembered(home: Home, tmp_path: Path) ->
     source = SpoolInput(other.parent, home.books, PipelineSettings())
     assert chosen(source) == [["0 é%.parquet"]]
     assert chosen(home.source()) == [["new.parquet"]]
+
+
+def test_thousands_of_batches_leave_little_behind(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments are removed after their batch; a restart in between changes nothing."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    home.books.finish(2)
+    (home.spool / "Span" / "new.parquet").unlink()
+    largest = 0
+    for number in range(3_000):
+        if number % 500 == 0:
+            home.restart()
+        home.segment(f"{number:060}.parquet")
+        source = home.source()
+        source.look(patient=False)
+        choice = source.choose(Pace(10.0))
+        assert choice is not None
+        assert [Path(path).stem for path in choice.segments] == [f"{number:060}"]
+        home.run(*map(Path, choice.segments))
+        home.remover().remove()
+        largest = max(largest, (home.checkpoint / "books.jsonl").stat().st_size)
+    assert home.left() == set()
+    assert home.books.read() == set()
+    assert largest < 300_000
+    assert [path.name for path in home.checkpoint.iterdir()] == ["books.jsonl"]

@@ -168,7 +168,9 @@ class Books:
         self._file = folder / NAME
         self._account = account
         self._lock = threading.RLock()
-        self._size = self._compacted = 0
+        self._size = 0
+        self._needed = _bytes_of(account.read)
+        """How many bytes of the file the names of segments take that still exist."""
         self._left: set[str] = set()
         """Folders in which segments were forgotten since the file was last compacted."""
 
@@ -205,8 +207,11 @@ class Books:
         """Mark a batch as done, durably: it is in the store."""
         with self._lock:
             self._append({"done": number})
+            plan = self.open_plan
+            if plan is not None:
+                self._needed += _bytes_of(set(plan.segments) - self._account.read)
             self._account.finish(number)
-            if self._size > max(_COMPACT_BYTES, 2 * self._compacted):
+            if self._size > max(_COMPACT_BYTES, 2 * self._needed):
                 self._compact()
 
     def read(self, last: int | None = None) -> set[str]:
@@ -229,6 +234,7 @@ class Books:
     def forget(self, paths: Collection[str]) -> None:
         """Leave out segments that do not exist any more."""
         with self._lock:
+            self._needed -= _bytes_of(self._account.read.intersection(paths))
             self._account.read.difference_update(paths)
             self._left.update(map(os.path.dirname, paths))
 
@@ -251,7 +257,11 @@ class Books:
         self._left.clear()
         data = _encoded(self._account.lines())
         write_whole(self._file, data, durable=True, mode=_MODE)
-        self._size = self._compacted = len(data)
+        self._size = len(data)
+
+
+def _bytes_of(paths: Iterable[str]) -> int:
+    return sum(len(json.dumps(path)) + 2 for path in paths)
 
 
 def _encoded(lines: Iterable[Mapping[str, Any]]) -> bytes:
