@@ -211,6 +211,7 @@ KAFKA = {
     "check_readable",
     "hide_secrets",
     "java_options",
+    "message_range",
     "KafkaAddress",
     "KafkaAddressError",
     "KafkaSettings",

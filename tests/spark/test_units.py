@@ -15,7 +15,10 @@ from batchmill.errors import ConfigError
 from batchmill.sources import service_id
 from batchmill.spark import PipelineError, PipelineSettings
 from batchmill.spark.input.segments import local_path, source_of
+from batchmill.spark.runtime.books import Plan
 from batchmill.spark.runtime.checkpoint import open_checkpoint
+from batchmill.spark.runtime.takeover import Marks
+from batchmill.spark.settings import trigger_seconds
 
 
 def test_entities_are_numbered_once_and_gather_their_layers() -> None:
@@ -52,12 +55,15 @@ def test_a_checkpoint_keeps_its_identity(tmp_path: Path) -> None:
     """It has the same id each time, is fresh until a batch began, and knows the last one done."""
     first = open_checkpoint(tmp_path, "main", "store-1")
     again = open_checkpoint(tmp_path, "main", "store-1")
-    assert (first.id, first.fresh, first.committed) == (again.id, True, None)
-    for folder, names in (("offsets", ("0", "1", ".1.crc")), ("commits", ("0", ".0.crc"))):
-        (tmp_path / "spark" / folder).mkdir(parents=True)
-        for name in names:
-            (tmp_path / "spark" / folder / name).touch()
-    assert (first.fresh, first.committed) == (False, 0)
+    assert (first.id, first.marks()) == (again.id, Marks(None, None))
+    books = first.books(set, 1.0, 8, write=True)
+    assert first.marks() == Marks(None, None)
+    books.begin(Plan(0, 1.0, 8, ("/a.parquet",)))
+    assert first.marks() == Marks(None, 0)
+    assert (first.segments_until(None), first.segments_until(0)) == (0, 1)
+    books.finish(0)
+    assert first.marks() == Marks(0, 0)
+    assert first.segments_until(0) == 1
 
 
 def test_a_checkpoint_is_of_one_stream(tmp_path: Path) -> None:
@@ -76,6 +82,7 @@ def test_a_checkpoint_is_of_one_stream(tmp_path: Path) -> None:
     [
         ("max_batch_bytes", 0),
         ("max_batch_files", 0),
+        ("target_batch_s", -1),
         ("max_ahead_s", -1),
         ("span_wait_s", float("nan")),
         ("late_after_minutes", True),
@@ -93,3 +100,30 @@ def test_settings_check_themselves(name: str, value: Any) -> None:
     """What can never work is refused at once, not when the first batch runs."""
     with pytest.raises(ConfigError):
         PipelineSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("trigger", "seconds"),
+    [
+        (0, 0.0),
+        (0.25, 0.25),
+        ("10 seconds", 10.0),
+        ("1 second", 1.0),
+        ("500 milliseconds", 0.5),
+        ("interval 2 Minutes", 120.0),
+        ("1 hour 30 minutes", 5400.0),
+        ("1 day", 86_400.0),
+    ],
+)
+def test_a_trigger_in_seconds(trigger: float | str, seconds: float) -> None:
+    """As a number, or with units."""
+    assert trigger_seconds(trigger) == seconds
+
+
+@pytest.mark.parametrize(
+    "trigger", ["", "10", "seconds", "-1 seconds", "1 month", "2 days", "1 s x"]
+)
+def test_a_trigger_that_is_no_time(trigger: str) -> None:
+    """The error says what one looks like."""
+    with pytest.raises(ConfigError, match="10 seconds"):
+        trigger_seconds(trigger)

@@ -1,8 +1,8 @@
 """Kafka in place of the spool: makes spans durable as protobuf messages in a topic.
 
 Gives :class:`KafkaSink` for the receiver, what Spark needs to read the topic (``java_options``,
-``span_rows``, ``behind``), and the format of the messages (``encode``, ``decode``). Loads without
-its extra.
+``span_rows``, ``message_range``, ``behind``), and the format of the messages (``encode``,
+``decode``). Loads without its extra.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from batchmill.kafka.settings import (
 )
 
 if TYPE_CHECKING:
-    from batchmill.kafka.client import Behind, ConnectionErrors, behind, check_readable
+    from batchmill.kafka.client import (
+        Behind,
+        ConnectionErrors,
+        behind,
+        check_readable,
+        message_range,
+    )
     from batchmill.kafka.messages import (
         DeltaFile,
         Message,
@@ -69,12 +75,13 @@ __all__ = [
     "encode_deltas",
     "hide_secrets",
     "java_options",
+    "message_range",
     "read_options",
     "span_rows",
 ]
 
 _MODULES = {
-    "client": "Behind ConnectionErrors behind check_readable",
+    "client": "Behind ConnectionErrors behind check_readable message_range",
     "messages": "DeltaFile Message Span Spans decode deltas_in encode encode_deltas span_rows",
     "sink": "KafkaSink KafkaStats",
 }

@@ -163,6 +163,17 @@ def check_readable(address: KafkaAddress, options: Mapping[str, str] = _NO_OPTIO
         _partitions(consumer, address, errors)
 
 
+def message_range(
+    address: KafkaAddress, options: Mapping[str, str] = _NO_OPTIONS
+) -> dict[int, tuple[int, int]]:
+    """By partition: the first message that the topic still has, and the first that will come."""
+    with _consumer(address, options) as (consumer, errors):
+        return {
+            partition: _range(consumer, address, partition)
+            for partition in _partitions(consumer, address, errors)
+        }
+
+
 def behind(
     address: KafkaAddress,
     read: Mapping[int, int],
@@ -173,8 +184,7 @@ def behind(
     messages, oldest = 0, now
     with _consumer(address, options) as (consumer, errors):
         for partition in _partitions(consumer, address, errors):
-            place = TopicPartition(address.topic, partition)
-            low, high = consumer.get_watermark_offsets(place, timeout=_ANSWER_S)
+            low, high = _range(consumer, address, partition)
             offset = max(low, read.get(partition, 0))
             if high > offset:
                 messages += high - offset
@@ -228,6 +238,12 @@ def _partitions(consumer: Any, address: KafkaAddress, errors: ConnectionErrors) 
     if topic.error is not None:
         raise KafkaTopicError(str(address))
     return sorted(topic.partitions)
+
+
+def _range(consumer: Any, address: KafkaAddress, partition: int) -> tuple[int, int]:
+    place = TopicPartition(address.topic, partition)
+    low, high = consumer.get_watermark_offsets(place, timeout=_ANSWER_S)
+    return low, high
 
 
 def _sent_at(consumer: Any, topic: str, partition: int, offset: int, now: float) -> float:

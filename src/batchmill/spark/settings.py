@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from batchmill.aggregate import AggregationSettings
@@ -10,7 +11,11 @@ from batchmill.errors import ConfigError, check_int, check_number
 MEBIBYTE = 2**20
 _LONGEST_TRIGGER_S = 86_400.0
 _LONGEST_DEDUP_S = 7 * 86_400.0
-TRIGGER = "seconds, from 0 up to a day, or Spark's notation for a time, such as '10 seconds'"
+_UNITS = {"millisecond": 0.001, "ms": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_TIME = re.compile(
+    r"\s*(?:interval\s+)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|millisecond|second|minute|hour|day)s?\s*"
+)
+TRIGGER = "seconds, from 0 up to a day, or a time such as '10 seconds' or '1 minute'"
 """The allowed values of a trigger, for error messages."""
 
 
@@ -22,10 +27,14 @@ class PipelineSettings(AggregationSettings):
     """The most bytes that one micro-batch reads; its memory grows with it. A single larger segment
     is a batch of its own."""
     max_batch_files: int | None = None
-    """The most segments that one micro-batch reads; if set, it replaces the limit in bytes."""
+    """The most segments that one micro-batch reads; if set, it replaces the limit in bytes and
+    ``target_batch_s``."""
     max_batch_messages: int = 200_000
     """The most messages of a Kafka topic that one micro-batch reads; each holds the spans of one
     trace that came in one request."""
+    target_batch_s: float = 10.0
+    """How long a micro-batch is to take: how much one reads follows the pace of the last ones,
+    within the limits. Batches of a backfill take as much as they may."""
     skip_lost: bool = False
     """Continue when a Kafka topic no longer has messages that were not read yet."""
     late_after_minutes: int = 5
@@ -42,6 +51,7 @@ class PipelineSettings(AggregationSettings):
         if self.max_batch_files is not None:
             check_int("max_batch_files", self.max_batch_files, 1)
         check_int("max_batch_messages", self.max_batch_messages, 1)
+        check_number("target_batch_s", self.target_batch_s, 0)
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_number("span_wait_s", self.span_wait_s, 0)
         check_int("ttl_days", self.ttl_days, 1)
@@ -55,11 +65,18 @@ def check_dedup_s(seconds: float | None) -> float | None:
     return seconds
 
 
-def trigger_interval(trigger: float | str) -> str:
-    """Convert a trigger, in seconds or in Spark's notation, to Spark's notation."""
-    if isinstance(trigger, str):
-        return trigger
+def trigger_seconds(trigger: float | str) -> float:
+    """A trigger in seconds; it may be given as a text with units."""
+    seconds = _seconds(trigger) if isinstance(trigger, str) else trigger
     # `not <=` also refuses nan.
-    if isinstance(trigger, bool) or not 0 <= trigger <= _LONGEST_TRIGGER_S:
+    if isinstance(seconds, bool) or seconds is None or not 0 <= seconds <= _LONGEST_TRIGGER_S:
         raise ConfigError("trigger", trigger, TRIGGER)
-    return f"{round(trigger * 1000)} milliseconds"
+    return float(seconds)
+
+
+def _seconds(text: str) -> float | None:
+    """The seconds of a text such as ``"1 minute 30 seconds"``; None if it is none."""
+    parts = list(_TIME.finditer(text.lower()))
+    if not parts or "".join(part[0] for part in parts) != text.lower():
+        return None
+    return sum(float(part["number"]) * _UNITS[part["unit"]] for part in parts)

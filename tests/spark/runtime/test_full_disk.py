@@ -18,6 +18,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineError
+from batchmill.spark.runtime.checkpoint import Checkpoint
 from tests.kit.files import fill, small_disk
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import (
@@ -73,7 +74,7 @@ def test_no_room_for_rows_that_do_not_fit(spark: SparkSession, tmp_path: Path) -
 
 
 def test_no_room_for_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    """At the first start, and later, when Spark cannot write its log."""
+    """At the first start, and later, when a batch cannot be planned."""
     rows = endpoint_events(20)
     write_segment(tmp_path / "spool", "Endpoint", rows[:10])
     with (
@@ -163,4 +164,4 @@ def test_no_room_to_shuffle_and_a_spark_that_stops_lose_no_batch(tmp_path: Path)
     assert went_on == [0]
     assert isinstance(stopped, str), stopped
     assert not (tmp_path / "spool-quarantine").exists()
-    assert not (tmp_path / "checkpoint" / "spark" / "commits" / "1").exists()
+    assert Checkpoint(tmp_path / "checkpoint").marks().done == 0

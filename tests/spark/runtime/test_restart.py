@@ -72,7 +72,7 @@ def copy_store(folder: Path, target: Path) -> None:
 
 
 def test_a_replayed_batch_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark repeats a batch whose commit it did not log: the store recognises its number."""
+    """A batch that was not marked as done is repeated: the store recognises its number."""
     run(spark, tmp_path, 0, 1)
     with open_store(sqlite(tmp_path)) as store:
         before = contents(store), store.counters()
@@ -107,7 +107,7 @@ def test_a_replayed_batch_of_spans_changes_nothing(spark: SparkSession, tmp_path
 def test_a_batch_that_failed_before_its_commit_is_run_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault between Spark's part and the commit: the same rows come in the next run, once."""
+    """A fault between Spark's job and the commit: the same rows come in the next run, once."""
     for number in range(3):
         write_segment(tmp_path / "spool", "Endpoint", ROWS[number::3], str(number), number)
     with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
@@ -150,15 +150,15 @@ def older_checkpoint(folder: Path) -> None:
 
 
 def checkpoint_one_batch_old(folder: Path) -> None:
-    """The copy from after the second batch: Spark has not planned the third one there."""
+    """The copy from after the second batch: the third one is not planned there."""
     shutil.rmtree(folder / "checkpoint")
     shutil.copytree(folder / "checkpoint-before", folder / "checkpoint")
 
 
-def without_sparks_part(folder: Path) -> None:
-    """The store's copy from after the first batch, and Spark's log emptied."""
+def without_books(folder: Path) -> None:
+    """The store's copy from after the first batch, and the books are gone."""
     older_store(folder)
-    shutil.rmtree(folder / "checkpoint" / "spark")
+    (folder / "checkpoint" / "books.jsonl").unlink()
 
 
 def older_store(folder: Path) -> None:
@@ -197,7 +197,7 @@ def after_three(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         (other_store, "other", "run with that checkpoint"),
         (older_checkpoint, "ahead", "restore the store's copy of the same time"),
         (checkpoint_one_batch_old, "unplanned", "restore the store's copy of the same time"),
-        (without_sparks_part, "unplanned", "restore the store's copy of the same time"),
+        (without_books, "unplanned", "restore the store's copy of the same time"),
         (older_store, "behind", "restore the checkpoint's copy of the same time"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_checkpoint_and_a_store_of_the_same_time_go_on(
     """Both restored from copies of one moment: what came since is read again, and counts once."""
     folder = tmp_path / "copy"
     shutil.copytree(after_three, folder)
-    spool = after_three / "spool"  # Spark remembers segments by their path
+    spool = after_three / "spool"  # the books have segments by their path
     older_checkpoint(folder)
     older_store(folder)
     with pipeline(spark, folder, oal=SMALL, settings=ONE_AT_A_TIME, spool=spool) as running:
@@ -238,7 +238,7 @@ def test_a_checkpoint_and_a_store_of_the_same_time_go_on(
         assert differences(stored(running.store), expected_of(ROWS)) == []
 
 
-def test_a_spark_checkpoint_without_our_file_is_refused(
+def test_a_checkpoint_without_its_file_is_refused(
     spark: SparkSession, tmp_path: Path, after_three: Path
 ) -> None:
     """Without it, it is not known which stream the checkpoint belongs to."""

@@ -1,13 +1,10 @@
-"""Upkeep beside the batches, without Spark: removal and progress."""
+"""Upkeep beside the batches, without Spark: progress."""
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -16,184 +13,10 @@ pytest.importorskip("pyspark")
 from batchmill.spark import BatchReport
 from batchmill.spark.batch.report import BatchStats, Stopwatch
 from batchmill.spark.input.base import Unread
-from batchmill.spark.input.spool import SegmentRemover, SpoolLag
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, progress_of
 from batchmill.store import CommitResult, StreamInfo
 from tests.kit.queues import make_queue
-
-
-class SparkLog:
-    """A checkpoint as Spark writes it, with a spool and a quarantine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.spool = folder / "spool"
-        self.quarantine = folder / "spool-quarantine"
-        self.checkpoint = Checkpoint(folder / "checkpoint")
-        self.log = self.checkpoint.spark / "sources" / "0"
-        for name in ("offsets", "commits"):
-            (self.checkpoint.spark / name).mkdir(parents=True)
-        self.log.mkdir(parents=True)
-
-    def segment(self, name: str, size: int = 10, mtime: float = 1000.0) -> Path:
-        """A file of the spool."""
-        path = self.spool / "Span" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * size)
-        os.utime(path, (mtime, mtime))
-        return path
-
-    def plan(self, number: int, *paths: Path) -> None:
-        """Spark has written down what a batch is made of."""
-        lines = [
-            json.dumps({"path": f"file://{quote(str(path))}", "timestamp": 1, "batchId": number})
-            for path in paths
-        ]
-        (self.log / str(number)).write_text("\n".join(["v1", *lines]))
-        offset = json.dumps({"logOffset": number})
-        (self.checkpoint.spark / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offset}")
-
-    def commit(self, number: int) -> None:
-        """Spark has marked a batch as done."""
-        (self.checkpoint.spark / "commits" / str(number)).write_text("v1\n{}")
-
-    def remover(self) -> SegmentRemover:
-        """As after a start."""
-        return SegmentRemover(self.spool, self.checkpoint, self.quarantine)
-
-    def left(self) -> set[str]:
-        """What the spool holds."""
-        return {path.name for path in self.spool.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> SparkLog:
-    """Three batches of one segment each, and one segment that Spark has not seen."""
-    made = SparkLog(tmp_path / "a b%20c")
-    for number in range(3):
-        made.plan(number, made.segment(f"{number} é%.parquet"))
-    made.segment("new.parquet")
-    return made
-
-
-@pytest.mark.parametrize(
-    ("committed", "last", "removed"),
-    [(None, None, 0), (None, 0, 0), (0, None, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2), (2, 2, 3)],
-)
-def test_only_what_both_have_is_removed(
-    log: SparkLog, committed: int | None, last: int | None, removed: int
-) -> None:
-    """In the store and in Spark's log; segments that Spark has not listed stay in any case."""
-    for number in range(0 if committed is None else committed + 1):
-        log.commit(number)
-    assert log.remover().remove(last) == removed
-    left = {f"{number} é%.parquet" for number in range(removed, 3)}
-    assert log.left() == left | {"new.parquet"}
-
-
-def test_what_a_crash_leaves_over_is_removed_after_the_restart(log: SparkLog) -> None:
-    """Some were removed, nothing was noted; afterwards nothing is looked at twice."""
-    for number in range(2):
-        log.commit(number)
-    (log.spool / "Span" / "0 é%.parquet").unlink()
-    assert log.remover().remove(1) == 1
-    again = log.remover()
-    back = log.segment("1 é%.parquet")
-    assert again.remove(1) == 0
-    log.commit(2)
-    assert again.remove(2) == 1
-    assert log.left() == {back.name, "new.parquet"}
-
-
-def test_an_old_log_is_compacted(log: SparkLog) -> None:
-    """Spark drops single files of its log; what was not removed by then is found all the same."""
-    log.commit(2)
-    lines = [(log.log / str(number)).read_text().splitlines()[1] for number in range(3)]
-    for number in range(3):
-        (log.log / str(number)).unlink()
-    (log.log / "2.compact").write_text("\n".join(["v1", *lines]))
-    assert log.remover().remove(2) == 3
-
-
-def test_a_log_that_cannot_be_read_removes_nothing(log: SparkLog) -> None:
-    """It is read again later."""
-    log.commit(2)
-    whole = (log.log / "1").read_text()
-    (log.log / "1").write_text("v1\n{half")
-    remover = log.remover()
-    assert remover.remove(2) == 0
-    (log.log / "1").write_text(whole)
-    assert remover.remove(2) == 3
-
-
-def test_nothing_outside_the_spool_is_removed(log: SparkLog, tmp_path: Path) -> None:
-    """The log may be that of another spool."""
-    outside = tmp_path / "outside.parquet"
-    outside.touch()
-    sneaky = log.spool / "Span" / ".." / ".." / ".." / "outside.parquet"
-    log.plan(3, outside, sneaky)
-    log.commit(3)
-    assert log.remover().remove(3) == 3
-    assert outside.exists()
-
-
-def test_a_segment_stays_if_the_quarantine_has_no_copy(
-    log: SparkLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its content would be lost; with a copy it goes."""
-    aside = log.quarantine / "Span"
-    aside.mkdir(parents=True)
-    for number in range(2):
-        (aside / f"{number} é%.parquet.reason").write_text("corrupt: x")
-    (aside / "1 é%.parquet").write_bytes(b"copy")
-    log.commit(2)
-    with caplog.at_level(logging.WARNING, "batchmill.spark"):
-        assert log.remover().remove(2) == 2
-    assert log.left() == {"0 é%.parquet", "new.parquet"}
-    assert "the quarantine has no copy of it" in caplog.text
-
-
-def test_what_cannot_be_removed_is_tried_again(
-    log: SparkLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning only."""
-    unlink = Path.unlink
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path.name.startswith("1"):
-            raise PermissionError(13, "Permission denied")
-        unlink(path, missing_ok)
-
-    log.commit(2)
-    remover = log.remover()
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with caplog.at_level(logging.WARNING, "batchmill.spark"):
-        assert remover.remove(2) == 2
-        assert remover.remove(2) == 0
-    assert len(caplog.records) == 1
-    monkeypatch.undo()
-    assert remover.remove(2) == 1
-    assert remover.remove(2) == 0
-
-
-def test_the_lag_is_the_age_of_the_oldest_segment_that_is_not_in(log: SparkLog) -> None:
-    """By the store's last batch; hidden files and others are no segments."""
-    log.segment(".tmp.parquet")
-    log.segment("_tmp.parquet")
-    log.segment("notes.txt")
-    log.segment("newer.parquet", size=5, mtime=1060.0)
-    lag = SpoolLag(log.spool, log.checkpoint)
-    assert lag.unread(None, 1100.0) == Unread(5, 45, 100.0)
-    assert lag.unread(1, 1100.0) == Unread(3, 25, 100.0)
-    assert lag.unread(2, 1100.0) == Unread(2, 15, 100.0)
-    (log.spool / "Span" / "new.parquet").unlink()
-    assert lag.unread(2, 1100.0) == Unread(1, 5, 40.0)
-    (log.spool / "Span" / "newer.parquet").unlink()
-    assert lag.unread(2, 1100.0) == Unread()
-    # A clock that is behind makes no negative age; and a new look knows what was read.
-    log.segment("last.parquet", mtime=2000.0)
-    assert SpoolLag(log.spool, log.checkpoint).unread(2, 1100.0) == Unread(1, 10, 0.0)
-    assert SpoolLag(log.spool / "none", log.checkpoint).unread(None, 1.0) == Unread()
 
 
 def test_progress_is_put_together(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class Work:
     """Seconds since 1970."""
     newest: int | None
     """The newest minute of earlier batches."""
+    parts: int
+    """Into how many parts traces and entities are divided."""
     paths: Sequence[str] = ()
     frames: Mapping[str, DataFrame] = field(default_factory=dict)
     """Rows of a backfill that lie in no segment, by source."""
@@ -106,16 +108,14 @@ class BatchMaker:
         self._settings = settings
         self._quarantine = quarantine
         self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
-        plan = TaskPlan(
-            catalog,
-            aggregators,
-            _attribute_keys(aggregators),
-            settings,
-            parts_for(spark),
+        self.parts = parts_for(spark)
+        """Into how many parts new batches are divided."""
+        self._plan = TaskPlan(
+            catalog, aggregators, _attribute_keys(aggregators), settings, self.parts
         )
-        self._parts = plan.parts
         self._folder = folder
-        self._job = BatchJob(spark, plan, dedup=dedup_s is not None)
+        self._spark = spark
+        self._job = self._job_of(self.parts)
         self._folders = [folder, quarantine.folder, *spark_local_folders(spark)]
 
     def make(self, work: Work) -> tuple[Batch, BatchStats]:
@@ -132,18 +132,24 @@ class BatchMaker:
                 max((file.arrived_ms for file in plan.expired), default=None),
                 state.to_read(files, plan.merged),
                 sum(file.rows for file in work.files.pending),
-                self._folder / state.new_name(work.number, self._parts),
+                self._folder / state.new_name(work.number, work.parts),
             )
         self._quarantine.clear_staging(work.stream, work.number)
         work.watch.lap(READ)
+        # A batch that is run again may have been planned in another session.
+        job = self._job if work.parts == self.parts else self._job_of(work.parts)
         with explain_full_disk(*self._folders), explain_task_error():
-            result = self._job.run(given, self._limits(work), spans)
+            result = job.run(given, self._limits(work), spans)
             work.watch.lap(SPARK)
             batch, stats = self._batch(work, result)
             if spans is not None:
                 self._add_state(batch, plan, result.report, spans)
         work.watch.lap(DELTAS)
         return batch, stats
+
+    def _job_of(self, parts: int) -> BatchJob:
+        plan = replace(self._plan, parts=parts)
+        return BatchJob(self._spark, plan, dedup=self._window_ms is not None)
 
     def _plan_state(self, work: Work) -> _StatePlan:
         """What becomes of the files of earlier batches."""
@@ -163,7 +169,7 @@ class BatchMaker:
         merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
         if self._window_ms is not None:
             # Where ids with other parts are, every task would write all of them.
-            fitting = [file for file in ids if state.parts_of(file) in (0, self._parts)]
+            fitting = [file for file in ids if state.parts_of(file) in (0, work.parts)]
             merged += state.ids_to_merge(
                 fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )

@@ -98,21 +98,31 @@ class StreamWriter:
             dedup_s,
         )
 
+    @property
+    def parts(self) -> int:
+        """Into how many parts new batches are divided."""
+        return self._maker.parts
+
     def write(
         self,
         number: int,
         *,
         paths: Callable[[], Sequence[str]] = tuple,
         frames: Mapping[str, DataFrame] | None = None,
+        now: float | None = None,
+        parts: int | None = None,
     ) -> BatchReport:
-        """Make and commit a batch; one that is in the store already is not made again."""
+        """Make and commit a batch; one that is in the store already is not made again.
+
+        ``now`` and ``parts`` are those of its plan, if it has one.
+        """
         with self._turn:
             self._refresh()
             if self.last is not None and number <= self.last:
                 log.info("batch %d of %s is in the store already", number, self.stream)
                 nothing = CommitResult(applied=False)
                 return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
-            work = self._work(number)
+            work = self._work(number, now, parts)
             own = {source: rebind(frame, self._spark) for source, frame in (frames or {}).items()}
             return self._write(replace(work, paths=paths(), frames=own))
 
@@ -160,13 +170,14 @@ class StreamWriter:
             self._stale = True
             raise
 
-    def _work(self, number: int) -> Work:
+    def _work(self, number: int, now: float | None = None, parts: int | None = None) -> Work:
         """A batch without input. Valid for this turn only: the pending files may change."""
         return Work(
             stream=self.stream,
             number=number,
             epoch=self._epoch,
-            now=self._clock(),
+            now=self._clock() if now is None else now,
+            parts=parts or self._maker.parts,
             newest=self._store.newest_minute(),
             files=StateFiles.of(self._files),
             expire=self._expire,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from pyspark.sql import DataFrame, SparkSession
-
-from batchmill.spark.settings import PipelineSettings
+from batchmill.spark.input.choice import Pace
+from batchmill.spark.runtime.books import Plan
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,19 @@ class Unread:
     """The age of the oldest of them; 0 if there is none."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The input that a batch is to have; see :class:`batchmill.spark.runtime.books.Plan`."""
+
+    amount: int
+    """How much it is, in what the pace of batches is measured in."""
+    segments: tuple[str, ...] = ()
+    topic: str = ""
+    offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
 class Input(Protocol):
-    """A source of segments that Spark reads as a stream; Spark logs what belongs to which batch."""
+    """Where the segments of a stream come from; the books say what was read of it."""
 
     @property
     def name(self) -> str:
@@ -36,11 +46,25 @@ class Input(Protocol):
         """How often to look for unread input while no batch comes, in seconds."""
         ...
 
-    def stream(self, spark: SparkSession, settings: PipelineSettings) -> DataFrame:
-        """The frame that the streaming query reads."""
+    def check(self) -> None:
+        """Raise an error if it cannot be read now."""
         ...
 
-    def segments(self, batch: DataFrame, number: int) -> Sequence[str]:
+    def look(self, *, patient: bool) -> None:
+        """Find out what waits to be read. With ``patient``, nothing does if it cannot be reached
+        now."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something was found that is not chosen yet."""
+        ...
+
+    def choose(self, pace: Pace) -> Choice | None:
+        """The input of the next batch, the oldest that waits; None if nothing does."""
+        ...
+
+    def segments(self, plan: Plan) -> Sequence[str]:
         """The segments of a batch, as Spark names them; the same ones whenever it is repeated."""
         ...
 
@@ -48,8 +72,8 @@ class Input(Protocol):
         """What is still to be read when ``last`` is the last batch in the store."""
         ...
 
-    def remove_read(self, last: int | None) -> None:
-        """Remove what only the batches up to ``last`` needed, if this input is to be cleaned up.
+    def remove_read(self) -> None:
+        """Remove what only batches that are done needed, if this input is to be cleaned up.
 
         Called by several threads. Raises OSError if something could not be removed yet.
         """

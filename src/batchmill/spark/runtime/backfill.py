@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from batchmill.errors import ConfigError
 from batchmill.oal import MetricSet
@@ -21,7 +21,7 @@ from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.rows import SPAN
-from batchmill.spark.input.spool import SpoolInput
+from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.stream import StreamRun
 from batchmill.spark.settings import PipelineSettings
@@ -49,20 +49,20 @@ class Backfills:
 
     def __init__(
         self,
-        spark: SparkSession,
         settings: PipelineSettings,
         metrics: MetricSet,
         checkpoint: Path,
         *,
         claim: ClaimStream,
+        clock: Callable[[], float],
         stop_requested: Callable[[], bool],
         set_cut_short: Callable[[bool], None],
     ) -> None:
-        self._spark = spark
         self._settings = settings
         self._metrics = metrics
         self._checkpoint = checkpoint
         self._claim = claim
+        self._clock = clock
         self._stop_requested = stop_requested
         self._set_cut_short = set_cut_short
         self._threads: list[int] = []
@@ -84,9 +84,19 @@ class Backfills:
             self._running(),
             self._claim(stream, self._checkpoint / stream, retire=False) as (writer, checkpoint),
         ):
-            source = SpoolInput(folder, checkpoint)
-            run = StreamRun(writer, checkpoint, source, note, self._stop_requested)
-            run.start(self._spark, self._settings, {"availableNow": True})
+            books = checkpoint.books(
+                lambda: present_segments(folder), self._clock(), writer.parts, write=True
+            )
+            run = StreamRun(
+                writer,
+                books,
+                SpoolInput(folder, books, self._settings),
+                note,
+                self._stop_requested,
+                target_s=None,
+                clock=self._clock,
+            )
+            run.start(None)
             try:
                 run.wait()
             finally:
@@ -114,7 +124,7 @@ class Backfills:
         reports: list[BatchReport] = []
         with self._running():
             try:
-                claim = self._claim(stream, folder, retire=False, spark_log=False)
+                claim = self._claim(stream, folder, retire=False, planned=False)
                 with claim as (writer, _):
                     reports.append(writer.write(0, frames={source: rows}))
                     if source == SPAN.name and (last := writer.settle(everything=True)) is not None:
@@ -138,8 +148,7 @@ class Backfills:
 
     def stored_segments(self, stream: str, last_batch: int | None) -> int:
         """How many segments a folder's backfills have stored, up to that batch."""
-        checkpoint = Checkpoint(self._checkpoint / stream)
-        return 0 if last_batch is None else checkpoint.segments_until(last_batch)
+        return Checkpoint(self._checkpoint / stream).segments_until(last_batch)
 
     def runs_here(self) -> bool:
         """Whether the calling thread runs a backfill."""

@@ -23,13 +23,14 @@ from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.quarantine import Quarantine
-from batchmill.spark.input.spool import SpoolInput
+from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
+from batchmill.spark.runtime.books import Books
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress
 from batchmill.spark.runtime.session import lease
-from batchmill.spark.runtime.stream import StreamRun, processing_time
-from batchmill.spark.settings import PipelineSettings, check_dedup_s
+from batchmill.spark.runtime.stream import StreamRun
+from batchmill.spark.settings import PipelineSettings, check_dedup_s, trigger_seconds
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
 
 if TYPE_CHECKING:
@@ -144,11 +145,11 @@ class Pipeline:
             self._close_store()
             raise
         self._backfills = Backfills(
-            self.spark,
             self.settings,
             self.metrics,
             self.checkpoint,
             claim=self._claimed,
+            clock=self._clock,
             stop_requested=lambda: self._stop_requested,
             set_cut_short=self._set_cut_short,
         )
@@ -165,12 +166,13 @@ class Pipeline:
         return str(self._topic or self.spool)
 
     def start(self, trigger: float | str = 5.0) -> None:
-        """Run until :meth:`stop`: a micro-batch every ``trigger`` seconds, if there is input.
+        """Run until :meth:`stop`: look for input every ``trigger`` seconds, and process it.
 
-        A string is Spark's notation, such as ``"10 seconds"``.
+        A string has a unit, such as ``"10 seconds"``. Input that is more than one micro-batch may
+        take is processed in several, one right after the other.
         """
         with self._closing:  # a callback may stop it before this returns
-            self._begin(processingTime=processing_time(self.spark, trigger))
+            self._begin(trigger_seconds(trigger))
             assert self._upkeep is not None
             self._upkeep.start(self.settings.span_wait_s)
 
@@ -178,7 +180,7 @@ class Pipeline:
         """Process what the spool holds now, in as many batches as it takes, and return."""
         self._reports = []
         with self._closing:
-            run = self._begin(availableNow=True)
+            run = self._begin(None)
         try:
             run.wait()
         finally:
@@ -214,7 +216,7 @@ class Pipeline:
         if upkeep is not None:
             return upkeep.progress()
         last = self._last_batch(self.name)
-        source = self._input(Checkpoint(self.checkpoint))
+        source = self._input(self._books(Checkpoint(self.checkpoint), write=False))
         return read_progress(self.name, last, self.store, source, self._clock())
 
     def backfill(
@@ -287,26 +289,30 @@ class Pipeline:
         """Whether this thread runs a batch's callback or a backfill, and so cannot wait for it."""
         return threading.get_ident() in self._callbacks or self._backfills.runs_here()
 
-    def _begin(self, **trigger: str | bool) -> StreamRun:
+    def _begin(self, interval_s: float | None) -> StreamRun:
         self._check_open()
         if self._run is not None:
             raise PipelineError("the pipeline runs already: stop() it first")
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
-        source = self._input(checkpoint)
-        upkeep = Upkeep(writer, checkpoint, self.store, source, self._clock)
-        run = StreamRun(
-            writer,
-            checkpoint,
-            source,
-            self._note,
-            lambda: self._stop_requested,
-            upkeep.remove_read,
-        )
-        self._upkeep = upkeep
-        upkeep.write_progress(committed=True)
         try:
-            run.start(self.spark, self.settings, trigger)
+            with explain_full_disk(self.checkpoint):
+                books = self._books(checkpoint, write=True, parts=writer.parts)
+            source = self._input(books)
+            upkeep = Upkeep(writer, checkpoint, self.store, source, self._clock)
+            run = StreamRun(
+                writer,
+                books,
+                source,
+                self._note,
+                lambda: self._stop_requested,
+                target_s=self.settings.target_batch_s,
+                clock=self._clock,
+                before_batch=upkeep.remove_read,
+            )
+            self._upkeep = upkeep
+            upkeep.write_progress(committed=True)
+            run.start(interval_s)
         except BaseException:
             self._upkeep = None
             stack.close()
@@ -338,13 +344,20 @@ class Pipeline:
 
         return connector_conf() | given
 
-    def _input(self, checkpoint: Checkpoint) -> Input:
+    def _books(self, checkpoint: Checkpoint, *, write: bool, parts: int = 0) -> Books:
+        def present() -> set[str]:
+            return set() if self.spool is None else present_segments(self.spool)
+
+        return checkpoint.books(present, self._clock(), parts, write=write)
+
+    def _input(self, books: Books) -> Input:
         if self._topic is not None:
             from batchmill.spark.input.kafka import KafkaInput
 
-            return KafkaInput(self._topic, checkpoint, self._kafka_options)
+            return KafkaInput(self._topic, books, self.settings, self.spark, self._kafka_options)
         assert self.spool is not None
-        return SpoolInput(self.spool, checkpoint, self.quarantine if self.remove_read else None)
+        remove_from = self.quarantine if self.remove_read else None
+        return SpoolInput(self.spool, books, self.settings, remove_from)
 
     def _check_open(self) -> None:
         if self._stop_requested:
@@ -358,11 +371,11 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _claimed(
-        self, stream: str, folder: Path, *, retire: bool = True, spark_log: bool = True
+        self, stream: str, folder: Path, *, retire: bool = True, planned: bool = True
     ) -> Iterator[tuple[StreamWriter, Checkpoint]]:
         """Claim a stream, and make its writer.
 
-        ``spark_log``: whether Spark logs its batches.
+        ``planned``: whether its batches are planned in the books.
         """
         with explain_full_disk(folder):
             checkpoint = open_checkpoint(folder, stream, self.store.id)
@@ -370,12 +383,13 @@ class Pipeline:
             outbox = None if self.outbox is None else Outbox.open(self.checkpoint, self.outbox)
 
         def claim() -> Claim:
+            marks = checkpoint.marks()
             return self.store.claim(
                 stream,
                 checkpoint.id,
-                fresh=checkpoint.fresh,
-                committed=checkpoint.committed,
-                planned=checkpoint.planned if spark_log else Exempt.NO_LOG,
+                fresh=marks.planned is None,
+                committed=marks.done,
+                planned=marks.planned if planned else Exempt.NO_LOG,
             )
 
         claimed = claim()

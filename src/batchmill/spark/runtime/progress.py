@@ -230,7 +230,7 @@ class Upkeep:
     def remove_read(self) -> None:
         """Let the input remove what is not needed any more."""
         try:
-            self._source.remove_read(self._writer.last)
+            self._source.remove_read()
         except OSError as error:
             log.warning("read segments cannot be removed yet, trying again later: %s", error)
 

@@ -1,0 +1,252 @@
+"""A spool as an input, without Spark: which segments wait, and which are removed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from batchmill.spark import PipelineSettings
+from batchmill.spark.input.base import Unread
+from batchmill.spark.input.choice import Pace
+from batchmill.spark.input.spool import SegmentRemover, SpoolInput
+from batchmill.spark.runtime.books import Account, Books, Plan, read_account
+
+
+class Home:
+    """A spool, a quarantine and the books of a stream."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spool = folder / "spool"
+        self.quarantine = folder / "spool-quarantine"
+        self.checkpoint = folder / "checkpoint"
+        self.checkpoint.mkdir(parents=True)
+        self.restart()
+
+    def restart(self) -> None:
+        """Open the books as after a start."""
+        self.books = Books(self.checkpoint, read_account(self.checkpoint) or Account())
+        self.books.open()
+
+    def segment(self, name: str, size: int = 10, mtime: float = 1000.0) -> Path:
+        """A file of the spool."""
+        path = self.spool / "Span" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+        os.utime(path, (mtime, mtime))
+        return path
+
+    def plan(self, *paths: Path) -> None:
+        """Plan a batch."""
+        self.books.begin(Plan(self.books.next_batch, 1.0, 8, tuple(map(str, paths))))
+
+    def run(self, *paths: Path) -> None:
+        """Plan a batch, and mark it as done."""
+        self.plan(*paths)
+        self.books.finish(self.books.next_batch - 1)
+
+    def source(self, **settings: Any) -> SpoolInput:
+        """The spool as an input."""
+        return SpoolInput(self.spool, self.books, PipelineSettings(**settings))
+
+    def remover(self) -> SegmentRemover:
+        """As after a start."""
+        return SegmentRemover(self.spool, self.books, self.quarantine)
+
+    def left(self) -> set[str]:
+        """What the spool holds."""
+        return {path.name for path in self.spool.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Three batches of one segment, the last one not done, and a segment that nobody has read."""
+    made = Home(tmp_path / "a b%20c")
+    for number in range(2):
+        made.run(made.segment(f"{number} é%.parquet"))
+    made.plan(made.segment("2 é%.parquet"))
+    made.segment("new.parquet")
+    return made
+
+
+def chosen(source: SpoolInput) -> list[list[str]]:
+    """The names of all batches that an input gives."""
+    source.look(patient=False)
+    batches = []
+    while (choice := source.choose(Pace(None))) is not None:
+        batches.append([Path(path).name for path in choice.segments])
+    assert not source.waiting
+    return batches
+
+
+def test_only_what_is_done_is_removed(home: Home) -> None:
+    """A batch that is not marked as done may be run again."""
+    assert home.remover().remove() == 2
+    assert home.left() == {"2 é%.parquet", "new.parquet"}
+    home.books.finish(2)
+    assert home.remover().remove() == 1
+    assert home.remover().remove() == 0
+    assert home.left() == {"new.parquet"}
+
+
+def test_what_a_crash_leaves_over_is_removed_after_the_restart(home: Home) -> None:
+    """Some were removed, and the books were not written after that."""
+    (home.spool / "Span" / "0 é%.parquet").unlink()
+    home.restart()
+    assert home.remover().remove() == 1
+    assert home.left() == {"2 é%.parquet", "new.parquet"}
+
+
+def test_nothing_outside_the_spool_is_removed(home: Home, tmp_path: Path) -> None:
+    """The books may be those of another spool."""
+    outside = tmp_path / "outside.parquet"
+    outside.touch()
+    home.books.finish(2)
+    home.run(outside, home.spool / "Span" / ".." / ".." / ".." / "outside.parquet")
+    assert home.remover().remove() == 3
+    assert outside.exists()
+
+
+def test_a_segment_stays_if_the_quarantine_has_no_copy(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its content would be lost; with a copy it goes. It is not read again."""
+    aside = home.quarantine / "Span"
+    aside.mkdir(parents=True)
+    for number in range(2):
+        (aside / f"{number} é%.parquet.reason").write_text("corrupt: x")
+    (aside / "1 é%.parquet").write_bytes(b"copy")
+    home.books.finish(2)
+    with caplog.at_level(logging.WARNING, "batchmill.spark"):
+        assert home.remover().remove() == 2
+    assert home.left() == {"0 é%.parquet", "new.parquet"}
+    assert "the quarantine has no copy of it" in caplog.text
+    home.restart()
+    assert chosen(home.source()) == [["new.parquet"]]
+
+
+def test_what_cannot_be_removed_is_tried_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning only."""
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith("1"):
+            raise PermissionError(13, "Permission denied")
+        unlink(path, missing_ok)
+
+    home.books.finish(2)
+    remover = home.remover()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with caplog.at_level(logging.WARNING, "batchmill.spark"):
+        assert remover.remove() == 2
+        assert remover.remove() == 0
+    assert len(caplog.records) == 1
+    monkeypatch.undo()
+    assert remover.remove() == 1
+
+
+def test_the_lag_is_the_age_of_the_oldest_segment_that_is_not_in(home: Home) -> None:
+    """By the store's last batch; hidden files and others are no segments."""
+    home.segment(".tmp.parquet")
+    home.segment("_tmp.parquet")
+    home.segment("notes.txt")
+    home.segment("newer.parquet", size=5, mtime=1060.0)
+    source = home.source()
+    assert source.unread(1, 1100.0) == Unread(3, 25, 100.0)
+    assert source.unread(2, 1100.0) == Unread(2, 15, 100.0)  # in the store, not marked as done
+    home.books.finish(2)
+    assert source.unread(2, 1100.0) == Unread(2, 15, 100.0)
+    (home.spool / "Span" / "new.parquet").unlink()
+    assert source.unread(2, 1100.0) == Unread(1, 5, 40.0)
+    (home.spool / "Span" / "newer.parquet").unlink()
+    assert source.unread(2, 1100.0) == Unread()
+    # A clock that is behind makes no negative age.
+    home.segment("last.parquet", mtime=2000.0)
+    assert source.unread(2, 1100.0) == Unread(1, 10, 0.0)
+    nowhere = SpoolInput(home.spool / "none", home.books, PipelineSettings())
+    assert nowhere.unread(None, 1.0) == Unread()
+
+
+def test_the_oldest_segments_come_first(home: Home) -> None:
+    """By the time of their last change, then by name; at any depth, hidden ones never."""
+    home.books.finish(2)
+    home.segment("b.parquet", mtime=500)
+    home.segment("a.parquet", mtime=500)
+    (home.spool / "Span" / "deep").mkdir()
+    home.segment("deep/er.parquet", mtime=2000)
+    home.segment(".hidden.parquet", mtime=1)
+    home.segment("_hidden.parquet", mtime=1)
+    home.segment("other.txt", mtime=1)
+    wanted = ["a.parquet", "b.parquet", "new.parquet", "er.parquet"]
+    assert chosen(home.source()) == [wanted]
+    assert chosen(home.source(max_batch_files=3)) == [wanted[:3], wanted[3:]]
+    assert chosen(home.source(max_batch_bytes=25)) == [wanted[:2], wanted[2:]]
+    home.segment("a.parquet", size=100, mtime=500)
+    assert chosen(home.source(max_batch_bytes=25)) == [wanted[:1], wanted[1:3], wanted[3:]]
+
+
+def test_segments_that_are_gone_are_forgotten(home: Home) -> None:
+    """One of the same name that comes later is another one."""
+    home.books.finish(2)
+    path = home.spool / "Span" / "0 é%.parquet"
+    path.unlink()
+    home.source().look(patient=False)
+    assert str(path) not in home.books.read()
+    home.segment(path.name, mtime=1.0)
+    assert chosen(home.source()) == [[path.name, "new.parquet"]]
+
+
+def test_a_spool_that_is_not_mounted_makes_nothing_forgotten(home: Home, tmp_path: Path) -> None:
+    """Its folder is empty, or gone: when it is back, its segments do not count again."""
+    home.books.finish(2)
+    away = home.spool.rename(tmp_path / "away")
+    assert chosen(home.source()) == []
+    home.spool.mkdir()
+    assert chosen(home.source()) == []
+    home.spool.rmdir()
+    away.rename(home.spool)
+    assert chosen(home.source()) == [["new.parquet"]]
+
+
+def test_segments_of_another_spool_are_remembered(home: Home, tmp_path: Path) -> None:
+    """A pipeline reads another folder for a while, and then the first one again."""
+    home.books.finish(2)
+    other = tmp_path / "other" / "Span"
+    other.mkdir(parents=True)
+    (other / "0 é%.parquet").write_bytes(b"x")
+    source = SpoolInput(other.parent, home.books, PipelineSettings())
+    assert chosen(source) == [["0 é%.parquet"]]
+    assert chosen(home.source()) == [["new.parquet"]]
+
+
+def test_thousands_of_batches_leave_little_behind(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments are removed after their batch; a restart in between changes nothing."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    home.books.finish(2)
+    (home.spool / "Span" / "new.parquet").unlink()
+    largest = 0
+    for number in range(3_000):
+        if number % 500 == 0:
+            home.restart()
+        home.segment(f"{number:060}.parquet")
+        source = home.source()
+        source.look(patient=False)
+        choice = source.choose(Pace(10.0))
+        assert choice is not None
+        assert [Path(path).stem for path in choice.segments] == [f"{number:060}"]
+        home.run(*map(Path, choice.segments))
+        home.remover().remove()
+        largest = max(largest, (home.checkpoint / "books.jsonl").stat().st_size)
+    assert home.left() == set()
+    assert home.books.read() == set()
+    assert largest < 300_000
+    assert [path.name for path in home.checkpoint.iterdir()] == ["books.jsonl"]
