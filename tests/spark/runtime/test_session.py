@@ -57,6 +57,7 @@ theirs.stop()
 """
 
 
+@pytest.mark.system
 def test_pipelines_of_one_process_share_a_session(tmp_path: Path, spark: SparkSession) -> None:
     """One stops, the other continues; the last one ends the session, unless others started it."""
     rows = endpoint_events(20, start=datetime(2020, 1, 1, tzinfo=UTC))

@@ -47,10 +47,12 @@ HARM = ("gone", "half", "empty")
 def unpack(name: str, folder: Path) -> Path:
     """A checkpoint, and its store, as version 1 has left it; its spool is ``folder / "spool"``."""
     with tarfile.open(ARCHIVE) as archive:
+        # The first releases of Python 3.11 have no filters.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
         members = [item for item in archive.getmembers() if item.name.startswith(f"{name}/")]
         for item in members:
             item.name = item.name.removeprefix(f"{name}/")
-        archive.extractall(folder, members, filter="data")
+        archive.extractall(folder, members)
     for file in (folder / "checkpoint" / "spark" / "sources" / "0").iterdir():
         text = file.read_text("utf-8")
         file.write_text(text.replace("file:///spool", f"file://{quote(str(folder / 'spool'))}"))
