@@ -93,7 +93,7 @@ class Links:
     """The result of pairing the spans of one batch."""
 
     relations: pa.Table
-    """The calls found in this batch; see :func:`.sources.relation_rows`."""
+    """The calls of this batch; see :func:`.sources.relation_rows`."""
     accessed: pa.Table
     """The messages that were sent or consumed; see :func:`.sources.broker_rows`."""
     summary: pa.Table
@@ -123,14 +123,14 @@ def link(
 
     # Rows settled on arrival have nothing more to count.
     met = parents.rows >= 0
-    found = is_child & met & known.waits & (fresh | ~parents.known)
+    pairs_now = is_child & met & known.waits & (fresh | ~parents.known)
     at_once = is_calling & no_partner & fresh
     hopeless = fresh & ~(traced & (is_child | identified))
     answered = np.where(is_child, met, ~is_calling | at_once | parents.served)
     given_up = known.waits & (hopeless | known.expired) & ~answered
     has_peer = _present(columns["peer"])
 
-    children = np.flatnonzero(found)
+    children = np.flatnonzero(pairs_now)
     callers = parents.rows[children]
     service = Texts.of(columns["service"]).codes
     pairs = (service[callers] != service[children]) | is_calling[callers]
@@ -145,8 +145,10 @@ def link(
     sends = is_calling & layer.one_of("VIRTUAL_MQ")
     accessed = _accessed(
         columns,
-        np.flatnonzero(_present(columns["broker"]) & np.where(is_child, found | given_up, fresh)),
-        np.where(found & sends[parents.rows], parents.rows, -1),
+        np.flatnonzero(
+            _present(columns["broker"]) & np.where(is_child, pairs_now | given_up, fresh)
+        ),
+        np.where(pairs_now & sends[parents.rows], parents.rows, -1),
     )
     lost = {
         "parent never came": given_up & is_child,

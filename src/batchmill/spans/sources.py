@@ -138,12 +138,12 @@ def direct_rows(compact: pa.Table, wanted: Collection[str]) -> dict[str, pa.Tabl
             if _wants(wanted, columns):
                 rows |= _named(_chosen(compact, mask, columns), columns, wanted)
     if _wants(wanted, _MODEL_ROWS):
-        asked = _chosen(compact, _present(compact["provider"]), _MODEL_ROWS)
-        if asked.num_rows:
-            latency = asked.schema.get_field_index("latency")
-            asked = asked.set_column(latency, "latency", asked["latency"].cast(pa.int64()))
-            asked = asked.append_column("cost", pa.array(np.zeros(asked.num_rows, np.int64)))
-        rows |= _named(asked, _MODEL_ROWS, wanted)
+        calls = _chosen(compact, _present(compact["provider"]), _MODEL_ROWS)
+        if calls.num_rows:
+            latency = calls.schema.get_field_index("latency")
+            calls = calls.set_column(latency, "latency", calls["latency"].cast(pa.int64()))
+            calls = calls.append_column("cost", pa.array(np.zeros(calls.num_rows, np.int64)))
+        rows |= _named(calls, _MODEL_ROWS, wanted)
     return rows
 
 
