@@ -116,6 +116,15 @@ def test_combinations_of_roles_with_one_id_are_one_entity() -> None:
     assert entity.roles == {"service": "s", "name": "x" * 150}
 
 
+def test_a_remembered_entity_has_the_layers_of_this_batch_only() -> None:
+    """What one batch has merged is not there in the next one."""
+    for layers in (("GENERAL", "MESH"), ("GENERAL",), ("MESH",)):
+        book = EntityBook()
+        rows = [row(serviceLayer=layer) for layer in layers]
+        contribute(rows, "m = from(Endpoint.*).count();", book)
+        assert [entity.layers for entity in book.rows()] == [set(layers)]
+
+
 def test_rows_are_counted_by_minute() -> None:
     """How many rows each minute got, whatever their entities; hours and days are not counted."""
     rows = [row(time=START + timedelta(minutes=n // 3), name=str(n % 2)) for n in range(7)]

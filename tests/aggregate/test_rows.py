@@ -252,17 +252,20 @@ def test_texts_beyond_the_range_are_null(bits: int) -> None:
     start=st.integers(0, 3),
 )
 def test_filters_mean_what_the_oracle_means(rows: Sequence[Row], start: int) -> None:
-    """On nulls at every step, on limits of types, and on a part of a table."""
+    """On nulls at every step, on limits of types, on dictionaries, and on a part of a table."""
     oal = "".join(
         f"m{n} = from(Endpoint.*).filter({filter_}).count();" for n, filter_ in enumerate(FILTERS)
     )
     given_rows = [endpoint(**row) for row in rows]
     aggregator = Aggregator(ENDPOINT, load(oal))
-    deltas = aggregator.make(to_table("Endpoint", given_rows).slice(start)).deltas
-    for metric in read_script(oal):
-        (column,) = aggregator.plan.cells[metric.name]
-        wanted = sum(passes(row, metric.filters) for row in given_rows[start:])
-        assert sum(deltas.totals[column].tolist()) == wanted, metric.filters
+    table = to_table("Endpoint", given_rows).slice(start)
+    place = table.column_names.index("name")
+    encoded = table.set_column(place, "name", table["name"].dictionary_encode())
+    for deltas in (aggregator.make(table).deltas, aggregator.make(encoded).deltas):
+        for metric in read_script(oal):
+            (column,) = aggregator.plan.cells[metric.name]
+            wanted = sum(passes(row, metric.filters) for row in given_rows[start:])
+            assert sum(deltas.totals[column].tolist()) == wanted, metric.filters
 
 
 def test_labels_that_are_not_texts() -> None:
@@ -294,8 +297,11 @@ def test_slices_chunks_and_dictionaries_are_read() -> None:
         assert same(aggregator.make(same_rows).deltas, whole)
     around = pa.concat_tables([table.slice(50), table, table.slice(0, 9)]).combine_chunks()
     assert same(aggregator.make(around.slice(30, 80)).deltas, whole)
-    parts = [aggregator.make(table.slice(start, 23)).deltas for start in range(0, 80, 23)]
-    assert same(aggregator.merge(parts), whole)
+    for rows_given in (table, encoded):
+        parts = [aggregator.make(rows_given.slice(start, 23)).deltas for start in range(0, 80, 23)]
+        assert same(aggregator.merge(parts), whole)
+    mixed = [aggregator.make(encoded.slice(0, 23)).deltas, aggregator.make(table.slice(23)).deltas]
+    assert same(aggregator.merge(mixed), whole)
 
 
 def test_values_below_null_structs_and_lists_do_not_count() -> None:

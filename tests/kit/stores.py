@@ -33,7 +33,7 @@ from batchmill.store import (
 )
 from batchmill.store.postgres import PostgresStore, WriterSettings, session
 from batchmill.store.postgres.writers import merge_table
-from batchmill.store.sql.session import Upsert
+from batchmill.store.sql.session import Session, Upsert
 from tests.kit.threads import WAIT_S
 
 MINUTE = 202403011200
@@ -46,6 +46,7 @@ percentile = from(Endpoint.latency).percentile2(10);
 statuses = from(Endpoint.*).labelCount(name);
 by_name = from(Endpoint.*).labelAvg(name, latency);
 """
+PART_COLUMNS = ("part_batch", "part_cutoff", "part_run")
 PATIENT = RetryPolicy(initial_ms=10, max_ms=100, give_up_after_s=WAIT_S)
 
 
@@ -275,8 +276,36 @@ def before(function: Callable[..., Any], act: Callable[[int], object]) -> Callab
 def before_merges(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
     """Call ``act`` with a table's name before that table's rows are merged."""
 
-    def both(upsert: Upsert, table: str) -> str:
+    def both(upsert: Upsert, table: str, where: str = "") -> str:
         act(table)
-        return merge_table(upsert, table)
+        return merge_table(upsert, table, where)
 
     monkeypatch.setattr(session, "merge_table", both)
+
+
+ADDED = {
+    3: [
+        "DROP TABLE outbox",
+        "DROP TABLE export_position",
+        "DELETE FROM meta WHERE key = 'outbox_seq'",
+    ],
+    4: [
+        "DROP TABLE part_commit",
+        *(f"ALTER TABLE stream DROP COLUMN {name}" for name in PART_COLUMNS),
+        "DELETE FROM meta WHERE key = 'columns'",
+    ],
+}
+"""How to undo the step to each version of the schema."""
+
+
+def downgrade(store: Store, version: int) -> None:
+    """Make a store one of an older schema; close it after that."""
+
+    def work(session: Session) -> None:
+        for step in sorted(ADDED, reverse=True):
+            if step > version:
+                for sql in ADDED[step]:
+                    session.run(sql)
+        session.run(f"UPDATE meta SET value = '{version}' WHERE key = 'schema_version'")
+
+    store._write(work)

@@ -48,8 +48,8 @@ from batchmill.store.buckets import (
     newer,
 )
 from batchmill.store.retry import Retrier, TransientError
-from batchmill.store.sql.commit import Checkpoint, Exempt, StreamState, check_claim, is_replay
 from batchmill.store.sql.entities import EntityCache, Known, fit_text
+from batchmill.store.sql.stream import Checkpoint, Exempt, StreamState, check_claim, is_replay
 from batchmill.store.states import (
     Plan,
     compact_label_sums,

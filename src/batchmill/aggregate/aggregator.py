@@ -15,12 +15,14 @@ from batchmill.aggregate.columns import (
     Longs,
     Mask,
     Runs,
+    Selection,
     Tallies,
-    cast,
+    as_texts,
     count,
     group,
     numbered,
     numbered_starts,
+    sorted_order,
 )
 from batchmill.aggregate.deltas import Deltas, concat
 from batchmill.aggregate.plan import Key, SourcePlan, TallyColumn, Total, Where
@@ -95,13 +97,15 @@ def _make(rows: Rows, plan: SourcePlan) -> Deltas:
     groups = group([numbered_starts(rows.minutes), *map(numbered, roles)])
     firsts = pa.array(groups.firsts)
     counter = _RowCounter(rows, groups)
+    # First, since they sort the rows, and so totals need not.
+    tallies = {name: counter.tallies(tally) for name, tally in plan.tallies.items()}
     return Deltas(
         Grain.MINUTE,
         rows.minutes[groups.firsts],
-        tuple(cast(role.take(firsts), pa.string()) for role in roles),
+        tuple(role.take(firsts) for role in map(as_texts, roles)),
         counter.count(()),
         {name: counter.total(total) for name, total in plan.totals.items()},
-        {name: counter.tallies(tally) for name, tally in plan.tallies.items()},
+        tallies,
     )
 
 
@@ -112,7 +116,10 @@ class _RowCounter:
         self._rows = rows
         self._groups = groups
         self._counts: dict[Where, Longs] = {}
+        self._selections: dict[tuple[Where, Path | None], Selection] = {}
         self._keys: dict[Key, _SortedKeys] = {}
+        self._order: Longs | None = None
+        """An order that sorts the rows by group."""
 
     def count(self, where: Where) -> Longs:
         """How many rows of each group meet the tests."""
@@ -127,7 +134,17 @@ class _RowCounter:
             return Column("sum", self.count(total.where), None)
         values, valid = self._rows.number(total.value, total.part)
         counts = both(self._rows.where(total.where), valid)
-        return Column.reduced(total.how, values, counts, self._groups.codes, len(self._groups))
+        # Without nulls, all values of the same rows share a selection.
+        key = (total.where, None if valid is None else total.value)
+        if key not in self._selections:
+            self._selections[key] = self._selected(counts)
+        return self._selections[key].reduced(total.how, values)
+
+    def _selected(self, counts: Mask | None) -> Selection:
+        if self._order is None:
+            self._order = sorted_order(self._groups.codes, len(self._groups))
+        sizes = self.count(())
+        return Selection.all(self._order, sizes).where(counts)
 
     def tallies(self, tally: TallyColumn) -> Tallies:
         """One tally of each group."""
@@ -157,7 +174,9 @@ class _RowCounter:
             numbers, valid = self._rows.bucket(key)
         codes = self._groups.codes
         if valid is None:
-            return _SortedKeys(texts, Runs.of(codes, len(self._groups), numbers))
+            runs = Runs.of(codes, len(self._groups), numbers)
+            self._order = runs.order
+            return _SortedKeys(texts, runs)
         places = np.flatnonzero(valid)
         runs = Runs.of(codes[places], len(self._groups), numbers[places])
         return _SortedKeys(texts, replace(runs, order=places[runs.order]))

@@ -5,9 +5,10 @@ A tally becomes a text, as :mod:`batchmill.store.states` describes it.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.aggregate.aggregator import Aggregator
-from batchmill.aggregate.columns import Longs, Tallies, group, numbered, numbered_starts
+from batchmill.aggregate.columns import (
+    Longs,
+    Tallies,
+    distinct,
+    group,
+    numbered,
+    numbered_starts,
+)
 from batchmill.aggregate.deltas import Deltas
 from batchmill.aggregate.plan import SourcePlan
 from batchmill.errors import ConfigError
@@ -29,6 +37,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOW = (1 << 32) - 1
 _WIDE = 1 << 30
 """If all upper halves are below this, the whole number fits 64 bits."""
+_REMEMBERED = 20_000
+"""Of how many entities of an event type the ids are remembered."""
 
 FIXED_LAYERS: Mapping[str, str] = {
     "DatabaseAccess": "VIRTUAL_DATABASE",
@@ -69,54 +79,58 @@ class EntityBook:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str], int] = {}
-        self._layers: list[set[str]] = []
-        self._rows: list[tuple[str, str, tuple[str, ...]]] = []
+        self._rows: list[EntityRow] = []
 
     def number(self, kind: str, id: str, names: tuple[str, ...], layers: set[str]) -> int:  # noqa: A002
         """The entity's number; a new entity gets the next one."""
-        number = self._numbers.get((kind, id))
-        if number is None:
-            number = self._numbers[kind, id] = len(self._rows)
-            self._rows.append((kind, id, names))
-            self._layers.append(set())
-        self._layers[number] |= layers
-        return number
+        return self._number_of(_row(kind, id, names, layers))
 
     def rows(self) -> list[EntityRow]:
         """Every entity, by number."""
-        return [
-            EntityRow(
-                kind,
-                id_,
-                names[-1],
-                frozenset(layers),
-                dict(zip(_ROLES[kind], names, strict=True)),
-            )
-            for (kind, id_, names), layers in zip(self._rows, self._layers, strict=True)
-        ]
+        return list(self._rows)
 
     def numbers_of(self, source: SourceType, roles: Sequence[pa.Array]) -> Longs:
         """The entity of each row, from its role columns (in the order of the entity's roles)."""
-        fields = [role for role in source.entity.roles.values() if not role.startswith("=")]
         groups = group([numbered(column) for column in roles])
         values = [column.take(pa.array(groups.firsts)).to_pylist() for column in roles]
-        numbers = [
-            self._number_of(source, dict(zip(fields, row, strict=True)))
-            for row in zip(*values, strict=True)
-        ]
+        entity_of = _entities(source)
+        numbers = [self._number_of(entity_of(*row)) for row in zip(*values, strict=True)]
         return np.asarray(numbers, dtype=np.int64)[groups.codes]
 
-    def _number_of(self, source: SourceType, row: Mapping[str, str | None]) -> int:
-        kind = source.entity.kind
-        id_ = entity_id(source, row)
-        layers = {
-            layer
-            for role, name in source.entity.roles.items()
-            if role == "layer" and (layer := row.get(name))
-        }
-        if source.entity.roles.get("layer", "").startswith("=") and source.name in FIXED_LAYERS:
-            layers.add(FIXED_LAYERS[source.name])
-        return self.number(kind, id_, split_entity_id(kind, id_), layers)
+    def _number_of(self, entity: EntityRow) -> int:
+        number = self._numbers.setdefault((entity.kind, entity.id), len(self._rows))
+        if number == len(self._rows):
+            self._rows.append(entity)
+        elif not entity.layers <= (known := self._rows[number]).layers:
+            self._rows[number] = replace(known, layers=known.layers | entity.layers)
+        return number
+
+
+@functools.lru_cache(64)
+def _entities(source: SourceType) -> Callable[..., EntityRow]:
+    """A function from what the roles are to the entity; it remembers those of earlier batches."""
+    fields = [role for role in source.entity.roles.values() if not role.startswith("=")]
+
+    @functools.lru_cache(_REMEMBERED)
+    def entity(*values: str | None) -> EntityRow:
+        return _entity(source, dict(zip(fields, values, strict=True)))
+
+    return entity
+
+
+def _entity(source: SourceType, row: Mapping[str, str | None]) -> EntityRow:
+    """The entity that a row is about."""
+    kind, roles = source.entity.kind, source.entity.roles
+    id_ = entity_id(source, row)
+    layers = {layer for role, name in roles.items() if role == "layer" and (layer := row.get(name))}
+    if roles.get("layer", "").startswith("=") and source.name in FIXED_LAYERS:
+        layers.add(FIXED_LAYERS[source.name])
+    return _row(kind, id_, split_entity_id(kind, id_), layers)
+
+
+def _row(kind: str, id_: str, names: tuple[str, ...], layers: set[str]) -> EntityRow:
+    roles = dict(zip(_ROLES[kind], names, strict=True))
+    return EntityRow(kind, id_, names[-1], frozenset(layers), roles)
 
 
 @dataclass
@@ -130,9 +144,17 @@ class Contribution:
 
 
 def contribution(
-    deltas: Deltas, aggregator: Aggregator, layout: Layout, book: EntityBook
+    deltas: Deltas,
+    aggregator: Aggregator,
+    layout: Layout,
+    book: EntityBook,
+    *,
+    as_arrays: bool = False,
 ) -> Contribution:
-    """Turn deltas by minute into minutes, hours and days for the columns of a store."""
+    """Turn deltas by minute into minutes, hours and days for the columns of a store.
+
+    They are lists, or Arrow arrays, which PostgreSQL takes much faster.
+    """
     if deltas.grain is not Grain.MINUTE:
         raise ConfigError("deltas", deltas.grain.value, "deltas by minute")
     result = Contribution()
@@ -142,25 +164,29 @@ def contribution(
     result.rows_by_minute = rows_by_minute(deltas)
     columns = _ColumnMap(aggregator.plan, layout)
     entities = book.numbers_of(aggregator.plan.source, deltas.roles)
-    lists: dict[str, list[Any]] = {}
+    cells: dict[str, Any] = {}
     for grain in Grain:
         deltas = replace(deltas, grain=grain, starts=deltas.starts // grain.minutes * grain.minutes)
         # Grouped by entity, not by roles: names are cut to a limit, and layers share an id.
         groups = group([numbered_starts(deltas.starts), (entities, int(entities.max()) + 1)])
         if len(groups) < len(deltas):
             deltas, entities = deltas.merged(groups), entities[groups.firsts]
-            lists = {}
+            cells = {}
         # A batch of one minute has the same states in its hour and its day, in the same order.
-        if not lists:
-            lists = {name: column.tolist() for name, column in deltas.totals.items()}
-            lists |= {name: texts(column).to_pylist() for name, column in deltas.tallies.items()}
+        if not cells:
+            for name, column in deltas.totals.items():
+                cells[name] = column.to_arrow() if as_arrays else column.tolist()
+            for name, tallies in deltas.tallies.items():
+                joined = texts(tallies)
+                cells[name] = joined if as_arrays else joined.to_pylist()
+        buckets = _buckets(deltas.starts, grain)
         result.deltas.append(
             StoreDeltas(
                 source=aggregator.plan.source.name,
                 grain=grain,
-                buckets=_buckets(deltas.starts, grain),
-                entities=entities.tolist(),
-                cells={cell: lists[name] for name, cell in columns.first.items()},
+                buckets=pa.array(buckets) if as_arrays else buckets.tolist(),
+                entities=pa.array(entities) if as_arrays else entities.tolist(),
+                cells={cell: cells[name] for name, cell in columns.first.items()},
                 shared=columns.shared,
             )
         )
@@ -169,7 +195,7 @@ def contribution(
 
 def rows_by_minute(deltas: Deltas) -> Counter[int]:
     """How many rows each minute of deltas got, by its bucket ``yyyyMMddHHmm``."""
-    starts, places = np.unique(deltas.starts, return_inverse=True)
+    starts, places = distinct(deltas.starts)
     rows = np.zeros(len(starts), np.int64)
     np.add.at(rows, places, deltas.rows)
     counts = zip(starts.tolist(), rows.tolist(), strict=True)
@@ -241,10 +267,10 @@ def _sum_digits(upper: Longs, lower: Longs) -> pa.Array:
     return pa.array([str((high << 32) + low) for high, low in halves], pa.string())
 
 
-def _buckets(starts: Longs, grain: Grain) -> list[int]:
-    distinct, places = np.unique(starts, return_inverse=True)
-    buckets = [_bucket(start, grain) for start in distinct.tolist()]
-    return [buckets[place] for place in places.tolist()]
+def _buckets(starts: Longs, grain: Grain) -> Longs:
+    unique, places = distinct(starts)
+    buckets = np.asarray([_bucket(start, grain) for start in unique.tolist()], np.int64)
+    return buckets[places]
 
 
 def _bucket(minute: int, grain: Grain) -> int:

@@ -89,6 +89,17 @@ def numbered_starts(starts: Longs) -> tuple[Longs, int]:
     return starts - earliest, int(starts.max()) - earliest + 1
 
 
+def distinct(starts: Longs) -> tuple[Longs, Longs]:
+    """The distinct starts of buckets in order, and for each row the place of its own."""
+    numbers, size = numbered_starts(starts)
+    if size > _DENSE * len(starts):
+        unique, places = np.unique(starts, return_inverse=True)
+        return unique, places
+    present = np.zeros(size, np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present) + starts.min(), (np.cumsum(present) - 1)[numbers]
+
+
 def numbered(array: pa.Array) -> tuple[Longs, int]:
     """Texts as numbers from 0: equal texts have one number, null has one, too."""
     if pa.types.is_dictionary(array.type) and not array.indices.null_count:
@@ -100,6 +111,23 @@ def numbered(array: pa.Array) -> tuple[Longs, int]:
         return np.zeros(len(array), np.int64), 1
     encoded = array.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+
+
+def as_texts(array: pa.Array) -> pa.Array:
+    """Texts, as a dictionary if they are one: those of entities repeat, and stay small so."""
+    if pa.types.is_dictionary(array.type):
+        if array.type.value_type == pa.string() and array.type.index_type == pa.int32():
+            return array
+        codes, texts = cast(array.indices, pa.int32()), cast(array.dictionary, pa.string())
+        return pa.DictionaryArray.from_arrays(codes, texts)
+    return cast(array, pa.string())
+
+
+def joined_texts(arrays: Sequence[pa.Array]) -> pa.Array:
+    """The texts of several columns, one after the other."""
+    if len({array.type for array in arrays}) > 1:
+        arrays = [cast(array, pa.string()) for array in arrays]
+    return pa.concat_arrays(arrays)
 
 
 def count(codes: Longs, groups: int, counts: Mask | None) -> Longs:
@@ -195,6 +223,10 @@ class Column:
         """One value for each group of groups."""
         return Column.reduced(self.how, self.values, self.valid, groups.codes, len(groups))
 
+    def to_arrow(self) -> pa.Array:
+        """The values as an array; null where there is none."""
+        return pa.array(self.values, mask=None if self.valid is None else ~self.valid)
+
     def tolist(self) -> list[Any]:
         """The values as Python's numbers; None where there is none."""
         values: list[Any] = self.values.tolist()
@@ -202,6 +234,48 @@ class Column:
             for place in np.flatnonzero(~self.valid).tolist():
                 values[place] = None
         return values
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows that count, sorted by group."""
+
+    rows: Longs
+    """The place of each row."""
+    starts: Longs
+    """Where in ``rows`` each group starts, and where the last one ends."""
+
+    @classmethod
+    def all(cls, order: Longs, sizes: Longs) -> Selection:
+        """All rows; ``order`` sorts them by group, ``sizes`` says how many are in each."""
+        starts = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=starts[1:])
+        return cls(order, starts)
+
+    def where(self, counts: Mask | None) -> Selection:
+        """Those of the rows for which ``counts`` is true; None: all."""
+        if counts is None:
+            return self
+        places = np.flatnonzero(counts.take(self.rows))
+        return Selection(self.rows.take(places), np.searchsorted(places, self.starts))
+
+    def reduced(self, how: str, values: Numbers) -> Column:
+        """One value for each group, of the values of its rows."""
+        chosen = values.take(self.rows)
+        if chosen.dtype.kind == "i":
+            chosen = chosen.astype(np.int64, copy=False)
+        first, last = self.starts[:-1], self.starts[1:]
+        present = first < last
+        if present.all():
+            return Column(how, _reduced(how, chosen, first), None)
+        merged = np.full(len(first), identity(chosen.dtype, how))
+        merged[present] = _reduced(how, chosen, first[present])
+        return Column(how, merged, present)
+
+
+def _reduced(how: str, values: Numbers, starts: Longs) -> Numbers:
+    """One value for each run of values."""
+    return REDUCE[how].reduceat(values, starts) if len(starts) else values[:0]
 
 
 Keys: TypeAlias = Longs | pa.Array
@@ -320,7 +394,7 @@ class Runs:
             return cls(order, bounds, codes[bounds[:-1]], keys[bounds[:-1]])
         # Both in one number, which is sorted several times as fast as two.
         packed = (codes << bits) | (keys - low)
-        order = _sorted_order(packed, groups << bits)
+        order = sorted_order(packed, groups << bits)
         packed = packed[order]
         bounds = _bounds(packed[1:] != packed[:-1])
         packed = packed[bounds[:-1]]
@@ -355,7 +429,7 @@ class Runs:
         return before
 
 
-def _sorted_order(numbers: Longs, size: int) -> Longs:
+def sorted_order(numbers: Longs, size: int) -> Longs:
     """The order that sorts numbers below ``size``.
 
     By 16 bits at a time, which NumPy sorts by radix: several times as fast as all bits at once.

@@ -19,7 +19,9 @@ from batchmill.aggregate.columns import (
     Groups,
     Longs,
     Tallies,
+    as_texts,
     group,
+    joined_texts,
     numbered,
     numbered_starts,
 )
@@ -43,7 +45,8 @@ class Deltas:
     starts: Longs
     """When the bucket begins, in minutes since 1970."""
     roles: tuple[pa.Array, ...]
-    """What identifies the entity: the columns of the plan's roles."""
+    """What identifies the entity: the columns of the plan's roles; texts, or dictionaries of
+    them."""
     rows: Longs
     """How many rows went into it."""
     totals: Mapping[str, Column]
@@ -91,7 +94,7 @@ def concat(deltas: Sequence[Deltas]) -> Deltas:
     return Deltas(
         first.grain,
         np.concatenate([part.starts for part in deltas]),
-        tuple(map(pa.concat_arrays, zip(*(part.roles for part in deltas), strict=True))),
+        tuple(map(joined_texts, zip(*(part.roles for part in deltas), strict=True))),
         np.concatenate([part.rows for part in deltas]),
         {name: Column.concat([part.totals[name] for part in deltas]) for name in first.totals},
         {name: Tallies.concat([part.tallies[name] for part in deltas]) for name in first.tallies},
@@ -103,9 +106,7 @@ def to_arrow(deltas: Deltas, plan: SourcePlan) -> pa.Table:
     columns: dict[str, pa.Array] = {START: pa.array(deltas.starts)}
     columns |= dict(zip(plan.roles, deltas.roles, strict=True))
     columns[ROW_COUNT] = pa.array(deltas.rows)
-    for name, column in deltas.totals.items():
-        mask = None if column.valid is None else ~column.valid
-        columns[name] = pa.array(column.values, mask=mask)
+    columns |= {name: column.to_arrow() for name, column in deltas.totals.items()}
     for name, tallies in deltas.tallies.items():
         keys = tallies.keys if isinstance(tallies.keys, pa.Array) else pa.array(tallies.keys)
         fields = {"key": keys}
@@ -163,7 +164,7 @@ def from_arrow(table: pa.Table, plan: SourcePlan) -> Deltas:
     return Deltas(
         grain,
         columns[START].to_numpy(),
-        tuple(columns[role].cast(pa.string()) for role in plan.roles),
+        tuple(as_texts(columns[role]) for role in plan.roles),
         columns[ROW_COUNT].to_numpy(),
         totals,
         {name: _read_tallies(columns[name]) for name in plan.tallies},

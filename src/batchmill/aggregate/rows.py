@@ -187,8 +187,18 @@ class Rows:
             if isinstance(test, ApdexCount):
                 self._tests[test] = self._apdex(test)
             else:
-                self._tests[test] = _mask(_condition(test, self.path(test.path)))
+                self._tests[test] = self._condition(test)
         return self._tests[test]
+
+    def _condition(self, condition: Condition) -> Mask:
+        path = condition.path
+        column = self._columns.get(top_column(path))
+        plain = len(path.parts) == 1 and path.cast is None
+        if plain and column is not None and _is_complete_dictionary(column):
+            texts = cast(column.dictionary, path.type.arrow_type())
+            met: Mask = _mask(_condition(condition, texts))[column.indices.to_numpy()]
+            return met
+        return _mask(_condition(condition, self.path(path)))
 
     def _apdex(self, state: ApdexCount) -> Mask:
         value = self.path(state.value)
@@ -218,6 +228,13 @@ class Rows:
         kind = pa.string() if path.cast else path.type.arrow_type()
         array = pa.nulls(len(self), kind) if array is None else cast(array, kind)
         return array if path.cast is None else read_whole(array, path.cast)
+
+
+def _is_complete_dictionary(column: pa.Array) -> bool:
+    """Whether a column is a dictionary in which every row has a value."""
+    if not pa.types.is_dictionary(column.type):
+        return False
+    return not column.indices.null_count and not column.dictionary.null_count
 
 
 def _condition(condition: Condition, array: pa.Array) -> pa.Array:

@@ -5,7 +5,7 @@ readers ask for values, entities, slow calls and counters. Loads with the standa
 PostgreSQL takes the extra ``postgres``.
 """
 
-from batchmill.store.address import open_store
+from batchmill.store.address import TaskAddress, open_for_task, open_store
 from batchmill.store.batch import (
     EXPIRED,
     TOO_OLD,
@@ -16,7 +16,10 @@ from batchmill.store.batch import (
     Deltas,
     EntityRow,
     Layout,
+    OpenParts,
     Outgoing,
+    PartShare,
+    PartsResult,
     StatementRow,
     TopNRow,
 )
@@ -29,7 +32,11 @@ from batchmill.store.errors import (
     MetricConflictError,
     NamesClashError,
     NotAStoreError,
+    PartConflictError,
+    PartsMissingError,
+    RowsMismatchError,
     StaleCarryError,
+    StaleTaskError,
     StoreClosedError,
     StoreError,
     StoreFullError,
@@ -58,8 +65,8 @@ from batchmill.store.results import (
     Value,
 )
 from batchmill.store.retry import RetryPolicy
-from batchmill.store.sql.commit import Exempt
 from batchmill.store.sql.snapshot import Snapshot
+from batchmill.store.sql.stream import Exempt
 from batchmill.store.sql.values import Selection
 from batchmill.store.states import (
     Cell,
@@ -88,6 +95,7 @@ __all__ = [
     "CommitResult",
     "Deltas",
     "EXPIRED",
+    "EntityName",
     "EntityPage",
     "EntityRow",
     "EntityValues",
@@ -97,16 +105,22 @@ __all__ = [
     "Layout",
     "LayoutChangedError",
     "MetricConflictError",
-    "EntityName",
     "NamesClashError",
     "NotAStoreError",
+    "OpenParts",
     "OutboxDepth",
     "OutboxFile",
     "Outgoing",
+    "PartConflictError",
+    "PartShare",
+    "PartsMissingError",
+    "PartsResult",
     "RetryPolicy",
+    "RowsMismatchError",
     "Selection",
     "Snapshot",
     "StaleCarryError",
+    "StaleTaskError",
     "StateRow",
     "StatementRow",
     "Store",
@@ -123,6 +137,7 @@ __all__ = [
     "StoredMetric",
     "StreamInfo",
     "TOO_OLD",
+    "TaskAddress",
     "TooManyColumnsError",
     "TopNRow",
     "TopRecord",
@@ -135,5 +150,6 @@ __all__ = [
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",
+    "open_for_task",
     "open_store",
 ]

@@ -7,7 +7,9 @@ in front of any ``/``, so a password may contain ``?`` and ``#``, and ``#`` star
 from __future__ import annotations
 
 import itertools
+import os
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -77,6 +79,49 @@ sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
             writers=WriterSettings.of_parameter(writers),
         )
     raise ConfigError("url", without_password(url), ALLOWED)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAddress:
+    """From what a task opens the driver's store; see :func:`open_for_task`."""
+
+    shown: str
+    store_id: str
+    ttl_days: int
+    top_n: int
+    policy: RetryPolicy
+    parameters: tuple[tuple[str, str], ...] = field(repr=False)
+    """Of the connection, the password among them."""
+
+    def open(self) -> Store:
+        """A store with connections of its own."""
+        from psycopg.conninfo import make_conninfo
+
+        from batchmill.store.postgres import PostgresStore, WriterSettings
+
+        return PostgresStore(
+            make_conninfo("", **dict(self.parameters)),
+            self.shown,
+            self.policy,
+            ttl_days=self.ttl_days,
+            top_n=self.top_n,
+            create=False,
+            writers=WriterSettings(writers=1),
+            for_task_of=self.store_id,
+        )
+
+
+_of_tasks: dict[tuple[int, TaskAddress], Store] = {}
+"""The stores of this process; those of the process that it was forked from are not used."""
+
+
+def open_for_task(address: TaskAddress) -> Store:
+    """The store of a task: one for all tasks of a process, which never closes it."""
+    key = (os.getpid(), address)
+    store = _of_tasks.get(key)
+    if store is None:
+        store = _of_tasks[key] = address.open()
+    return store
 
 
 def without_password(address: str) -> str:

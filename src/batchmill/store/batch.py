@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from batchmill.sources import Grain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CounterKey: TypeAlias = tuple[str, str, str]
 """What is counted: (what, source, reason)."""
@@ -33,16 +36,17 @@ class EntityRow:
 class Deltas:
     """What one batch adds to one table: one source, one grain.
 
-    Columns, not rows: all lists are equally long, and a (bucket, entity) occurs once. The store
-    does not roll up: hours and days are deltas of their own.
+    Columns, not rows: all are equally long, and a (bucket, entity) occurs once. They are lists, or
+    all of them Arrow arrays, of int64, double and string: PostgreSQL takes those much faster. The
+    store does not roll up: hours and days are deltas of their own.
     """
 
     source: str
     grain: Grain
-    buckets: list[int]
-    entities: list[int]
+    buckets: list[int] | pa.Array
+    entities: list[int] | pa.Array
     """Indices into the batch's ``entities``."""
-    cells: dict[str, list[Any]]
+    cells: dict[str, list[Any]] | dict[str, pa.Array]
     """By column, as the layout names it; None where there is nothing to add. A tally's text is
     made by ``encode_numbers()`` and the like, and is None, not empty, without a key."""
     shared: Mapping[str, str] = field(default_factory=dict)
@@ -135,10 +139,52 @@ class Batch:
     add_carry: list[Carry] = field(default_factory=list)
     drop_carry: list[str] = field(default_factory=list)
     """Paths of files that are pending no more."""
-    outgoing: Outgoing | None = None
-    """The file with its changes, if there is an outbox."""
+    outgoing: list[Outgoing] = field(default_factory=list)
+    """The files with its changes, if there is an outbox; an entity's are in one of them."""
     settle: bool = False
     """Not a numbered batch: ``number`` is ignored, and the stream's last number stays."""
+    parts: int | None = None
+    """Into how many parts it was divided, if :meth:`Store.commit_parts` has committed those."""
+    expected_rows: Mapping[str, int] = field(default_factory=dict)
+    """With ``parts``: how many rows of each source its parts must have had altogether."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenParts:
+    """A batch whose parts are about to be committed."""
+
+    run: int
+    """Changes each time the batch is begun: tasks of an earlier run cannot commit any more."""
+    cutoff: int
+    """The oldest day that is kept, for all its parts and in all its runs."""
+    recorded: frozenset[int] = frozenset()
+    """Parts that an earlier run has committed."""
+    committed: bool = False
+    """The whole batch was committed before: there is nothing to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartShare:
+    """The parts of a batch that one task commits together."""
+
+    parts: tuple[int, ...]
+    """The same in each attempt of the task."""
+    opened: OpenParts
+    """As :meth:`Store.begin_parts` returned it to the driver."""
+    rows: Mapping[str, int]
+    """How many rows went into these parts, by source."""
+    layout: Layout
+    """As :meth:`Store.register` returned it to the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsResult:
+    """What became of a task's parts."""
+
+    applied: bool
+    """False: an earlier attempt has committed them, or the whole batch is committed."""
+    merged: int = 0
+    """Delta rows merged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,76 @@ class BatchGapError(StoreError, ValueError):
     )
 
 
+class StaleTaskError(StoreError, RuntimeError):
+    """A task of an earlier run of a batch, which was begun again since."""
+
+    stream: str
+    number: int
+    template = (
+        "batch {number} of the stream {stream!r} was begun again since this task was started: its "
+        "work is done by another task, and nothing of it was written"
+    )
+
+
+class PartConflictError(StoreError, RuntimeError):
+    """Some parts of a task are committed and others are not."""
+
+    stream: str
+    number: int
+    recorded: tuple[int, ...]
+    missing: tuple[int, ...]
+    template = (
+        "of batch {number} of the stream {stream!r} the parts {recorded} are in the store and "
+        "{missing} are not, though one task commits them together: the parts were dealt out to "
+        "tasks in another way than before; give a task only parts that are not recorded"
+    )
+
+
+class PartsMissingError(StoreError, RuntimeError):
+    """A batch was to be completed, and not exactly its parts are committed."""
+
+    stream: str
+    number: int
+    parts: int
+    missing: tuple[int, ...]
+    unknown: tuple[int, ...]
+    """Parts that are committed and that the batch does not have."""
+
+    def __str__(self) -> str:
+        wrong = [f"{self.missing} are not in the store"] if self.missing else []
+        wrong += [f"the store also has {self.unknown}"] if self.unknown else []
+        return (
+            f"batch {self.number} of the stream {self.stream!r} has {count_of(self.parts, 'part')}"
+            f" (0 to {self.parts - 1}), but {' and '.join(wrong)}: run the batch again with the "
+            "same number of parts; those that are in the store are not counted twice"
+        )
+
+
+class RowsMismatchError(StoreError, RuntimeError):
+    """The parts of a batch do not hold the rows that were read."""
+
+    stream: str
+    number: int
+    expected: dict[str, int]
+    """Rows that were read, by source."""
+    recorded: dict[str, int]
+    """Rows that went into the parts, by source."""
+
+    def __str__(self) -> str:
+        sources = sorted({*self.expected, *self.recorded})
+        wrong = ", ".join(
+            f"{source}: {self.expected.get(source, 0)} read, {self.recorded.get(source, 0)} in the "
+            "parts"
+            for source in sources
+            if self.expected.get(source, 0) != self.recorded.get(source, 0)
+        )
+        return (
+            f"batch {self.number} of the stream {self.stream!r} cannot be completed, because rows "
+            f"were lost or doubled on the way to its parts ({wrong}): its input has changed since "
+            "an earlier run, or this is a mistake in batchmill; restore the input, or report it"
+        )
+
+
 class CheckpointMismatchError(StoreError, ValueError):
     """Checkpoint and store do not belong together."""
 

@@ -27,9 +27,9 @@ from batchmill.store.errors import (
     StoreReadOnlyError,
 )
 from batchmill.store.retry import RetryPolicy, TransientError
+from batchmill.store.sql.columns import Columns, as_lists
 from batchmill.store.sql.schema import Schema, inspect, migrate
 from batchmill.store.sql.session import (
-    Columns,
     Dialect,
     Params,
     Row,
@@ -65,7 +65,10 @@ SQLITE = Dialect(
     row_id_in=lambda query: f"rowid IN ({query})",
     all_rows="-1",
     # The rows lie in the primary key's tree: there is no second tree to update.
-    wide_table="WITHOUT ROWID",
+    for_share="",
+    for_update="",
+    wide_table=lambda grain: "WITHOUT ROWID",
+    text_size="length",
     max_columns=2000,
     max_name_bytes=None,
 )
@@ -96,7 +99,7 @@ class SqliteSession(Session):
         # executemany() compiles the statement once, and zip() makes one tuple at a time.
         self._connection.executemany(
             f"INSERT INTO {quote(upsert.table)} AS kept ({names}) VALUES ({marks}) {upsert.tail}",
-            zip(*columns, strict=True),
+            zip(*as_lists(columns), strict=True),
         )
 
     def has_table(self, name: str) -> bool:

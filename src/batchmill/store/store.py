@@ -8,14 +8,23 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar, Unpack
 
 from batchmill.errors import ConfigError
 from batchmill.lifecycle import Closing
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
-from batchmill.store.batch import Batch, Claim, CommitResult, CounterKey, Layout
+from batchmill.store.batch import (
+    Batch,
+    Claim,
+    CommitResult,
+    CounterKey,
+    Layout,
+    OpenParts,
+    PartShare,
+    PartsResult,
+)
 from batchmill.store.buckets import Moment
 from batchmill.store.errors import StoreError, StoreInUseError
 from batchmill.store.results import (
@@ -34,12 +43,19 @@ from batchmill.store.retry import Retrier, RetryPolicy
 from batchmill.store.sql import commit as commit_sql
 from batchmill.store.sql import entities as entities_sql
 from batchmill.store.sql import outbox as outbox_sql
+from batchmill.store.sql import parts as parts_sql
 from batchmill.store.sql import registry, topn
+from batchmill.store.sql import stream as stream_sql
 from batchmill.store.sql import values as values_sql
-from batchmill.store.sql.commit import Checkpoint, Commit, Exempt
+from batchmill.store.sql.commit import Commit
+from batchmill.store.sql.parts import PartsCommit
 from batchmill.store.sql.session import Session, StreamEpoch
 from batchmill.store.sql.snapshot import Snapshot
+from batchmill.store.sql.stream import Checkpoint, Exempt
 from batchmill.store.sql.values import Page, Position, Selection, SelectionFields
+
+if TYPE_CHECKING:
+    from batchmill.store.address import TaskAddress
 
 T = TypeVar("T")
 MetricRef: TypeAlias = str | StoredMetric
@@ -61,6 +77,8 @@ class Store(Closing):
     """The store's own id, made with it."""
     url: str
     """Its address, without a password."""
+    commits_by_part: ClassVar[bool] = False
+    """Whether tasks on other machines commit parts of a batch; see :meth:`commit_parts`."""
 
     def __init__(self, url: str, policy: RetryPolicy, *, ttl_days: int, top_n: int) -> None:
         """Use :func:`open_store`."""
@@ -82,6 +100,10 @@ class Store(Closing):
 
         Raises ``TransientError`` where another try may succeed; nothing is changed then, or all.
         """
+
+    def _write_beside_once(self, work: Callable[[Session], T]) -> T:
+        """The same beside other writers, where the database can: ``work`` locks what it reads."""
+        return self._write_once(work)
 
     @abstractmethod
     def _read_once(self, work: Callable[[Session], T]) -> T:
@@ -138,7 +160,7 @@ class Store(Closing):
                 lambda session: registry.register(
                     session,
                     wanted,
-                    commit_sql.read_newest_minute(session),
+                    stream_sql.read_newest_minute(session),
                     ttl_days=self._ttl_days,
                     retire=retire,
                     stream=stream if owner is None else owner,
@@ -171,10 +193,10 @@ class Store(Closing):
         with self._writing:
             ours = stream in self._locked_streams()
             if not ours and not self.retrier.run(lambda: self._lock(stream, wait=wait)):
-                holder = self._read(lambda session: commit_sql.stream_holder(session, stream))
+                holder = self._read(lambda session: stream_sql.stream_holder(session, stream))
                 raise StoreInUseError(self.url, stream, holder)
             try:
-                claim = self._write(lambda session: commit_sql.claim(session, stream, checkpoint))
+                claim = self._write(lambda session: stream_sql.claim(session, stream, checkpoint))
             except BaseException:
                 if not ours:
                     self._unlock(stream)
@@ -201,6 +223,47 @@ class Store(Closing):
             self._cache.add(commit.entities)
         return result
 
+    # Writing by parts.
+
+    def task_address(self) -> TaskAddress:
+        """From what a task opens this store, with :func:`open_for_task`; pickle it to send it.
+
+        It holds the connection's parameters as the driver has found them, a password included.
+        """
+        raise ConfigError("store", self.url, "a PostgreSQL database, to be written by tasks")
+
+    def begin_parts(self, stream: str, epoch: int, number: int) -> OpenParts:
+        """Begin to run a batch whose parts are committed by tasks; call it before each run.
+
+        Tasks of earlier runs cannot commit any more when it returns: it waits for those that are
+        about to. Raises :class:`FencedError` if the stream belongs to another writer.
+        """
+        return self._write_beside(
+            lambda session: parts_sql.begin(session, stream, epoch, number, self._ttl_days)
+        )
+
+    def may_be_recut(self, stream: str, epoch: int, number: int) -> bool:
+        """Whether nothing of a batch is committed, nor will be until it is begun again.
+
+        Then it may have other input when it is begun again.
+        """
+        opened = self.begin_parts(stream, epoch, number)
+        return not opened.committed and not opened.recorded
+
+    def commit_parts(self, batch: Batch, share: PartShare) -> PartsResult:
+        """Merge some parts of a batch, in one transaction; called by a task.
+
+        Of ``batch``, only what its parts change is written: entities, deltas, slow calls and
+        statements. The driver commits the rest when all parts are committed, in a batch with
+        ``parts``. Raises :class:`FencedError` or :class:`StaleTaskError` if another writer, or
+        another run of the batch, has taken over.
+        """
+        commit = PartsCommit(batch, share, top_n=self._top_n)
+        with self._writing:
+            result = self._write_beside(lambda session: commit.run(session, self._cache))
+            self._cache.add(commit.entities)
+        return result
+
     # Reading.
 
     def read(self, work: Callable[[Snapshot], T]) -> T:
@@ -212,7 +275,7 @@ class Store(Closing):
 
     def newest_minute(self) -> int | None:
         """The newest minute that was ever committed."""
-        return self._read(commit_sql.read_newest_minute)
+        return self._read(stream_sql.read_newest_minute)
 
     def metrics(self, include_retired: bool = False) -> list[StoredMetric]:
         """The active metrics by name; with ``include_retired``, all versions that can be read."""
@@ -326,7 +389,7 @@ class Store(Closing):
 
     def streams(self) -> list[StreamInfo]:
         """The progress of each stream."""
-        return self._read(commit_sql.all_streams)
+        return self._read(stream_sql.all_streams)
 
     # The outbox.
 
@@ -407,6 +470,10 @@ class Store(Closing):
     def _write(self, work: Callable[[Session], T]) -> T:
         with self._writing:
             return self.retrier.run(lambda: self._write_once(work))
+
+    def _write_beside(self, work: Callable[[Session], T]) -> T:
+        with self._writing:
+            return self.retrier.run(lambda: self._write_beside_once(work))
 
     def _read(self, work: Callable[[Session], T]) -> T:
         return self.retrier.run(lambda: self._read_once(work))

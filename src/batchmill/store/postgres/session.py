@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from batchmill.sources import Grain
 from batchmill.store.postgres.connection import (
     TEXT,
     Connection,
@@ -21,8 +22,8 @@ from batchmill.store.postgres.writers import (
     merge_table,
 )
 from batchmill.store.retry import TransientError
+from batchmill.store.sql.columns import Columns, bounds
 from batchmill.store.sql.session import (
-    Columns,
     Dialect,
     Params,
     Row,
@@ -45,10 +46,20 @@ POSTGRES = Dialect(
     row_id_in=lambda query: f"ctid = ANY(ARRAY({query}))",
     all_rows="ALL",
     # Free space in each page, so that a merged row can stay in it, and its index entry unchanged.
-    wide_table="WITH (fillfactor = 70)",
+    # Every batch changes all rows of its hour and its day: there each page has room for both.
+    wide_table=lambda grain: f"WITH (fillfactor = {70 if grain is Grain.MINUTE else 45})",
+    text_size="octet_length",
+    for_share="FOR SHARE",
+    for_update="FOR UPDATE",
     max_columns=1600,
     max_name_bytes=63,
 )
+
+UPDATE_FIRST = 5_000
+"""For fewer rows one statement that inserts or updates is as fast as two."""
+SLOTS = 16
+"""How many locks there are for slow calls; a transaction takes those of its entities."""
+SLOT_LOCK = 0x62_61_74_63
 
 FUNCTIONS = (
     r"""
@@ -88,6 +99,27 @@ END $$""",
 )
 
 
+def update_table(upsert: Upsert, table: str, first: int, last: int) -> str:
+    """The statement that merges the rows of a table that exist already.
+
+    ``first`` and ``last`` bound the first column of the key, so that it is looked up.
+    """
+    same = " AND ".join(f"kept.{name} = excluded.{name}" for name in upsert.key)
+    return (
+        f"UPDATE {quote(upsert.table)} AS kept SET {upsert.changes} FROM {table} AS excluded "
+        f"WHERE {same} AND kept.{upsert.key[0]} BETWEEN {first} AND {last}"
+    )
+
+
+def _not_updated(upsert: Upsert, table: str) -> str:
+    """The condition that this transaction has not changed the row yet."""
+    same = " AND ".join(f"mine.{name} = {table}.{name}" for name in upsert.key)
+    return (
+        f"WHERE NOT EXISTS (SELECT 1 FROM {quote(upsert.table)} AS mine WHERE {same} "
+        "AND mine.xmin = pg_current_xact_id()::xid)"
+    )
+
+
 class PostgresSession(Session):
     """A transaction on a connection."""
 
@@ -110,13 +142,60 @@ class PostgresSession(Session):
             cursor.executemany(to_bytes(sql), params)
 
     def upsert(self, upsert: Upsert, columns: Columns) -> None:
-        """Copy the rows into a temporary table, and merge that in one statement."""
+        """Copy the rows into a temporary table, and merge that."""
         table = self._temporary_table(upsert)
         copy_rows(self._connection, table, upsert, columns)
-        self.run(merge_table(upsert, table))
+        rows = len(columns[0])
+        numbered = upsert.types[0] == POSTGRES.whole
+        if not (upsert.changes and numbered) or rows < UPDATE_FIRST:
+            self.run(merge_table(upsert, table))
+            return
+        # An update takes two thirds of the time of an insert that finds the row, and locks it.
+        updated = self.run(update_table(upsert, table, *bounds(columns[0])))
+        if updated < rows:
+            self.run(merge_table(upsert, table, _not_updated(upsert, table) if updated else ""))
+
+    def insert(self, upsert: Upsert, columns: Columns) -> None:
+        """Copy rows that are probably new into their table; half the time of merging them."""
+        import psycopg
+
+        self.run("SAVEPOINT before_copy")
+        try:
+            copy_rows(self._connection, quote(upsert.table), upsert, columns)
+        except psycopg.errors.UniqueViolation:
+            self.run("ROLLBACK TO SAVEPOINT before_copy")
+            self.upsert(upsert, columns)
+        self.run("RELEASE SAVEPOINT before_copy")
+
+    def upsert_reading(
+        self, upsert: Upsert, columns: Columns, read: Sequence[str], differs: str
+    ) -> Iterable[Row]:
+        """In one statement; what is in the table and would not change is only read."""
+        table = self._temporary_table(upsert)
+        copy_rows(self._connection, table, upsert, columns)
+        names = ", ".join(f"excluded.{name}" for name in upsert.columns)
+        kept = f"{quote(upsert.table)} AS kept USING ({', '.join(upsert.key)})"
+        return self.rows(
+            f"WITH written AS (INSERT INTO {quote(upsert.table)} AS kept "
+            f"({', '.join(upsert.columns)}) SELECT {names} FROM {table} AS excluded "
+            f"LEFT JOIN {kept} WHERE kept.{read[0]} IS NULL OR {differs} "
+            f"ORDER BY {', '.join(upsert.key)} {upsert.tail} RETURNING {', '.join(read)}) "
+            f"SELECT {', '.join(read)} FROM written UNION ALL "
+            f"SELECT {', '.join(f'kept.{name}' for name in read)} FROM {table} AS excluded "
+            f"JOIN {kept} WHERE NOT ({differs})"
+        )
+
+    def lock_slots(self, numbers: Iterable[int]) -> None:
+        """In one order in every transaction; a few locks, however many numbers there are."""
+        for slot in sorted({number % SLOTS for number in numbers}):
+            self.rows("SELECT pg_advisory_xact_lock(?, ?)", (SLOT_LOCK, slot))
 
     def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
         """Upsert into several tables; large parts are copied by the writers."""
+        for part in parts:
+            if part.fresh:
+                self.insert(part.upsert, part.columns)
+        parts = [part for part in parts if not part.fresh]
         writers = self._writers
         large, small = writers.split(parts) if writers is not None else ([], parts)
         if writers is None or not large:

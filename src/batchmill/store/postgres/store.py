@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from batchmill.store.address import TaskAddress
 from batchmill.store.errors import StoreMissingError
 from batchmill.store.postgres.connection import Connection, connect, to_bytes, translate_errors
 from batchmill.store.postgres.session import PostgresSession
@@ -31,8 +32,22 @@ SCHEMA_LOCK = 0x62_61_74_63_68_6D_69_6C
 """Held during a migration, so that two processes do not run it at once."""
 
 
+FOUND_OUT = ("service", "servicefile", "passfile")
+"""Parameters that only say where others are found."""
+TASK_SETTINGS = (
+    # A task that hangs, or whose machine is gone, must not hold its locks for long: the stream's
+    # next writer waits for them.
+    "SET idle_in_transaction_session_timeout = '120s'",
+    "SET tcp_keepalives_idle = 30",
+    "SET tcp_keepalives_interval = 10",
+    "SET tcp_keepalives_count = 3",
+)
+
+
 class PostgresStore(Store):
     """A store in the default schema of a database."""
+
+    commits_by_part = True
 
     def __init__(
         self,
@@ -44,9 +59,13 @@ class PostgresStore(Store):
         top_n: int,
         create: bool,
         writers: WriterSettings | None = None,
+        for_task_of: str | None = None,
     ) -> None:
+        """``for_task_of``: the id of this store, which the driver has prepared."""
         super().__init__(shown, policy, ttl_days=ttl_days, top_n=top_n)
-        self._connect = functools.partial(connect, conninfo, shown)
+        self._policy = policy
+        settings = TASK_SETTINGS if for_task_of else ()
+        self._connect = functools.partial(connect, conninfo, shown, *settings)
         # A staged table that a crash empties is written again, so writers do not wait for the disk.
         hurried = functools.partial(connect, conninfo, shown, "SET synchronous_commit = off")
         self.writers = Writers(writers or WriterSettings(), hurried, shown)
@@ -54,6 +73,9 @@ class PostgresStore(Store):
         self._open: dict[str, Connection] = {}
         self._locks: dict[str, Connection] = {}
         self._reading = threading.Lock()
+        if for_task_of:
+            self.id = for_task_of
+            return
         try:
             self.id = self.retrier.run(lambda: self._prepare(create)).store_id
         except BaseException:
@@ -86,6 +108,20 @@ class PostgresStore(Store):
             if self.writers.staged_by is not None:
                 self._remove_staged(self.writers.staged_by)
         return result
+
+    def _write_beside_once(self, work: Callable[[Session], T]) -> T:
+        return self._in_transaction("writer", "BEGIN ISOLATION LEVEL READ COMMITTED", work)
+
+    def task_address(self) -> TaskAddress:
+        """How a task on another machine reaches this store, with everything found out here."""
+
+        def read(session: Session) -> dict[str, str]:
+            info = self._open["reader"].info
+            given = {**info.get_parameters(), "password": info.password}
+            return {name: value for name, value in given.items() if name not in FOUND_OUT}
+
+        parameters = tuple(self._read(read).items())
+        return TaskAddress(self.url, self.id, self._ttl_days, self._top_n, self._policy, parameters)
 
     def _remove_staged(self, owner: StreamEpoch) -> None:
         """Remove staged tables, if the connection works; else the next commit or claim does."""

@@ -46,7 +46,8 @@ from batchmill.store.postgres.connection import (
     translate_errors,
 )
 from batchmill.store.retry import TransientError
-from batchmill.store.sql.session import Columns, StreamEpoch, Upsert, UpsertRows, quote
+from batchmill.store.sql.columns import Columns
+from batchmill.store.sql.session import StreamEpoch, Upsert, UpsertRows, quote
 
 log = logging.getLogger("batchmill.store")
 
@@ -155,19 +156,19 @@ def write_piece(connection: Connection, piece: Piece) -> str:
         )
     )
     # Frozen: nobody else sees the table yet, and later readers need not mark its rows.
-    copy_rows(connection, table, piece.upsert, columns, "FREEZE, NULL 'None'")
+    copy_rows(connection, table, piece.upsert, columns, "FREEZE, ")
     connection.execute("COMMIT")
     return table
 
 
-def merge_table(upsert: Upsert, table: str) -> str:
-    """The statement that merges the rows of a table."""
+def merge_table(upsert: Upsert, table: str, where: str = "") -> str:
+    """The statement that merges the rows of a table, all or some."""
     names = ", ".join(upsert.columns)
     # In key order, a row's neighbours in the index come one after the other.
     order = f"ORDER BY {', '.join(upsert.key)}" if upsert.key else ""
     return (
         f"INSERT INTO {quote(upsert.table)} AS kept ({names}) "
-        f"SELECT {names} FROM {table} {order} {upsert.tail}"
+        f"SELECT {names} FROM {table} {where} {order} {upsert.tail}"
     )
 
 

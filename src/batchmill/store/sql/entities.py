@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from batchmill.store.batch import EntityRow
@@ -53,6 +54,15 @@ class Known:
             and other.roles <= self.roles
             and other.layers <= self.layers
             and other.day <= self.day
+        )
+
+    def matches(self, row: EntityRow, roles: str, day: int) -> bool:
+        """The same, of a row as it came; False is no more than a guess."""
+        return (
+            self.day >= day
+            and row.name == self.name
+            and roles == self.roles
+            and row.layers <= self.layers
         )
 
     def merge(self, other: Known) -> Known:
@@ -124,29 +134,39 @@ def store_entities(
     """
     ids: list[EntityId | None] = []
     mentioned: dict[EntityId, Known] = {}
+    known: dict[EntityId, Known] = {}
     for row, day in zip(rows, days, strict=True):
         if day < cutoff:
             ids.append(None)
             continue
         entity = (row.kind, fit_text(row.id))
         ids.append(entity)
-        roles = json.dumps(dict(sorted(row.roles.items())), separators=(",", ":"))
+        roles = roles_text(tuple(sorted(row.roles.items()))) if row.roles else "{}"
+        old = cache.get(entity, since)
+        if old is not None and old.matches(row, roles, day):  # as nearly always
+            known[entity] = old
+            continue
         layers = frozenset(map(fit_text, row.layers))
         new = Known(0, fit_text(replace_nul(row.name)), roles, layers, day)
         before = mentioned.get(entity)
         mentioned[entity] = before.merge(new) if before else new
     changed: dict[EntityId, Known] = {}
-    known: dict[EntityId, Known] = {}
     for entity, new in mentioned.items():
         old = cache.get(entity, since)
         if old and old.covers(new):
             known[entity] = old
         else:
             changed[entity] = new
-    if changed:
-        known.update(_write(session, changed, cache))
+    written = _write(session, changed, cache) if changed else {}
+    known |= written
     keys = [NO_KEY if entity is None else known[entity].key for entity in ids]
-    return EntityKeys(keys, known)
+    return EntityKeys(keys, written)
+
+
+@lru_cache(maxsize=4096)
+def roles_text(roles: tuple[tuple[str, str], ...]) -> str:
+    """Roles as they are stored."""
+    return json.dumps(dict(roles), separators=(",", ":"))
 
 
 def replace_nul(text: str) -> str:
@@ -180,7 +200,7 @@ def _write(
     ids = [id_ for _, id_ in order]
     values = {"name": text, "roles": text, "last_day": whole}
     greatest = {name: dialect.greatest(f"kept.{name}", f"excluded.{name}") for name in values}
-    session.upsert(
+    rows = session.upsert_reading(
         Upsert.merging("entity", {"kind": text, "id": text}, values, greatest),
         (
             [kind for kind, _ in order],
@@ -189,9 +209,10 @@ def _write(
             [changed[entity].roles for entity in order],
             [changed[entity].day for entity in order],
         ),
+        ("key", "kind", "id"),
+        " OR ".join(f"excluded.{name} > kept.{name}" for name in values),
     )
-    rows = rows_in(session, "SELECT kind, id, key FROM entity", "id", ids)
-    keys = {(kind, id_): key for kind, id_, key in rows}
+    keys = {(kind, id_): key for key, kind, id_ in rows}
     pairs = sorted((keys[entity], layer) for entity in order for layer in changed[entity].layers)
     if pairs:
         layers = Upsert.merging("entity_layer", {"entity": whole, "layer": text}, {}, {})
@@ -200,7 +221,8 @@ def _write(
     for entity, new in changed.items():
         stored = Known(keys[entity], new.name, new.roles, new.layers, new.day)
         old = cache.get(entity)
-        written[entity] = stored.merge(old) if old else stored
+        # Under another key it is another row: the old one was removed, and its layers with it.
+        written[entity] = stored.merge(old) if old and old.key == stored.key else stored
     return written
 
 

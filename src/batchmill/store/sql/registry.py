@@ -214,6 +214,8 @@ def register(
 
     ``has_writer`` says whether a stream has a live writer now.
     """
+    # Waits for parts that are being committed; later ones see what is changed here.
+    session.rows(f"SELECT value FROM meta WHERE key = 'columns' {session.dialect.for_update}")
     gone = _gone_streams(session, stream, has_writer)
     registry = _read_registry(session, gone)
     result = allot(

@@ -104,7 +104,21 @@ def _add_outbox(session: Session) -> None:
     session.run("INSERT INTO meta VALUES ('outbox_seq', '0')")
 
 
-MIGRATIONS: list[Step] = [_create, _add_owners, _add_outbox]
+def _add_parts(session: Session) -> None:
+    """Parts of batches that are committed one by one, and a lock for the owners of columns."""
+    text, whole = session.dialect.text, session.dialect.whole
+    session.run(
+        f"CREATE TABLE part_commit (stream {text} NOT NULL, batch {whole} NOT NULL, "
+        f"part {whole} NOT NULL, merged {whole} NOT NULL, n_rows {text} NOT NULL, "
+        f"counters {text} NOT NULL, PRIMARY KEY (stream, batch, part))"
+    )
+    session.run(f"ALTER TABLE stream ADD COLUMN part_batch {whole}")
+    session.run(f"ALTER TABLE stream ADD COLUMN part_cutoff {whole} NOT NULL DEFAULT 0")
+    session.run(f"ALTER TABLE stream ADD COLUMN part_run {whole} NOT NULL DEFAULT 0")
+    session.run("INSERT INTO meta VALUES ('columns', '')")
+
+
+MIGRATIONS: list[Step] = [_create, _add_owners, _add_outbox, _add_parts]
 """The steps from each version of the schema to the next; the first creates an empty store.
 
 A step that a release has shipped is never changed: a new one is added behind it.
@@ -184,7 +198,7 @@ def create_tables(session: Session, source: str, columns: Sequence[Column]) -> N
         session.run(
             f"CREATE TABLE {quote(table_name(grain, source))} (bucket {dialect.whole} NOT NULL, "
             f"entity {dialect.whole} NOT NULL, {cells}PRIMARY KEY (bucket, entity)) "
-            f"{dialect.wide_table}"
+            f"{dialect.wide_table(grain)}"
         )
 
 

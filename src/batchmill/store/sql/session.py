@@ -9,13 +9,12 @@ from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 from batchmill.sources import Grain
+from batchmill.store.sql.columns import Columns
 from batchmill.store.states import Cell
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Sequence[Any]
-Columns: TypeAlias = Sequence[Sequence[Any]]
-"""Rows, given column by column."""
 
 CHUNK = 500
 """How many ids or keys one query lists."""
@@ -55,8 +54,14 @@ class Dialect:
     """The condition that a row's id is in the result of a query."""
     all_rows: str
     """Stands for "no limit" before an OFFSET."""
-    wide_table: str
+    wide_table: Callable[[Grain], str]
     """Follows the columns of a wide table."""
+    text_size: str
+    """The function that is quickest to say how long a text is, about."""
+    for_share: str
+    """Follows a query: until the end of the transaction nobody changes the rows."""
+    for_update: str
+    """Likewise, and nobody else reads them with a lock either."""
     max_columns: int
     max_name_bytes: int | None
     """How long a table's name may be; None: there is no limit."""
@@ -88,7 +93,7 @@ class Condition:
 class Upsert:
     """An insert of many rows that merges where the key exists already.
 
-    In ``tail``, the row in the table is called ``kept``, the new one ``excluded``.
+    In ``changes``, the row in the table is called ``kept``, the new one ``excluded``.
     """
 
     table: str
@@ -96,8 +101,8 @@ class Upsert:
     types: tuple[str, ...]
     """The type of each column."""
     key: tuple[str, ...]
-    tail: str
-    """``ON CONFLICT …``, or nothing."""
+    changes: str
+    """What is set where the key exists: ``column = expression, …``, or nothing."""
     sources: tuple[int, ...] = ()
     """For each column, which of the given lists fills it; empty: each its own."""
 
@@ -113,14 +118,20 @@ class Upsert:
         """An upsert into columns given with their types; ``updates`` are expressions by column."""
         columns = {**key, **values}
         changed = ", ".join(f"{name} = {expression}" for name, expression in updates.items())
-        action = f"UPDATE SET {changed}" if changed else "NOTHING"
-        tail = f"ON CONFLICT ({', '.join(key)}) DO {action}"
-        return cls(table, tuple(columns), tuple(columns.values()), tuple(key), tail, sources)
+        return cls(table, tuple(columns), tuple(columns.values()), tuple(key), changed, sources)
+
+    @property
+    def tail(self) -> str:
+        """``ON CONFLICT …``, or nothing."""
+        if not self.key:
+            return ""
+        action = f"UPDATE SET {self.changes}" if self.changes else "NOTHING"
+        return f"ON CONFLICT ({', '.join(self.key)}) DO {action}"
 
     @property
     def counts_rows(self) -> bool:
         """Whether the database counts every row: each is inserted or updated."""
-        return "DO UPDATE" in self.tail
+        return bool(self.changes)
 
     def spread(self, columns: Columns) -> Columns:
         """One list for each column of the table."""
@@ -133,6 +144,8 @@ class UpsertRows:
 
     upsert: Upsert
     columns: Columns
+    fresh: bool = False
+    """Probably none of them is in the table yet."""
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -171,6 +184,22 @@ class Session(ABC):
         """Upsert into several tables; many rows may be copied over several connections."""
         for part in parts:
             self.upsert(part.upsert, part.columns)
+
+    def upsert_reading(
+        self, upsert: Upsert, columns: Columns, read: Sequence[str], differs: str
+    ) -> Iterable[Row]:
+        """Upsert rows, and read columns of them; maybe of others with the same last key, too.
+
+        ``read`` are columns that are never null. ``differs`` is the condition that a row that is
+        there would change.
+        """
+        self.upsert(upsert, columns)
+        last = len(upsert.key) - 1
+        query = f"SELECT {', '.join(read)} FROM {quote(upsert.table)}"
+        return rows_in(self, query, upsert.key[last], columns[last])
+
+    def lock_slots(self, numbers: Iterable[int]) -> None:  # noqa: B027 - where writers take turns
+        """Wait until no other transaction holds one of the slots of these numbers."""
 
     @abstractmethod
     def has_table(self, name: str) -> bool:
@@ -254,7 +283,7 @@ def merge_expression(dialect: Dialect, name: str, cell: Cell, turn: int) -> str:
         return f"coalesce({old} + {new}, {old}, {new})"
     joined = f"{old} || ',' || {new}"
     return (
-        f"CASE WHEN length({old}) + length({new}) > {COMPACT_ABOVE} "
+        f"CASE WHEN {dialect.text_size}({old}) + {dialect.text_size}({new}) > {COMPACT_ABOVE} "
         f"AND ((excluded.entity + {turn}) & {COMPACT_EVERY - 1}) = 0 "
         f"THEN {COMPACT[cell]}({joined}) ELSE coalesce({joined}, {old}, {new}) END"
     )

@@ -21,7 +21,6 @@ from batchmill.store.results import (
 )
 from batchmill.store.sql import entities as entities_sql
 from batchmill.store.sql import topn
-from batchmill.store.sql.commit import all_streams, read_newest_minute
 from batchmill.store.sql.registry import all_metrics
 from batchmill.store.sql.session import (
     MAX_LISTED_BUCKETS,
@@ -32,6 +31,7 @@ from batchmill.store.sql.session import (
     quote,
     table_name,
 )
+from batchmill.store.sql.stream import all_streams, read_newest_minute
 
 MAX_LOOKUPS = 500_000
 """Up to so many rows are looked up by key, rather than found by scanning their buckets."""

@@ -92,6 +92,8 @@ def store_topn(session: Session, records: Sequence[Row], top_n: int) -> None:
     """Insert records, and remove those that are no longer among the slowest."""
     if not records:
         return
+    # Who removes what is not among the slowest must see what all others have inserted.
+    session.lock_slots(record[3] for record in records)
     dialect = session.dialect
     whole = {"bucket", "entity", "latency", "time_us"}
     types = tuple(dialect.whole if name in whole else dialect.text for name in COLUMNS)
