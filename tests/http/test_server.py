@@ -155,15 +155,20 @@ def test_refused_connections_are_reported() -> None:
 
 
 def test_connections_are_limited() -> None:
-    """One more than allowed is answered 503 at once; when one has gone, there is room again."""
+    """One that is idle is answered 503 and closed when another comes."""
     with serving(max_connections=1) as (served, _):
-        with served.connect(), served.connect() as second:
-            answer = second.makefile("rb").read()
+        with served.connect() as first, first.makefile("rb") as answers:
+            first.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            while answers.readline() != b"\r\n":
+                pass
+            assert answers.read(5) == b"hello"
+            with served.connect():
+                answer = answers.read()
         assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-        assert answer.endswith(b"1 connection open already")
+        assert answer.endswith(b"the connection was idle, and others wait for one")
         until(lambda: served.server.connections.open == 0)
         assert served.get() == b"hello"
-    assert (served.server.connections.accepted, served.server.connections.refused) == (2, 1)
+    assert (served.server.connections.accepted, served.server.connections.refused) == (3, 1)
 
 
 @pytest.mark.parametrize(

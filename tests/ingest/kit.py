@@ -142,7 +142,7 @@ def by_reference(body: bytes, form: str, limits: Limits) -> Decoded:
         raise too_many_bytes(len(body), limits.max_decompressed_bytes)
     rows = Rows(limits)
     (read_json if form == JSON else read_proto)(body, rows)
-    return rows.decoded(len(body))
+    return rows.decoded()
 
 
 def check_equal(body: bytes, form: str, limits: Limits) -> None:

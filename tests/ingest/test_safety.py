@@ -225,16 +225,17 @@ def slowly(link: socket.socket, head: bytes) -> bytes:
 
 
 def test_connections_are_bounded_and_idle_ones_end(tmp_path: Path) -> None:
-    """One too many is turned away with 503; those that say nothing do not stay."""
+    """For one more, the oldest that has said nothing is turned away; the others do not stay."""
     options = ("--max-connections", "20", "--request-timeout", "2")
     with (
         ingest(tmp_path / "home", *QUICK, *options) as running,
         contextlib.ExitStack() as stack,
     ):
-        links = [stack.enter_context(running.connect()) for _ in range(20)]
+        first, *links = [stack.enter_context(running.connect()) for _ in range(20)]
         with running.connect() as one_more:
-            assert statuses(read_all(one_more)) == [503]
-        assert [statuses(read_all(link)) for link in links] == [[408]] * 20
+            assert statuses(read_all(first)) == [503]
+            assert statuses(read_all(one_more)) == [408]
+        assert [statuses(read_all(link)) for link in links] == [[408]] * 19
         assert running.post(request(1)).status == 200
         assert running.metric("http_connections_refused_total") == 1
 
@@ -384,6 +385,38 @@ def test_tls_and_client_certificates(
                 assert tls_post(running, certificates, wrong) == 200
         assert exchange(running, HEAD + b"content-length: 0\r\n\r\n") == b""  # in the clear
         assert tls_post(running, certificates, "client") == 200
+
+
+def test_certificates_are_replaced_without_a_restart(tmp_path: Path, certificates: Path) -> None:
+    """For both ports; files that cannot be used change nothing, and are reported."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def use(name: str) -> None:
+        for place, suffix in ((cert, "pem"), (key, "key")):
+            new = tmp_path / f"new.{suffix}"
+            new.write_bytes((certificates / f"{name}.{suffix}").read_bytes())
+            new.replace(place)
+
+    use("server")
+    options = ("--tls-cert", str(cert), "--tls-key", str(key))
+    with ingest(tmp_path / "home", *QUICK, *options) as running:
+        host, _, port = running.grpc.rpartition(":")
+        places = (running.http, (host, int(port)))
+        old = [ssl.get_server_certificate(place) for place in places]
+        use("client")  # of the same authority
+        wanted = [(certificates / "client.pem").read_text()] * 2
+        until(lambda: [ssl.get_server_certificate(place) for place in places] == wanted)
+        assert old != wanted
+        assert tls_post(running, certificates, None) == 200
+        assert tls_call(running, certificates, None) == b""
+        cert.write_text("not a certificate")
+
+        def reported() -> bool:
+            assert tls_post(running, certificates, None) == 200
+            return "the old ones stay" in running.stderr()
+
+        until(reported)
+        assert tls_post(running, certificates, None) == 200
 
 
 def tls_post(running: Ingest, certificates: Path, sender: str | None) -> int:

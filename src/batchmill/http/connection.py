@@ -3,7 +3,9 @@
 uvicorn's own protocol waits without end for a request's headers, closes a connection over unread
 data (so that the client may never see the response), and fails on some orders of events. Here:
 
-* a request's bytes arrive within ``request_s``, or the connection is refused and closed;
+* a request's headers arrive within ``header_s``, all of it within ``request_s``, or the connection
+  is refused and closed;
+* a client that has not authenticated has no claim to its connection, see `Seats`;
 * a connection closed before its request was read goes on reading for a moment and discards it;
 * whatever is not HTTP is answered 400 (431 for headers that are too long), without a traceback.
 """
@@ -23,11 +25,12 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from batchmill.http.refusal import ConnectionRefusal, RefusalReason, Refuse
+from batchmill.http.seats import Seat, Seats
+from batchmill.http.tls import Tls
 from batchmill.wording import count_of
 
 LINGER_S = 2.0
 """How long a connection that is closed goes on reading, so that the client sees the response."""
-_HANDSHAKE_S = 10.0
 _GRACE_S = 1.0
 """An application that reads a body stops at ``request_s`` itself, and can still answer then."""
 
@@ -46,27 +49,45 @@ class ConnectionStats:
 class AcceptedConnection(asyncio.Protocol):
     """What an `Acceptor` makes of a connection."""
 
+    seat: Seat = Seat("")
     on_lost: Callable[[], None] = staticmethod(lambda: None)
     """Called by the connection once it has ended."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return False
+
+    def evict(self) -> None:
+        """Close it: its seat is needed."""
 
 
 class Connection(AcceptedConnection, H11Protocol):
     """One connection; see the module.
 
     The application finds in ``scope["state"]`` when the request began (``request_began``, in the
-    event loop's time) and how to drop the connection (``abort()``).
+    event loop's time), how to drop the connection (``abort()``), how to say that the client has
+    authenticated (``authenticated()``), and whether only health checks are answered (``reserve``).
     """
 
-    def __init__(self, *, refuse: Refuse, request_s: float, **rest: Any) -> None:
+    def __init__(self, *, refuse: Refuse, header_s: float, request_s: float, **rest: Any) -> None:
         super().__init__(app_state={}, **rest)
         self._refuse_connection = refuse
+        self._header_s = min(header_s, request_s)
         self._request_s = request_s
+        self._idle_s = self.timeout_keep_alive
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False
-        self.app_state = {"request_began": self.loop.time(), "abort": self._abort}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; the first request has the same deadline as any other."""
+        self.app_state = {
+            "request_began": self.loop.time(),
+            "abort": self._abort,
+            "authenticated": self._authenticated,
+            "reserve": self.seat.reserve,
+        }
+        self.timeout_keep_alive = max(1, min(self._idle_s, round(self._header_s)))  # a guest
         super().connection_made(_LingeringTransport(transport, self))  # type: ignore[arg-type]
         self._start_deadline()
 
@@ -101,6 +122,8 @@ class Connection(AcceptedConnection, H11Protocol):
             self._abort()
             return
         after = self.conn.their_state
+        if after is h11.SEND_BODY and before is h11.IDLE:
+            self._extend_deadline()
         if after is h11.IDLE and before is h11.SEND_BODY:
             # The rest of a body that was answered before it was read: now the connection is idle.
             self._stop_deadline()
@@ -119,6 +142,19 @@ class Connection(AcceptedConnection, H11Protocol):
             status = 400
         self._refuse(RefusalReason.BAD_HTTP, status, f"not understood as HTTP: {error or msg}")
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def evict(self) -> None:
+        """Close it: its seat is needed."""
+        message = "the connection was idle, and others wait for one"
+        if self.seat.guest:
+            self._refuse(RefusalReason.TOO_MANY_CONNECTIONS, 503, message)
+        else:
+            self.transport.close()
+
     def shutdown(self) -> None:
         """Close if idle; otherwise after the response."""
         if self.cycle is None or self.cycle.response_complete:
@@ -133,9 +169,19 @@ class Connection(AcceptedConnection, H11Protocol):
     def _should_upgrade(self) -> bool:
         return False
 
+    def _authenticated(self) -> None:
+        self.seat.authenticate()
+        self.timeout_keep_alive = self._idle_s
+
     def _start_deadline(self) -> None:
         self.app_state["request_began"] = self.loop.time()
-        self._deadline = self.loop.call_later(self._request_s, self._too_slow)
+        self._deadline = self.loop.call_later(self._header_s, self._too_slow)
+
+    def _extend_deadline(self) -> None:
+        """The headers are there: the rest may take longer."""
+        self._stop_deadline()
+        began = self.app_state["request_began"]
+        self._deadline = self.loop.call_at(began + self._request_s, self._too_slow)
 
     def _stop_deadline(self) -> None:
         if self._deadline is not None:
@@ -145,7 +191,7 @@ class Connection(AcceptedConnection, H11Protocol):
     def _too_slow(self) -> None:
         if self.conn.their_state is h11.IDLE:
             self._deadline = None
-            message = f"the request did not arrive within {self._request_s:g} s"
+            message = f"the request did not arrive within {self._header_s:g} s"
             self._refuse(RefusalReason.TOO_SLOW, 408, message)
         else:
             self._deadline = self.loop.call_later(_GRACE_S, self._abort)
@@ -232,22 +278,24 @@ class PortListener:
 
 
 class Acceptor:
-    """Accepts connections up to a limit; those in a TLS handshake count."""
+    """Accepts connections as `Seats` allow; those in a TLS handshake count."""
 
     def __init__(
         self,
         listener: Listener,
         limit: int,
-        tls: ssl.SSLContext | None,
+        tls: Tls,
         handshake_s: float,
         connect: Callable[[], AcceptedConnection],
         refuse: Refuse,
         stats: ConnectionStats,
+        reserve: int = 0,
     ) -> None:
         self._listener = listener
         self._limit = limit
+        self._seats = Seats(limit, reserve)
         self._tls = tls
-        self._handshake_s = min(_HANDSHAKE_S, handshake_s)
+        self._handshake_s = handshake_s
         self._connect = connect
         self._refuse = refuse
         self._stats = stats
@@ -267,15 +315,21 @@ class Acceptor:
                 log.warning("cannot accept connections: %s", error)
                 await asyncio.sleep(0.2)
                 continue
-            if self._stats.open >= self._limit:
+            tls = self._tls.context()
+            seat, evicted = self._seats.take(_address_of(client))
+            if evicted is not None and evicted.connection is not None:
+                self._stats.refused += 1
+                evicted.connection.evict()
+            if seat is None:
                 self._stats.refused += 1
                 response = self._refuse(full)
-                _close_with(client, b"" if self._tls else response)
+                _close_with(client, b"" if tls else response)
                 self._listener.released()
                 continue
             self._stats.open += 1
             self._stats.accepted += 1
-            task = loop.create_task(self._open(client))
+            task = loop.create_task(self._open(client, seat, tls))
+            seat.connection = _Handshake(task, busy=tls is None)
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
@@ -284,33 +338,60 @@ class Acceptor:
         for task in self._handshakes:
             task.cancel()
 
-    async def _open(self, client: socket.socket) -> None:
+    async def _open(self, client: socket.socket, seat: Seat, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         client.setblocking(False)
+
+        def protocol() -> AcceptedConnection:
+            connection = self._connect()
+            connection.seat = seat
+            connection.on_lost = lambda: self._lost(seat)
+            return connection
+
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.connect_accepted_socket(
-                self._protocol,
+            _, connection = await loop.connect_accepted_socket(
+                protocol,
                 client,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._handshake_s if self._tls else None,
-                ssl_shutdown_timeout=LINGER_S if self._tls else None,
+                ssl=tls,
+                ssl_handshake_timeout=self._handshake_s if tls else None,
+                ssl_shutdown_timeout=LINGER_S if tls else None,
             )
+            seat.connection = connection
         except (OSError, asyncio.CancelledError) as error:
             log.debug("a connection ended before it began: %s", error)
             client.close()
-            reason = RefusalReason.TLS_FAILED if self._tls else RefusalReason.NO_REQUEST
+            reason = RefusalReason.TLS_FAILED if tls else RefusalReason.NO_REQUEST
             self._refuse(ConnectionRefusal(reason))
-            self._lost()
+            self._lost(seat)
 
-    def _protocol(self) -> AcceptedConnection:
-        connection = self._connect()
-        connection.on_lost = self._lost
-        return connection
-
-    def _lost(self) -> None:
+    def _lost(self, seat: Seat) -> None:
+        if seat.ended:
+            return
+        seat.ended = True
+        self._seats.release(seat)
         self._stats.open -= 1
         self._listener.released()
+
+
+@dataclass(frozen=True)
+class _Handshake:
+    """A connection that has not begun."""
+
+    task: asyncio.Task[None]
+    busy: bool
+    """Whether it begins at once, without the client."""
+
+    def evict(self) -> None:
+        self.task.cancel()
+
+
+def _address_of(client: socket.socket) -> str:
+    try:
+        name = client.getpeername()
+    except OSError:  # it has gone already
+        return ""
+    return str(name[0]) if isinstance(name, tuple) else ""
 
 
 def _close_with(client: socket.socket, response: bytes) -> None:

@@ -14,7 +14,6 @@ import base64
 import contextlib
 import logging
 import re
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -47,6 +46,7 @@ from batchmill.http.connection import (
 )
 from batchmill.http.refusal import ConnectionRefusal, RefusalReason, Refuse
 from batchmill.http.settings import ServerSettings, listen
+from batchmill.http.tls import Tls
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -58,8 +58,10 @@ _PREFIX_BYTES = 5
 _FRAME_BYTES = 64 * 2**10
 _STREAM_WINDOW_BYTES = 2**20
 _CONNECTION_WINDOW_BYTES = 8 * 2**20
-_MAX_CALLS = 100
+_MAX_CALLS = 32
 """Of one connection at a time."""
+_MAX_GUEST_CALLS = 20
+"""Of a connection whose client has not authenticated, before it is closed."""
 _MAX_RESETS = 100
 """Calls that a client may cancel beyond those that it waits for; else it only makes work."""
 _HTTP_1 = re.compile(rb"[A-Z]+ \S+ HTTP/1")
@@ -129,7 +131,14 @@ class GrpcResponse:
 class GrpcCall:
     """A call in progress, and its message as it arrives."""
 
-    def __init__(self, metadata: Mapping[str, str], peer: str) -> None:
+    def __init__(
+        self,
+        metadata: Mapping[str, str],
+        peer: str,
+        authenticated: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.authenticated = authenticated
+        """To be called once the client has authenticated."""
         self.metadata = metadata
         """The headers, with those of HTTP/2 and gRPC."""
         self.method = metadata.get(":path", "")
@@ -215,6 +224,7 @@ class GrpcServer:
         self.connections = ConnectionStats()
         self.respond = respond
         self.refuse = refuse
+        self.header_s = min(settings.header_s, settings.request_s)
         self.request_s = settings.request_s
         self.idle_s = idle_s
         self.max_header_bytes = max_header_bytes
@@ -227,7 +237,7 @@ class GrpcServer:
         self._port_setting = port_setting
         self._given_listener = listener
         self._listener: Listener | None = None
-        self._tls: ssl.SSLContext | None = None
+        self._tls: Tls | None = None
         self._acceptor: Acceptor | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
@@ -235,9 +245,7 @@ class GrpcServer:
     def listen(self) -> None:
         """Open the port and read the certificates; raises `ConfigError` naming the setting."""
         settings = self._settings
-        self._tls = settings.access.ssl_context()
-        if self._tls is not None:
-            self._tls.set_alpn_protocols(["h2"])
+        self._tls = Tls(settings.access, ["h2"])
         if self._given_listener is not None:
             self._listener, self.port = self._given_listener, self._wanted_port
             return
@@ -247,11 +255,12 @@ class GrpcServer:
     def start(self) -> None:
         """Begin to accept connections, on the running event loop."""
         assert self._listener is not None, "listen() was not called"
+        assert self._tls is not None
         self._acceptor = Acceptor(
             self._listener,
             self._settings.max_connections,
             self._tls,
-            self.request_s,
+            self.header_s,
             lambda: GrpcConnection(self),
             self.refuse,
             self.connections,
@@ -297,6 +306,7 @@ class GrpcConnection(AcceptedConnection):
         self._calls: dict[int, GrpcCall] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._resets = 0
+        self._guest_calls = 0
         self._begun = False
         """Whether what arrived is HTTP/2."""
         self._left = False
@@ -309,14 +319,23 @@ class GrpcConnection(AcceptedConnection):
         self._peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the client's settings, ``request_s`` at most; ours are sent after them."""
+        """Wait for the client's first call, ``header_s`` at most."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._server.open.add(self)
         self._peer = ":".join(map(str, (transport.get_extra_info("peername") or ("?",))[:2]))
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
-        self._wait_for_call(self._server.request_s)
+        self._wait_for_call(self._server.header_s)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being answered."""
+        return bool(self._tasks)
+
+    def evict(self) -> None:
+        """Close it: its seat is needed."""
+        self.drain()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the calls: nobody waits for them any more."""
@@ -395,7 +414,7 @@ class GrpcConnection(AcceptedConnection):
         metadata = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
         }
-        call = GrpcCall(metadata, self._peer)
+        call = GrpcCall(metadata, self._peer, self.seat.authenticate)
         self._calls[stream] = call
         task = self._loop.create_task(self._respond(stream, call))
         self._tasks[stream] = task
@@ -417,12 +436,15 @@ class GrpcConnection(AcceptedConnection):
 
     def _end(self, stream: int) -> None:
         del self._tasks[stream], self._calls[stream]
+        self._guest_calls += self.seat.guest
         if self._tasks or self._closing:
             return
         if self._draining:
             self._end_transport()
+        elif self.seat.guest and self._guest_calls >= _MAX_GUEST_CALLS:
+            self.drain()
         else:
-            self._wait_for_call(self._server.idle_s)
+            self._wait_for_call(self._server.header_s if self.seat.guest else self._server.idle_s)
 
     async def _respond(self, stream: int, call: GrpcCall) -> None:
         refused = self._not_grpc(call)

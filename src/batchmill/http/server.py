@@ -21,6 +21,7 @@ from batchmill.http.connection import (
 )
 from batchmill.http.refusal import Refuse
 from batchmill.http.settings import ServerSettings, host_port, is_loopback, listen
+from batchmill.http.tls import Tls
 
 log = logging.getLogger("batchmill.http")
 
@@ -46,15 +47,18 @@ class HttpServer:
         max_header_bytes: int = 16 * 2**10,
         lifespan: bool = False,
         listener: Listener | None = None,
+        reserve: int = 0,
     ) -> None:
         """``refuse`` answers and counts connections whose request does not reach ``app``.
 
         ``idle_s``: a connection without a request is closed after this. ``drain_s``: how long
         requests in progress may take after ``stop()``. ``lifespan``: whether ``app`` has one.
         ``listener``: where connections to ``port`` come from, if another process listens there.
+        ``reserve``: connections beyond the limit, on which ``app`` answers health checks only.
         """
         self.connections = ConnectionStats()
         self._app = app
+        self._reserve = reserve
         self._settings = settings
         self._wanted_port = port
         self._port_setting = port_setting
@@ -92,8 +96,8 @@ class HttpServer:
     def listen(self) -> None:
         """Open the port and read the certificates; raises `ConfigError` naming the setting."""
         access, bind = self._settings.access, self._settings.bind
-        self._tls = access.ssl_context()
-        if access.token is not None and self._tls is None and not is_loopback(bind):
+        self._tls = Tls(access)
+        if access.token is not None and not access.tls and not is_loopback(bind):
             log.warning("the token is sent unencrypted: set tls_cert and tls_key as well")
         if self._given_listener is not None:
             self._listener, self._port = self._given_listener, self._wanted_port
@@ -149,6 +153,7 @@ class HttpServer:
         def connect() -> Connection:
             return Connection(
                 refuse=self._refuse,
+                header_s=self._settings.header_s,
                 request_s=self._settings.request_s,
                 config=uvicorn_server.config,
                 server_state=uvicorn_server.server_state,
@@ -159,10 +164,11 @@ class HttpServer:
             self._listener,
             self._settings.max_connections,
             self._tls,
-            self._settings.request_s,
+            min(self._settings.header_s, self._settings.request_s),
             connect,
             self._refuse,
             self.connections,
+            self._reserve,
         )
 
         async def accept() -> None:

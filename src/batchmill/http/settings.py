@@ -116,7 +116,10 @@ class ServerSettings:
     insecure: bool = False
     """Listen beyond this machine without authenticating clients."""
     max_connections: int = 500
-    """Open at a time; one more is answered 503."""
+    """Open at a time; one more is answered 503, unless it can have the place of a client that has
+    not authenticated."""
+    header_s: float = 5.0
+    """Within which the headers of a request arrive, and a client authenticates."""
     request_s: float = 30.0
     """From a request's first byte to its last. The connection of a slower client is closed."""
 

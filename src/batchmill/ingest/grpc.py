@@ -81,6 +81,7 @@ class _Export:
             raise responses.unknown_method(call.method)
         if not self._settings.access.allows(call.metadata.get("authorization")):
             raise responses.unauthenticated()
+        call.authenticated()
         take = self._takes[signal]
         if take is None:
             raise responses.unsupported_signal(signal)
@@ -93,7 +94,7 @@ class _Export:
         limit = self._intake.limits.max_body_bytes
         with self._intake.admit(call.peer) as body:
             try:
-                async with self._intake.reading(asyncio.get_running_loop().time()):
+                async with self._intake.reading(body, asyncio.get_running_loop().time()):
                     head = await call.head()
                     if head is None:
                         raise responses.malformed("the call has no message")

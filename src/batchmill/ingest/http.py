@@ -27,6 +27,8 @@ _SIGNALS = {
     "/v1development/profiles": "profiles",
 }
 """The protocol's signals, by path."""
+_HEALTH = ("/healthz", "/readyz")
+"""What is answered even if all connections are taken."""
 
 
 class Served(Protocol):
@@ -84,6 +86,8 @@ class HttpApp:
 
     async def _respond(self, request: Request) -> Response:
         path = request.scope["path"]
+        if request.scope["state"]["reserve"] and path not in _HEALTH:
+            raise responses.busy("too many connections are open")
         if path in _SIGNALS and path not in self._pages:
             self._authenticate(request)
             raise responses.unsupported_signal(_SIGNALS[path])
@@ -97,6 +101,7 @@ class HttpApp:
     def _authenticate(self, request: Request) -> None:
         if not self._access.allows(request.headers.get("authorization")):
             raise responses.unauthenticated()
+        request.scope["state"]["authenticated"]()
 
     async def _export(self, take: Take, request: Request) -> Response:
         self._authenticate(request)
@@ -116,7 +121,7 @@ class HttpApp:
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
             raise responses.body_too_large(limit)
-        async with self._intake.reading(request.scope["state"]["request_began"]):
+        async with self._intake.reading(body, request.scope["state"]["request_began"]):
             async for part in request.stream():
                 if body.bytes + len(part) > limit:
                     raise responses.body_too_large(limit)
@@ -144,7 +149,8 @@ class HttpApp:
             case RefusalReason.TOO_MANY_CONNECTIONS:  # counted as a connection, not as a request
                 return responses.raw_http(responses.busy(refusal.message))
             case RefusalReason.TOO_SLOW:
-                response = responses.too_slow(self._intake.settings.request_s)
+                settings = self._intake.settings
+                response = responses.too_slow(min(settings.header_s, settings.request_s))
             case RefusalReason.BAD_HTTP:
                 response = responses.bad_http(refusal.status, refusal.message)
             case _:

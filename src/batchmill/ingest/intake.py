@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +27,7 @@ from batchmill.ingest.decode import (
     Limits,
     TooLarge,
     Unsupported,
+    check_held,
     decode_traces,
     decompress,
     otlp_from_json,
@@ -60,12 +62,14 @@ class ReceiverSettings(ServerSettings):
     max_connections: int = 1000
     """Open at a time, for each protocol; one more is refused."""
     max_requests: int = 2000
-    """In progress at a time; one more is answered 503."""
+    """In progress at a time; one more is answered 503, unless a slow one can be ended for it."""
     max_bytes: int = 256 * 2**20
     """Of bodies in memory at a time; a sender that needs more is answered 503."""
     max_header_bytes: int = 16 * 2**10
     idle_s: float = 60.0
     """A connection without a request is closed after this."""
+    silent_s: float = 5.0
+    """A request of which no byte arrives for this long is ended."""
     store_s: float = 60.0
     """A request whose spans are not durable after this is answered 503."""
     decoders: int = 1
@@ -93,6 +97,8 @@ log = logging.getLogger("batchmill.ingest")
 
 _ALONE_S = 1.0
 """A sender is alone when nobody else has sent for this long."""
+_MOMENT_S = 0.5
+"""A request that arrives in this time is not slow."""
 _LARGE_BYTES = 2**20
 """A body of more than this, some 30 ms of work for the decoder in Python, is large."""
 
@@ -152,7 +158,8 @@ class Intake:
         self._sink = sink
         self._decoders = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
         self._large_decoder = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
-        self._reads: set[asyncio.Timeout] = set()
+        self._reads: dict[Body, asyncio.Timeout] = {}
+        """Requests whose body is arriving, the oldest first."""
         self._discarded: set[str] = set()
         self._senders = Senders()
 
@@ -177,7 +184,7 @@ class Intake:
             raise responses.draining()
         if self._sink.level() >= Level.CRITICAL_PLUS:
             raise _overloaded(self._sink.pressure(), unread=True)
-        if self.requests >= self.settings.max_requests:
+        if self.requests >= self.settings.max_requests and not self._end_a_read():
             what = f"{count_of(self.requests, 'request')} in progress already"
             raise responses.busy(what)
         self.requests += 1
@@ -190,31 +197,60 @@ class Intake:
             self._hurry()  # what gathered while the segment of this request was written
 
     @asynccontextmanager
-    async def reading(self, began: float) -> AsyncIterator[None]:
+    async def reading(self, body: Body, began: float) -> AsyncIterator[None]:
         """Refuse a request whose body has not arrived ``request_s`` after ``began``.
 
-        Once the receiver drains, the time is shorter.
+        The same if none of it arrives for ``silent_s``, or if others need its place. Once the
+        receiver drains, the time is shorter.
         """
+        deadline = began + self.settings.request_s
         try:
-            async with asyncio.timeout_at(began + self.settings.request_s) as timeout:
-                self._reads.add(timeout)
+            async with asyncio.timeout_at(deadline) as timeout:
+                self._reads[body] = timeout
+                body.wait_for_more(timeout, deadline)
                 try:
                     yield
                 finally:
-                    self._reads.discard(timeout)
+                    body.wait_for_more(None, deadline)
+                    del self._reads[body]
         except TimeoutError:
             if self.draining:
                 raise responses.draining() from None
-            raise responses.too_slow(self.settings.request_s) from None
+            if body.ended_for_others:
+                what = f"{count_of(self.requests, 'request')} in progress, and this one was slow"
+                raise responses.busy(what) from None
+            now = asyncio.get_running_loop().time()
+            settings = self.settings
+            silent = now < deadline and settings.silent_s < settings.request_s
+            raise responses.too_slow(
+                settings.silent_s if silent else settings.request_s, silent=silent
+            ) from None
 
     def drain(self) -> None:
         """Refuse new requests; bodies that are being read have a quarter of ``drain_s`` left."""
         self.draining = True
         soon = asyncio.get_running_loop().time() + self.settings.drain_s / 4
-        for timeout in self._reads:
-            when = timeout.when()
-            if not timeout.expired() and (when is None or when > soon):
-                timeout.reschedule(soon)
+        for body in self._reads:
+            body.read_until(soon)
+
+    def _end_a_read(self) -> bool:
+        """End a request that is slow to arrive, of the address that has the most; whether it did.
+
+        Only one that has had a moment to arrive: others are no slower than the new one.
+        """
+        now = asyncio.get_running_loop().time()
+        slow = [
+            body
+            for body, timeout in self._reads.items()
+            if body.began + _MOMENT_S < now and not timeout.expired() and not body.ended_for_others
+        ]
+        if not slow:
+            return False
+        counts = Counter(body.address for body in slow)
+        worst = max(slow, key=lambda body: counts[body.address])  # the first, so the oldest
+        worst.ended_for_others = True
+        worst.read_until(now)
+        return True
 
     def close(self) -> None:
         """End the threads, once they have finished their current work."""
@@ -271,9 +307,12 @@ class Intake:
 
     def _submit_traces(self, body: Body, encoding: str, content_type: str) -> _Submitted:
         with _refusing_bad_bodies():
-            plain = decompress(body.take(), encoding, self.limits)
+            sent = body.take()
+            plain = decompress(sent, encoding, self.limits)
             packed = self._sink.takes_packed
             decoded = decode_traces(plain, content_type, self.limits, packed=packed)
+            check_held(decoded.batch.weight, len(sent))
+            del sent
         spans = len(decoded.batch)
         self.stats.received(spans, decoded.rejections, decoded.cuts)
         rejected = Rejected(decoded.rejected, decoded.reason)
@@ -361,9 +400,30 @@ class Body:
 
     def __init__(self, intake: Intake, sender: str) -> None:
         self.sender = sender
+        self.address = sender.rpartition(":")[0]
+        self.began = asyncio.get_running_loop().time()
+        self.ended_for_others = False
+        """Whether it was slow to arrive, and others needed its place."""
         self._intake = intake
         self._parts: list[bytes] = []
+        self._timeout: asyncio.Timeout | None = None
+        self._deadline = 0.0
         self.bytes = 0
+
+    def wait_for_more(self, timeout: asyncio.Timeout | None, deadline: float) -> None:
+        """Be read until ``timeout``, which is put off by each part, up to ``deadline``."""
+        self._timeout, self._deadline = timeout, deadline
+        self._put_off()
+
+    def read_until(self, when: float) -> None:
+        """Let it arrive until then at most."""
+        self._deadline = min(self._deadline, when)
+        self._put_off()
+
+    def _put_off(self) -> None:
+        if self._timeout is not None and not self._timeout.expired():
+            silent = asyncio.get_running_loop().time() + self._intake.settings.silent_s
+            self._timeout.reschedule(min(silent, self._deadline))
 
     def add(self, part: bytes) -> None:
         """Append a part; raises `Refusal` if all requests together have too many bytes."""
@@ -374,6 +434,8 @@ class Body:
         intake.bytes += size
         self.bytes += size
         self._parts.append(part)
+        if size:
+            self._put_off()
 
     def take(self) -> bytes:
         """The whole body, once: the caller has the only reference."""

@@ -37,6 +37,8 @@ from batchmill.telemetry.exposition import (
 log = logging.getLogger("batchmill.ingest")
 
 _STATUS_S = 1.0
+_RESERVE = 8
+"""Connections beyond the limit, for health checks."""
 _SPOOL_ONLY = ("unread_bytes", "unread_segments")
 """Known of a spool, where the pipeline removes what it has read; not of a topic."""
 
@@ -88,6 +90,7 @@ class Receiver:
             drain_s=settings.drain_s,
             max_header_bytes=settings.max_header_bytes,
             listener=None if parent is None else parent.http_connections,
+            reserve=_RESERVE,
         )
         self._status_failed = False
         self._process = ProcessStats()

@@ -103,9 +103,10 @@ def body_too_large(limit: int) -> Refusal:
     return too_large(message, unread=True)
 
 
-def too_slow(seconds: float) -> Refusal:
-    """The whole request did not arrive in time."""
-    message = f"the request did not arrive within {seconds:g} s"
+def too_slow(seconds: float, *, silent: bool = False) -> Refusal:
+    """The whole request did not arrive in time, or nothing of it for so long."""
+    what = "nothing more of the request arrived for" if silent else "it did not arrive within"
+    message = f"the request is too slow: {what} {seconds:g} s"
     return Refusal("too_slow", 408, DEADLINE_EXCEEDED, message, close=True)
 
 

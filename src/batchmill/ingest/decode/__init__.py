@@ -13,6 +13,7 @@ from batchmill.ingest.decode.body import (
     Limits,
     TooLarge,
     Unsupported,
+    check_held,
     decompress,
     too_many_bytes,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "PROTOBUF",
     "TooLarge",
     "Unsupported",
+    "check_held",
     "decode_traces",
     "decoder_in_use",
     "decompress",
@@ -64,4 +66,4 @@ def decode_traces(
             return decoded
     rows = Rows(limits)
     read(body, rows)
-    return rows.decoded(len(body))
+    return rows.decoded()

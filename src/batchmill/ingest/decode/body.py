@@ -63,6 +63,10 @@ class Limits:
     max_attributes_in_all: int = 1_000_000
     """Attributes of all spans and resources of a request: they take most of its memory."""
 
+    max_expanded_bytes: int = 256 * 2**20
+    """Of a request whose spans have a copy of their resource each, as readers of a segment and
+    messages of Kafka have them; every attribute counts for 64 bytes and its texts."""
+
     max_attribute_length: int = 4096
     """Of an attribute's value as text; a longer one is cut."""
 
@@ -89,6 +93,31 @@ class Limits:
         if self.max_json_depth > 512:
             # Python's recursion limit is not far above.
             raise ConfigError("max_json_depth", self.max_json_depth, "at most 512")
+
+
+ATTRIBUTE_BYTES = 64
+"""What an attribute takes beside its texts, where a table is written or read."""
+_HELD_FACTOR, _HELD_BYTES = 20, 16 * 2**20
+"""A Collector that has waited sends 17,000 spans that are alike in 34 KB, and drops what is refused
+as too large: they take 150 bytes each."""
+
+
+def check_held(held: int, sent: int) -> None:
+    """Raise `TooLarge` for a request that takes far more memory than the bytes that were sent."""
+    most = _HELD_FACTOR * sent + _HELD_BYTES
+    if held > most:
+        raise TooLarge(
+            f"the request of {sent} bytes takes {held} bytes of memory, at most {most} are "
+            f"allowed ({_HELD_FACTOR} times as many, and 16 MiB): send fewer spans in a request"
+        )
+
+
+def expanded_too_large(limits: Limits) -> TooLarge:
+    """The error for resources that are too large for the number of their spans."""
+    return TooLarge(
+        f"the request has more than {limits.max_expanded_bytes} bytes when each span has its "
+        "resource: give resources fewer attributes, or send fewer spans in a request"
+    )
 
 
 def decompress(body: bytes, encoding: str, limits: Limits) -> bytes:

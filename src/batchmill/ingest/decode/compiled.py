@@ -25,7 +25,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from batchmill.ingest.decode import json, protobuf
 from batchmill.ingest.decode.body import BadRequest, Limits, TooLarge
-from batchmill.ingest.decode.rows import KINDS, STATUSES, UNKNOWN_SERVICE, Decoded, Pairs, Rows
+from batchmill.ingest.decode.rows import (
+    INDEX_BYTES,
+    KINDS,
+    STATUSES,
+    UNKNOWN_SERVICE,
+    Decoded,
+    Pairs,
+    Rows,
+    expanded_bytes,
+)
 from batchmill.spool import (
     ATTRIBUTE_COLUMNS,
     RESOURCE_COLUMNS,
@@ -188,6 +197,9 @@ def decode_compiled(body: bytes, form: Form, limits: Limits) -> Decoded | None:
             rows.attribute_count(resource.attributes)
             for why, count in resource.cuts:
                 rows.cut(why, count)
+        largest = max((expanded_bytes(resource.pairs) for resource in resources), default=0)
+        if spans.about.rows * largest > limits.max_expanded_bytes:
+            return None  # it may be too much: the reference counts the spans of each resource
     except (BadRequest, TooLarge):
         return None  # something is wrong: the reference says what comes first
     batch = CompiledSpans(spans, resources, odd_spans=len(replacements))
@@ -320,7 +332,9 @@ class CompiledSpans(PackedSpans):
         self._spans = spans
         self._resources = resources
         sent = sum(len(resource.sent[0]) for resource in resources)
-        self.weight = spans.about.bytes + 2 * sent  # as sent, and as pairs
+        most = max((len(resource.pairs) for resource in resources), default=0)
+        # Resources as sent and as pairs, and where each span has the numbers of their texts.
+        self.weight = spans.about.bytes + 2 * sent + INDEX_BYTES * most * spans.about.rows
 
     def __len__(self) -> int:
         return int(self._spans.about.rows)

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from batchmill.ingest.decode.body import Limits, TooLarge
+from batchmill.ingest.decode.body import (
+    ATTRIBUTE_BYTES,
+    Limits,
+    TooLarge,
+    expanded_too_large,
+)
 from batchmill.spool import PackedSpans, SpanBatch
 
 Pairs = dict[str, str]
@@ -23,6 +28,13 @@ KINDS = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 STATUSES = ("UNSET", "OK", "ERROR")
 
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
+
+_ROW_BYTES = 320
+"""What a span takes in a table with dictionaries, beside its attributes."""
+INDEX_BYTES = 8
+"""What an attribute takes there, beside the texts, which are there once."""
+_TEXT_BYTES = 4
+"""What a text takes beside its characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class Rows:
         self._spans = 0
         self._groups = 0
         self._all_attributes = 0
+        self._expanded = 0
         self._longest_name = limits.max_name_length
 
     def group(self) -> None:
@@ -153,6 +166,9 @@ class Rows:
         """Set the resource of the spans that were added since the last call."""
         columns = self._batch.columns
         new = len(self._trace_ids) - len(columns["resource"])
+        self._expanded += new * expanded_bytes(pairs)
+        if self._expanded > self.limits.max_expanded_bytes:
+            raise expanded_too_large(self.limits)
         service = pairs.get("service.name") or UNKNOWN_SERVICE
         columns["resource"] += [pairs] * new
         columns["service"] += [service] * new
@@ -198,11 +214,29 @@ class Rows:
                 self.cut("attribute key repeated")
             pairs[key] = text
 
-    def decoded(self, body_bytes: int) -> Decoded:
-        """The collected spans, of a body with so many bytes."""
-        # Without texts that spans share, Python's objects take about twice the bytes of the body.
-        self._batch.approx_bytes = 2 * body_bytes
+    def decoded(self) -> Decoded:
+        """The collected spans."""
+        self._batch.approx_bytes = self._held_bytes()
         return Decoded(self._batch, self.rejections, self.cuts)
+
+    def _held_bytes(self) -> int:
+        """What the spans will take as a table with dictionaries."""
+        columns = self._batch.columns
+        resources = {id(pairs): pairs for pairs in columns["resource"]}
+        texts: set[str] = {*columns["name"], *columns["service"]}
+        for pairs in (*resources.values(), *columns["attributes"]):
+            texts.update(pairs)
+            texts.update(pairs.values())
+        attributes = sum(map(len, columns["resource"])) + sum(map(len, columns["attributes"]))
+        # Characters, mostly of one byte each; service and well-known ones have columns as well.
+        text_bytes = sum(map(len, texts)) + _TEXT_BYTES * len(texts)
+        return _ROW_BYTES * len(self._trace_ids) + INDEX_BYTES * attributes + 2 * text_bytes
+
+
+def expanded_bytes(pairs: Pairs) -> int:
+    """What the attributes of a resource take for each of its spans, where they are copied."""
+    texts = sum(map(len, pairs)) + sum(map(len, pairs.values()))
+    return ATTRIBUTE_BYTES * len(pairs) + texts
 
 
 class ValueType(Enum):
