@@ -26,8 +26,8 @@ def test_a_file_holds_the_minutes_of_its_batch(tmp_path: Path) -> None:
     one = mill(tmp_path)
     with one.store:
         batch = one.batch(*measurements(1))
-        assert batch.outgoing is not None
-        (changes,) = one.outbox.read(batch.outgoing.path)
+        (batch_file,) = batch.outgoing
+        (changes,) = one.outbox.read(batch_file.path)
         (deltas,) = [delta for delta in batch.deltas if delta.grain is Grain.MINUTE]
         assert changes.buckets == deltas.buckets
         assert changes.cells == deltas.cells
@@ -38,8 +38,8 @@ def test_a_file_holds_the_minutes_of_its_batch(tmp_path: Path) -> None:
         assert {
             metric.name: metric.columns for metric in changes.metrics
         } == one.writer.layout.columns
-        assert batch.outgoing.rows == len(deltas.buckets)
-        assert batch.outgoing.bytes == (one.outbox.folder / batch.outgoing.path).stat().st_size
+        assert batch_file.rows == len(deltas.buckets)
+        assert batch_file.bytes == (one.outbox.folder / batch_file.path).stat().st_size
 
 
 def test_a_column_that_metrics_share_is_read_back_for_each(tmp_path: Path) -> None:
@@ -49,12 +49,10 @@ def test_a_column_that_metrics_share_is_read_back_for_each(tmp_path: Path) -> No
         batch = one.writer.batch(measurements(1))
         (deltas,) = [delta for delta in batch.deltas if delta.grain is Grain.MINUTE]
         first, second = list(deltas.cells)[:2]
-        alone = one.outbox.write(batch, one.writer.layout)
+        (alone,) = one.outbox.write(batch, one.writer.layout)
         del deltas.cells[second]
         deltas.shared = {second: first}
-        shared = one.outbox.write(batch, one.writer.layout)
-        assert alone is not None
-        assert shared is not None
+        (shared,) = one.outbox.write(batch, one.writer.layout)
         assert shared.bytes < alone.bytes
         (changes,) = one.outbox.read(shared.path)
         assert changes.cells[second] == deltas.cells[first]
@@ -85,11 +83,11 @@ def test_the_file_of_a_commit_that_failed_is_never_named(both: Mill) -> None:
     lost = both.batch(*measurements(1))
     other = Mill(both.store, both.checkpoint, stream="backfill-x")
     coming = other.batch(*measurements(2))
-    assert lost.outgoing is not None
-    assert coming.outgoing is not None
+    assert lost.outgoing
+    (coming_file,) = coming.outgoing
     both.outbox.tidy("live", set(both.named()))
     assert both.named() == [file for file in both.files() if file.startswith("live/")]
-    assert coming.outgoing.path in both.files()
+    assert coming_file.path in both.files()
     assert other.store.commit(coming).applied
     assert both.named() == both.files()
 
@@ -99,9 +97,9 @@ def test_what_a_stream_that_is_gone_left_is_removed_after_a_day(tmp_path: Path) 
     one = mill(tmp_path)
     with one.store:
         left = Mill(one.store, one.checkpoint, stream="backfill-x").batch(*measurements(2))
-        assert left.outgoing is not None
+        (left_file,) = left.outgoing
         day_ago = time.time() - 86_401
-        file = one.outbox.folder / left.outgoing.path
+        file = one.outbox.folder / left_file.path
         os.utime(file, (day_ago, day_ago))
         one.outbox.tidy("live", set())
         assert one.files() == []
@@ -114,8 +112,7 @@ def test_what_a_stream_that_is_gone_left_is_removed_after_a_day(tmp_path: Path) 
 def test_beyond_its_bound_the_oldest_go(backend: Backend, tmp_path: Path, bound: str) -> None:
     """Counted for each exporter that has not sent them, and for nobody else."""
     rows = measurements(0)
-    probe = Mill(backend.open(), tmp_path / "probe", stream="probe").batch(*rows).outgoing
-    assert probe is not None
+    probe = Mill(backend.open(), tmp_path / "probe", stream="probe").batch(*rows).outgoing[0]
     limits = {"max_files": 3} if bound == "files" else {"max_bytes": 3 * probe.bytes + 9}
     one = Mill(backend.open(), tmp_path / "checkpoint", OutboxSettings(**limits))
     place = one.outbox.place
@@ -256,13 +253,13 @@ def test_a_file_that_was_changed_is_reported(tmp_path: Path) -> None:
     one = mill(tmp_path)
     with one.store:
         batch = one.batch(*measurements(0))
-        assert batch.outgoing is not None
-        path = one.outbox.folder / batch.outgoing.path
+        (batch_file,) = batch.outgoing
+        path = one.outbox.folder / batch_file.path
         whole = path.read_bytes()
         for broken in (whole[: len(whole) // 2], b"", b"nonsense" * 100):
             path.write_bytes(broken)
             with pytest.raises(OutboxFileError, match="not a readable outbox file"):
-                list(one.outbox.read(batch.outgoing.path))
+                list(one.outbox.read(batch_file.path))
 
 
 def test_a_file_that_cannot_be_removed_ends_nobody(

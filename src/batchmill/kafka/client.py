@@ -31,6 +31,8 @@ _MESSAGE_S = 1.0
 _APPEAR_S = 2.0
 """How long a topic that the broker creates by itself may take."""
 _RETRY_S = 0.2
+# One message is enough to see how old it is: no others are fetched with it.
+_ASKING = {"max.partition.fetch.bytes": 1_000, "queued.min.messages": 1}
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _REFUSED = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 _VAGUE = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT)
@@ -45,31 +47,31 @@ class ConnectionErrors:
     """
 
     def __init__(self) -> None:
-        self._error: KafkaError | None = None
+        self.error: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Called by librdkafka with an error."""
-        if self._error is None or error.code() not in _VAGUE:
-            self._error = error
+        if self.error is None or error.code() not in _VAGUE:
+            self.error = error
 
     @property
     def refused(self) -> bool:
         """Whether the broker is there, and refuses this client."""
-        return self._error is not None and self._error.code() in _REFUSED
+        return self.error is not None and self.error.code() in _REFUSED
 
     @property
     def name(self) -> str:
         """librdkafka's name for the error; empty if there was none."""
-        return "" if self._error is None else str(self._error.name())
+        return "" if self.error is None else str(self.error.name())
 
     @property
     def text(self) -> str:
         """Its text; empty if there was none."""
-        return "" if self._error is None else str(self._error.str())
+        return "" if self.error is None else str(self.error.str())
 
     def clear(self) -> None:
         """Forget the error: the connection works again."""
-        self._error = None
+        self.error = None
 
 
 def make_producer(
@@ -159,7 +161,7 @@ def check_readable(address: KafkaAddress, options: Mapping[str, str] = _NO_OPTIO
 
     Raises KafkaLoginError if the broker refuses the login in ``options``, which are librdkafka's.
     """
-    with _consumer(address, options) as (consumer, errors):
+    with consumer_of(address, options, _ASKING) as (consumer, errors):
         _partitions(consumer, address, errors)
 
 
@@ -167,9 +169,9 @@ def message_range(
     address: KafkaAddress, options: Mapping[str, str] = _NO_OPTIONS
 ) -> dict[int, tuple[int, int]]:
     """By partition: the first message that the topic still has, and the first that will come."""
-    with _consumer(address, options) as (consumer, errors):
+    with consumer_of(address, options, _ASKING) as (consumer, errors):
         return {
-            partition: _range(consumer, address, partition)
+            partition: offsets_of(consumer, address, partition)
             for partition in _partitions(consumer, address, errors)
         }
 
@@ -182,9 +184,9 @@ def behind(
 ) -> Behind:
     """What a reader has not read; ``read`` is how far it got, by partition."""
     messages, oldest = 0, now
-    with _consumer(address, options) as (consumer, errors):
+    with consumer_of(address, options, _ASKING) as (consumer, errors):
         for partition in _partitions(consumer, address, errors):
-            low, high = _range(consumer, address, partition)
+            low, high = offsets_of(consumer, address, partition)
             offset = max(low, read.get(partition, 0))
             if high > offset:
                 messages += high - offset
@@ -193,21 +195,19 @@ def behind(
 
 
 @contextlib.contextmanager
-def _consumer(
-    address: KafkaAddress, options: Mapping[str, str]
+def consumer_of(
+    address: KafkaAddress, options: Mapping[str, str], settings: Mapping[str, Any]
 ) -> Iterator[tuple[Any, ConnectionErrors]]:
-    """A consumer that asks and commits nothing; its exceptions become ours."""
+    """A consumer that commits nothing; its exceptions become ours."""
     errors = ConnectionErrors()
     try:
         consumer = Consumer(
             {
                 **options,
+                **settings,
                 "bootstrap.servers": address.bootstrap,
-                "group.id": "batchmill-lag",
+                "group.id": "batchmill",  # never joined
                 "enable.auto.commit": False,
-                # One message is enough to see how old it is: no others are fetched with it.
-                "max.partition.fetch.bytes": 1_000,
-                "queued.min.messages": 1,
                 "log_level": 0,  # what matters is raised
                 "error_cb": errors,
             }
@@ -240,7 +240,8 @@ def _partitions(consumer: Any, address: KafkaAddress, errors: ConnectionErrors) 
     return sorted(topic.partitions)
 
 
-def _range(consumer: Any, address: KafkaAddress, partition: int) -> tuple[int, int]:
+def offsets_of(consumer: Any, address: KafkaAddress, partition: int) -> tuple[int, int]:
+    """The first message that a partition still has, and the first that will come."""
     place = TopicPartition(address.topic, partition)
     low, high = consumer.get_watermark_offsets(place, timeout=_ANSWER_S)
     return low, high

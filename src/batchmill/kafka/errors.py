@@ -87,6 +87,19 @@ class KafkaTopicError(BatchmillError, LookupError):
         )
 
 
+class KafkaLostError(BatchmillError, LookupError):
+    """The topic no longer has messages that were not read."""
+
+    address: str
+    detail: str
+    template = (
+        "{address} no longer has messages that were not read: its retention is shorter than the "
+        "time that the pipeline was down, or the topic was created again. Spans that were "
+        "acknowledged are lost. Give the topic a longer retention; to continue with what is "
+        "there, start once with --skip-lost. In detail: {detail}"
+    )
+
+
 class MessageTooLargeError(BatchmillError, ValueError):
     """A span, or the delta of an entity's minute, is larger than a message of the topic may be."""
 

@@ -108,7 +108,9 @@ def read_changes(path: Path) -> Iterator[Changes]:
 
 
 def _minutes(batch: Batch) -> list[Deltas]:
-    return [deltas for deltas in batch.deltas if deltas.grain is Grain.MINUTE and deltas.buckets]
+    return [
+        deltas for deltas in batch.deltas if deltas.grain is Grain.MINUTE and len(deltas.buckets)
+    ]
 
 
 def _source_head(deltas: Deltas, layout: Layout) -> dict[str, Any]:
@@ -190,10 +192,10 @@ class Outbox:
         except FileNotFoundError:
             raise NoOutboxError(str(checkpoint)) from None
 
-    def write(self, batch: Batch, layout: Layout) -> Outgoing | None:
-        """Write a batch's changes to a file that survives a power cut; None if it has none."""
+    def write(self, batch: Batch, layout: Layout) -> list[Outgoing]:
+        """Write a batch's changes, if it has any, to a file that survives a power cut."""
         if not count_rows(batch):
-            return None
+            return []
         folder = self.folder / batch.stream
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
@@ -210,9 +212,10 @@ class Outbox:
             raise
         files.sync(folder)
         name = f"{batch.stream}/{path.name}"
-        return Outgoing(
-            self.place, name, rows, size, self.settings.max_files, self.settings.max_bytes
-        )
+        settings = self.settings
+        return [
+            Outgoing(self.place, name, rows, size, settings.max_files, settings.max_bytes),
+        ]
 
     def read(self, path: str) -> Iterator[Changes]:
         """The changes in a file, some rows at a time."""
