@@ -2,7 +2,8 @@
 
 ``say TEXT``, ``exit CODE``, ``hang`` (until SIGTERM, which ends it with 0), ``stubborn`` (SIGTERM
 changes nothing), ``spawn FILE`` (starts a process of its own and writes its number to FILE),
-``once FILE`` (only if FILE is there already, the rest is done; else it is made, and it exits 3).
+``once FILE`` (only if FILE is there already, the rest is done; else it is made, and it exits 3),
+``need FILE`` (the same, but it is not made).
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def run(words: list[str]) -> None:
             file = Path(words.pop(0))
             if not file.exists():
                 file.touch()
+                sys.exit(3)
+        elif what == "need":
+            file = Path(words.pop(0))
+            if not file.exists():
+                say(f"no {file}")
                 sys.exit(3)
         elif what == "spawn":
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -1,7 +1,8 @@
 """A supervisor in a process of its own, for tests of its death and of Ctrl-C.
 
 ``python -m tests.run.supervisor_process HOME CHILD…``: a CHILD is ``name=words``, which
-``child.py`` does. It says what happens, and ``up PID…`` once all of them run. SIGTERM or Ctrl-C
+``child.py`` does; that of the name ``ingest`` is essential. It says what happens, ``ready NAME``
+once a child runs, and ``up PID…`` once all of them do. SIGTERM or Ctrl-C
 asks them to end; a second one kills them. It ends with how each of them did.
 """
 
@@ -34,7 +35,7 @@ def run(folder: Path, children: list[str]) -> None:
     """Supervise until a signal comes."""
     home = Home(folder)
     home.prepare()
-    policy = RestartPolicy(initial_s=0.01, failed_starts=3)
+    policy = RestartPolicy(initial_s=0.01, failed_max_s=0.1, failed_starts=3)
 
     def log(name: str) -> RotatingLog:
         return RotatingLog(home.log / f"{name}.log", limit=10_000, files=2)
@@ -47,13 +48,26 @@ def run(folder: Path, children: list[str]) -> None:
         for child in children:
             name, _, words = child.partition("=")
             ready = "hang" if "hang" in words else "stubborn" if "stubborn" in words else None
-            spec = Spec(name=name, target=CHILD, arguments=words.split(), ready_line=ready)
-            supervisor.start(spec)
+            supervisor.start(
+                Spec(
+                    name=name,
+                    target=CHILD,
+                    arguments=words.split(),
+                    ready_line=ready,
+                    essential=name == "ingest",
+                )
+            )
         processes = supervisor.processes.values()
         announced: list[int | None] = []
+        ready_names: set[str] = set()
         try:
             while not signals.count:
                 supervisor.poll()
+                for process in processes:
+                    name = process.spec.name
+                    if process.state is State.RUNNING and name not in ready_names:
+                        ready_names.add(name)
+                        say(f"ready {name}")
                 pids = [process.pid for process in processes]
                 if pids != announced and all(
                     process.state is State.RUNNING for process in processes

@@ -209,11 +209,11 @@ def test_the_connection_limit_is_for_all_of_them(tmp_path: Path) -> None:
     ):
         for _ in range(4):
             link = all_.enter_context(running.connect())
-            link.sendall(b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n")
+            link.sendall(b"GET /metrics HTTP/1.1\r\nhost: h\r\n\r\n")
             assert link.recv(20).startswith(b"HTTP/1.1 200")
-        assert running.ask("GET", "/healthz").status == 503
-        current = await_status(running, lambda status: status["connections"]["refused"] == 1)
-        assert current["connections"]["open"] == 4
+        assert running.post(request(1)).status == 503
+        assert running.ask("GET", "/healthz").status == 200  # by the reserve
+        await_status(running, lambda status: status["connections"]["open"] == 4)
 
 
 def test_limits_too_small_for_so_many(tmp_path: Path) -> None:

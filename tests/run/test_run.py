@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from batchmill.files import read_json
-from batchmill.run import Home, read_counted, spool_backlog
+from batchmill.run import Health, Home, read_counted, read_status, spool_backlog
 from tests.kit.processes import Life, running_pid, wait_for_json
 from tests.kit.threads import PATIENCE_S, until
 
@@ -132,6 +132,8 @@ def test_status_tells_of_a_run(home: Home) -> None:
         assert [queue["process"] for queue in shown["queues"]] == ["ingest"]
         assert shown["thresholds"]["level"] == "NORMAL"
         os.kill(pids[1], signal.SIGSTOP)  # so that it cannot end when it is asked to
+        until(lambda: read_status(home).health is Health.DEGRADED)
+        assert any("pipeline is stopped" in reason for reason in read_status(home).reasons)
         os.kill(life.pid, signal.SIGINT)
         life.must_hear("stopping: .*")
         os.kill(life.pid, signal.SIGINT)
@@ -145,8 +147,41 @@ def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with run(home, f"--web-port={port}") as life:
-            life.must_hear(rf"web UI disabled: port {port} is in use \(set web_port.*")
+            life.must_hear(rf"web UI unavailable: port {port} is in use \(set web_port.*")
             running_pid(home.supervisor, "pipeline")
-            Life(status, home.folder.parent / "status", os.environ).end(1)
+            with Life(status, home.folder.parent / "status", os.environ) as command:
+                command.end(1)
+            assert any(re.search(rf"web is \w+: port {port} is in", x) for x in command.lines)
             os.kill(life.pid, signal.SIGTERM)
             life.end(0)
+
+
+@pytest.mark.system
+def test_an_exporter_whose_port_was_taken_stops_nobody(home: Home) -> None:
+    """Ingest goes on, the status has the reason, and the exporter runs once the port is free."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with run(home, f"--export-to=prometheus://127.0.0.1:{port}", "--no-web") as life:
+        first = running_pid(home.supervisor, "export")
+        ingest = running_pid(home.supervisor, "ingest")
+        os.kill(first, signal.SIGKILL)
+        until(lambda: not is_listening(port), "the port is free")
+        with socket.create_server(("127.0.0.1", port)):
+
+            def failed_starts() -> int:
+                return int(wait_for_json(home.supervisor)["processes"]["export"]["failed_starts"])
+
+            until(lambda: failed_starts() >= 5, "as many failed starts as once ended a run")
+            life.must_hear(r"export unavailable: .*, 4 times in a row; trying again in \d+ s")
+            assert running_pid(home.supervisor, "ingest") == ingest
+            status = read_status(home)
+            assert status.health is Health.DEGRADED
+            assert any(f"{port}" in reason for reason in status.reasons), status.reasons
+        os.kill(life.pid, signal.SIGTERM)
+        life.end(0)
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -231,7 +231,7 @@ def test_a_run_hands_on_who_may_look(tmp_path: Path) -> None:
         assert words[words.index(option) + 1] == value
     assert spec.environment == {"BATCHMILL_TOKEN": "secret"}
     assert not any("secret" in word for word in words)
-    assert not spec.required
+    assert not spec.essential
 
 
 def test_the_next_life_has_the_port_of_the_first(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,9 +28,11 @@ from batchmill.run.screen import (
     service_rows,
 )
 from batchmill.run.status import FRESH_S, StatusReader
+from batchmill.run.stopped import stopped_processes
 from batchmill.sources import Grain
 from batchmill.store import TopNRow, Value, open_store
 from tests.kit.stores import MINUTE, Measurement, Writer
+from tests.kit.threads import until
 
 NOW = 1_000_000.0
 BEFORE = 202403011159
@@ -74,7 +78,22 @@ def process(**states: str) -> dict[str, dict[str, str]]:
             Health.DEGRADED,
             "being stopped",
         ),
-        (run_state(ingest_silent_s=12.0), Health.DEGRADED, "ingest has not reported for 12 s"),
+        (run_state(ingest_silent_s=12.0), Health.DEGRADED, "ingest hangs: it runs, and has not"),
+        (run_state(stopped={"pipeline": (7, 8)}), Health.DEGRADED, "pipeline is stopped (SIGSTOP)"),
+        (run_state(stopped={"the supervisor": (7,)}), Health.DEGRADED, "`kill -CONT 7`"),
+        (run_state(stopped={"worker 2 of ingest": (7,)}), Health.DEGRADED, "worker 2 of ingest is"),
+        (run_state(stopped={"ingest": (7,)}), Health.DOWN, "ingest is stopped (SIGSTOP)"),
+        (run_state(progress={"written_at": NOW - 31}), Health.DEGRADED, "pipeline hangs"),
+        (
+            run_state(progress={"written_at": NOW - 1}, backlog=Backlog(3, 99, 61.0)),
+            Health.DEGRADED,
+            "waited for 61 s: the pipeline is slow",
+        ),
+        (
+            run_state(processes=process(pipeline="restarting"), backlog=Backlog(3, 99, 61.0)),
+            Health.DEGRADED,
+            "waited for 61 s: the pipeline does not run",
+        ),
         (run_state(processes=process(web="restarting")), Health.DEGRADED, "web is restarting"),
         (run_state(processes=process(web="failed")), Health.DEGRADED, "web is failed"),
         (
@@ -82,7 +101,7 @@ def process(**states: str) -> dict[str, dict[str, str]]:
                 processes=RUNNING | {"web": {"state": "running"}}, web={"written_at": NOW - 11}
             ),
             Health.DEGRADED,
-            "web has not reported for 11 s",
+            "web hangs: it runs, and has not reported for 11 s",
         ),
         (run_state(supervised=False, ingest_alive=False), Health.DOWN, "nothing runs"),
         (run_state(supervised=False, processes={}), Health.HEALTHY, ""),
@@ -94,6 +113,68 @@ def test_health(state: RunState, health: Health, why: str) -> None:
     assert status.health is health
     assert why in " ".join(status.reasons)
     assert bool(status.reasons) == (health is not Health.HEALTHY)
+
+
+WORKING = {"written_at": NOW - 1, "catch_up_s": 250.0, "new_lag_s": 6.2}
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (WORKING, "behind by 1,203,400 spans, about 4 minutes; what is new waits for 6 s"),
+        (WORKING | {"catch_up_s": 29.0}, "behind by 1,203,400 spans, less than a minute; what"),
+        (WORKING | {"catch_up_s": None, "new_lag_s": None}, "behind by 1,203,400 spans"),
+        (WORKING | {"written_at": NOW - 600}, "behind by 1,203,400 spans"),  # it does not run
+        ({}, "behind by 1,203,400 spans"),
+    ],
+)
+def test_a_backlog_is_told_in_spans_and_minutes(progress: dict[str, Any], text: str) -> None:
+    """On the screen, as JSON, and as the reason why the run is degraded."""
+    waiting = Backlog(7_435, 2**27, 900.0, rows=1_203_400)
+    status = assess(Home(Path()), run_state(backlog=waiting, progress=progress))
+    assert status.health is Health.DEGRADED
+    (line,) = [line for line in status.lines() if line.startswith("backlog")]
+    assert line.startswith(f"backlog    {text}")
+    assert status.as_json()["behind"]["text"] == line.removeprefix("backlog    ")
+    hangs = progress.get("written_at") == NOW - 600
+    known = progress.get("catch_up_s") is not None and not hangs
+    other = "pipeline hangs" if hangs else "the pipeline is slow"
+    assert status.reasons[-1].startswith("the oldest segment has waited for 900 s: ")
+    assert (text in status.reasons[-1]) == known
+    assert (other in status.reasons[-1]) != known
+
+
+def test_what_has_just_arrived_is_no_backlog() -> None:
+    """A batch takes some seconds."""
+    state = run_state(backlog=Backlog(30, 2**20, 9.0, rows=30_000), progress=WORKING)
+    assert state.behind is None
+    assert assess(Home(Path()), state).as_json()["behind"] is None
+
+
+def test_messages_of_a_topic_may_be_a_backlog_as_well() -> None:
+    """They are read in order: what is new waits, too."""
+    state = run_state(backlog=Backlog(500, 0, 90.0, "kafka://b:1/t", 1.0), progress=WORKING)
+    assert state.behind is not None
+    assert state.behind.text.startswith("behind by 500 messages, about 4 minutes")
+
+
+def test_a_stopped_process_is_told_from_one_that_runs() -> None:
+    """Also if only what it has started is stopped."""
+    code = "import subprocess, sys; subprocess.run(['sleep', '600'])"
+    leader = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        assert stopped_processes({"a": leader.pid}) == {}
+        os.kill(leader.pid, signal.SIGSTOP)
+        until(lambda: stopped_processes({"a": leader.pid, "b": 1}) == {"a": (leader.pid,)})
+        os.kill(leader.pid, signal.SIGCONT)
+        until(lambda: stopped_processes({"a": leader.pid}) == {})
+        path = Path(f"/proc/{leader.pid}/task/{leader.pid}/children")
+        [child] = until(lambda: [int(pid) for pid in path.read_text().split()])
+        os.kill(child, signal.SIGSTOP)
+        until(lambda: stopped_processes({"a": leader.pid}) == {"a": (child,)})
+    finally:
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
 
 
 def test_drops_are_reported_by_reason() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,16 +28,18 @@ from batchmill.run.supervisor import (
 from tests.kit.processes import Life
 from tests.kit.threads import until
 
-POLICY = RestartPolicy(initial_s=1.0, max_s=5.0, multiplier=2.0, stable_s=30.0, failed_starts=3)
+POLICY = RestartPolicy(
+    initial_s=1.0, max_s=5.0, failed_max_s=8.0, multiplier=2.0, stable_s=30.0, failed_starts=3
+)
 KILLED = Death(-signal.SIGKILL, 4.0)
 
 
-def decisions(*deaths: Death, policy: RestartPolicy = POLICY) -> list[Decision]:
+def decisions(*deaths: Death, essential: bool = True) -> list[Decision]:
     """What is decided about deaths, one after the other."""
     record = Record()
     decided = []
     for death in deaths:
-        decision = decide(policy, record, death)
+        decision = decide(POLICY, record, death, essential=essential)
         decided.append(decision)
         record = decision.record
     return decided
@@ -53,12 +56,22 @@ def test_a_stable_time_makes_deaths_forgotten() -> None:
     assert delays == [1, 2, 1, 2]
 
 
-def test_starts_that_come_to_nothing_are_tried_so_often() -> None:
-    """In a row; then it is given up."""
-    failed = Death(1, None)
-    assert [decision.delay_s for decision in decisions(failed, failed, failed)] == [1, 2, None]
-    delays = [decision.delay_s for decision in decisions(failed, failed, KILLED, failed, failed)]
+FAILED, REFUSED = Death(1, None), Death(2, None)
+
+
+def test_the_first_start_of_what_a_run_cannot_do_without_is_tried_so_often() -> None:
+    """In a row; then it is given up. Once it has run, nobody gives up any more."""
+    assert [decision.delay_s for decision in decisions(FAILED, FAILED, FAILED)] == [1, 2, None]
+    delays = [decision.delay_s for decision in decisions(FAILED, FAILED, KILLED, *[FAILED] * 50)]
     assert None not in delays
+    assert None not in [decision.delay_s for decision in decisions(KILLED, REFUSED, FAILED)]
+
+
+@pytest.mark.parametrize("death", [FAILED, REFUSED])
+def test_all_others_are_started_again_for_ever(death: Death) -> None:
+    """However they end, and however often: with longer pauses, up to a limit."""
+    delays = [decision.delay_s for decision in decisions(*[death] * 200, essential=False)]
+    assert delays == [1, 2, 4, *[8] * 197]
 
 
 def test_being_killed_while_starting_says_nothing_about_it() -> None:
@@ -70,7 +83,7 @@ def test_being_killed_while_starting_says_nothing_about_it() -> None:
 
 def test_a_wrong_command_line_is_not_tried_twice() -> None:
     """Exit code 2 before it was ready; afterwards it is a death like others."""
-    assert decisions(Death(2, None))[0].delay_s is None
+    assert decisions(REFUSED)[0].delay_s is None
     assert decisions(Death(2, 1.0))[0].delay_s == 1
 
 
@@ -177,16 +190,34 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
 def test_a_failed_start_or_two_are_survived(tmp_path: Path) -> None:
     """As when a port is still taken."""
     with supervisor(tmp_path / "home", f"worker=once {tmp_path / 'mark'} hang") as life:
-        life.must_hear(r"worker died \(exit code 3\): .*")
+        life.must_hear(r"worker unavailable: exit code 3; trying again in 0.01 s")
         life.must_hear("up .*")
 
 
-def test_a_process_that_cannot_start_ends_the_run(tmp_path: Path) -> None:
+def test_ingest_that_cannot_start_ends_the_run(tmp_path: Path) -> None:
     """With its last words."""
-    with supervisor(tmp_path / "home", "other=hang", "worker=say why exit 7 hang") as life:
-        life.must_hear(r"worker did not start \(exit code 7\), 3 times in a row.*")
+    with supervisor(tmp_path / "home", "other=hang", "ingest=say why exit 7 hang") as life:
+        life.must_hear(r"ingest did not start \(exit code 7\), 3 times in a row.*")
         life.end()
     assert life.lines[-1] == "  why"
+
+
+def test_a_process_that_cannot_start_stops_no_other(tmp_path: Path) -> None:
+    """It is tried again and again, with its reason; once it can start, all is well."""
+    mark = tmp_path / "mark"
+    with supervisor(
+        tmp_path / "home", "ingest=hang", f"worker=need {mark} hang", "wrong=say why exit 2 hang"
+    ) as life:
+        life.must_hear(r"wrong unavailable: exit code 2: why, 8 times in a row; trying again .*")
+        mark.touch()
+        life.must_hear("ready worker")
+        os.kill(life.pid, signal.SIGTERM)
+        life.end()
+    assert {"ingest ended 0", "worker ended 0"} <= set(life.lines[-3:])
+    assert "ready ingest" in life.lines
+    assert any(re.match(r"worker unavailable: exit code 3: no .*mark", x) for x in life.lines)
+    said = [line for line in life.lines if line.startswith("wrong unavailable")]
+    assert len(said) <= 3 + 8, "a line for each power of two, not one for each try"
 
 
 def test_ctrl_c_reaches_the_supervisor_alone(tmp_path: Path) -> None:
@@ -225,24 +256,26 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "code", "said"),
+    ("lines", "code", "why"),
     [
-        (["x", "batchmill web: port 80 is in use"], 2, "web UI disabled: port 80 is in use"),
-        ([], 2, "web UI disabled: web did not start (exit code 2). Its last output: none"),
-        (["why"], 1, "web UI disabled: web did not start (exit code 1). Its last output:\n  why"),
+        (["x", "batchmill web: port 80 is in use"], 2, "port 80 is in use"),
+        ([], 2, "exit code 2"),
+        (["Traceback", "KeyError: 1"], 1, "exit code 1: KeyError: 1"),
     ],
 )
-def test_a_process_that_is_not_required_is_disabled(
-    tmp_path: Path, lines: list[str], code: int, said: str
+def test_the_reason_of_a_failed_start_is_reported(
+    tmp_path: Path, lines: list[str], code: int, why: str
 ) -> None:
-    """The reason is the last line of a command that refused its settings, else all of them."""
+    """It is the last line of its output; also in the report, until it runs."""
     messages: list[str] = []
-    spec = Spec(name="web", title="web UI", arguments=[], required=False)
+    spec = Spec(name="web", title="web UI", arguments=[])
     log = RotatingLog(tmp_path / "web.log", limit=1000, files=1)
-    process = Process(spec, RestartPolicy(failed_starts=1), log, messages.append)
+    process = Process(spec, RestartPolicy(), log, messages.append)
     process.lines = lines
     process._died(Death(code, None), 0.0)
-    assert (process.state, messages) == (State.FAILED, [said])
+    assert process.state is State.RESTARTING
+    assert messages == [f"web UI unavailable: {why}; trying again in 0.5 s"]
+    assert process.report()["reason"] == why
 
 
 def test_a_process_that_ended_by_itself_can_be_asked_to_end(tmp_path: Path) -> None:

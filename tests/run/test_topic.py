@@ -90,7 +90,8 @@ def test_a_table_of_kafka_has_no_login() -> None:
     [
         ({"kafka_config": "missing"}, "", "a file that can be read"),
         ({}, "acks=0", "batchmill sets it itself"),
-        ({}, "security.protocol=sasl_ssl", "one of PLAIN"),
+        ({}, "security.protocol=tls", "what librdkafka accepts"),
+        ({}, "sasl.pasword=s3cret", "what librdkafka accepts"),
         ({"unread_critical_mb": 7}, "", "left out with kafka"),
     ],
 )

@@ -338,6 +338,10 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
     write_json(home.ingest, ingest_status(received=1000))
     home.checkpoint.mkdir(exist_ok=True)
     write_json(home.progress, progress_status())
+    segment = home.spool / "Span" / f"{10**15}-00000000-1500000.parquet"
+    segment.parent.mkdir()
+    segment.touch()
+    os.utime(segment, (1e9, 1e9))
     with (
         serving(tmp_path, f"--home={home.folder}") as (address, _),
         watched_page(browser, address) as seen,
@@ -371,6 +375,10 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         expect(gauge).to_contain_text("300 MiB")
         expect(gauge.locator(".fill.warn")).to_have_count(1)
         expect(page.locator(".back strong")).to_have_text("WARNING")
+        backlog = page.locator(".stage", has_text="Spool")
+        expect(backlog).to_contain_text("Behind1.50 M spans")
+        expect(backlog).to_contain_text("Caught upin 4.2 min")
+        expect(backlog).to_contain_text("New data waits6.2 s")
         expect(page.locator(".bars g")).to_have_count(2)
         legend = "read 1.0 s commit 500 ms"
         expect(page.locator(".legend")).to_have_text(legend, use_inner_text=True)
@@ -447,6 +455,9 @@ def progress_status() -> dict[str, Any]:
     return {
         "last_batch": 1,
         "spans": 900,
+        "written_at": time.time() + 3600,  # however long the test takes
+        "catch_up_s": 250.0,
+        "new_lag_s": 6.2,
         "left_out": {"duplicates": {"delivered again": 7}},
         "batches": [{"batch": n, "at": time.time(), **batch} for n in range(2)],
     }

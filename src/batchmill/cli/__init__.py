@@ -37,6 +37,9 @@ _WRONG_SETTINGS = (ConfigError, ConfigFileError, UnknownSettingError)
 def main() -> int:
     """Run the command in ``sys.argv``; the exit code."""
     given = _parser().parse_args()
+    # gRPC's own library writes to the standard error output, past our log, unless it is told not
+    # to before it is loaded; what goes wrong is in the errors of its calls, too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         if given.command in _DRAWING:
             require_extra(f"batchmill {given.command}", "cli", "rich")

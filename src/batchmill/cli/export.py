@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import logging
 import os
 import sys
 import threading
@@ -19,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     add_kafka_option,
@@ -128,8 +128,7 @@ def _add_prometheus_options(add: Options) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Export until a signal, or until all is sent with ``--once``; the exit code."""
-    level = logging.INFO if given.verbose else logging.WARNING
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
+    configure_logs(verbose=given.verbose)
     try:
         headers = _headers(given)
         from_store = reads_store(given.to)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     access_of,
@@ -80,8 +80,7 @@ def add_parser(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Receive until a signal; the exit code."""
-    level = logging.INFO if given.verbose else logging.WARNING
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
+    configure_logs(verbose=given.verbose)
     try:
         from batchmill.ingest import Limits, Place, check_shares
 

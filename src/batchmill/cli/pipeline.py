@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -12,9 +11,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     add_kafka_option,
@@ -80,13 +79,15 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     text = "a script, or a folder of *.oal; may be repeated (default: the core metrics)"
     add.values("--oal", "PATH", text)
     add_sources_option(group)
-    add.value("--spool", "DIR", "default: %(default)s", default="spool")
+    text = "a folder, or its URI: hdfs://…, s3a://… (default: %(default)s)"
+    add.value("--spool", "DIR", text, default="spool")
     add.value("--source", "URL", "read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC, not a spool")
     add_kafka_option(group)
     add.switch("--skip-lost", "continue when the topic no longer has messages that were not read")
     text = "sqlite:///FILE or postgresql://… (default: %(default)s)"
     add.value("--store", "URL", text, default="sqlite:///metrics.db")
-    add.value("--checkpoint", "DIR", "default: %(default)s", default="checkpoint")
+    text = "a folder, or its URI (default: %(default)s)"
+    add.value("--checkpoint", "DIR", text, default="checkpoint")
     text = "for unusable rows and segments (default: beside the spool)"
     add.value("--quarantine", "DIR", text)
     add.value("--name", "NAME", "of the stream (default: %(default)s)", default="main")
@@ -151,8 +152,7 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
 
 def run(given: argparse.Namespace) -> int:
     """Run either command; the exit code."""
-    level = logging.INFO if given.verbose else logging.WARNING
-    logging.basicConfig(format="%(levelname)s %(message)s", level=level)
+    configure_logs(verbose=given.verbose, form="%(levelname)s %(message)s")
     try:
         from batchmill.spark import Pipeline
 
@@ -162,7 +162,7 @@ def run(given: argparse.Namespace) -> int:
         with _interruptible(pipeline) as stop, pipeline:
             _introduce(pipeline, time.perf_counter() - started)
             if given.command == "backfill":
-                return _backfill(pipeline, Path(given.folder), stop)
+                return _backfill(pipeline, given.folder, stop)
             return _pipeline(pipeline, given, stop)
     except BrokenPipeError:
         raise
@@ -197,7 +197,7 @@ def _process(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
         print("ended before it began: the broker was not reachable", flush=True)
         return 0
     pipeline.start(given.trigger)
-    what = "messages" if given.source else "segments"
+    what = "messages" if pipeline.reads.startswith("kafka:") else "segments"
     print(f"waiting for {what}; Ctrl-C ends it", flush=True)
     pipeline.await_end()
     print("ended; the next run continues from here", flush=True)
@@ -222,11 +222,11 @@ def _await_source(pipeline: Pipeline, stop: _Stop) -> bool:
     return False
 
 
-def _backfill(pipeline: Pipeline, folder: Path, stop: _Stop) -> int:
+def _backfill(pipeline: Pipeline, folder: str, stop: _Stop) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    total = _segments(folder)
+    total = pipeline.count_segments(folder)
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console()) as progress:
         before = min(total, pipeline.backfilled(folder))
@@ -241,12 +241,6 @@ def _backfill(pipeline: Pipeline, folder: Path, stop: _Stop) -> int:
             progress.update(task, completed=total)
     print(summary(reports, total, before, pipeline.quarantine), flush=True)
     return _cut_short(stop) if pipeline.cut_short else 0
-
-
-def _segments(folder: Path) -> int:
-    """The number of segments; Spark ignores names that begin with a dot or an underscore."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*.parquet"))
-    return sum(not any(part[0] in "._" for part in path.parts) for path in paths)
 
 
 def _cut_short(stop: _Stop) -> int:
@@ -324,7 +318,7 @@ def batch_line(report: BatchReport) -> str:
     return "; ".join(parts)
 
 
-def summary(reports: Sequence[BatchReport], total: int, before: int, quarantine: Path) -> str:
+def summary(reports: Sequence[BatchReport], total: int, before: int, quarantine: object) -> str:
     """The result of a backfill of ``total`` segments, ``before`` of them added earlier."""
     if not total:
         return "nothing to add: the folder has no segments (*.parquet)"

@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import Options, access_of, add_access_options, add_home_options, home_of
 from batchmill.errors import BatchmillError, ConfigError
 from batchmill.process_stats import ProcessStats
@@ -43,8 +43,7 @@ def add_parser(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Serve until a signal; the exit code."""
-    level = logging.INFO if given.verbose else logging.WARNING
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level)
+    configure_logs(verbose=given.verbose)
     try:
         asyncio.run(_serve(_server(given), StatusFile(given.status, "web")))
     except ConfigError as error:

@@ -120,8 +120,6 @@ class Receivers:
             await self._poll()
         if not self._stopping:
             self._complete = True
-            for worker in self._workers:
-                worker.be_patient()
             self._report()
             if ready is not None:
                 ready()
@@ -251,10 +249,11 @@ class Worker(Process):
     def __init__(
         self, number: int, count: int, arguments: Sequence[str], say: Callable[[str], None]
     ) -> None:
-        # Until all have run once, a worker that does not start is an error of the settings.
+        # A worker that does not start the first time is an error of the settings.
         policy = RestartPolicy(failed_starts=1)
         name = f"worker {number}"
-        super().__init__(Spec(name=name, arguments=()), policy, _Echo(name), say)
+        spec = Spec(name=name, arguments=(), essential=True)
+        super().__init__(spec, policy, _Echo(name), say)
         self.ports = (0, 0)
         self.givers: Sequence[Giver] = ()
         """For HTTP and for gRPC."""
@@ -267,10 +266,6 @@ class Worker(Process):
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reported_s = 0.0
-
-    def be_patient(self) -> None:
-        """From now on, restart it several times before giving up."""
-        self._policy = RestartPolicy()
 
     def start(self, inherit: int | None) -> None:
         """Start it with a new link."""

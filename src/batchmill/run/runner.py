@@ -48,6 +48,8 @@ WEB_START_S = 10.0
 """How long the first line waits for the address of the web UI."""
 WEB_END_S = 10.0
 """Its own limit for requests under way is 5."""
+DEMO_STARTS = 5
+"""A demo is not begun if the pipeline fails to start so many times in a row."""
 DEMO_END_S = 15.0
 DEMO_READ_S = 120.0
 """How long the end of a demo waits for all of its spans to be counted."""
@@ -112,7 +114,7 @@ def check(settings: RunSettings, *, demo: bool) -> None:
 
 
 def _check_kafka(settings: RunSettings) -> None:
-    from batchmill.kafka import java_options, read_options
+    from batchmill.kafka import check_accepted, read_options
 
     options: dict[str, str] = {}
     if file := settings["kafka_config"]:
@@ -123,8 +125,8 @@ def _check_kafka(settings: RunSettings) -> None:
             raise ConfigError("kafka_config", file, allowed) from None
     if not settings["kafka"]:
         return
-    java_options(options)  # raises if the pipeline's client does not know one
     require_extra("Kafka", "kafka", "confluent_kafka")
+    check_accepted(options)
     for name in SPOOL_SETTINGS:
         if not settings.is_default(name):
             allowed = "left out with kafka: a topic has no segments, and its retention bounds it"
@@ -181,6 +183,7 @@ class _Run:
         self._state = "running"
         self._status_due_s = 0.0
         self._introduced = self._web_said = False
+        self._not_shown = ""
 
     def go(self, demo: Demo | None) -> int:
         """Run until a signal, or until the demo is over; the exit code."""
@@ -219,7 +222,7 @@ class _Run:
         try:
             for target in remove_exporters(self._home, self._settings["export_to"]):
                 self._say(f"removed the former exporter to {target}")
-        except BatchmillError as error:  # the pipeline will have the same problem, and say more
+        except (BatchmillError, OSError) as error:  # the pipeline will have it, too, and say more
             self._say(f"former exporters are not removed: {error}")
 
     def _start_web(self) -> None:
@@ -240,9 +243,18 @@ class _Run:
 
     def _run_demo(self, demo: Demo) -> int:
         """Send the demo's traffic, then compare what was sent with what was counted."""
-        if not self._until(lambda: self._is_running("pipeline") and self._is_read()):
+        pipeline = self._processes["pipeline"]
+
+        def is_decided() -> bool:
+            return pipeline.failed_starts >= DEMO_STARTS or (
+                pipeline.state is State.RUNNING and self._is_read()
+            )
+
+        if not self._until(is_decided) or pipeline.state is not State.RUNNING:
+            if not self._signals.count:
+                self._say(f"no demo: the pipeline does not start ({pipeline.reason})")
             self._close(self._settings["drain"])
-            return 0
+            return 0 if self._signals.count else 1
         before, ingest = read_counted(self._home.store_url), read_json(self._home.ingest) or {}
         http = str(ingest.get("http", ""))
         spec = demo_spec(self._settings, http, demo.seconds, demo.seed)
@@ -285,7 +297,7 @@ class _Run:
         self._end("pipeline", PIPELINE_END_S)
         self._end_exporters()
         # The web UI last, so that the end can be watched.
-        if WEB in self._processes and self._processes[WEB].state is not State.FAILED:
+        if WEB in self._processes:
             self._end(WEB, WEB_END_S)
         progress = read_json(self._home.progress) or {}
         backlog = read_backlog(self._home, progress, time.time(), self._topic)
@@ -361,7 +373,12 @@ class _Run:
             self._status_due_s = now_s + STATUS_S
             self._write_status()
         if self._screen.is_due(now_s):
-            self._screen.show(read_state(self._home, self._report()), self._reader.tables)
+            try:
+                self._screen.show(read_state(self._home, self._report()), self._reader.tables)
+            except OSError as error:  # files that cannot be read: what runs goes on
+                if str(error) != self._not_shown:
+                    self._say(f"the state of the run cannot be read: {error}")
+                self._not_shown = str(error)
 
     def _report(self) -> dict[str, Any]:
         return {

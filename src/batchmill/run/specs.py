@@ -59,12 +59,16 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
     if settings["kafka"] or settings["export_traces"] or settings["export_logs"]:
         arguments += _options(settings, "kafka_config")
     return Spec(
-        name="ingest", arguments=arguments, environment=_token(settings), ready_file=home.ingest
+        name="ingest",
+        arguments=arguments,
+        environment=_token(settings),
+        ready_file=home.ingest,
+        essential=True,
     )
 
 
 def web_spec(settings: RunSettings, home: Home) -> Spec:
-    """The process that serves the web UI; the run can do without it."""
+    """The process that serves the web UI."""
     arguments = ["web", "--home", str(home.folder), "--port", str(settings["web_port"])]
     arguments += ["--status", str(home.web), *_options(settings, *_SERVER_SETTINGS)]
     return Spec(
@@ -73,7 +77,6 @@ def web_spec(settings: RunSettings, home: Home) -> Spec:
         arguments=arguments,
         environment=_token(settings),
         ready_file=home.web,
-        required=False,
     )
 
 

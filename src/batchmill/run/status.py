@@ -11,21 +11,25 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchmill.export import reads_store
 from batchmill.files import read_json, write_json
 from batchmill.run.home import Home
+from batchmill.run.stopped import stopped_processes
 from batchmill.wording import count_of
 
 STALE_S = 10.0
 """A process whose report is older than this has a problem."""
+PIPELINE_STALE_S = 30.0
 GONE_S = 60.0
 """After so long, the process id in a report may be that of another process."""
 LAG_S = 60.0
 """Degraded if the oldest segment waits for longer."""
+BEHIND_S = 15.0
+"""What waits is a backlog if the oldest segment waits for longer."""
 FRESH_S = 0.5
 """How long a :class:`StatusReader` gives the same answer."""
 _PRESSURE = ("CRITICAL", "CRITICAL_PLUS")
@@ -61,6 +65,8 @@ class Backlog:
     """The topic's address; empty: it is a spool."""
     age_s: float | None = 0.0
     """How old this information is; None: the pipeline has not reported yet."""
+    rows: int = 0
+    """How many rows the segments have, about."""
 
     @property
     def text(self) -> str:
@@ -75,7 +81,7 @@ def spool_backlog(spool: Path) -> Backlog:
     from batchmill.spool import unread
 
     segments = unread(spool)
-    return Backlog(segments.segments, segments.bytes, segments.oldest_s)
+    return Backlog(segments.segments, segments.bytes, segments.oldest_s, rows=segments.rows)
 
 
 def topic_backlog(progress: Report, now: float) -> Backlog | None:
@@ -101,6 +107,30 @@ def read_backlog(home: Home, progress: Report, now: float, topic: str = "") -> B
     return Backlog(topic=topic, age_s=None) if topic else spool_backlog(home.spool)
 
 
+@dataclass(frozen=True)
+class Behind:
+    """How far a pipeline is behind."""
+
+    rows: int
+    """Spans, or messages of a topic."""
+    unit: str
+    catch_up_s: float | None
+    """How long the rest will take at the pace of the last batches; None: not known."""
+    new_lag_s: float | None
+    """How long what is new waits until it is committed; None: not known."""
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        text = f"behind by {count_of(self.rows, self.unit)}"
+        if self.catch_up_s is not None:
+            minutes = round(self.catch_up_s / 60)
+            text += f", about {count_of(minutes, 'minute')}" if minutes else ", less than a minute"
+        if self.new_lag_s is not None:
+            text += f"; what is new waits for {self.new_lag_s:.0f} s"
+        return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """The reports of a run's processes at one moment."""
@@ -121,15 +151,50 @@ class RunState:
     exports: Mapping[str, Report] = field(default_factory=dict)
     """The report of each exporter, by its name as a process."""
     web: Report = field(default_factory=dict)
+    stopped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The ids of the processes that are stopped (SIGSTOP), by the name of theirs in the run."""
 
     @property
     def processes(self) -> Mapping[str, Report]:
         """The supervisor's entry for each process; none without a supervisor."""
         return self.supervisor.get("processes", {}) if self.supervised else {}
 
+    @property
+    def behind(self) -> Behind | None:
+        """How far the pipeline is behind; None if there is no backlog."""
+        backlog, progress = self.backlog, self.progress
+        if backlog.oldest_s <= BEHIND_S:
+            return None
+        told = self.now - float(progress.get("written_at", 0.0)) < GONE_S
+        return Behind(
+            backlog.count if backlog.topic else backlog.rows,
+            "message" if backlog.topic else "span",
+            progress.get("catch_up_s") if told else None,
+            progress.get("new_lag_s") if told else None,
+        )
+
     def state_of(self, name: str) -> str:
         """The state of a process; empty if there is none of that name."""
         return str(self.processes.get(name, {}).get("state", ""))
+
+    def trouble_of(self, name: str) -> str:
+        """What is wrong with a process that runs: it is stopped, or hangs; empty if neither.
+
+        One that hangs does not report, though the system lets it run.
+        """
+        if pids := self.stopped.get(name):
+            numbers = " ".join(map(str, pids))
+            return f"{name} is stopped (SIGSTOP): `kill -CONT {numbers}` lets it go on"
+        reports = {"pipeline": self.progress, "web": self.web, **self.exports}
+        silent_s = self.now - float(reports.get(name, {}).get("written_at", self.now))
+        if name == "ingest":
+            silent_s = self.ingest_silent_s
+        elif self.state_of(name) != "running":
+            return ""
+        # The pipeline reports beside its batches, but waits for the store.
+        if silent_s > (PIPELINE_STALE_S if name == "pipeline" else STALE_S):
+            return f"{name} hangs: it runs, and has not reported for {silent_s:.0f} s"
+        return ""
 
     def drops(self) -> dict[str, dict[str, int]]:
         """All that was refused, dropped or left out, by what it was and by reason."""
@@ -201,7 +266,18 @@ def read_state(home: Home, supervisor: Report | None = None) -> RunState:
             if name.startswith("export")
         },
         web=(read_json(home.web) or {}) if "web" in processes else {},
+        stopped=stopped_processes(_pids(supervisor if supervised else {}, ingest)),
     )
+
+
+def _pids(supervisor: Report, ingest: Report) -> dict[str, int]:
+    """The ids of a run's processes, by name."""
+    pids = {"the supervisor": supervisor.get("pid")}
+    pids |= {name: known.get("pid") for name, known in supervisor.get("processes", {}).items()}
+    pids.setdefault("ingest", ingest.get("pid"))
+    for number, worker in enumerate(ingest.get("workers", ()), 1):
+        pids[f"worker {number} of ingest"] = worker.get("pid")
+    return {name: pid for name, pid in pids.items() if pid}
 
 
 class Health(enum.IntEnum):
@@ -238,6 +314,7 @@ class RunStatus:
             "queue_rows": state.ingest.get("queue_rows", 0) if state.ingest_alive else 0,
             **_backlog_json(state.backlog),
             "lag_s": round(state.backlog.oldest_s, 3),
+            "behind": None if state.behind is None else _behind_json(state.behind),
             "last_batch": state.progress.get("last_batch"),
             "committed_at": state.progress.get("committed_at"),
             "drops": state.drops(),
@@ -276,6 +353,8 @@ class RunStatus:
             lines.append(f"topic      {backlog.topic}: {backlog.text}; {lag}")
         else:
             lines.append(f"spool      {backlog.text}, {count_of(backlog.bytes, 'byte')}; {lag}")
+        if state.behind is not None:
+            lines.append(f"backlog    {state.behind.text}")
         if progress.get("last_batch") is None:
             lines.append("committed  nothing yet")
         else:
@@ -302,8 +381,10 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
     if not state.supervised and not state.ingest_alive:
         return RunStatus(home.folder, state, Health.DOWN, ("nothing runs: start `batchmill run`",))
     down, degraded = _process_faults(state)
-    if state.ingest_silent_s > STALE_S:
-        degraded.append(f"ingest has not reported for {state.ingest_silent_s:.0f} s")
+    if trouble := state.trouble_of("ingest"):
+        (down if "ingest" in state.stopped else degraded).append(trouble)
+    others = {**state.processes, **state.stopped}
+    degraded += [text for name in others if name != "ingest" and (text := state.trouble_of(name))]
     if state.ingest_alive:
         degraded += [
             f"worker {number} of ingest is {worker['state']}"
@@ -322,11 +403,22 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
     if backlog.oldest_s > max_lag_s:
         degraded.append(
             f"the oldest {'message' if backlog.topic else 'segment'} has waited for "
-            f"{backlog.oldest_s:.0f} s: the pipeline is too slow, or does not run"
+            f"{backlog.oldest_s:.0f} s: {_why_behind(state)}"
         )
     degraded += _report_faults(state, max_lag_s)
     health = Health.DOWN if down else Health.DEGRADED if degraded else Health.HEALTHY
     return RunStatus(home.folder, state, health, (*down, *degraded))
+
+
+def _why_behind(state: RunState) -> str:
+    """Why something waits for long."""
+    if trouble := state.trouble_of("pipeline"):
+        return trouble
+    if state.supervised and state.state_of("pipeline") != "running":
+        return "the pipeline does not run"
+    if (behind := state.behind) is not None and behind.catch_up_s is not None:
+        return behind.text
+    return "the pipeline is slow" if state.supervised else "the pipeline is slow, or does not run"
 
 
 def _process_faults(state: RunState) -> tuple[list[str], list[str]]:
@@ -345,18 +437,18 @@ def _process_faults(state: RunState) -> tuple[list[str], list[str]]:
         if is_in == "running" or (name == "demo" and is_in != "failed"):
             continue
         why = f"{name} is {is_in}"
-        why += f" (it last ended with {process['exit']})" if process.get("exit") else ""
+        if process.get("reason"):
+            why += f": {process['reason']}"
+        elif process.get("exit"):
+            why += f" (it last ended with {process['exit']})"
         (down if name == "ingest" and is_in != "starting" else degraded).append(why)
     return down, degraded
 
 
 def _report_faults(state: RunState, max_lag_s: float) -> list[str]:
-    """Exporters that send nothing, and exporters and web UI that do not report."""
+    """Exporters that send nothing."""
     faults = []
     for name, report in state.exports.items():
-        silent_s = state.now - float(report.get("written_at", state.now))
-        if silent_s > STALE_S:
-            faults.append(f"{name} has not reported for {silent_s:.0f} s")
         if float(report.get("failing_s", 0.0)) > max_lag_s:
             target = str(report.get("target"))
             faults.append(
@@ -364,9 +456,6 @@ def _report_faults(state: RunState, max_lag_s: float) -> list[str]:
                 f"({report.get('failing')}); values wait in the "
                 f"{'store' if reads_store(target) else 'outbox'}"
             )
-    silent_s = state.now - float(state.web.get("written_at", state.now))
-    if silent_s > STALE_S and state.state_of("web") == "running":
-        faults.append(f"web has not reported for {silent_s:.0f} s")
     return faults
 
 
@@ -418,7 +507,10 @@ def duration(seconds: float) -> str:
 
 def _process_line(state: RunState, name: str) -> str:
     process = state.processes[name]
-    text = f"{name:<10} {process.get('state')}"
+    is_in = process.get("state")
+    if state.trouble_of(name):
+        is_in = "stopped" if name in state.stopped else "hangs"
+    text = f"{name:<10} {is_in}"
     if process.get("pid"):
         started = float(process.get("started") or state.now)
         text += f", process {process['pid']} for {duration(state.now - started)}"
@@ -449,6 +541,10 @@ def _rest(report: Report) -> dict[str, Any]:
     """A report without what the JSON has at its top."""
     at_top = ("queues", "levels", "thresholds", "batches")
     return {key: value for key, value in report.items() if key not in at_top}
+
+
+def _behind_json(behind: Behind) -> dict[str, Any]:
+    return {**asdict(behind), "text": behind.text}
 
 
 def _backlog_json(backlog: Backlog) -> dict[str, Any]:

@@ -119,10 +119,12 @@ class RestartPolicy:
     initial_s: float = 0.5
     max_s: float = 10.0
     multiplier: float = 2.0
+    failed_max_s: float = 60.0
+    """The longest delay after starts that failed."""
     stable_s: float = 30.0
     """After so long a time of being ready, earlier deaths no longer count."""
     failed_starts: int = 5
-    """After so many failed starts in a row there is no further one."""
+    """An essential process that never ran is not started again after so many failed starts."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ class Record:
     """In a row, without a stable time between them."""
     failed_starts: int = 0
     """In a row: it ended by itself before it was ready."""
+    has_run: bool = False
+    """Whether it was ever ready."""
 
 
 @dataclass(frozen=True)
@@ -154,24 +158,27 @@ class Decision:
     """When to restart; None: not at all, it would only fail again."""
 
 
-def decide(policy: RestartPolicy, record: Record, death: Death) -> Decision:
+def decide(
+    policy: RestartPolicy, record: Record, death: Death, *, essential: bool = False
+) -> Decision:
     """Whether and when to restart a process.
 
-    A SIGKILL from outside says nothing about whether the process could start. A process that
-    refuses its arguments would refuse them again.
+    Only an ``essential`` process that has never been ready is given up: after some failed starts,
+    or at once if it refuses its arguments, as it would refuse them again. A SIGKILL from outside
+    says nothing about whether it could start.
     """
     if death.ready_s is not None:
         stable = death.ready_s >= policy.stable_s
-        record = Record(deaths=1 if stable else record.deaths + 1)
+        record = Record(deaths=1 if stable else record.deaths + 1, has_run=True)
     elif death.code == -signal.SIGKILL:
         record = replace(record, deaths=record.deaths + 1)
     else:
-        record = Record(record.deaths + 1, record.failed_starts + 1)
-    refused = record.failed_starts > 0 and death.code == USAGE
-    if refused or record.failed_starts >= policy.failed_starts:
+        record = Record(record.deaths + 1, record.failed_starts + 1, record.has_run)
+    hopeless = death.code == USAGE or record.failed_starts >= policy.failed_starts
+    if essential and record.failed_starts and not record.has_run and hopeless:
         return Decision(record, None)
-    delay = back_off_ms(policy.initial_s, policy.max_s, policy.multiplier, record.deaths)
-    return Decision(record, delay)
+    max_s = policy.failed_max_s if record.failed_starts else policy.max_s
+    return Decision(record, back_off_ms(policy.initial_s, max_s, policy.multiplier, record.deaths))
 
 
 def exit_text(code: int) -> str:
@@ -189,7 +196,7 @@ def exit_text(code: int) -> str:
 
 
 class GaveUpError(BatchmillError, RuntimeError):
-    """A process cannot be kept running."""
+    """The first start of an essential process failed."""
 
     name: str
     why: str
@@ -232,8 +239,8 @@ class Spec:
     """or once this file has its process id as ``pid``; without either, at once."""
     restart: bool = True
     """Whether it is restarted when it ends; False: it has a task, and ends when that is done."""
-    required: bool = True
-    """Whether the run ends if it cannot be kept running; False: that is said, the others go on."""
+    essential: bool = False
+    """Whether the run ends if its first start fails; any other process is started for ever."""
     title: str = ""
     """What the user knows it by, if not by its name."""
     handles: Sequence[int] = ()
@@ -253,6 +260,8 @@ class Process:
         """How it ended last."""
         self.lines: list[str] = []
         """The last lines of its output."""
+        self.reason = ""
+        """Why it does not run; empty if it does."""
         self.pid: int | None = None
         self.started: float | None = None
         """When it was last started, in seconds since 1970."""
@@ -267,6 +276,11 @@ class Process:
         self._pipe = -1
         """Closed by this process's end: see child.py."""
         self._output: OutputReader | None = None
+
+    @property
+    def failed_starts(self) -> int:
+        """How many starts in a row have failed."""
+        return self._record.failed_starts
 
     def start(self, inherit: int | None) -> None:
         """Start it; ``inherit`` is the handle of the lock that it holds as long as it runs."""
@@ -305,7 +319,8 @@ class Process:
         code = self._reap()
         if code is None:
             if self.state is State.STARTING and self._is_ready():
-                self.state, self._ready_s = State.RUNNING, now_s
+                self.state, self._ready_s, self.reason = State.RUNNING, now_s, ""
+                self._record = replace(self._record, failed_starts=0, has_run=True)
             return
         self._log.write(f"--- ended: {exit_text(code)}")
         self.code = code
@@ -341,36 +356,50 @@ class Process:
             "state": self.state.value,
             "started": self.started,
             "restarts": self.restarts,
+            "failed_starts": self.failed_starts,
             "exit": None if self.code is None else exit_text(self.code),
+            "reason": self.reason or None,
         }
+
+    def postpone(self, error: OSError, now_s: float) -> None:
+        """Try later: there is no memory or no process id left, for now."""
+        self.state, self._due_s = State.RESTARTING, now_s + self._policy.max_s
+        self.reason = f"could not be started ({error})"
+        self._say(f"{self.spec.name} {self.reason}: trying again")
 
     def _restart(self, now_s: float, inherit: int | None) -> None:
         try:
             self.start(inherit)
-        except OSError as error:  # no memory or no process ids left, for now
-            self._due_s = now_s + self._policy.max_s
-            self._say(f"{self.spec.name} could not be started ({error}): trying again")
+        except OSError as error:
+            self.postpone(error, now_s)
         else:
             self.restarts += 1
 
     def _died(self, death: Death, now_s: float) -> None:
-        decision = decide(self._policy, self._record, death)
+        decision = decide(self._policy, self._record, death, essential=self.spec.essential)
         self._record = decision.record
-        name, how = self.spec.name, exit_text(death.code)
-        if decision.delay_s is not None:
-            self.state, self._due_s = State.RESTARTING, now_s + decision.delay_s
+        name, how, starts = self.spec.name, exit_text(death.code), decision.record.failed_starts
+        in_a_row = f", {starts} times in a row" if starts > 1 else ""
+        if decision.delay_s is None:
+            self.state = State.FAILED
+            raise GaveUpError(name, f"did not start ({how}){in_a_row}", tuple(self.lines))
+        self.state, self._due_s = State.RESTARTING, now_s + decision.delay_s
+        self.reason = self._last_words(death)
+        if not starts:
             self._say(f"{name} died ({how}): starting it again in {decision.delay_s:g} s")
-            return
-        self.state = State.FAILED
-        starts = decision.record.failed_starts
-        why = f"did not start ({how})" + (f", {starts} times in a row" if starts > 1 else "")
-        error = GaveUpError(name, why, tuple(self.lines))
-        if self.spec.required:
-            raise error
-        # A command that refuses its settings says why in its last line.
-        refused = death.code == USAGE and self.lines
-        reason = self.lines[-1].removeprefix(f"batchmill {name}: ") if refused else str(error)
-        self._say(f"{self.spec.title or name} disabled: {reason}")
+        elif starts <= 3 or starts.bit_count() == 1:  # not a line for each try, for days
+            title = self.spec.title or name
+            again = f"trying again in {decision.delay_s:g} s"
+            self._say(f"{title} unavailable: {self.reason}{in_a_row}; {again}")
+
+    def _last_words(self, death: Death) -> str:
+        """How it ended, and the last line of its output, which says why."""
+        how = exit_text(death.code)
+        if death.ready_s is not None or death.code < 0 or not self.lines:
+            return how
+        last = self.lines[-1].removeprefix(f"batchmill {self.spec.name}: ")
+        refused = death.code == USAGE and last != self.lines[-1]
+        return last if refused else f"{how}: {last}"
 
     def _reap(self, *, wait: bool = False) -> int | None:
         """The exit code once it has ended, and then kill what it started; None while it runs."""
@@ -425,11 +454,16 @@ class Supervisor:
         """Start a process, and watch it from now on."""
         process = Process(spec, self._policy, self._make_log(spec.name), self._say)
         self.processes[spec.name] = process
-        process.start(self._inherit)
+        try:
+            process.start(self._inherit)
+        except OSError as error:
+            if spec.essential or not spec.restart:
+                raise
+            process.postpone(error, time.monotonic())
         return process
 
     def poll(self) -> None:
-        """Note deaths and restart what is due; :class:`GaveUpError` if one cannot be kept."""
+        """Note deaths and restart what is due; :class:`GaveUpError` for a failed first start."""
         now_s = time.monotonic()
         for process in self.processes.values():
             process.poll(now_s, self._inherit)

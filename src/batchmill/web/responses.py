@@ -167,4 +167,7 @@ class Guard:
         path: str = scope["path"]
         if path not in (API, METRICS) and not path.startswith(f"{API}/"):
             return True
-        return self._access.allows(dict(scope["headers"]).get(b"authorization"))
+        allowed = self._access.allows(dict(scope["headers"]).get(b"authorization"))
+        if allowed:
+            scope.get("state", {}).get("authenticated", lambda: None)()
+        return allowed

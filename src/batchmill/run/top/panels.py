@@ -32,6 +32,7 @@ LEVEL_STYLES = {
 }
 PHASE_STYLES = {
     "read": "blue",
+    "hook": "cyan",
     "spark": "green",
     "deltas": "yellow",
     "outbox": "magenta",

@@ -211,6 +211,8 @@ def _backlog_stage(status: StatusJson) -> _Stage:
         return _Stage("topic", "bold", (known, "unread", lag))
     spool = status.get("spool", {})
     files = f"{short(spool.get('segments', 0))} files"
+    if behind := status.get("behind"):
+        files = f"{short(behind['rows'])} {behind['unit']}s"
     return _Stage("spool", "bold", (files, size(spool.get("bytes", 0)), lag))
 
 

@@ -52,12 +52,13 @@ export function stages() {
 
       if (topic) {
         parts.spool.rename("Kafka topic", "replicated by the brokers");
-        parts.spool.show(null, count(pipeline.unread_segments), "messages unread", [["Lag", plain(seconds(pipeline.lag_s))]], rates.of("counted", 30));
+        parts.spool.show(null, count(pipeline.unread_segments), "messages unread", [["Lag", plain(seconds(pipeline.lag_s))], ...backlog(state.behind)], rates.of("counted", 30));
       } else {
         parts.spool.show(null, plain(bytes(state.spool?.bytes)), "unread", [
           ["Segments", count(state.spool?.segments)],
           ["Oldest", plain(seconds(state.lag_s))],
           ["Disk free", plain(bytes(state.thresholds?.free_bytes))],
+          ...backlog(state.behind),
         ], rates.of("counted", 30));
       }
 
@@ -92,6 +93,16 @@ export function stages() {
       setText(meaning, state.thresholds?.why && grade !== "good" ? `${text} ${state.thresholds.why}` : text);
     },
   };
+}
+
+// How far the pipeline is behind; nothing if there is no backlog.
+function backlog(behind) {
+  if (!behind) return [];
+  return [
+    ["Behind", `${short(behind.rows)} ${behind.unit}s`],
+    ["Caught up", behind.catch_up_s === null ? "not known" : `in ${plain(seconds(behind.catch_up_s))}`],
+    ["New data waits", behind.new_lag_s === null ? "not known" : plain(seconds(behind.new_lag_s))],
+  ];
 }
 
 const total = (counts) => Object.values(counts ?? {}).reduce((a, b) => a + b, 0);
