@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from batchmill.spool import Level, Spool, SpoolWriteError
-from batchmill.spool.segment import Disk, remove_leftovers, write_segment
+from batchmill.spool.segment import Disk, remove_leftovers, rows_in, unread, write_segment
 from tests.kit.events import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
 from tests.kit.threads import WAIT_S
 
@@ -42,10 +42,18 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     assert modes == [0o600, 0o700, 0o700]
 
 
-def test_a_segment_is_named_by_time_and_chance(tmp_path: Path) -> None:
-    """Microseconds since 1970, and eight hexadecimal digits."""
-    path = write_segment(tmp_path / "Span", DATA, Disk()).path
-    assert re.fullmatch(r"\d{16}-[0-9a-f]{8}\.parquet", path.name)
+def test_a_segment_is_named_by_time_chance_and_rows(tmp_path: Path) -> None:
+    """Microseconds since 1970, eight hexadecimal digits, and how many rows it has."""
+    path = write_segment(tmp_path / "Span", DATA, 1234, Disk()).path
+    assert re.fullmatch(r"\d{16}-[0-9a-f]{8}-1234\.parquet", path.name)
+    assert rows_in(str(path), 10) == 1234
+    assert unread(tmp_path).rows == 1234
+
+
+@pytest.mark.parametrize("name", ["1794920504238037-ed8e5f5a.parquet", "a-5.parquet", "5.parquet"])
+def test_the_rows_of_other_segments_are_estimated(name: str) -> None:
+    """Of those of older versions, and of other programs."""
+    assert rows_in(f"/spool/Span/{name}", 3_200) == 100
 
 
 def test_a_write_may_take_several_calls(tmp_path: Path) -> None:
@@ -55,7 +63,7 @@ def test_a_write_may_take_several_calls(tmp_path: Path) -> None:
         def write(self, handle: int, data: memoryview) -> int:
             return super().write(handle, data[:3])
 
-    assert write_segment(tmp_path / "Span", DATA, Slow()).path.read_bytes() == bytes(DATA)
+    assert write_segment(tmp_path / "Span", DATA, 3, Slow()).path.read_bytes() == bytes(DATA)
 
 
 @pytest.mark.parametrize("step", ["create", "write", "sync", "rename"])
@@ -122,7 +130,7 @@ def test_a_file_that_was_tidied_away_before_its_lock_is_made_anew(tmp_path: Path
                 return None
             return handle
 
-    written = write_segment(tmp_path / "Span", DATA, Unlucky())
+    written = write_segment(tmp_path / "Span", DATA, 3, Unlucky())
     assert [written.path] == segments(tmp_path)
 
 

@@ -1,7 +1,8 @@
 """The metrics pipeline on Apache Spark.
 
 :class:`Pipeline` reads events from a spool or a Kafka topic and commits metrics to a store, exactly
-once. The package loads without pyspark, so that it can say which extra is missing.
+once; :func:`metrics` reads them as a DataFrame. The package loads without pyspark, so that it can
+say which extra is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from batchmill.spark.errors import PipelineError
 
 if TYPE_CHECKING:
     from batchmill.spark.batch.report import BatchReport, BatchStats
+    from batchmill.spark.frames import metrics
+    from batchmill.spark.iceberg import IcebergExport, iceberg_conf
     from batchmill.spark.runtime.java import find_java
     from batchmill.spark.runtime.pipeline import Pipeline
     from batchmill.spark.settings import PipelineSettings
@@ -20,14 +23,19 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchReport",
     "BatchStats",
+    "IcebergExport",
     "Pipeline",
     "PipelineError",
     "PipelineSettings",
     "find_java",
+    "iceberg_conf",
+    "metrics",
 ]
 
 _MODULES = {
     "batch.report": "BatchReport BatchStats",
+    "frames": "metrics",
+    "iceberg": "IcebergExport iceberg_conf",
     "runtime.java": "find_java",
     "runtime.pipeline": "Pipeline",
     "settings": "PipelineSettings",

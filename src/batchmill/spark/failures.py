@@ -1,4 +1,4 @@
-"""Recognises a full disk in what Python, Spark and the JVM report, and says where to make room."""
+"""Recognises a full disk, and a lack of memory, in what Python, Spark and the JVM report."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ from batchmill.spark.errors import PipelineError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+_NO_MEMORY = (
+    *("OutOfMemoryError", "GC overhead limit exceeded", "MemoryError", "Cannot allocate memory"),
+    # A process was killed, by the system for example.
+    *("Python worker exited unexpectedly", "ExecutorLostFailure", "exit code 137"),
+    "spark.driver.maxResultSize",
+)
 _MOST_CAUSES = 20
 _TASK_ERROR = re.compile(
     rf"^{PipelineError.__module__}\.{PipelineError.__name__}: (.+)$", re.MULTILINE
@@ -54,6 +60,14 @@ def is_disk_full(error: BaseException) -> bool:
     return any(sign in text for sign in _FULL_TEXTS)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error is what a batch ends with that takes more memory than there is."""
+    if isinstance(error, MemoryError):
+        return True
+    text = error_text(error)
+    return any(sign in text for sign in _NO_MEMORY)
+
+
 def disk_full_error(error: BaseException, folders: Iterable[Path]) -> PipelineError | None:
     """The error to raise in place of ``error`` if a disk is full; None if none is.
 
@@ -61,10 +75,13 @@ def disk_full_error(error: BaseException, folders: Iterable[Path]) -> PipelineEr
     """
     if not is_disk_full(error):
         return None
-    free, folder = min((_free_bytes(folder), str(folder)) for folder in folders)
+    sizes = [(_free_bytes(folder), str(folder)) for folder in folders]
+    where = "a disk is full: make room there"
+    if sizes:
+        free, folder = min(sizes)
+        where = f"a disk is full: make room in {folder} ({free:,} bytes are free there now)"
     return PipelineError(
-        f"a disk is full: make room in {folder} ({free:,} bytes are free there now), then start "
-        "again; nothing of the batch was committed, and it will be tried again"
+        f"{where}, then start again; nothing of the batch was committed, and it will be tried again"
     )
 
 

@@ -24,17 +24,22 @@ class PipelineSettings(AggregationSettings):
     """The settings of a pipeline, apart from the places that it reads and writes."""
 
     max_batch_bytes: int = 128 * MEBIBYTE
-    """The most bytes that one micro-batch reads; its memory grows with it. A single larger segment
-    is a batch of its own."""
+    """The most bytes that one micro-batch reads. A single larger segment is a batch of its own."""
     max_batch_files: int | None = None
     """The most segments that one micro-batch reads; if set, it replaces the limit in bytes and
     ``target_batch_s``."""
+    max_batch_rows: int | None = None
+    """The most rows that one micro-batch reads, spans for example; None: as many as fit into the
+    memory of Spark's JVM, see ``batchmill.spark.runtime.session.rows_for``."""
     max_batch_messages: int = 200_000
     """The most messages of a Kafka topic that one micro-batch reads; each holds the spans of one
     trace that came in one request."""
     target_batch_s: float = 10.0
     """How long a micro-batch is to take: how much one reads follows the pace of the last ones,
-    within the limits. Batches of a backfill take as much as they may."""
+    within the limits. Beside a backlog it is half of that, and what is new comes first. Batches of
+    a backfill take as much as they may."""
+    max_quarantine_bytes: int = 1024 * MEBIBYTE
+    """How much the quarantine keeps; beyond it the oldest is removed."""
     skip_lost: bool = False
     """Continue when a Kafka topic no longer has messages that were not read yet."""
     late_after_minutes: int = 5
@@ -50,7 +55,10 @@ class PipelineSettings(AggregationSettings):
         check_int("max_batch_bytes", self.max_batch_bytes, 1)
         if self.max_batch_files is not None:
             check_int("max_batch_files", self.max_batch_files, 1)
+        if self.max_batch_rows is not None:
+            check_int("max_batch_rows", self.max_batch_rows, 1)
         check_int("max_batch_messages", self.max_batch_messages, 1)
+        check_int("max_quarantine_bytes", self.max_quarantine_bytes, 0)
         check_number("target_batch_s", self.target_batch_s, 0)
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_number("span_wait_s", self.span_wait_s, 0)

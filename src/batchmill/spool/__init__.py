@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
 from batchmill.spool.gauge import Gauge, GaugedSink
-from batchmill.spool.segment import SpoolWriteError, Unread, unread
+from batchmill.spool.segment import SpoolWriteError, Unread, rows_in, unread
 from batchmill.spool.sink import (
     BadRowsError,
     Level,
@@ -71,6 +71,7 @@ __all__ = [
     "adapter",
     "delta_file",
     "event_tables",
+    "rows_in",
     "span_table",
     "table_of",
     "unread",

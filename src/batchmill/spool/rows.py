@@ -78,9 +78,9 @@ def table_of(source: str, batches: Sequence[Any], convert: Convert) -> Converted
             raise
         except _MISFIT as error:
             errors[number] = _bad_rows(source, error)
-    if len({table.schema for table in tables}) > 1:  # some have dictionaries
-        tables = [_plain(table) for table in tables]
-    return Converted(pa.concat_tables(tables) if tables else None, errors)
+    if not tables:
+        return Converted(None, errors)
+    return Converted(pa.concat_tables(tables).unify_dictionaries(), errors)
 
 
 def _bad_rows(source: str, error: Exception) -> BadRowsError:
@@ -90,20 +90,53 @@ def _bad_rows(source: str, error: Exception) -> BadRowsError:
 
 def span_table(batch: SpanBatch) -> pa.Table:
     """Spans as a table."""
+    columns = _columns(batch, _maps)
+    return pa.table([columns[name] for name in ARROW_SCHEMA.names], schema=ARROW_SCHEMA)
+
+
+def packed_table(batch: SpanBatch) -> pa.Table:
+    """The same with each text once: columns of texts, and those in maps, have dictionaries.
+
+    So a resource takes its size once, however many spans it has.
+    """
+    columns = _columns(batch, _packed_maps)
+    return pa.table({name: _packed(name, columns[name]) for name in ARROW_SCHEMA.names})
+
+
+def _columns(batch: SpanBatch, to_maps: Callable[[Sequence[dict[str, str]]], pa.Array]) -> Any:
     columns = {
-        column.name: _array(column, batch.columns[column.name])
+        column.name: _array(column, batch.columns[column.name], to_maps)
         for column in SPAN_SCHEMA
         if column.name != "attributes"
     }
     columns |= _resource_columns(batch.columns["resource"])
     columns |= _attribute_columns(batch.columns["attributes"])
-    return pa.table([columns[name] for name in ARROW_SCHEMA.names], schema=ARROW_SCHEMA)
+    return columns
 
 
-def _array(column: SpanColumn, values: Sequence[Any]) -> pa.Array:
+def _array(
+    column: SpanColumn,
+    values: Sequence[Any],
+    to_maps: Callable[[Sequence[dict[str, str]]], pa.Array],
+) -> pa.Array:
     if column.kind == "map":
-        return _shared_maps(values) if column.shared else _maps(values)
+        return _shared_maps(values, to_maps) if column.shared else to_maps(values)
     return pa.array(values, _TYPES[column.kind])
+
+
+def _packed(name: str, column: pa.Array) -> pa.Array:
+    if name in _UNIQUE or pa.types.is_dictionary(column.type):
+        return column
+    if not pa.types.is_map(column.type):
+        return column.dictionary_encode()
+    if pa.types.is_dictionary(column.type.key_type):
+        return column
+    keys, items = column.keys.dictionary_encode(), column.items.dictionary_encode()
+    return pa.MapArray.from_arrays(column.offsets, keys, items)
+
+
+def _packed_maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
+    return _packed("", _maps(dicts))
 
 
 def _resource_columns(resources: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
@@ -153,12 +186,12 @@ class SpanTable:
     def __init__(self, batch: SpanBatch) -> None:
         """Raises BadRowsError if the spans do not fit."""
         try:
-            self.table = span_table(batch)
+            self.table = packed_table(batch)
         except MemoryError:
             raise
         except _MISFIT as error:
             raise _bad_rows(SPAN_SOURCE, error) from None
-        self.weight = batch.weight
+        self.weight = int(self.table.get_total_buffer_size())
         """The bytes it counts for."""
 
     def __len__(self) -> int:
@@ -167,7 +200,7 @@ class SpanTable:
     @classmethod
     def join(cls, parts: Sequence[SpanTable]) -> pa.Table:
         """The rows of ``parts``, one after the other."""
-        return joined(parts)
+        return joined(parts).unify_dictionaries()
 
 
 class DeltaTable:
@@ -195,19 +228,7 @@ def joined_spans(batches: Sequence[SpanTable | PackedSpans]) -> pa.Table:
     for batch in batches:
         forms.setdefault(type(batch), []).append(batch)
     tables = [form.join(parts) for form, parts in forms.items()]
-    return tables[0] if len(tables) == 1 else pa.concat_tables(map(_plain, tables))
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Spans without dictionaries in memory, so that they can be joined with others."""
-    columns = []
-    for known in ARROW_SCHEMA:
-        column = table[known.name].combine_chunks()
-        if pa.types.is_map(column.type):
-            keys, items = column.keys.cast(pa.string()), column.items.cast(pa.string())
-            column = pa.MapArray.from_arrays(column.offsets, keys, items)
-        columns.append(column.cast(known.type))
-    return pa.table(columns, schema=ARROW_SCHEMA)
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
 
 
 def converter(source: str, kind: SourceType | None) -> Convert:
@@ -291,7 +312,9 @@ def _maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
     return pa.MapArray.from_arrays(sizes, keys, texts)
 
 
-def _shared_maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
+def _shared_maps(
+    dicts: Sequence[dict[str, str]], to_maps: Callable[[Sequence[dict[str, str]]], pa.Array]
+) -> pa.Array:
     """Dicts as maps, where many rows share one dict: each is converted once."""
     places: dict[int, int] = {}
     distinct: list[dict[str, str]] = []
@@ -303,8 +326,8 @@ def _shared_maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
             distinct.append(pairs)
         indices.append(place)
     if 2 * len(distinct) > len(dicts):
-        return _maps(dicts)
-    return _maps(distinct).take(pa.array(indices, pa.int32()))
+        return to_maps(dicts)
+    return to_maps(distinct).take(pa.array(indices, pa.int32()))
 
 
 def adapter(kind: FieldType) -> Callable[[Any], Any] | None:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import secrets
 import stat
 import time
@@ -27,6 +28,9 @@ log = logging.getLogger("batchmill.spool")
 
 SUFFIX = ".parquet"
 TMP_SUFFIX = ".tmp"
+_NAME = re.compile(rf"\d{{16}}-[0-9a-f]{{8}}-(\d{{1,12}})\{SUFFIX}$")
+_BYTES_PER_ROW = 32
+"""What a row takes in a segment, about."""
 _NEW_FILE = (
     os.O_WRONLY
     | os.O_CREAT
@@ -124,12 +128,18 @@ class Written:
     bytes: int
 
 
-def new_name() -> str:
-    """A name that no other segment has, in any process: the time and a random part."""
-    return f"{time.time_ns() // 1000}-{secrets.token_hex(4)}{SUFFIX}"
+def new_name(rows: int) -> str:
+    """A name that no other segment has, in any process: the time, a random part, and the rows."""
+    return f"{time.time_ns() // 1000}-{secrets.token_hex(4)}-{rows}{SUFFIX}"
 
 
-def write_segment(folder: Path, data: memoryview, disk: Disk) -> Written:
+def rows_in(name: str, size: int) -> int:
+    """How many rows a segment of that name and size has; about, if its name does not tell."""
+    match = _NAME.search(name)
+    return size // _BYTES_PER_ROW if match is None else int(match[1])
+
+
+def write_segment(folder: Path, data: memoryview, rows: int, disk: Disk) -> Written:
     """Write ``data`` as a new segment of ``folder``; when this returns, the segment is durable.
 
     If it raises OSError there is no segment, with one exception: where the folder could not be
@@ -139,7 +149,7 @@ def write_segment(folder: Path, data: memoryview, disk: Disk) -> Written:
     disk.make_folder(place)
     handle = None
     while handle is None:
-        name = new_name()
+        name = new_name(rows)
         target, tmp = f"{place}/{name}", f"{place}/.{name}{TMP_SUFFIX}"
         handle = disk.create(tmp)
     try:
@@ -201,6 +211,8 @@ class Unread:
     bytes: int
     oldest_s: float
     """How old the oldest is, in seconds; 0 if there is none."""
+    rows: int = 0
+    """How many rows they have; about, where a segment is of an older version or another program."""
 
 
 def unread(folder: str | Path) -> Unread:
@@ -226,15 +238,16 @@ class UnreadScan:
     def scan(self, now: float) -> Unread:
         """What is there; ``now`` is the time of day, for the age of the oldest."""
         segments: dict[str, tuple[int, float]] = {}
-        total, oldest = 0, now
+        total, oldest, rows = 0, now, 0
         for path in self._paths():
             facts = self._known.get(path) or _size_and_time(path)
             if facts is not None:
                 segments[path] = facts
                 total += facts[0]
+                rows += rows_in(path, facts[0])
                 oldest = min(oldest, facts[1])
         self._known = segments
-        return Unread(len(segments), total, max(0.0, now - oldest))
+        return Unread(len(segments), total, max(0.0, now - oldest), rows)
 
     def _paths(self) -> Iterator[str]:
         for source in source_folders(self._folder):

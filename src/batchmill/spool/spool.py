@@ -77,7 +77,7 @@ class Spool(GaugedSink, lifecycle.Tracked):
 
     >>> with Spool(folder) as spool:  # doctest: +SKIP
     ...     spool.submit("Span", batch).result()
-    PosixPath('spool/Span/1763222400000000-9f86d081.parquet')
+    PosixPath('spool/Span/1763222400000000-9f86d081-500.parquet')
     """
 
     takes_packed = True
@@ -137,15 +137,18 @@ class Spool(GaugedSink, lifecycle.Tracked):
         if not rows:  # nothing to write
             answer.set_result(self.folder / source)
             return answer
-        self._gauge.admit(rows, weight)
         try:
             waiting = SpanTable(batch) if isinstance(batch, SpanBatch) else batch
-            written = batcher.submit(waiting)
         except BadRowsError as error:
             log.warning("spool: a batch of %s failed: %s", count_of(rows, "row"), error)
+            self._gauge.admit(rows, weight)
             self._gauge.settle(rows, weight, stored=False)
             answer.set_exception(error)
             return answer
+        weight = waiting.weight  # what is held from now on
+        self._gauge.admit(rows, weight)
+        try:
+            written = batcher.submit(waiting)
         except BaseException:  # out of memory, or of threads
             self._gauge.settle(rows, weight, stored=False)
             raise
@@ -303,7 +306,8 @@ class SegmentWriter:
         if converted.table is None:
             return [errors[number] for number in numbers]
         try:
-            written = write_segment(self._folder, self._encode(converted.table), self._disk)
+            data, rows = self._encode(converted.table), converted.table.num_rows
+            written = write_segment(self._folder, data, rows, self._disk)
         except OSError as error:
             self._gauge.fail(str(write_error(self._folder, error)))
             # An error for each: they are raised on different threads.

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 from batchmill.spark.batch import blobs
 from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, used_texts, write_blobs
 from batchmill.spark.batch.maker import _check_complete
-from batchmill.spark.batch.statefiles import by_part, trace_parts
+from batchmill.spark.batch.parts import by_part, trace_parts
 from batchmill.spark.errors import PipelineError
 
 

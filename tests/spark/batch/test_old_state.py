@@ -100,7 +100,7 @@ class Version1:
         return self._commit(batch)
 
     def _write(self, place: str, table: pa.Table, number: int, tick: int) -> Carry:
-        folder = self._checkpoint / place / f"{number}-0123abcd"
+        folder = Path(str(self._checkpoint), place, f"{number}-0123abcd")
         folder.mkdir(parents=True)
         pq.write_table(table.slice(0, 1), folder / "part-00000-x.snappy.parquet")
         pq.write_table(table.slice(1), folder / "part-00001-x.snappy.parquet")

@@ -49,7 +49,7 @@ def divide(monkeypatch: pytest.MonkeyPatch, parts: int, tasks: int | None = None
     """Have batches divided into so many parts and tasks."""
     monkeypatch.setattr(maker, "parts_for", lambda spark: parts)
     if tasks is not None:
-        monkeypatch.setattr(BatchJob, "_tasks", lambda job, given, pending: tasks)
+        monkeypatch.setattr(BatchJob, "_tasks", lambda *given: tasks)
         monkeypatch.setattr(
             BatchJob, "_slices", lambda job, paths: [paths[at::tasks] for at in range(tasks)]
         )

@@ -19,6 +19,7 @@ from tests.kit.pipelines import (
     counted,
     differences,
     expected,
+    local,
     pipeline,
     quarantined_rows,
     stored,
@@ -136,7 +137,7 @@ def test_quarantined_spans_keep_all_attributes(spark: SparkSession, tmp_path: Pa
     with pipeline(spark, tmp_path, oal=TAGGED, settings=PipelineSettings()) as running:
         running.run_available()
         assert counted(running.store, "quarantined") == {("Span", "time too far ahead"): 2}
-    kept = quarantined_rows(running.quarantine)
+    kept = quarantined_rows(local(running.quarantine))
     assert len(kept) == 2
     for row in kept:
         columns = {key: row.get(name) for key, name in ATTRIBUTE_COLUMNS.items()}

@@ -28,7 +28,7 @@ from batchmill.spark.batch.state import (
     publish,
     remove_unused,
 )
-from batchmill.spark.batch.statefiles import StateKind, write_state
+from batchmill.spark.files.statefiles import StateKind, write_state
 from batchmill.store import Carry
 from tests.kit.files import small_disk
 

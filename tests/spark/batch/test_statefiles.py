@@ -13,16 +13,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from batchmill.spans import ids_of
+from batchmill.spark.batch.parts import Share, by_part, trace_parts
 from batchmill.spark.batch.state import publish, to_read
-from batchmill.spark.batch.statefiles import (
-    Share,
-    StateFile,
-    StateKind,
-    by_part,
-    read_state,
-    trace_parts,
-    write_state,
-)
+from batchmill.spark.files.statefiles import StateFile, StateKind, read_state, write_state
 
 PARTS, TASKS = 8, 3
 SPANS = pa.table(

@@ -25,6 +25,7 @@ from tests.kit.pipelines import (
     endpoint_events,
     expected,
     expected_of,
+    local,
     pipeline,
     quarantined,
     quarantined_rows,
@@ -100,7 +101,7 @@ def test_bad_segments_are_in_the_quarantine_with_their_reason(
     running, _ = spoiled
     assert running.spool is not None
     assert running.quarantine == running.spool.with_name("spool-quarantine")
-    assert quarantined(running.quarantine) == {
+    assert quarantined(local(running.quarantine)) == {
         "garbage.parquet": "corrupt",
         "truncated.parquet": "corrupt",
         "page.parquet": "corrupt",
@@ -111,7 +112,7 @@ def test_bad_segments_are_in_the_quarantine_with_their_reason(
     for name in ("Endpoint/garbage.parquet", "Endpoint/page.parquet", "Endpiont/misplaced.parquet"):
         kept = (running.quarantine / name).read_bytes()
         assert kept == (running.spool / name).read_bytes()
-    why = (running.quarantine / "Endpoint" / "text.parquet.reason").read_text("utf-8")
+    why = (local(running.quarantine) / "Endpoint" / "text.parquet.reason").read_text("utf-8")
     assert "latency" in why
     assert "string" in why
 
@@ -139,7 +140,7 @@ def test_a_segment_without_a_byte_is_reported(spark: SparkSession, tmp_path: Pat
     with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         assert differences(stored(running.store), expected_of(rows)) == []
-        assert quarantined(running.quarantine) == {"empty.parquet": "corrupt"}
+        assert quarantined(local(running.quarantine)) == {"empty.parquet": "corrupt"}
         assert counted(running.store, "quarantined segment") == {("Endpoint", "corrupt"): 1}
 
 
@@ -208,7 +209,7 @@ def test_rows_that_do_not_fit_are_in_the_quarantine(
 ) -> None:
     """Whole, each with its reason."""
     running, _ = misfits
-    rows = quarantined_rows(running.quarantine)
+    rows = quarantined_rows(local(running.quarantine))
     assert len(rows) == 11
     assert sum(row["_reason"] == "no time" for row in rows) == 2
     (ahead,) = [row for row in rows if row["_reason"] == "time too far ahead"]
@@ -225,7 +226,7 @@ def test_rows_can_come_back_from_the_quarantine(spark: SparkSession, tmp_path: P
     with pipeline(spark, tmp_path, oal=SMALL, clock=lambda: now[0]) as running:
         running.run_available()
         assert counted(running.store, "quarantined") == {("Endpoint", "time too far ahead"): 10}
-        (file,) = running.quarantine.glob("Endpoint/rows-*/*.parquet")
+        (file,) = local(running.quarantine).glob("Endpoint/rows-*/*.parquet")
         file.rename(tmp_path / "spool" / "Endpoint" / "again.parquet")
         now[0] = NOW
         running.run_available()
@@ -318,13 +319,13 @@ def test_a_fault_that_is_not_the_files_quarantines_nothing(
             "then start again; nothing of the batch was committed",
         ):
             running.run_available()
-        assert quarantined(running.quarantine) == {}
+        assert quarantined(local(running.quarantine)) == {}
         assert running.store.counters() == {}
         faulty.unlink()
         write_segment(spool, "Endpoint", rows[20:], "faulty")
         running.run_available()
         assert differences(stored(running.store), expected_of(rows)) == []
-        assert quarantined(running.quarantine) == {"garbage.parquet": "corrupt"}
+        assert quarantined(local(running.quarantine)) == {"garbage.parquet": "corrupt"}
 
 
 def test_a_batch_that_is_run_again_quarantines_the_same(
@@ -345,7 +346,7 @@ def test_a_batch_that_is_run_again_quarantines_the_same(
         with pipeline(spark, tmp_path, oal=SMALL) as running:
             running.run_available()
             assert sum(counted(running.store, "quarantined").values()) == 9
-            contents.append(in_quarantine(running.quarantine))
+            contents.append(in_quarantine(local(running.quarantine)))
         shutil.rmtree(tmp_path / "checkpoint")
         for file in tmp_path.glob("metrics.db*"):
             file.unlink()
@@ -356,7 +357,7 @@ def test_a_batch_that_is_run_again_quarantines_the_same(
         "Endpoint/garbage.parquet.reason",
         *(f"Endpoint/rows-main-0/{task}.parquet" for task in range(2)),
     ]
-    assert len(quarantined_rows(running.quarantine)) == 6
+    assert len(quarantined_rows(local(running.quarantine))) == 6
 
 
 def in_quarantine(folder: Path) -> tuple[list[str], list[str], bytes]:

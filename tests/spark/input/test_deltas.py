@@ -40,6 +40,7 @@ from tests.kit.pipelines import (
     every_events,
     expected,
     expected_of,
+    local,
     pipeline,
     stored,
     top_expected,
@@ -209,7 +210,7 @@ def test_deltas_for_other_metrics_are_quarantined(
         assert counted(running.store, "quarantined segment") == {(source, REASON): 1}
         assert counted(running.store, "quarantined") == {(source, REASON): 20}
         assert (report.stats.quarantined_rows, report.stats.quarantined_segments) == (20, 1)
-        reason = (running.quarantine / source / "bad.parquet.reason").read_text()
+        reason = (local(running.quarantine) / source / "bad.parquet.reason").read_text()
     assert says in reason
     assert (running.quarantine / source / "bad.parquet").read_bytes() == bad.read_bytes()
 
@@ -226,7 +227,7 @@ def test_apdex_thresholds_that_differ_are_a_reason(spark: SparkSession, tmp_path
         running.run_available()
         assert counted(running.store, "rows") == {("Endpoint", ""): 30}
         assert counted(running.store, "quarantined") == {("Endpoint", REASON): 30}
-    reason = (running.quarantine / "Endpoint" / "other.parquet.reason").read_text()
+    reason = (local(running.quarantine) / "Endpoint" / "other.parquet.reason").read_text()
     assert "apdex thresholds {'orders': 200}, here {'orders': 100}" in reason
 
 
@@ -242,7 +243,7 @@ def test_minutes_too_far_ahead_are_quarantined(spark: SparkSession, tmp_path: Pa
         assert differences(stored(running.store), expected_of([*rows, *just])) == []
         assert counted(running.store, "quarantined") == {("Endpoint", "time too far ahead"): 5}
         assert (report.stats.rows, report.stats.quarantined_rows) == (23, 5)
-    (path,) = (running.quarantine / "Endpoint").glob("deltas-main-0.parquet")
+    (path,) = (local(running.quarantine) / "Endpoint").glob("deltas-main-0.parquet")
     table = pq.read_table(path, partitioning=None)
     assert sum(table[ROW_COUNT].to_pylist()) == 5
     assert set(table["_reason"].to_pylist()) == {"time too far ahead"}
@@ -343,7 +344,7 @@ def test_statements_beside_spans_are_the_top_of_the_oracle(
             assert top_of(running.store) == top_expected(expected_topn(spans))
             assert counted(running.store, "rows")["Statement", ""] == len(counted_once)
             assert counted(running.store, "quarantined") == {("Statement", REASON): 9}
-            (reason,) = (running.quarantine / "Statement").glob("*.reason")
+            (reason,) = (local(running.quarantine) / "Statement").glob("*.reason")
             assert "slow_cache_ms: {'default': 1}, here {'default': 20" in reason.read_text()
             assert "top_n" not in reason.read_text()  # more than enough are there
 

@@ -17,6 +17,7 @@ from tests.kit.pipelines import (
     differences,
     endpoint_events,
     expected_of,
+    local,
     pipeline,
     quarantined,
     quarantined_rows,
@@ -115,7 +116,7 @@ def test_a_segment_that_is_unusual_is_read(spark: SparkSession, tmp_path: Path, 
             running.run_available()
         READABLE[kind](rows[20:], tmp_path / "spool")
         running.run_available()
-        assert quarantined(running.quarantine) == {}
+        assert quarantined(local(running.quarantine)) == {}
         assert differences(stored(running.store), expected_of(rows)) == []
 
 
@@ -241,6 +242,6 @@ def test_folders_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
         assert report.stats.segments == 3
         assert running.settle(everything=True) is not None
         assert counted(running.store, "quarantined") == {("Endpoint", "no time"): 2}
-        assert len(quarantined_rows(running.quarantine)) == 2
-        assert quarantined(running.quarantine) == {"garbage.parquet": "corrupt"}
+        assert len(quarantined_rows(local(running.quarantine))) == 2
+        assert quarantined(local(running.quarantine)) == {"garbage.parquet": "corrupt"}
         assert list(tmp_path.iterdir()) == [folder]

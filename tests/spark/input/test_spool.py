@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +160,14 @@ def test_the_lag_is_the_age_of_the_oldest_segment_that_is_not_in(home: Home) -> 
     home.segment("notes.txt")
     home.segment("newer.parquet", size=5, mtime=1060.0)
     source = home.source()
-    assert source.unread(1, 1100.0) == Unread(3, 25, 100.0)
-    assert source.unread(2, 1100.0) == Unread(2, 15, 100.0)  # in the store, not marked as done
+    assert source.unread(1, 1100.0) == Unread(3, 25, 100.0, new_s=100.0)
+    assert source.unread(2, 1100.0) == Unread(
+        2, 15, 100.0, new_s=100.0
+    )  # in the store, not marked as done
     home.books.finish(2)
-    assert source.unread(2, 1100.0) == Unread(2, 15, 100.0)
+    assert source.unread(2, 1100.0) == Unread(2, 15, 100.0, new_s=100.0)
     (home.spool / "Span" / "new.parquet").unlink()
-    assert source.unread(2, 1100.0) == Unread(1, 5, 40.0)
+    assert source.unread(2, 1100.0) == Unread(1, 5, 40.0, new_s=40.0)
     (home.spool / "Span" / "newer.parquet").unlink()
     assert source.unread(2, 1100.0) == Unread()
     # A clock that is behind makes no negative age.
@@ -190,6 +193,85 @@ def test_the_oldest_segments_come_first(home: Home) -> None:
     assert chosen(home.source(max_batch_bytes=25)) == [wanted[:2], wanted[2:]]
     home.segment("a.parquet", size=100, mtime=500)
     assert chosen(home.source(max_batch_bytes=25)) == [wanted[:1], wanted[1:3], wanted[3:]]
+
+
+def sized(number: int, rows: int = 10) -> str:
+    """A name as the receiver gives it."""
+    return f"{number:016}-00000000-{rows}.parquet"
+
+
+def numbers(paths: Iterable[str]) -> list[int]:
+    """The numbers of segments with such names."""
+    return [int(Path(path).name[:16]) for path in paths]
+
+
+def test_what_is_new_is_chosen_before_a_backlog(tmp_path: Path) -> None:
+    """As long as the backlog is there; ``settled`` says from where on older ones wait."""
+    home = Home(tmp_path)
+    for number in range(20):
+        home.segment(sized(number), mtime=1000 + number)
+    source, pace = home.source(max_batch_rows=50), Pace(3.0)
+    batches, settled, backlog = [], [], []
+    for batch in range(5):
+        source.look(patient=True)
+        choice = source.choose(pace)
+        assert choice is not None
+        batches.append(numbers(choice.segments))
+        settled.append(choice.settled)
+        backlog.append(choice.backlog)
+        home.run(*map(Path, choice.segments))
+        if batch < 3:
+            home.segment(sized(100 + batch), mtime=2000 + batch)
+    assert batches == [
+        [0, 1, 17, 18, 19],  # those of the last three seconds are new at first
+        [2, 3, 4, 5, 100],
+        [6, 7, 8, 9, 101],
+        [10, 11, 12, 13, 102],
+        [14, 15, 16],
+    ]
+    assert settled == [1002.0, 1006.0, 1010.0, 1014.0, None]
+    assert backlog == [20, 40, 40, 40, 0]
+    source.look(patient=True)
+    assert not source.waiting
+
+
+def test_the_lag_of_what_is_new_is_told_apart(tmp_path: Path) -> None:
+    """A backlog of an hour, and a segment that came after the last batch had been chosen."""
+    home = Home(tmp_path)
+    for number in range(20):
+        home.segment(sized(number), mtime=1000 + number)
+    home.segment(sized(50), mtime=5000)
+    source = home.source(max_batch_rows=50)
+    source.look(patient=True)
+    choice = source.choose(Pace(3.0))
+    assert choice is not None
+    assert numbers(choice.segments) == [0, 1, 2, 3, 50]
+    assert source.unread(None, 5010.0) == Unread(21, 210, 4010.0, 210, 4010.0)
+    home.run(*map(Path, choice.segments))
+    assert source.unread(0, 5010.0) == Unread(16, 160, 4006.0, 160, 0.0)
+    home.segment(sized(51), mtime=5004)
+    assert source.unread(0, 5010.0) == Unread(17, 170, 4006.0, 170, 6.0)
+
+
+def test_a_plan_is_halved_by_rows(tmp_path: Path) -> None:
+    """At least one segment stays in it, and at least one goes."""
+    home = Home(tmp_path)
+    paths = [home.segment(sized(at, rows)) for at, rows in enumerate((10, 10, 10, 70, 10))]
+    source = home.source()
+
+    def halved(*chosen: Path) -> tuple[list[int], int] | None:
+        half = source.halve(Plan(3, 1.0, 8, tuple(map(str, chosen)), settled=5.0))
+        if half is None:
+            return None
+        assert (half[0].batch, half[0].now, half[0].settled) == (3, 1.0, 5.0)
+        return numbers(half[0].segments), half[1]
+
+    assert halved(*paths) == ([0, 1, 2], 30)
+    assert halved(*paths[3:]) == ([3], 70)
+    assert halved(*paths[:2]) == ([0], 10)
+    assert halved(paths[0]) is None
+    paths[0].unlink()
+    assert halved(*paths[:2]) == ([0], 0)
 
 
 def test_segments_that_are_gone_are_forgotten(home: Home) -> None:

@@ -87,6 +87,46 @@ def test_a_batch_is_planned_once(tmp_path: Path) -> None:
             books.begin(plan(number))
 
 
+def test_how_often_a_batch_was_begun_survives(tmp_path: Path) -> None:
+    """An error that has nothing to do with its size takes one back; a new plan begins anew."""
+    books = opened(tmp_path)
+    books.begin(plan(0, "/s/a", "/s/b"))
+    assert books.begun == 1
+    books = opened(tmp_path)
+    assert books.begun == 1
+    books.begin_again()
+    books.begin_again()
+    assert books.begun == 3
+    books = opened(tmp_path)
+    assert books.begun == 3
+    books.excuse()
+    books = opened(tmp_path)
+    assert books.begun == 2
+    books.replace(plan(0, "/s/a"))
+    books = opened(tmp_path)
+    assert books.begun == 1
+    books.finish(0)
+    books.begin(plan(1))
+    assert books.begun == 1
+
+
+def test_an_open_plan_can_be_made_smaller(tmp_path: Path) -> None:
+    """What is not in it any more was not read."""
+    books = opened(tmp_path)
+    books.begin(plan(0, "/s/a", "/s/b"))
+    smaller = Plan(0, 1.5, 8, ("/s/a",), settled=7.5, most=10)
+    books.replace(smaller)
+    books = opened(tmp_path)
+    assert books.open_plan == smaller
+    assert books.read(0) == {"/s/a"}
+    books.finish(0)
+    books = opened(tmp_path)
+    assert (books.read(), books.next_batch) == ({"/s/a"}, 1)
+    for number in (0, 1):
+        with pytest.raises(ValueError, match="is not open"):
+            books.replace(plan(number))
+
+
 def test_a_crash_at_any_byte_loses_the_last_line_only(tmp_path: Path) -> None:
     """A line that is not whole was never answered for: the batch was not run, or runs again."""
     books = opened(tmp_path)

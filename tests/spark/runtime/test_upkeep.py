@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 from batchmill.spark import BatchReport
 from batchmill.spark.batch.report import BatchStats, Stopwatch
 from batchmill.spark.input.base import Unread
+from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, progress_of
 from batchmill.store import CommitResult, StreamInfo
@@ -100,7 +101,7 @@ def upkeep(folder: Path) -> Upkeep:
     writer: Any = NoWriter()
     store: Any = NoStore()
     source: Any = NoSource()
-    return Upkeep(writer, Checkpoint(folder), store, source, lambda: 20.0)
+    return Upkeep(writer, Checkpoint(folder), store, source, Pace(10.0), lambda: 20.0)
 
 
 def test_the_newest_batches_are_listed(tmp_path: Path) -> None:

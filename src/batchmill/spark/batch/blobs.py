@@ -29,6 +29,8 @@ _MOST_BYTES = 16 * 2**20
 """A larger table becomes several blobs: Spark holds a few of them at a time."""
 _FEW_TEXTS = 64
 """A dictionary of so few texts stays as it is."""
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+"""For deltas, which shrink to a quarter: the JVM copies a blob several times."""
 
 
 class Kind(StrEnum):
@@ -46,6 +48,14 @@ class Kind(StrEnum):
     """Slow statements of a process that has counted them itself."""
     AHEAD = "ahead"
     """Deltas for the quarantine: of a minute that is too far ahead."""
+    ROWS = "rows"
+    """Valid rows of an event type, for a hook of the application."""
+    INVALID = "invalid"
+    """Rows for the quarantine, where tasks cannot write there themselves."""
+    PENDING = "pending"
+    """State: spans that wait for a partner, of an earlier batch or for later ones."""
+    IDS = "ids"
+    """State: the ids of spans that were counted, likewise."""
     REPORT = "report"
     """What a task has counted."""
 
@@ -58,8 +68,9 @@ class Blob:
     source: str
     """The event type; empty for those that have none."""
     part: int
-    """Which share of the traces, or of the entities."""
-    data: bytes
+    """Which share of the traces, or of the entities: a part, or the number of the task that is to
+    get it."""
+    data: pa.Buffer
 
     @classmethod
     def of(cls, kind: Kind, table: pa.Table, *, source: str = "", part: int = 0) -> Iterator[Blob]:
@@ -74,19 +85,22 @@ class Blob:
             if pieces > 1:
                 piece = used_texts(piece)
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, piece.schema) as stream:
+            options = _COMPRESSED if kind is Kind.DELTAS else None
+            with pa.ipc.new_stream(sink, piece.schema, options=options) as stream:
                 stream.write_table(piece)
-            yield cls(kind, source, part, sink.getvalue().to_pybytes())
+            yield cls(kind, source, part, sink.getvalue())
 
     @classmethod
     def of_report(cls, report: Any) -> Blob:
         """What a task has counted."""
-        return cls(Kind.REPORT, "", 0, pickle.dumps(report))
+        data = pickle.dumps(report)
+        data += bytes(-len(data) % 8)  # the tables behind it in a batch stay aligned
+        return cls(Kind.REPORT, "", 0, pa.py_buffer(data))
 
     @property
     def table(self) -> pa.Table:
         """The table in it."""
-        return pa.ipc.open_stream(pa.py_buffer(self.data)).read_all()
+        return pa.ipc.open_stream(self.data).read_all()
 
     @property
     def report(self) -> Any:
@@ -97,16 +111,19 @@ class Blob:
 def read_blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob]:
     """The blobs in batches of :data:`SCHEMA`."""
     for batch in batches:
-        for row in batch.to_pylist():
-            kind = Kind(row.pop("kind"))
-            yield Blob(kind, **row)
+        kinds, sources, parts, data = batch.columns
+        for place, kind in enumerate(kinds.to_pylist()):
+            source, part = sources[place].as_py(), parts[place].as_py()
+            yield Blob(Kind(kind), source, part, data[place].as_buffer())  # not copied
 
 
 def write_blobs(blobs: Iterable[Blob]) -> Iterator[pa.RecordBatch]:
     """Blobs as batches of :data:`SCHEMA`, of one row each."""
     for blob in blobs:
-        values = [[blob.kind.value], [blob.source], [blob.part], [blob.data]]
-        arrays = [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)]
+        values = [[blob.kind.value], [blob.source], [blob.part]]
+        arrays = [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=False)]
+        bounds = pa.py_buffer(np.array([0, blob.data.size], np.int32))
+        arrays.append(pa.Array.from_buffers(pa.binary(), 1, [None, bounds, blob.data]))
         yield pa.record_batch(arrays, schema=SCHEMA)
 
 

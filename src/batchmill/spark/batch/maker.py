@@ -7,46 +7,43 @@ Nothing is written but the quarantine and the state, whose files go into the bat
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.aggregate import (
-    STATEMENT_SOURCE,
-    Aggregator,
-    EntityBook,
-    SlowestStatements,
-    contribution,
-    entity_number,
-    from_arrow,
-    statements_from_arrow,
-)
+from batchmill.aggregate import STATEMENT_SOURCE, Aggregator
 from batchmill.errors import ConfigError
 from batchmill.oal import MapKey
+from batchmill.outbox import Outbox
 from batchmill.sources import Catalog, bucket_end, bucket_start
 from batchmill.spans import SERVED, TAGS
 from batchmill.spark.batch import state
-from batchmill.spark.batch.blobs import Kind
 from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
-from batchmill.spark.batch.report import DELTAS, READ, SPARK, BatchStats, Stopwatch
+from batchmill.spark.batch.merge import PartCommit
+from batchmill.spark.batch.report import DELTAS, HOOK, READ, SPARK, BatchStats, Stopwatch
 from batchmill.spark.batch.state import StateFiles
 from batchmill.spark.batch.tasks import DUPLICATE, Limits, TaskPlan, TaskReport
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk, explain_task_error, spark_local_folders
+from batchmill.spark.files.paths import AnyPath, local_only
+from batchmill.spark.files.remote import write_invalid
 from batchmill.spark.input.deltas import AHEAD
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
 from batchmill.spark.settings import PipelineSettings
-from batchmill.store import Batch, Carry, Layout, StatementRow, TopNRow
+from batchmill.store import Batch, Carry, Layout, OpenParts, TaskAddress
 from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
+
+OnRows: TypeAlias = Callable[[str, DataFrame], None]
+"""Gets the valid rows of a batch, for each event type that has some."""
 
 
 @dataclass
@@ -66,9 +63,13 @@ class Work:
     frames: Mapping[str, DataFrame] = field(default_factory=dict)
     """Rows of a backfill that lie in no segment, by source."""
     files: StateFiles = field(default_factory=StateFiles)
+    open_parts: OpenParts | None = None
+    """What is known of the batch's parts, if its tasks are to commit them."""
     settle: bool = False
     expire: bool = True
     """Whether spans expire once they waited long enough; a backfill keeps all until its end."""
+    settled: float | None = None
+    """Older input waits, from this time on; see :class:`batchmill.spark.runtime.books.Plan`."""
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
@@ -99,24 +100,32 @@ class BatchMaker:
         layout: Layout,
         settings: PipelineSettings,
         quarantine: Quarantine,
-        folder: Path,
+        folder: AnyPath,
         dedup_s: float | None = None,
+        store: TaskAddress | None = None,
+        outbox: Outbox | None = None,
+        on_rows: OnRows | None = None,
     ) -> None:
-        """``folder`` is that of the state; ``dedup_s`` the window in which spans count once."""
+        """``folder`` is that of the state; ``dedup_s`` the window in which spans count once.
+
+        ``store`` and ``outbox`` are where the tasks of batches with open parts write to.
+        """
+        self._on_rows = on_rows
         self._aggregators = aggregators
-        self._layout = layout
         self._settings = settings
         self._quarantine = quarantine
         self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
         self.parts = parts_for(spark)
         """Into how many parts new batches are divided."""
         self._plan = TaskPlan(
-            catalog, aggregators, _attribute_keys(aggregators), settings, self.parts
+            catalog, aggregators, _attribute_keys(aggregators), settings, self.parts, layout
         )
         self._folder = folder
+        self._store = store
+        self._outbox = outbox
         self._spark = spark
         self._job = self._job_of(self.parts)
-        self._folders = [folder, quarantine.folder, *spark_local_folders(spark)]
+        self._folders = local_only(folder, quarantine.folder, *spark_local_folders(spark))
 
     def make(self, work: Work) -> tuple[Batch, BatchStats]:
         """Make the batch. A segment that turns out to be broken is quarantined and left out."""
@@ -126,7 +135,7 @@ class BatchMaker:
         spans = None
         if given.has_spans or plan.expired:
             files = (*work.files.pending, *plan.ids)
-            state.check_files(files)
+            state.check_files(files, self._spark)
             spans = SpanWork(
                 plan.tick,
                 max((file.arrived_ms for file in plan.expired), default=None),
@@ -139,11 +148,22 @@ class BatchMaker:
         # A batch that is run again may have been planned in another session.
         job = self._job if work.parts == self.parts else self._job_of(work.parts)
         with explain_full_disk(*self._folders), explain_task_error():
-            result = job.run(given, self._limits(work), spans)
-            work.watch.lap(SPARK)
-            batch, stats = self._batch(work, result)
-            if spans is not None:
-                self._add_state(batch, plan, result.report, spans)
+            limits = self._limits(work)
+            if self._on_rows is not None:
+                with job.rows(given, limits, spans) as frames:
+                    for source, rows in frames.items():
+                        self._on_rows(source, rows)
+                work.watch.lap(HOOK)
+            result = job.run(given, limits, spans, self._part_commit(work))
+            try:
+                for failure in result.report.failures:
+                    raise failure
+                work.watch.lap(SPARK)
+                batch, stats = self._batch(work, result)
+                if spans is not None:
+                    self._add_state(batch, plan, result, spans)
+            finally:
+                result.release()
         work.watch.lap(DELTAS)
         return batch, stats
 
@@ -158,12 +178,13 @@ class BatchMaker:
             [int(work.now * 1000), *(file.arrived_ms + 1 for file in (*files.pending, *files.ids))]
         )
         wait_ms = int(self._settings.span_wait_s * 1000)
+        expired_ms = state.expired_ms(tick, work.settled, self._settings)
         expired = [
             file
             for file in files.pending
-            if files.expire_all or (work.expire and file.arrived_ms <= tick - wait_ms)
+            if files.expire_all or (work.expire and file.arrived_ms <= expired_ms)
         ]
-        expired_ids = self._expired_ids(work, tick)
+        expired_ids = self._expired_ids(work, int(expired_ms) + wait_ms)
         ids = [file for file in files.ids if file not in expired_ids]
         alive = [file for file in files.pending if file not in expired]
         merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
@@ -176,18 +197,34 @@ class BatchMaker:
         return _StatePlan(tick, expired, expired_ids, ids, merged)
 
     def _add_state(
-        self, batch: Batch, plan: _StatePlan, report: TaskReport, spans: SpanWork
+        self, batch: Batch, plan: _StatePlan, result: JobResult, spans: SpanWork
     ) -> None:
         """Put the files of this batch into it, and take out those that are used no more."""
-        batch.add_carry += state.publish(report.kept, spans.folder, batch.number, plan.tick)
+        batch.add_carry += state.publish(
+            result.report.kept, spans.folder, batch.number, plan.tick, result.blobs
+        )
         gone = (*plan.expired, *plan.expired_ids, *plan.merged)
         batch.drop_carry += [file.path for file in gone]
 
+    def _part_commit(self, work: Work) -> PartCommit | None:
+        parts = work.open_parts
+        if parts is None or self._store is None:
+            return None
+        return PartCommit(
+            self._store,
+            work.stream,
+            work.epoch,
+            work.number,
+            parts,
+            self._outbox,
+        )
+
     def _limits(self, work: Work) -> Limits:
+        staging = self._quarantine.staging(work.stream, work.number)
         return Limits(
             self._latest_us(work),
             self._late_before_us(work.newest),
-            str(self._quarantine.staging(work.stream, work.number)),
+            str(staging) if isinstance(staging, Path) else None,
         )
 
     def _expired_ids(self, work: Work, tick: int) -> list[Carry]:
@@ -200,30 +237,31 @@ class BatchMaker:
 
     def _batch(self, work: Work, result: JobResult) -> tuple[Batch, BatchStats]:
         report = result.report
+        _check_complete("segments", len(work.paths), report.segments + len(report.bad))
         batch = Batch(work.stream, work.epoch, work.number, settle=work.settle)
         stats = BatchStats(segments=report.segments)
         self._quarantine_all(work, result)
-        book = EntityBook()
-        counted = dict.fromkeys(self._aggregators, 0)
-        for (source, _), rows in (report.events + report.derived).items():
-            counted[source] += rows
-        for source, aggregator in self._aggregators.items():
-            tables = result.tables.get((Kind.DELTAS, source), ())
-            deltas = [from_arrow(table, aggregator.plan) for table in tables]
-            # All in one: exporters tell the changes of a commit apart by minute and entity.
-            made = contribution(aggregator.merge(deltas), aggregator, self._layout, book)
-            _check_complete(f"rows of {source}", counted[source], made.rows)
-            batch.deltas += made.deltas
         spans = ("rows", SPAN.name, ""), ("duplicates", SPAN.name, DUPLICATE)
         _check_complete("spans", report.spans, sum(report.counters[key] for key in spans))
-        self._add_statements(batch, result, book)
-        batch.entities = book.rows()
+        read: Counter[str] = Counter()
+        for (source, _), rows in (report.events + report.derived).items():
+            read[source] += rows
+        if work.open_parts is None:
+            merged = result.merged.fill(batch)
+            for source in read | merged:
+                _check_complete(f"rows of {source}", read[source], merged[source])
+            report.newest = result.merged.newest
+        else:
+            # The store checks that the parts have as many.
+            batch.parts, batch.expected_rows = work.parts, read
+        batch.outgoing = report.outgoing
         self._count(work, batch, report, stats)
         return batch, stats
 
     def _count(self, work: Work, batch: Batch, report: TaskReport, stats: BatchStats) -> None:
         """Fill in the counters. A late span was counted when it arrived, not its rows."""
         late_before_us = self._late_before_us(work.newest)
+        batch.newest_minute = report.newest or None
         counters: dict[tuple[str, str, str], int] = defaultdict(int, report.counters)
         for counts, of_spans in ((report.events, False), (report.derived, True)):
             for (source, minute), rows in counts.items():
@@ -251,36 +289,23 @@ class BatchMaker:
             if count:
                 batch.counters[key] = batch.counters.get(key, 0) + count
 
-    def _add_statements(self, batch: Batch, result: JobResult, book: EntityBook) -> None:
-        """Put slow statements into the batch, those that processes have counted among them."""
-        # The columns of both tables are named after the fields.
-        for row in _rows(result.tables.get((Kind.TOPN, ""), ())):
-            batch.topn.append(TopNRow(**row | _numbered(row, book)))
-        for row in _rows(result.tables.get((Kind.STATEMENTS, ""), ())):
-            batch.statements.append(StatementRow(**row | _numbered(row, book)))
-        tables = result.tables.get((Kind.SLOWEST, ""), ())
-        if not tables:
-            return
-        settings = self._settings
-        slowest = SlowestStatements(settings.top_n, settings.thresholds())
-        for table in tables:
-            slowest.merge(statements_from_arrow(table, settings.top_n, settings.thresholds()))
-        batch.topn += slowest.topn_rows(book)
-        batch.statements += (rows := slowest.statement_rows(book))
-        newest = max((row.minute for row in rows), default=0)
-        batch.newest_minute = max(batch.newest_minute or 0, newest) or None
-
     def _quarantine_all(self, work: Work, result: JobResult) -> None:
         for bad in result.report.bad:
             self._quarantine.add_segment(bad)
-        for (kind, source), tables in result.tables.items():
-            if kind is Kind.AHEAD:
-                table = pa.concat_tables(tables, promote_options="permissive")
-                self._quarantine.add_deltas(source, work.stream, work.number, table, AHEAD)
+        for source, tables in result.ahead.items():
+            table = pa.concat_tables(tables, promote_options="permissive")
+            self._quarantine.add_deltas(source, work.stream, work.number, table, AHEAD)
         for (what, source, reason), count in result.report.counters.items():
             if what == "quarantined":
                 log.warning("%s: %s quarantined: %s", source, count_of(count, "row"), reason)
         self._quarantine.add_rows(work.stream, work.number, result.report.invalid)
+        schemas = defaultdict(list)
+        for source, schema in result.report.invalid_schemas:
+            schemas[source].append(schema)
+        for source, own in schemas.items():
+            assert result.blobs is not None
+            folder = self._quarantine.rows(source, work.stream, work.number)
+            write_invalid(result.blobs, source, own, folder)
 
     def _check_frames(self, frames: Mapping[str, DataFrame]) -> None:
         for source, frame in frames.items():
@@ -329,11 +354,3 @@ def _attribute_keys(aggregators: Mapping[str, Aggregator]) -> frozenset[str] | N
                 return None
             keys.add(key.key)
     return frozenset(keys)
-
-
-def _rows(tables: Iterable[pa.Table]) -> list[dict[str, Any]]:
-    return [row for table in tables for row in table.to_pylist()]
-
-
-def _numbered(row: dict[str, Any], book: EntityBook) -> dict[str, Any]:
-    return {"entity": entity_number(row["stream"], row["entity"], book)}

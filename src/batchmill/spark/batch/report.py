@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from batchmill.store import CommitResult
 
-READ, SPARK, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
+READ, HOOK, SPARK, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
     "read",  # find its segments, and check the state that earlier batches have left
+    "hook",  # give the rows to the application, if it has a hook
     "spark",  # read, aggregate and merge, in Spark's tasks
     "deltas",  # turn the results into cells of three grains, in the driver
     "outbox",  # write the changes for exporters

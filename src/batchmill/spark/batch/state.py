@@ -7,14 +7,15 @@ starts from the same ones. A file that no commit names is unused, and is removed
     <checkpoint>/state/<batch>-<unique>-<parts>/pending/*.arrow
     <checkpoint>/state/<batch>-<unique>-<parts>/ids/*.arrow
 
-:mod:`.statefiles` says what is in them. Version 1 had Parquet files of spans in
-``carry/<batch>-<unique>``, and of ids in ``seen/<batch>-<unique>``; such files are read until they
-expire.
+On another file system they are Parquet files of blobs (:mod:`batchmill.spark.files.remote`).
+
+:mod:`batchmill.spark.files.statefiles` says what is in them. Version 1 had Parquet files of spans
+in ``carry/<batch>-<unique>``, and of ids in ``seen/<batch>-<unique>``; such files are read until
+they expire.
 """
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.files import sync
-from batchmill.spark.batch.statefiles import StateFile, StateKind, StatePiece, state_rows
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.files import remote
+from batchmill.spark.files.paths import AnyPath, HadoopPath, file_at, is_uri, remove_tree
+from batchmill.spark.files.statefiles import StateFile, StateKind, StatePiece, state_rows
 from batchmill.spark.input.segments import local_path, spark_path
+from batchmill.spark.settings import PipelineSettings
 from batchmill.store import Carry
 from batchmill.wording import count_of
 
@@ -92,28 +97,60 @@ def to_read(files: Iterable[Carry], merged: Iterable[Carry]) -> list[StateFile]:
     """Files as tasks read them; those of ``merged`` go into the state of their batch."""
     paths = {file.path for file in merged}
     return [
-        StateFile(kind_of(file), local_path(file.path) or "", parts_of(file), file.path in paths)
+        StateFile(
+            kind_of(file),
+            local_path(file.path) or file.path,
+            parts_of(file),
+            file.path in paths,
+        )
         for file in files
     ]
 
 
-def publish(pieces: Iterable[StatePiece], folder: Path, number: int, tick: int) -> list[Carry]:
-    """Give the files that tasks have written to ``folder`` their final names, durably."""
+def publish(
+    pieces: Iterable[StatePiece],
+    folder: AnyPath,
+    number: int,
+    tick: int,
+    blobs: DataFrame | None = None,
+) -> list[Carry]:
+    """Give the files that tasks have written to ``folder`` their final names, durably.
+
+    On another file system, let Spark write what the tasks have returned as ``blobs``.
+    """
     by_kind: dict[StateKind, list[StatePiece]] = {}
     for piece in sorted(pieces, key=lambda piece: piece.path):
         by_kind.setdefault(piece.kind, []).append(piece)
     files = []
     for kind, own in by_kind.items():
+        rows = sum(piece.rows for piece in own)
+        if not rows:
+            continue
         place = folder / kind
+        files.append(Carry(spark_path(place), number, tick, rows))
+        if isinstance(place, HadoopPath):
+            assert blobs is not None
+            remote.write_state(blobs, kind, place)
+            continue
         place.mkdir()
         for at, piece in enumerate(own):
             Path(piece.path).rename(place / f"{at}.arrow")
         sync(place)
-        files.append(Carry(spark_path(place), number, tick, sum(piece.rows for piece in own)))
-    if files:
+    if files and isinstance(folder, Path):
         for above in (folder, *folder.parents[:2]):  # the first batch has made the state's folder
             sync(above)
     return files
+
+
+def expired_ms(tick: float, settled: float | None, settings: PipelineSettings) -> float:
+    """Pending spans that arrived until then, in ms, have waited long enough.
+
+    While older input waits, from the time ``settled`` on, partners may be in there: the wait is
+    over when all that was written until its end was read, but after twice the time in any case.
+    """
+    wait_ms = settings.span_wait_s * 1000
+    now = tick if settled is None else max(min(tick, settled * 1000), tick - wait_ms)
+    return now - wait_ms
 
 
 def expired_ids(files: Iterable[Carry], tick: int, window_ms: int) -> list[Carry]:
@@ -165,13 +202,19 @@ def ids_to_merge(files: Sequence[Carry], *, tick: int, window_ms: int, expire: b
     return merged if len(merged) > 1 else []
 
 
-def check_files(files: Iterable[Carry]) -> None:
-    """Raise if any of ``files`` is damaged: its spans would be lost or counted twice silently."""
+def check_files(files: Iterable[Carry], spark: SparkSession | None = None) -> None:
+    """Raise if any of ``files`` is damaged: its spans would be lost or counted twice silently.
+
+    ``spark`` opens those on another file system. Without it, they are not checked.
+    """
+    files = list(files)
+    away = [file for file in files if is_uri(file.path)]
+    are_whole = spark is None or not away or _are_whole(away, spark)
     for file in files:
-        path = local_path(file.path)
-        if path is None:
+        if are_whole and is_uri(file.path):
             continue
-        if (why := _fault(Path(path), file.rows, old=is_old(file))) is not None:
+        path = file_at(file.path, spark)
+        if (why := _fault(path, file.rows, spark, old=is_old(file))) is not None:
             kind = kind_of(file)
             raise PipelineError(
                 f"{count_of(file.rows, *_WORDS[kind])} should be in {path}, but {why}. The store "
@@ -182,7 +225,7 @@ def check_files(files: Iterable[Carry]) -> None:
             )
 
 
-def remove_unused(checkpoint: Path, used: Iterable[Carry]) -> None:
+def remove_unused(checkpoint: AnyPath, used: Iterable[Carry]) -> None:
     """Remove the files that are not ``used``: no commit names them, nobody will read them.
 
     By their names in the checkpoint, which may have been moved to another place.
@@ -192,11 +235,11 @@ def remove_unused(checkpoint: Path, used: Iterable[Carry]) -> None:
         for folder in _folders(checkpoint / place):
             inner = [folder / kind for kind in StateKind] if place == "state" else []
             if not any(_short(str(path)) in names for path in (folder, *inner)):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
                 continue
             for path in inner:
                 if _short(str(path)) not in names:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
 
 
 def _short(path: str) -> str:
@@ -204,15 +247,26 @@ def _short(path: str) -> str:
     return "/".join(path.rstrip("/").rsplit("/", 2)[-2:])
 
 
-def _folders(place: Path) -> list[Path]:
+def _folders(place: AnyPath) -> list[AnyPath]:
     return list(place.iterdir()) if place.is_dir() else []
 
 
-def _fault(folder: Path, rows: int, *, old: bool) -> str | None:
+def _are_whole(files: Sequence[Carry], spark: SparkSession) -> bool:
+    """Whether files on another file system have all rows: one look at all of them."""
+    folders = [file_at(file.path, spark) for file in files]
+    if not all(folder.is_dir() for folder in folders):
+        return False
+    return remote.state_rows(spark, folders) == sum(file.rows for file in files)
+
+
+def _fault(folder: AnyPath, rows: int, spark: SparkSession | None, *, old: bool) -> str | None:
     if not folder.is_dir():
         return "it is gone"
     try:
-        if old:
+        if not isinstance(folder, Path):
+            assert spark is not None
+            actual = remote.state_rows(spark, [folder])
+        elif old:
             actual = sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
         else:
             actual = sum(map(state_rows, folder.glob("*.arrow")))

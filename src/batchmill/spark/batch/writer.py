@@ -14,13 +14,13 @@ from batchmill.aggregate import Aggregator
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
 from batchmill.spark.batch import state
-from batchmill.spark.batch.maker import BatchMaker, Work
+from batchmill.spark.batch.maker import BatchMaker, OnRows, Work
 from batchmill.spark.batch.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
 from batchmill.spark.batch.state import StateFiles
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.runtime.checkpoint import Checkpoint
-from batchmill.spark.runtime.session import copy_of, rebind
+from batchmill.spark.runtime.session import copy_of
 from batchmill.spark.settings import PipelineSettings
 from batchmill.store import (
     Batch,
@@ -29,8 +29,10 @@ from batchmill.store import (
     CommitResult,
     FencedError,
     Layout,
+    OpenParts,
     Store,
 )
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
 
@@ -71,6 +73,7 @@ class StreamWriter:
         expire: bool = True,
         dedup_s: float | None = None,
         outbox: Outbox | None = None,
+        on_rows: OnRows | None = None,
     ) -> None:
         self.stream = stream
         self._outbox = outbox
@@ -79,6 +82,7 @@ class StreamWriter:
         self._claim = claim
         self._stale = False
         self._fenced: FencedError | None = None
+        self._settled: float | None = None
         self._settings = settings
         self._clock = clock
         self._expire = expire
@@ -96,12 +100,32 @@ class StreamWriter:
             quarantine,
             checkpoint.state,
             dedup_s,
+            store.task_address() if store.commits_by_part else None,
+            outbox,
+            on_rows,
         )
 
     @property
     def parts(self) -> int:
         """Into how many parts new batches are divided."""
         return self._maker.parts
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether Spark still runs, after a batch that failed."""
+        try:
+            return not self._spark.sparkContext._jsc.sc().isStopped()
+        except Exception:  # noqa: BLE001 - whatever py4j raises if the JVM is gone
+            return False
+
+    def may_be_recut(self, number: int) -> bool:
+        """Whether the store has nothing of a batch, so that it may get another input."""
+        with self._turn:
+            self._refresh()
+            if self.last is not None and number <= self.last:
+                return False
+            by_part = self._store.commits_by_part
+            return not by_part or self._store.may_be_recut(self.stream, self._epoch, number)
 
     def write(
         self,
@@ -111,20 +135,24 @@ class StreamWriter:
         frames: Mapping[str, DataFrame] | None = None,
         now: float | None = None,
         parts: int | None = None,
+        settled: float | None = None,
     ) -> BatchReport:
         """Make and commit a batch; one that is in the store already is not made again.
 
-        ``now`` and ``parts`` are those of its plan, if it has one.
+        ``now``, ``parts`` and ``settled`` are those of its plan, if it has one.
         """
         with self._turn:
             self._refresh()
             if self.last is not None and number <= self.last:
-                log.info("batch %d of %s is in the store already", number, self.stream)
-                nothing = CommitResult(applied=False)
-                return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
+                return self._made_before(number)
+            self._settled = settled
             work = self._work(number, now, parts)
-            own = {source: rebind(frame, self._spark) for source, frame in (frames or {}).items()}
-            return self._write(replace(work, paths=paths(), frames=own))
+            # What has no plan may be another input next time: it is committed as a whole.
+            if parts is not None and self._store.commits_by_part:
+                work.open_parts = self._begin_parts(number)
+                if work.open_parts.committed:
+                    return self._made_before(number)
+            return self._write(replace(work, paths=paths(), frames=frames or {}))
 
     def settle(self, *, everything: bool = False) -> BatchReport | None:
         """Give up on spans that have waited long enough, or on all; None if there are none.
@@ -135,11 +163,27 @@ class StreamWriter:
             self._refresh()
             files = StateFiles.of(self._files, expire_all=everything)
             oldest = min((file.arrived_ms for file in files.pending), default=None)
-            expired_ms = (self._clock() - self._settings.span_wait_s) * 1000
+            work = self._work(0 if self.last is None else self.last)
+            expired_ms = state.expired_ms(work.now * 1000, self._settled, self._settings)
             if oldest is None or not (everything or oldest <= expired_ms):
                 return None
-            work = self._work(0 if self.last is None else self.last)
             return self._write(replace(work, settle=True, files=files))
+
+    def _made_before(self, number: int) -> BatchReport:
+        log.info("batch %d of %s is in the store already", number, self.stream)
+        nothing = CommitResult(applied=False)
+        return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
+
+    def _begin_parts(self, number: int) -> OpenParts:
+        opened = self._store.begin_parts(self.stream, self._epoch, number)
+        if opened.recorded:
+            log.info(
+                "batch %d of %s: %s committed before",
+                number,
+                self.stream,
+                count_of(len(opened.recorded), "part"),
+            )
+        return opened
 
     def _enter(self, claim: Claim) -> None:
         """Take over the state of the stream from the store."""
@@ -158,6 +202,13 @@ class StreamWriter:
         if self._stale:
             self._enter(self._claim())
             self._stale = False
+
+    def _make(self, work: Work) -> tuple[Batch, BatchStats]:
+        try:
+            return self._maker.make(work)
+        except FencedError as error:
+            self._fenced = error
+            raise
 
     def _commit(self, batch: Batch) -> CommitResult:
         try:
@@ -181,15 +232,16 @@ class StreamWriter:
             newest=self._store.newest_minute(),
             files=StateFiles.of(self._files),
             expire=self._expire,
+            settled=self._settled,
         )
 
     def _write(self, work: Work) -> BatchReport:
         watch = work.watch
         watch.lap(READ)
         started = time.perf_counter()
-        batch, stats = self._maker.make(work)
+        batch, stats = self._make(work)
         made = time.perf_counter()
-        if self._outbox is not None:
+        if self._outbox is not None and work.open_parts is None:
             with explain_full_disk(self._outbox.folder):
                 batch.outgoing = self._outbox.write(batch, self._layout)
             watch.lap(OUTBOX)

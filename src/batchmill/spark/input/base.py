@@ -20,6 +20,11 @@ class Unread:
     """The size of the segments; 0 for a topic, whose size is not known."""
     oldest_s: float = 0.0
     """The age of the oldest of them; 0 if there is none."""
+    rows: int = 0
+    """How many rows the segments have, about; for a topic, messages."""
+    new_s: float = 0.0
+    """The age of the oldest of them that was written after all that is committed: so old is what
+    readers see. 0 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class Choice:
     segments: tuple[str, ...] = ()
     topic: str = ""
     offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    backlog: int = 0
+    """How many rows or messages of it are of a backlog: more waits than it may take."""
+    settled: float | None = None
+    """Older input waits while newer was read: all that was written before this time was read, in
+    seconds since 1970. None: it is read in order."""
 
 
 class Input(Protocol):
@@ -52,7 +62,7 @@ class Input(Protocol):
 
     def look(self, *, patient: bool) -> None:
         """Find out what waits to be read. With ``patient``, nothing does if it cannot be reached
-        now."""
+        now; and what is new may be chosen before what is old."""
         ...
 
     @property
@@ -61,7 +71,14 @@ class Input(Protocol):
         ...
 
     def choose(self, pace: Pace) -> Choice | None:
-        """The input of the next batch, the oldest that waits; None if nothing does."""
+        """The input of the next batch; None if nothing waits."""
+        ...
+
+    def halve(self, plan: Plan) -> tuple[Plan, int] | None:
+        """A plan for about half of the input, and how many rows or messages that is.
+
+        The rest waits again. None if it cannot be divided.
+        """
         ...
 
     def segments(self, plan: Plan) -> Sequence[str]:
@@ -77,8 +94,4 @@ class Input(Protocol):
 
         Called by several threads. Raises OSError if something could not be removed yet.
         """
-        ...
-
-    def explain(self, failure: BaseException) -> str | None:
-        """A message for the operator where Spark's own is unclear; None if there is none."""
         ...

@@ -1,6 +1,7 @@
 """Reads a Kafka topic as a stream: each batch's messages are decoded into segments.
 
-Spark's Python workers decode a message once, into Parquet files under the checkpoint, which the
+Tasks read the messages with librdkafka, not with Spark's connector, which does not exist for every
+version of Spark. They decode each message once, into Parquet files under the checkpoint, which the
 batch then reads like those of a spool. The files can be made again from the topic, and are removed
 when the batch is done. A message of deltas is a file of its own, named by its place in
 the topic. A message in another format is kept in the spans' files as it came, and goes to the
@@ -10,30 +11,34 @@ quarantine with the invalid rows.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from batchmill.errors import BatchmillError
 from batchmill.files import write_whole
 from batchmill.kafka import (
     KafkaAddress,
+    KafkaLostError,
+    KafkaMessage,
     KafkaReadError,
     KafkaTopicError,
+    MessageRange,
     behind,
     check_readable,
     deltas_in,
-    java_options,
+    divide,
     message_range,
+    read_messages,
     span_rows,
 )
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.failures import explain_task_error
+from batchmill.spark.files.paths import AnyPath, is_uri, remove_tree, segments_in
 from batchmill.spark.input.base import Choice, Unread
 from batchmill.spark.input.choice import Pace, share
 from batchmill.spark.input.rows import SPAN
@@ -43,50 +48,61 @@ from batchmill.spark.settings import PipelineSettings
 
 log = logging.getLogger("batchmill.spark")
 
-_SCHEMA = from_arrow_schema(span_rows([]).schema)
-_COLUMNS = ("value", "partition", "offset")
-_MESSAGES_AT_ONCE = 1000
 _POLL_S = 1.0
 _LEAST = 10_000
 """A batch of fewer messages is not made smaller to be quicker."""
-_LOST = ("KAFKA_DATA_LOSS", "some data may have been missed", "Some data may have been lost")
-_REFUSED = ("SaslAuthenticationException", "SslAuthenticationException")
+_FEWEST = 2_000
+"""So many messages are read by one task, and not by several."""
 
 
-def connector_conf() -> dict[str, str]:
-    """The Spark setting that makes Spark download its connector to Kafka."""
-    connector = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-    return {"spark.jars.packages": connector}
+@dataclass(frozen=True)
+class _FetchStep:
+    """Reads ranges of messages, decodes them to rows of spans, and writes deltas to files.
 
-
-def _decoder(folder: Path) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function that decodes messages to rows of spans, and writes deltas to files.
-
-    A task that runs again writes the same files.
+    A task that runs again writes the same files. Without a folder there may be no deltas.
     """
 
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    address: KafkaAddress
+    ranges: Sequence[Sequence[MessageRange]]
+    """By task."""
+    folder: Path | None
+    """Where the files of deltas go; None: there may be none."""
+    skip_lost: bool
+    options: Mapping[str, str] = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the tasks with these numbers."""
         for batch in batches:
-            for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
-                some = batch.slice(first, _MESSAGES_AT_ONCE)
-                yield from span_rows(_without_deltas(some, folder)).to_batches()
+            for task in batch[0].to_pylist():
+                yield from self._rows(self.ranges[task])
 
-    return decode
+    def _rows(self, ranges: Sequence[MessageRange]) -> Iterator[pa.RecordBatch]:
+        try:
+            for messages in read_messages(
+                self.address, ranges, self.options, skip_lost=self.skip_lost
+            ):
+                yield from span_rows(self._without_deltas(messages)).to_batches()
+        except BatchmillError as error:
+            raise PipelineError(str(error)) from error
 
-
-def _without_deltas(messages: pa.RecordBatch, folder: Path) -> list[bytes | None]:
-    """The other messages; those of deltas are written to a folder."""
-    others = []
-    columns = (messages[name].to_pylist() for name in _COLUMNS)
-    for value, partition, offset in zip(*columns, strict=True):
-        deltas = deltas_in(value)
-        if deltas is None:
-            others.append(value)
-            continue
-        place = folder / deltas.source
-        place.mkdir(parents=True, exist_ok=True)
-        write_whole(place / f"{partition}-{offset}.parquet", deltas.parquet, mode=0o644)
-    return others
+    def _without_deltas(self, messages: Sequence[KafkaMessage]) -> list[bytes | None]:
+        """The other messages; those of deltas are written to a folder."""
+        others = []
+        for partition, offset, value in messages:
+            deltas = deltas_in(value)
+            if deltas is None:
+                others.append(value)
+                continue
+            if self.folder is None:
+                raise PipelineError(
+                    "the topic has deltas of applications, which need a checkpoint in a local "
+                    "folder that the executors share: start with one, or let the applications send "
+                    "rows"
+                )
+            place = self.folder / deltas.source
+            place.mkdir(parents=True, exist_ok=True)
+            write_whole(place / f"{partition}-{offset}.parquet", deltas.parquet, mode=0o644)
+        return others
 
 
 class KafkaInput:
@@ -100,7 +116,7 @@ class KafkaInput:
         spark: SparkSession,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """``options`` are librdkafka's; they are translated for Kafka's Java client."""
+        """``options`` are librdkafka's."""
         self._address = address
         self._books = books
         self._settings = settings
@@ -156,7 +172,7 @@ class KafkaInput:
         """The oldest messages of each partition."""
         if not self._waiting:
             return None
-        most = self._settings.max_batch_messages
+        most = min(self._settings.max_batch_messages, pace.ceiling or 2**62)
         chosen = share(self._waiting, pace.limit(most, _LEAST))
         self._waiting = {
             partition: (chosen[partition][1], end)
@@ -164,71 +180,60 @@ class KafkaInput:
             if end > chosen[partition][1]
         }
         messages = sum(end - first for first, end in chosen.values())
-        return Choice(messages, topic=self._address.topic, offsets=chosen)
+        backlog = messages if self._waiting else 0
+        return Choice(messages, topic=self._address.topic, offsets=chosen, backlog=backlog)
+
+    def halve(self, plan: Plan) -> tuple[Plan, int] | None:
+        """The first half of the messages of each partition."""
+        messages = sum(end - first for first, end in plan.offsets.values())
+        half = share(plan.offsets, messages // 2)
+        if half == plan.offsets:  # one message of each partition
+            half = dict(list(half.items())[: len(half) // 2])
+        if not half:
+            return None
+        # The files of deltas are named by their messages: those of the other half must not stay.
+        self._clear()
+        return replace(plan, offsets=half), sum(end - first for first, end in half.values())
 
     def segments(self, plan: Plan) -> Sequence[str]:
         """Decode the batch's messages into segments, replacing those of an earlier attempt."""
         self._clear(keep=str(plan.batch))
         folder = self._staging / str(plan.batch)
         spans, deltas = folder / SPAN.name, folder / "deltas"
-        first, end = (
-            json.dumps({plan.topic: {part: both[at] for part, both in plan.offsets.items()}})
-            for at in (0, 1)
-        )
-        messages = (
-            self._spark.read.format("kafka")
-            .options(**java_options(self._options).options)
-            .option("kafka.bootstrap.servers", self._address.bootstrap)
-            .option("assign", json.dumps({plan.topic: list(plan.offsets)}))
-            .option("startingOffsets", first)
-            .option("endingOffsets", end)
-            .option("failOnDataLoss", str(not self._settings.skip_lost).lower())
-            .load()
-        )
-        rows = messages.select(*_COLUMNS).mapInArrow(_decoder(deltas), _SCHEMA)
-        rows.write.mode("overwrite").parquet(spark_path(spans))
-        paths = (*spans.glob("*.parquet"), *deltas.glob("*/*.parquet"))
-        return [spark_path(path) for path in sorted(paths)]
+        ranges = [MessageRange(part, *both) for part, both in sorted(plan.offsets.items())]
+        messages = sum(own.end - own.first for own in ranges)
+        cores = max(1, self._spark.sparkContext.defaultParallelism)
+        groups = divide(ranges, max(_FEWEST, -(-messages // cores)))
+        local = deltas if isinstance(deltas, Path) else None
+        step = _FetchStep(self._address, groups, local, self._settings.skip_lost, self._options)
+        numbers = self._spark.range(0, len(groups), 1, max(1, len(groups)))
+        with explain_task_error():
+            rows = numbers.mapInArrow(step, self._spark.createDataFrame(span_rows([])).schema)
+            rows.write.mode("overwrite").parquet(spark_path(spans))
+        names, _ = segments_in(folder)
+        return sorted(name if is_uri(name) else spark_path(Path(name)) for name in names)
 
     def unread(self, last: int | None, now: float) -> Unread:
         """By a request to the broker, within seconds."""
         done = self._books.offsets(self._address.topic, last)
         lag = behind(self._address, done, now, self._options)
-        return Unread(lag.messages, 0, lag.oldest_s)
+        return Unread(lag.messages, 0, lag.oldest_s, lag.messages, lag.oldest_s)
 
     def remove_read(self) -> None:
         """Remove the files of batches that are done."""
         if self._books.done is not None:
             self._clear(until=self._books.done)
 
-    def explain(self, failure: BaseException) -> str | None:
-        """A message for lost messages and for a refused login."""
-        if any(sign in str(failure) for sign in _REFUSED):
-            return (
-                f"{self.name} refuses the login of batchmill now: correct the user, the password "
-                "and the certificates of --kafka-config, and start again"
-            )
-        if not any(sign in str(failure) for sign in _LOST):
-            return None
-        return self._lost(f"Spark says: {str(failure).splitlines()[0]}")
-
     def _lose(self, partition: int, first: int, low: int, high: int) -> None:
         """Messages are gone, or the topic is another one of the same name."""
         what = f"partition {partition} was read up to {first:,} and now has {low:,} to {high:,}"
         if not self._settings.skip_lost:
-            raise PipelineError(self._lost(what))
+            raise PipelineError(str(KafkaLostError(self.name, what)))
         log.warning("%s no longer has messages that were not read: %s", self.name, what)
-
-    def _lost(self, what: str) -> str:
-        return (
-            f"{self.name} no longer has messages that were not read: its retention is shorter than "
-            "the time that the pipeline was down, or the topic was created again. Spans that were "
-            "acknowledged are lost. Give the topic a longer retention; to continue with what is "
-            f"there, start once with --skip-lost. In detail: {what}"
-        )
 
     def _clear(self, *, keep: str = "", until: int | None = None) -> None:
         with contextlib.suppress(FileNotFoundError):
-            for folder in list(self._staging.iterdir()):
+            folders: list[AnyPath] = [*self._staging.iterdir()]
+            for folder in folders:
                 if folder.name != keep and (until is None or int(folder.name) <= until):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)

@@ -7,6 +7,7 @@ a column that cannot be converted is refused whole. NumPy and Arrow, no Spark.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -97,6 +98,25 @@ def check_rows(
     if not reasons:
         return CheckedRows(rows, None)
     return CheckedRows(rows, _set_aside(source, table.filter(pa.array(~reasons.valid)), reasons))
+
+
+def with_other_columns(
+    checked: CheckedRows, source: SourceType, table: pa.Table, latest_us: int
+) -> pa.Table:
+    """The valid rows with all columns of ``table`` that the catalog has, not only the needed ones.
+
+    What is wrong in a column that is not needed makes no row invalid: all of it is null then.
+    """
+    needed = checked.rows.column_names
+    _, reasons = _sort_out(source, needed, table, latest_us)
+    others = table.filter(pa.array(reasons.valid)) if reasons else table
+    rows = checked.rows
+    for field in _readable(source, table.schema):
+        if field.column not in needed:
+            with contextlib.suppress(pa.ArrowInvalid):  # such as a number too large for an int
+                array = _converted(_column(others, field.column), field.type.arrow_type())
+                rows = rows.append_column(field.column, array)
+    return rows
 
 
 def check_spans(table: pa.Table, latest_us: int) -> CheckedRows:

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
 
 from batchmill.spark.errors import PipelineError
+
+if TYPE_CHECKING:
+    from batchmill.spark.files.paths import AnyPath
 
 _T = TypeVar("_T")
 
@@ -52,8 +55,12 @@ class BadSegment:
     rows: int = 0
 
 
-def read_segment(path: str, use: Callable[[pa.NativeFile], _T]) -> _T | BadSegment:
+def read_segment(
+    path: str, use: Callable[[pa.NativeFile], _T], content: pa.Buffer | None = None
+) -> _T | BadSegment:
     """What ``use`` returns for a file, or what is wrong with the file.
+
+    ``content`` is what is in it, if Spark has read it already.
 
     After a fault that is not the file's it is read again, then :class:`PipelineError` is raised:
     the data may be good.
@@ -61,8 +68,7 @@ def read_segment(path: str, use: Callable[[pa.NativeFile], _T]) -> _T | BadSegme
     pauses = iter(_RETRY_AFTER_S)
     while True:
         try:
-            filesystem, inner_path = _open(path)
-            with filesystem.open_input_file(inner_path) as file:
+            with _open(path) if content is None else pa.BufferReader(content) as file:
                 return use(file)
         except (pa.ArrowException, OSError, UnicodeError, MemoryError) as error:
             if (reason := reason_for(error)) is not None:
@@ -90,15 +96,15 @@ def source_of(path: str) -> str:
     return path.rstrip("/").rsplit("/", 2)[-2]
 
 
-def spark_path(path: Path, *, glob: bool = False) -> str:
-    """The name of a local path for Spark, which needs no encoding.
+def spark_path(path: AnyPath, *, glob: bool = False) -> str:
+    """The name of a path for Spark, which needs no encoding.
 
     With ``glob``, for places where Spark takes a pattern: special characters are escaped.
     """
     text = str(path)
     if glob:
         text = "".join(f"\\{char}" if char in "\\*?[]{}" else char for char in text)
-    return f"file:{text}"
+    return f"file:{text}" if isinstance(path, Path) else text
 
 
 def local_path(path: str) -> str | None:
@@ -117,9 +123,5 @@ def _unavailable(path: str, error: Exception) -> PipelineError:
     )
 
 
-def _open(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    local = local_path(path)
-    if local is not None:
-        return pyarrow.fs.LocalFileSystem(), local
-    filesystem, inner_path = pyarrow.fs.FileSystem.from_uri(path)
-    return filesystem, inner_path
+def _open(path: str) -> pa.NativeFile:
+    return pyarrow.fs.LocalFileSystem().open_input_file(local_path(path) or path)

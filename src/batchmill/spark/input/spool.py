@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.files.paths import AnyPath, file_at, is_empty, is_uri, segments_in
 from batchmill.spark.input.base import Choice, Unread
-from batchmill.spark.input.choice import Pace, Segment, how_many
+from batchmill.spark.input.choice import Cut, Pace, Room, Segment, cut, how_many
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.runtime.books import Books, Plan
 from batchmill.spark.settings import MEBIBYTE, PipelineSettings
@@ -19,6 +22,7 @@ from batchmill.spark.settings import MEBIBYTE, PipelineSettings
 log = logging.getLogger("batchmill.spark")
 
 _POLL_S = 10.0
+_ANY = 2**62
 _LEAST = 4 * MEBIBYTE
 """A batch with less to read is not made smaller to be quicker."""
 
@@ -28,17 +32,38 @@ class SpoolInput:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         books: Books,
         settings: PipelineSettings,
-        remove_from: Path | None = None,
+        remove_from: AnyPath | None = None,
+        spark: SparkSession | None = None,
+        *,
+        max_rows: int = _ANY,
     ) -> None:
-        """``remove_from``: the quarantine, if segments that were read are to be removed."""
+        """``remove_from``: the quarantine, if segments that were read are to be removed.
+
+        ``spark`` opens what is not on this machine. ``max_rows``: the most rows of a batch, unless
+        the settings say it.
+        """
         self._folder = folder
         self._books = books
         self._settings = settings
-        self._remover = None if remove_from is None else SegmentRemover(folder, books, remove_from)
-        self._waiting: deque[Segment] = deque()
+        self._spark = spark
+        self._remover = (
+            None if remove_from is None else SegmentRemover(folder, books, remove_from, spark)
+        )
+        self._max_rows = settings.max_batch_rows or max_rows
+        self._waiting: Sequence[Segment] = ()
+        """The oldest first."""
+        self._known: dict[str, Segment] = {}
+        self._in_order = True
+        self._behind = False
+        """Whether more waited than the last batch took."""
+        self._since: float | None = None
+        """When the newest segment was written that had been found as the last batch was chosen."""
+        self._newest: dict[int, float] = {}
+        """By batch, of the newest ones: when the newest segment was written that was read by then.
+        """
 
     @property
     def name(self) -> str:
@@ -57,12 +82,19 @@ class SpoolInput:
         """List the folder; segments that are gone are forgotten."""
         # First what was read: a segment may be removed, and forgotten, while the folder is listed.
         read = self._books.read()
-        paths = list(segment_paths(self._folder))
-        gone = read.difference(paths)
+        present, new = segments_in(self._folder, read.union(self._known))
+        gone = read.difference(present)
         if gone:
             self._forget(gone)
-        waiting = _with_sizes(path for path in paths if path not in read)
-        self._waiting = deque(sorted(waiting, key=lambda segment: (segment.mtime, segment.path)))
+        # A complete segment never changes: it is asked for its size once.
+        self._known = {
+            path: segment
+            for path, segment in self._known.items()
+            if path in present and path not in read
+        }
+        self._known |= {segment.path: segment for segment in new}
+        self._waiting = sorted(self._known.values(), key=lambda found: (found.mtime, found.path))
+        self._in_order = not patient
 
     @property
     def waiting(self) -> bool:
@@ -70,47 +102,81 @@ class SpoolInput:
         return bool(self._waiting)
 
     def choose(self, pace: Pace) -> Choice | None:
-        """The oldest segments, within the limits; a larger one is a batch of its own."""
+        """The oldest segments, within the limits; a larger one is a batch of its own.
+
+        Beside a backlog, also those that were written since the last choice.
+        """
         if not self._waiting:
             return None
-        count = self._settings.max_batch_files
-        if count is None:
-            most = self._settings.max_batch_bytes
-            count = how_many(self._waiting, pace.limit(max(most, _LEAST), _LEAST), most)
-        chosen = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        cost = sum(segment.cost for segment in chosen)
-        return Choice(cost, tuple(segment.path for segment in chosen))
+        newest = self._waiting[-1].mtime
+        made = self._cut(pace, newest)
+        chosen = [*made.old, *made.new]
+        self._waiting, self._since = made.left, newest
+        read = max(chosen[-1].mtime, *self._newest.values(), 0.0)
+        batch = self._books.next_batch
+        self._newest = {batch - 1: self._newest.get(batch - 1, 0.0), batch: read}
+        left = made.left[0].mtime if made.left else None
+        return Choice(
+            sum(segment.cost for segment in chosen),
+            tuple(segment.path for segment in chosen),
+            backlog=0 if left is None else sum(segment.rows for segment in made.old),
+            settled=left if left is not None and left < read else None,
+        )
+
+    def _cut(self, pace: Pace, newest: float) -> Cut:
+        waiting = self._waiting
+        if (count := self._settings.max_batch_files) is not None:
+            return Cut(waiting[:count], waiting[count:])
+        count = how_many(waiting, self._room(pace, behind=self._behind))
+        self._behind = count < len(waiting)
+        if self._in_order or not self._behind:
+            return Cut(waiting[:count], waiting[count:])
+        since = newest - (pace.target_s or 0.0) if self._since is None else self._since
+        return cut(waiting, self._room(pace, behind=True), since)
+
+    def _room(self, pace: Pace, *, behind: bool) -> Room:
+        most = self._settings.max_batch_bytes
+        cost = pace.limit(max(most, _LEAST), _LEAST, behind=behind and not self._in_order)
+        return Room(cost, most, min(self._max_rows, pace.ceiling or self._max_rows))
+
+    def halve(self, plan: Plan) -> tuple[Plan, int] | None:
+        """The first half of the segments, by their rows."""
+        if len(plan.segments) < 2:
+            return None
+        known = {segment.path: segment.rows for segment in segments_in(self._folder)[1]}
+        rows = [known.get(path, 0) for path in plan.segments]
+        end, kept = 1, rows[0]
+        while end < len(rows) - 1 and 2 * (kept + rows[end]) <= sum(rows):
+            kept += rows[end]
+            end += 1
+        return replace(plan, segments=plan.segments[:end]), kept
 
     def segments(self, plan: Plan) -> Sequence[str]:
         """Those of the plan."""
-        return [spark_path(Path(path)) for path in plan.segments]
+        return [path if is_uri(path) else spark_path(Path(path)) for path in plan.segments]
 
     def unread(self, last: int | None, now: float) -> Unread:
         """By listing the folder."""
         read = self._books.read(last)
-        paths = (path for path in segment_paths(self._folder) if path not in read)
-        segments = list(_with_sizes(paths))
-        oldest = min((segment.mtime for segment in segments), default=now)
-        size = sum(segment.size for segment in segments)
-        return Unread(len(segments), size, max(0.0, now - oldest))
+        _, segments = segments_in(self._folder, read)
+        return unread_of(segments, now, self._newest.get(-1 if last is None else last))
 
     def remove_read(self) -> None:
         """Remove segments that were read, if the pipeline is set to do so."""
         if self._remover is not None:
             self._remover.remove()
 
-    def explain(self, failure: BaseException) -> str | None:
-        """None: errors about files are explained where they are read."""
-        return None
-
     def _forget(self, gone: set[str]) -> None:
         """Segments that are gone need not be remembered, if they are gone for good.
 
         An empty folder may be one that is not mounted: then all of them may be there again.
         """
-        inside = [path for path in gone if self._folder in Path(path).parents]
         if not is_empty(self._folder):
-            self._books.forget([path for path in inside if not os.path.lexists(path)])
+            inside = (path for path in gone if path.startswith(f"{self._folder}/"))
+            self._books.forget([path for path in inside if not self._is_there(path)])
+
+    def _is_there(self, path: str) -> bool:
+        return file_at(path, self._spark).exists() if is_uri(path) else os.path.lexists(path)
 
 
 class SegmentRemover:
@@ -124,24 +190,34 @@ class SegmentRemover:
     copied, it stays.
     """
 
-    def __init__(self, spool: Path, books: Books, quarantine: Path) -> None:
+    def __init__(
+        self,
+        spool: AnyPath,
+        books: Books,
+        quarantine: AnyPath,
+        spark: SparkSession | None = None,
+    ) -> None:
         self._spool = spool
         self._books = books
         self._quarantine = quarantine
+        self._spark = spark
         self._lock = threading.Lock()
         self._warned: set[str] = set()
 
     def remove(self) -> int:
         """Remove what can be; how many were removed."""
         with self._lock:
-            removed = [name for name in sorted(self._books.read()) if self._removed(Path(name))]
+            removed = [name for name in sorted(self._books.read()) if self._removed(name)]
             self._books.forget(removed)
             return len(removed)
 
-    def _removed(self, path: Path) -> bool:
+    def _removed(self, name: str) -> bool:
         """Remove a segment; False if it stays, or is not there."""
         # The books may be of another spool.
-        if self._spool not in path.parents or ".." in path.parts or self._is_only_copy(path):
+        if not name.startswith(f"{self._spool}/") or "/../" in name:
+            return False
+        path = file_at(name, self._spark)
+        if self._is_only_copy(path):
             return False
         try:
             path.unlink()
@@ -152,7 +228,7 @@ class SegmentRemover:
             return False
         return True
 
-    def _is_only_copy(self, path: Path) -> bool:
+    def _is_only_copy(self, path: AnyPath) -> bool:
         """Whether it was quarantined, but the quarantine has only the reason."""
         copy = self._quarantine / path.parent.name / path.name
         if copy.exists() or not copy.with_name(f"{path.name}.reason").exists():
@@ -161,51 +237,33 @@ class SegmentRemover:
             self._warn(path, "stays: it was quarantined, but the quarantine has no copy of it")
         return True
 
-    def _warn(self, path: Path, what: str) -> None:
+    def _warn(self, path: AnyPath, what: str) -> None:
         if str(path) not in self._warned:
             self._warned.add(str(path))
             log.warning("the segment %s, which is in the store, %s", path, what)
 
 
-def segment_paths(folder: Path | str) -> Iterator[str]:
-    """The segments in a folder: at any depth, but no name that begins with ``.`` or ``_``."""
-    try:
-        entries = list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        if entry.name.startswith((".", "_")):
-            continue
-        if entry.is_dir():
-            yield from segment_paths(entry.path)
-        elif entry.name.endswith(".parquet"):
-            yield entry.path
-
-
-def is_empty(folder: Path) -> bool:
-    """Whether nothing is in a folder, or it does not exist: it may not be mounted."""
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is None
-    except FileNotFoundError:
-        return True
-
-
-def present_segments(folder: Path) -> set[str]:
+def present_segments(folder: AnyPath) -> set[str]:
     """The segments in a folder that was read before; an error if it is not mounted."""
     if is_empty(folder):
         raise PipelineError(
             f"{folder} is empty, though segments were read from it: if it is not mounted, mount "
             "it; if it was emptied on purpose, make a folder in it, then start again"
         )
-    return set(segment_paths(folder))
+    return segments_in(folder)[0]
 
 
-def _with_sizes(paths: Iterator[str]) -> Iterator[Segment]:
-    """Those that are still there."""
-    for path in paths:
-        try:
-            stat = os.stat(path)  # noqa: PTH116 - called for every segment
-        except FileNotFoundError:
-            continue
-        yield Segment(stat.st_mtime, path, stat.st_size)
+def unread_of(segments: Sequence[Segment], now: float, committed: float | None) -> Unread:
+    """What waits; ``committed``: when the newest committed segment was written, None: not known."""
+
+    def age(some: Iterable[Segment]) -> float:
+        return max(0.0, now - min((segment.mtime for segment in some), default=now))
+
+    new = [segment for segment in segments if committed is None or segment.mtime > committed]
+    return Unread(
+        len(segments),
+        sum(segment.size for segment in segments),
+        age(segments),
+        sum(segment.rows for segment in segments),
+        age(new),
+    )

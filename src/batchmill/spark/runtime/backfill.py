@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.errors import ConfigError
 from batchmill.oal import MetricSet
 from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.files.paths import AnyPath, remove_tree
+from batchmill.spark.input.choice import Pace
 from batchmill.spark.input.rows import SPAN
 from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ ClaimStream: TypeAlias = Callable[..., AbstractContextManager[tuple[StreamWriter
 OnBatch: TypeAlias = Callable[[BatchReport], None]
 
 
-def folder_stream(folder: Path, name: str | None) -> str:
+def folder_stream(folder: AnyPath, name: str | None) -> str:
     """The stream of a folder's backfill: the same whenever it is repeated."""
     return f"backfill-folder-{name or hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
 
@@ -51,9 +51,11 @@ class Backfills:
         self,
         settings: PipelineSettings,
         metrics: MetricSet,
-        checkpoint: Path,
+        checkpoint: AnyPath,
         *,
+        max_rows: int,
         claim: ClaimStream,
+        session: Callable[[], SparkSession],
         clock: Callable[[], float],
         stop_requested: Callable[[], bool],
         set_cut_short: Callable[[bool], None],
@@ -61,7 +63,9 @@ class Backfills:
         self._settings = settings
         self._metrics = metrics
         self._checkpoint = checkpoint
+        self._max_rows = max_rows
         self._claim = claim
+        self._session = session
         self._clock = clock
         self._stop_requested = stop_requested
         self._set_cut_short = set_cut_short
@@ -69,7 +73,7 @@ class Backfills:
         """The threads that run a backfill."""
         self._changed = threading.Condition()
 
-    def add_folder(self, folder: Path, name: str | None, on_batch: OnBatch) -> list[BatchReport]:
+    def add_folder(self, folder: AnyPath, name: str | None, on_batch: OnBatch) -> list[BatchReport]:
         """Add a folder that is laid out like a spool; segments that were added are skipped."""
         if not folder.is_dir():
             raise ConfigError("rows", str(folder), "a folder that exists, laid out like a spool")
@@ -90,10 +94,16 @@ class Backfills:
             run = StreamRun(
                 writer,
                 books,
-                SpoolInput(folder, books, self._settings),
+                SpoolInput(
+                    folder,
+                    books,
+                    self._settings,
+                    spark=self._session(),
+                    max_rows=self._max_rows,
+                ),
                 note,
                 self._stop_requested,
-                target_s=None,
+                pace=Pace(None),
                 clock=self._clock,
             )
             run.start(None)
@@ -141,7 +151,7 @@ class Backfills:
             finally:
                 # Without a name it cannot be repeated.
                 if name is None:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
         for report in reports:
             on_batch(report)
         return reports

@@ -7,7 +7,11 @@ run again with the same input and the same clock::
     {"done": 41, "segments": 950, "offsets": {}}        what all batches before have come to
     {"read": ["/spool/Span/a.parquet"]}                 segments that were read, and still exist
     {"plan": 42, "now": 1793000000.5, "parts": 8, "segments": ["/spool/Span/b.parquet"]}
+    {"again": 42}                                       it did not come to its end, and is repeated
     {"done": 42}
+
+A batch that dies again and again, for lack of memory for example, may get a smaller plan, as long
+as the store has nothing of it: a second line ``plan`` with the same number replaces the first.
 
 The file is compacted as it grows: plans that are done become names of segments that were read, and
 names whose segment is gone are left out. So it stays as small as what lies in the spool; of a topic
@@ -24,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batchmill.files import sync, write_whole
+from batchmill.files import sync
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.files.paths import AnyPath, append, write_whole
 
 NAME = "books.jsonl"
-_MODE = 0o644
 _COMPACT_BYTES = 256 * 1024
 """A smaller file is not compacted."""
 _NAMES_A_LINE = 1000
@@ -44,14 +48,20 @@ class Plan:
     parts: int
     """Into how many parts traces and entities are divided."""
     segments: tuple[str, ...] = ()
-    """Local paths of segments."""
+    """Local paths of segments, or their URIs."""
     topic: str = ""
     offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By partition of the topic: the first message, and the first after the last."""
+    settled: float | None = None
+    """Older input waits: all that was written before this time was read, in seconds since 1970."""
+    most: int | None = None
+    """So many rows or messages it has, since it had to be made smaller."""
 
     def line(self) -> dict[str, Any]:
         """The line in the books."""
         line: dict[str, Any] = {"plan": self.batch, "now": self.now, "parts": self.parts}
+        optional = {"settled": self.settled, "most": self.most}
+        line |= {key: value for key, value in optional.items() if value is not None}
         if self.topic:
             return {**line, "topic": self.topic, "offsets": self.offsets}
         return {**line, "segments": self.segments}
@@ -70,6 +80,8 @@ class Plan:
             tuple(line.get("segments", ())),
             line.get("topic", ""),
             offsets,
+            line.get("settled"),
+            line.get("most"),
         )
 
 
@@ -81,6 +93,8 @@ class Account:
     """The last batch that is done."""
     plan: Plan | None = None
     """The newest plan, whether done or not."""
+    begun: int = 0
+    """How often the batch of that plan was begun without an error that explains its end."""
     segments: int = 0
     """How many segments went into the batches that are done."""
     read: set[str] = field(default_factory=set)
@@ -112,7 +126,11 @@ class Account:
     def apply(self, line: Mapping[str, Any]) -> None:
         """Add a line of the books."""
         if "plan" in line:
-            self.plan = Plan.of(line)
+            self.plan, self.begun = Plan.of(line), line.get("begun", 1)
+        elif "again" in line:
+            self.begun += 1
+        elif "error" in line:
+            self.begun -= 1
         elif "read" in line:
             self.read.update(line["read"])
         else:
@@ -130,10 +148,10 @@ class Account:
         for first in range(0, len(names), _NAMES_A_LINE):
             yield {"read": names[first : first + _NAMES_A_LINE]}
         if (plan := self.open_plan) is not None:
-            yield plan.line()
+            yield {**plan.line(), "begun": self.begun}
 
 
-def read_account(folder: Path) -> Account | None:
+def read_account(folder: AnyPath) -> Account | None:
     """What the books in a checkpoint say; None if there are none.
 
     A last line that is not whole was being written when the process or the machine died: it does
@@ -162,7 +180,7 @@ def read_account(folder: Path) -> Account | None:
 class Books:
     """The books of one stream. May be used by several threads; one process may write them."""
 
-    def __init__(self, folder: Path, account: Account) -> None:
+    def __init__(self, folder: AnyPath, account: Account) -> None:
         """``account`` is what they say by now."""
         self.folder = folder
         self._file = folder / NAME
@@ -200,8 +218,29 @@ class Books:
         with self._lock:
             if self.open_plan is not None or plan.batch != self.next_batch:
                 raise ValueError(f"batch {plan.batch} cannot be planned now")
-            self._append(plan.line())
-            self._account.plan = plan
+            self._plan(plan)
+
+    @property
+    def begun(self) -> int:
+        """How often the open plan was begun without an error that explains its end."""
+        return self._account.begun
+
+    def begin_again(self) -> None:
+        """Note that the open plan is run again."""
+        with self._lock:
+            self._note("again")
+
+    def excuse(self) -> None:
+        """Note that its batch ended with an error that has nothing to do with its size."""
+        with self._lock:
+            self._note("error")
+
+    def replace(self, plan: Plan) -> None:
+        """Give the open batch another plan. The store must have nothing of it."""
+        with self._lock:
+            if (open_plan := self.open_plan) is None or open_plan.batch != plan.batch:
+                raise ValueError(f"batch {plan.batch} is not open")
+            self._plan(plan)
 
     def finish(self, number: int) -> None:
         """Mark a batch as done, durably: it is in the store."""
@@ -238,15 +277,19 @@ class Books:
             self._account.read.difference_update(paths)
             self._left.update(map(os.path.dirname, paths))
 
+    def _plan(self, plan: Plan) -> None:
+        self._append(plan.line())
+        self._account.plan, self._account.begun = plan, 1
+
+    def _note(self, what: str) -> None:
+        assert self.open_plan is not None
+        line = {what: self.open_plan.batch}
+        self._append(line)
+        self._account.apply(line)
+
     def _append(self, line: Mapping[str, Any]) -> None:
         data = _encoded([line])
-        with self._file.open("r+b") as stream:
-            stream.seek(self._size)
-            # After an error, part of a line may be there.
-            stream.truncate()
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        append(self._file, self._size, data)
         self._size += len(data)
 
     def _compact(self) -> None:
@@ -256,7 +299,7 @@ class Books:
                 sync(folder)
         self._left.clear()
         data = _encoded(self._account.lines())
-        write_whole(self._file, data, durable=True, mode=_MODE)
+        write_whole(self._file, data)
         self._size = len(data)
 
 

@@ -18,35 +18,34 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchmill.files import create_whole
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.files.paths import AnyPath, create_whole
 from batchmill.spark.runtime import books, takeover
-from batchmill.spark.runtime.books import Books, read_account
+from batchmill.spark.runtime.books import Account, Books, read_account
 from batchmill.spark.runtime.takeover import Marks
 
 _NAME = "batchmill.json"
-_MODE = 0o644
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint folder of a stream."""
 
-    folder: Path
+    folder: AnyPath
     id: str = ""
     """Empty if it is only read."""
 
     @property
-    def state(self) -> Path:
+    def state(self) -> AnyPath:
         """The folder of what batches keep for later ones."""
         return self.folder / "state"
 
     def marks(self) -> Marks:
         """How far the stream has come by now."""
         account = read_account(self.folder)
-        if account is None:
+        if account is None and isinstance(self.folder, Path):
             return takeover.marks_of(self.folder)
-        return Marks(account.done, account.planned)
+        return Marks() if account is None else Marks(account.done, account.planned)
 
     def books(
         self, present: Callable[[], Container[str]], now: float, parts: int, *, write: bool
@@ -55,32 +54,37 @@ class Checkpoint:
 
         With ``write``, this process is the only one that has the stream.
         """
-        account = read_account(self.folder)
-        if account is None:
-            account = takeover.account_of(self.folder, present, now, parts)
-        own = Books(self.folder, account)
+        own = Books(self.folder, self._account(present, now, parts))
         if write:
             own.open()
-            takeover.remove(self.folder)
+            if isinstance(self.folder, Path):
+                takeover.remove(self.folder)
         return own
 
     def segments_until(self, last: int | None) -> int:
         """How many segments went into the batches up to that one."""
-        account = read_account(self.folder)
-        if account is None:
-            account = takeover.account_of(self.folder, tuple, 0.0, 0)
+        account = self._account(tuple, 0.0, 0)
         plan = account.open_plan
         if plan is not None and last is not None and plan.batch <= last:
             account.finish(plan.batch)
         return account.segments
 
+    def _account(self, present: Callable[[], Container[str]], now: float, parts: int) -> Account:
+        account = read_account(self.folder)
+        if account is not None:
+            return account
+        if isinstance(self.folder, Path):
+            return takeover.account_of(self.folder, present, now, parts)
+        return Account()  # version 1 had local folders only
 
-def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
+
+def open_checkpoint(folder: AnyPath, stream: str, store_id: str) -> Checkpoint:
     """Open the checkpoint in ``folder``; a new one is created if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _NAME
     if not file.exists():
-        if (folder / books.NAME).exists() or takeover.is_in(folder):
+        old = isinstance(folder, Path) and takeover.is_in(folder)
+        if old or (folder / books.NAME).exists():
             raise PipelineError(
                 f"{folder} holds a checkpoint without {_NAME}, so it is not known which "
                 "store it belongs to: name another folder, or put the file back from a backup"
@@ -88,9 +92,9 @@ def open_checkpoint(folder: Path, stream: str, store_id: str) -> Checkpoint:
         # If another process has just created one, its id is read: two ids in turn would make one
         # stream look like two.
         facts = {"id": uuid.uuid4().hex, "stream": stream, "store": store_id}
-        create_whole(file, json.dumps(facts), mode=_MODE)
+        create_whole(file, json.dumps(facts).encode())
     try:
-        facts = json.loads(file.read_text("utf-8"))
+        facts = json.loads(file.read_bytes())
         checkpoint = Checkpoint(folder, facts["id"])
         owner = facts["stream"]
     except (ValueError, KeyError, TypeError) as error:

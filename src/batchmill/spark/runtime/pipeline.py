@@ -21,14 +21,16 @@ from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter, aggregators_for
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.files.paths import AnyPath, is_uri, local_only, parse_path, segments_in
 from batchmill.spark.input.base import Input
+from batchmill.spark.input.choice import Pace
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
 from batchmill.spark.runtime.books import Books
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress
-from batchmill.spark.runtime.session import lease
+from batchmill.spark.runtime.session import lease, rows_for
 from batchmill.spark.runtime.stream import StreamRun
 from batchmill.spark.settings import PipelineSettings, check_dedup_s, trigger_seconds
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("batchmill.spark")
 
-_JARS = ("spark.jars", "spark.jars.packages")
-"""If one of these is set, the user provides the Kafka connector."""
 _REPORTS = 1000
 """How many reports of a run are kept."""
 
@@ -53,12 +53,18 @@ class Pipeline:
     ``store`` is ``sqlite:///file`` or ``postgresql://…``. ``checkpoint`` is a folder that records
     how far the stream has come; it belongs to that store from then on. Segments and rows that
     cannot be used go to ``quarantine``, by default a folder beside the spool or the checkpoint.
+    Each of these folders is a local path, or a URI that Spark can open: ``hdfs://…``, ``s3a://…``.
 
     With ``dedup_s``, a span that is delivered again (same trace and span id) within so many seconds
     counts once. With ``remove_read``, the spool's segments are removed once they are in the store:
     not for a spool that another pipeline reads, too. With ``outbox``, the changes of each commit,
     including those of backfills, are written beside the checkpoint for exporters; see
     :mod:`batchmill.outbox` and ``batchmill export``.
+
+    ``on_rows(source, rows)`` is called in each batch before its commit, for each event type that
+    has rows in it, with these rows as a DataFrame: events, and what spans were turned into. It is
+    called at least once for each batch: again, with the same rows, if the batch is repeated. An
+    error in it ends the stream before the commit.
 
     Start it and leave it running, or call :meth:`run_available` from time to time. One thread at a
     time may use a pipeline, except for :meth:`backfill`, which may run beside the stream.
@@ -89,6 +95,7 @@ class Pipeline:
         remove_read: bool = False,
         outbox: bool | OutboxSettings = False,
         on_batch: Callable[[BatchReport], None] | None = None,
+        on_rows: Callable[[str, DataFrame], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         # All arguments are checked before Spark starts.
@@ -103,19 +110,23 @@ class Pipeline:
         self.name = _check_name(name)
         if (spool is None) is (source is None):
             raise ConfigError("spool", spool, "given, or else a source, but not both")
+        if source is not None and is_uri(source) and not source.startswith("kafka:"):
+            spool, source = source, None
         self._topic = None if source is None else _topic(source)
         self._kafka_options = _check_kafka_options(source, kafka_options or {})
-        self.spool = None if spool is None else Path(spool).resolve()
-        self.checkpoint = Path(checkpoint).resolve()
+        self.spool = None if spool is None else self._path(spool)
+        self.checkpoint = self._path(checkpoint)
         beside = self.spool or self.checkpoint
         self.quarantine = (
-            Path(quarantine).resolve()
-            if quarantine
-            else beside.with_name(f"{beside.name}-quarantine")
+            self._path(quarantine) if quarantine else beside.with_name(f"{beside.name}-quarantine")
         )
         _check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
-        if self.spool is not None:
-            self.spool.mkdir(parents=True, exist_ok=True)
+        if self.outbox is not None and not isinstance(self.checkpoint, Path):
+            raise ConfigError(
+                "checkpoint",
+                self.checkpoint,
+                "a local folder where there is an outbox: exporters read it there",
+            )
         self._own_store = isinstance(store, str)
         self.store: Store = (
             open_store(
@@ -129,6 +140,7 @@ class Pipeline:
         )
         self._clock = clock
         self.on_batch = on_batch
+        self._on_rows = on_rows
         self._reports: list[BatchReport] = []
         self.cut_short = False
         """Whether the last run or backfill was stopped before all of its input was read."""
@@ -139,16 +151,24 @@ class Pipeline:
         self._callbacks: set[int] = set()
         self._upkeep: Upkeep | None = None
         try:
-            self._lease = lease(master, spark=spark, conf=self._spark_conf(spark_conf))
+            self._lease = lease(master, spark=spark, conf=spark_conf)
             self.spark = self._lease.session
         except BaseException:
+            self._close_store()
+            raise
+        try:
+            self._resolve()
+        except BaseException:
+            self._lease.release()
             self._close_store()
             raise
         self._backfills = Backfills(
             self.settings,
             self.metrics,
             self.checkpoint,
+            max_rows=rows_for(self.spark),
             claim=self._claimed,
+            session=lambda: self.spark,
             clock=self._clock,
             stop_requested=lambda: self._stop_requested,
             set_cut_short=self._set_cut_short,
@@ -238,13 +258,17 @@ class Pipeline:
             _check_name(name)
         call = functools.partial(self._call, on_batch)
         if isinstance(rows, str | Path):
-            return self._backfills.add_folder(Path(rows).resolve(), name, call)
+            return self._backfills.add_folder(self._path(rows).resolve(), name, call)
         return self._backfills.add_rows(rows, source, name, call)
 
     def backfilled(self, folder: str | Path, *, name: str | None = None) -> int:
         """How many segments of a folder earlier backfills have added to the store."""
-        stream = folder_stream(Path(folder).resolve(), name)
+        stream = folder_stream(self._path(folder).resolve(), name)
         return self._backfills.stored_segments(stream, self._last_batch(stream))
+
+    def count_segments(self, folder: str | Path) -> int:
+        """How many segments are in a folder that is laid out like a spool."""
+        return len(segments_in(self._path(folder).resolve())[0])
 
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait until the stream ends, which it does only by :meth:`stop` or a failure.
@@ -296,17 +320,21 @@ class Pipeline:
         stack = contextlib.ExitStack()
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
         try:
-            with explain_full_disk(self.checkpoint):
+            with explain_full_disk(*local_only(self.checkpoint)):
                 books = self._books(checkpoint, write=True, parts=writer.parts)
             source = self._input(books)
-            upkeep = Upkeep(writer, checkpoint, self.store, source, self._clock)
+            pace = Pace(self.settings.target_batch_s)
+            trim = functools.partial(
+                Quarantine(self.quarantine).trim, self.settings.max_quarantine_bytes
+            )
+            upkeep = Upkeep(writer, checkpoint, self.store, source, pace, self._clock, trim)
             run = StreamRun(
                 writer,
                 books,
                 source,
                 self._note,
                 lambda: self._stop_requested,
-                target_s=self.settings.target_batch_s,
+                pace=pace,
                 clock=self._clock,
                 before_batch=upkeep.remove_read,
             )
@@ -331,18 +359,25 @@ class Pipeline:
                 if (failure := run.unraised_failure()) is not None:
                     log.error("the stream %s had failed: %s", self.name, failure)
                 upkeep.remove_read()
+                upkeep.trim_quarantine()
                 upkeep.write_progress()
             finally:
                 self._run = self._writer = self._upkeep = None
                 self._release.close()
 
-    def _spark_conf(self, conf: Mapping[str, str] | None) -> dict[str, str]:
-        given = dict(conf or {})
-        if self._topic is None or not given.keys().isdisjoint(_JARS):
-            return given
-        from batchmill.spark.input.kafka import connector_conf
+    def _path(self, path: str | Path) -> AnyPath:
+        return parse_path(path, lambda: self.spark)
 
-        return connector_conf() | given
+    def _resolve(self) -> None:
+        """Name the folders as Spark names what is in them; now that there is a session."""
+        folders = [self.checkpoint.resolve(), self.quarantine.resolve()]
+        self.checkpoint, self.quarantine = folders
+        if self.spool is not None:
+            self.spool = self.spool.resolve()
+            folders.append(self.spool)
+        _check_apart(*folders)
+        if self.spool is not None:
+            self.spool.mkdir(parents=True, exist_ok=True)
 
     def _books(self, checkpoint: Checkpoint, *, write: bool, parts: int = 0) -> Books:
         def present() -> set[str]:
@@ -357,7 +392,14 @@ class Pipeline:
             return KafkaInput(self._topic, books, self.settings, self.spark, self._kafka_options)
         assert self.spool is not None
         remove_from = self.quarantine if self.remove_read else None
-        return SpoolInput(self.spool, books, self.settings, remove_from)
+        return SpoolInput(
+            self.spool,
+            books,
+            self.settings,
+            remove_from,
+            self.spark,
+            max_rows=rows_for(self.spark),
+        )
 
     def _check_open(self) -> None:
         if self._stop_requested:
@@ -371,16 +413,19 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _claimed(
-        self, stream: str, folder: Path, *, retire: bool = True, planned: bool = True
+        self, stream: str, folder: AnyPath, *, retire: bool = True, planned: bool = True
     ) -> Iterator[tuple[StreamWriter, Checkpoint]]:
         """Claim a stream, and make its writer.
 
         ``planned``: whether its batches are planned in the books.
         """
-        with explain_full_disk(folder):
+        with explain_full_disk(*local_only(folder)):
             checkpoint = open_checkpoint(folder, stream, self.store.id)
-            # One for all streams: exporters know it by the pipeline's checkpoint.
-            outbox = None if self.outbox is None else Outbox.open(self.checkpoint, self.outbox)
+            outbox = None
+            if self.outbox is not None:
+                # One for all streams: exporters know it by the pipeline's checkpoint.
+                assert isinstance(self.checkpoint, Path)
+                outbox = Outbox.open(self.checkpoint, self.outbox)
 
         def claim() -> Claim:
             marks = checkpoint.marks()
@@ -404,7 +449,7 @@ class Pipeline:
                 claimed=claimed,
                 claim=claim,
                 checkpoint=checkpoint,
-                quarantine=Quarantine(self.quarantine),
+                quarantine=Quarantine(self.quarantine, self.spark),
                 settings=self.settings,
                 clock=self._clock,
                 # A backfill is complete: how long it takes must not decide which spans are paired.
@@ -412,6 +457,7 @@ class Pipeline:
                 dedup_s=self.dedup_s,
                 outbox=outbox,
                 layout=layout,
+                on_rows=None if self._on_rows is None else self._give_rows,
             )
             yield writer, checkpoint
         finally:
@@ -425,11 +471,21 @@ class Pipeline:
         self._call(self.on_batch, report)
 
     def _call(self, on_batch: Callable[[BatchReport], None] | None, report: BatchReport) -> None:
-        if on_batch is None:
-            return
+        if on_batch is not None:
+            with self._inside():
+                on_batch(report)
+
+    def _give_rows(self, source: str, rows: DataFrame) -> None:
+        assert self._on_rows is not None
+        with self._inside():
+            self._on_rows(source, rows)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """While this is entered, a callback of the application runs in this thread."""
         self._callbacks.add(threading.get_ident())
         try:
-            on_batch(report)
+            yield
         finally:
             self._callbacks.discard(threading.get_ident())
 
@@ -444,7 +500,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_apart(*folders: Path) -> None:
+def _check_apart(*folders: AnyPath) -> None:
     """None of the folders may lie in another: each is listed or cleaned as a whole."""
     for folder in folders:
         for other in folders:
@@ -453,16 +509,16 @@ def _check_apart(*folders: Path) -> None:
 
 
 def _check_kafka_options(source: str | None, options: Mapping[str, str]) -> dict[str, str]:
-    """The options of librdkafka; warns about those that Kafka's Java client does not have."""
+    """The options of librdkafka, checked."""
     if not options:
         return {}
     if source is None:
         raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
-    from batchmill.kafka import java_options
+    from batchmill.kafka import check_accepted, with_certificates
 
-    if unused := java_options(options).unused:
-        log.warning("not used for reading %s with Spark: %s", source, ", ".join(unused))
-    return dict(options)
+    own = with_certificates(options)
+    check_accepted(own)
+    return own
 
 
 def _topic(address: str) -> KafkaAddress:

@@ -6,20 +6,21 @@ counts is in the store and in the checkpoint.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from batchmill.files import write_json
 from batchmill.process_stats import ProcessStats
 from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
+from batchmill.spark.files.paths import AnyPath, write_whole
 from batchmill.spark.input.base import Input, Unread
+from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.store import Store, StreamInfo
 
@@ -79,6 +80,14 @@ class Progress:
     unread_bytes: int = 0
     lag_s: float = 0.0
     """The age of the oldest segment that is not committed yet."""
+    unread_rows: int = 0
+    """How many rows the unread segments have, about; of a topic, how many messages are unread."""
+    new_lag_s: float = 0.0
+    """The same age, of what was written after all that is committed: what is new does not wait for
+    a backlog."""
+    catch_up_s: float | None = None
+    """How long the backlog will take, at the pace of the last batches; None: there is none, or it
+    is not known yet."""
     written_at: float = 0.0
     source: str = ""
     """Where its events come from: a spool's folder, or the address of a topic. Unread are segments
@@ -90,19 +99,22 @@ class Progress:
     levels: tuple[Mapping[str, Any], ...] = ()
     """Its thresholds, the same way."""
 
-    def with_lag(self, unread: Unread, now: float) -> Progress:
-        """The same, with a newer ``unread``."""
+    def with_lag(self, unread: Unread, now: float, backlog_per_s: float = 0.0) -> Progress:
+        """The same, with a newer ``unread``; ``backlog_per_s``: how fast a backlog is read."""
         return replace(
             self,
             unread_segments=unread.segments,
             unread_bytes=unread.bytes,
+            unread_rows=unread.rows,
             lag_s=round(unread.oldest_s, 3),
+            new_lag_s=round(unread.new_s, 3),
+            catch_up_s=round(unread.rows / backlog_per_s, 1) if backlog_per_s else None,
             written_at=now,
         )
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: AnyPath) -> None:
         """Write it into a checkpoint folder, as a whole."""
-        write_json(folder / NAME, asdict(self), mode=0o644)
+        write_whole(folder / NAME, json.dumps(asdict(self)).encode(), durable=False)
 
 
 def progress_of(
@@ -112,6 +124,7 @@ def progress_of(
     unread: Unread,
     now: float,
     source: str = "",
+    backlog_per_s: float = 0.0,
 ) -> Progress:
     """Put a stream's progress together."""
     own = next((info for info in streams if info.name == stream), None)
@@ -137,15 +150,22 @@ def progress_of(
         left_out=left_out,
         source=source,
     )
-    return progress.with_lag(unread, now)
+    return progress.with_lag(unread, now, backlog_per_s)
 
 
 def read_progress(
-    stream: str, last: int | None, store: Store, source: Input, now: float
+    stream: str,
+    last: int | None,
+    store: Store,
+    source: Input,
+    now: float,
+    backlog_per_s: float = 0.0,
 ) -> Progress:
     """A stream's progress from the store and from its input."""
     unread = source.unread(last, now)
-    return progress_of(stream, store.streams(), store.counters(), unread, now, source.name)
+    return progress_of(
+        stream, store.streams(), store.counters(), unread, now, source.name, backlog_per_s
+    )
 
 
 class Upkeep:
@@ -160,8 +180,13 @@ class Upkeep:
         checkpoint: Checkpoint,
         store: Store,
         source: Input,
+        pace: Pace,
         clock: Callable[[], float],
+        trim: Callable[[], object] = lambda: None,
     ) -> None:
+        """``trim`` removes what the quarantine has too much of."""
+        self._pace = pace
+        self._trim = trim
         self._writer = writer
         self._checkpoint = checkpoint
         self._store = store
@@ -195,7 +220,12 @@ class Upkeep:
         with self._lock:
             writer = self._writer
             progress = read_progress(
-                writer.stream, writer.last, self._store, self._source, self._clock()
+                writer.stream,
+                writer.last,
+                self._store,
+                self._source,
+                self._clock(),
+                self._pace.backlog_per_s,
             )
             return replace(progress, batches=tuple(self._batches))
 
@@ -218,7 +248,7 @@ class Upkeep:
                 else:
                     now = self._clock()
                     unread = self._source.unread(self._writer.last, now)
-                    progress = self._last.with_lag(unread, now)
+                    progress = self._last.with_lag(unread, now, self._pace.backlog_per_s)
                 self._last = progress
                 replace(progress, **self._process.report()).write(self._checkpoint.folder)
                 self._fault = ""
@@ -234,6 +264,13 @@ class Upkeep:
         except OSError as error:
             log.warning("read segments cannot be removed yet, trying again later: %s", error)
 
+    def trim_quarantine(self) -> None:
+        """Let the quarantine remove what is too much."""
+        try:
+            self._trim()
+        except OSError as error:
+            log.warning("the quarantine cannot be made smaller, trying again later: %s", error)
+
     def _run(self, every: float) -> None:
         due = time.monotonic() + every
         while not self._stopping.wait(min(every, self._source.poll_s)):
@@ -245,4 +282,5 @@ class Upkeep:
                 except Exception:
                     log.exception("expired spans cannot be settled, trying again later")
                 self.remove_read()
+                self.trim_quarantine()
             self.write_progress(committed=settled is not None)

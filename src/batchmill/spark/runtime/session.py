@@ -16,8 +16,10 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 import batchmill
 from batchmill.spark.runtime.java import find_java
@@ -35,6 +37,9 @@ _LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 """The files with a container's memory limit, in both versions of cgroups."""
+_HEAP_PER_ROW = 512
+"""Bytes of heap that a row of a batch is given."""
+_FEWEST_ROWS = 100_000
 
 SETTINGS: Mapping[str, str] = {
     # Buckets, and times in files that have no zone, are UTC.
@@ -77,7 +82,7 @@ class Lease:
             _users[application] -= 1
             if not _users[application]:
                 del _users[application]
-                if self.session.sparkContext._jsc is not None:  # not stopped by others
+                if _is_alive(self.session.sparkContext):  # not stopped by others
                     self.session.stop()
 
 
@@ -131,32 +136,46 @@ def prepare(session: SparkSession, conf: Mapping[str, str] | None = None) -> Spa
 
 def copy_of(session: SparkSession) -> SparkSession:
     """A session on the same context with a copy of the settings."""
-    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+    copy = session.newSession()
+    for key, value in session.conf.getAll.items():
+        if copy.conf.isModifiable(key):
+            copy.conf.set(key, value)
+    return copy
 
 
-def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The same rows in ``session``, whose settings apply to all that is added to the frame.
-
-    The frame itself was resolved with its own session's settings, and stays so.
-    """
-    if frame.sparkSession is session:
-        return frame
-    jvm = session.sparkContext._jvm
-    assert jvm is not None
-    plan = frame._jdf.queryExecution().analyzed()
-    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
-    return DataFrame(rows, session)
+def rows_for(session: SparkSession) -> int:
+    """How many rows a batch may have, so that the JVM that shuffles them has enough memory."""
+    context = session.sparkContext
+    assert context._jvm is not None
+    if str(context.master).startswith("local"):
+        heap = int(context._jvm.java.lang.Runtime.getRuntime().maxMemory())
+    else:
+        size = context.getConf().get("spark.executor.memory", "1g")
+        executors = max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
+        heap = executors * int(
+            context._jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(size)
+        )
+    return max(_FEWEST_ROWS, heap // _HEAP_PER_ROW)
 
 
 def _running() -> SparkSession | None:
     """The session of this process, whoever started it."""
+    # All public ways to get the context start one if there is none.
     context = SparkContext._active_spark_context
-    if context is None or context._jsc is None or context._jsc.sc().isStopped():
+    if context is None or not _is_alive(context):
         return None
-    session = SparkSession._instantiatedSession
-    if session is None or session.sparkContext is not context:
-        session = SparkSession(context)
-    return session
+    with contextlib.suppress(PySparkRuntimeError):  # there is none
+        session = SparkSession.active()
+        if session.sparkContext is context:
+            return session
+    return SparkSession(context)
+
+
+def _is_alive(context: SparkContext) -> bool:
+    try:
+        return context.defaultParallelism > 0
+    except (AttributeError, Py4JError, OSError):  # it was stopped, here or in the JVM
+        return False
 
 
 def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:

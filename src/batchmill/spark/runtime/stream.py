@@ -9,29 +9,41 @@ A batch goes through these steps; after a crash at any of them the next run cont
 
 A batch that is in the books and not done is run first, with the same input. If it is in the store
 already, that changes nothing.
+
+A batch that ran out of memory twice, or whose process died twice, is made smaller, as long as the
+store has nothing of it: half of its input waits again, and later batches take no more than that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from pyspark import InheritableThread
 
 from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.failures import explain_full_disk, is_out_of_memory
+from batchmill.spark.files.paths import local_only
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.books import Books, Plan
+from batchmill.store import FencedError
+
+log = logging.getLogger("batchmill.spark")
 
 _POLL_S = 0.5
 """How often a wait checks whether a stop was requested."""
 _PAUSE_S = 0.05
 """The shortest time between two looks at an input that has nothing new."""
+_TRIES = 2
+"""How often a batch may run out of memory with the same input."""
 
 
 class StreamRun:
@@ -49,11 +61,10 @@ class StreamRun:
         on_batch: Callable[[BatchReport], None],
         stop_requested: Callable[[], bool],
         *,
-        target_s: float | None,
+        pace: Pace,
         clock: Callable[[], float],
         before_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        """``target_s``: how long a batch is to take; None: each takes as much as it may."""
         self.cut_short = False
         """Whether it was ended before all input was read."""
         self._writer = writer
@@ -63,7 +74,9 @@ class StreamRun:
         self._stop_requested = stop_requested
         self._clock = clock
         self._before_batch = before_batch
-        self._pace = Pace(target_s)
+        self._pace = pace
+        self._released = False
+        """Whether input waits again that had been chosen."""
         self._wake = threading.Event()
         self._failure: BaseException | None = None
         self._raised = False
@@ -113,8 +126,6 @@ class StreamRun:
             return False
         if (failure := self._failure) is not None:
             self._raised = True
-            if (why := self._source.explain(failure)) is not None:
-                raise PipelineError(why) from failure
             raise failure
         return True
 
@@ -135,18 +146,24 @@ class StreamRun:
             self._failure = error
 
     def _read_all(self, *, patient: bool) -> None:
-        """Run batches until all is read that is there now."""
+        """Run batches until all is read that is there now; if ``patient``, what is new as well,
+        as long as there is a backlog."""
         plan = self._books.open_plan
         if not self._ending and plan is not None:
             self._before_batch()
-            self._run_batch(plan)
+            self._run_batch(self._plan_again(plan))
         self.cut_short = self._ending
         if self._ending:
             return
-        self._source.look(patient=patient)
+        self._look(patient=patient)
         while not self._ending and self._run_next():
-            pass
+            if self._released or (patient and self._source.waiting):
+                self._look(patient=patient)
         self.cut_short = self._source.waiting
+
+    def _look(self, *, patient: bool) -> None:
+        self._source.look(patient=patient)
+        self._released = False
 
     def _run_next(self) -> bool:
         """Choose a batch and run it; False if nothing waits."""
@@ -163,20 +180,75 @@ class StreamRun:
             choice.segments,
             choice.topic,
             choice.offsets,
+            choice.settled,
         )
-        with explain_full_disk(self._books.folder):
+        with explain_full_disk(*local_only(self._books.folder)):
             self._books.begin(plan)
-        self._run_batch(plan, upkeep_s)
-        self._pace.note(choice.amount, time.perf_counter() - began)
+        if self._run_batch(plan, upkeep_s):
+            took = time.perf_counter() - began
+            self._pace.note(choice.amount, took, backlog=choice.backlog)
         return True
 
-    def _run_batch(self, plan: Plan, upkeep_s: float = 0.0) -> None:
-        """Run a batch that is in the books."""
-        paths = functools.partial(self._source.segments, plan)
-        report = self._writer.write(plan.batch, paths=paths, now=plan.now, parts=plan.parts)
+    def _run_batch(self, plan: Plan, upkeep_s: float = 0.0) -> bool:
+        """Run a batch that is in the books; False if it had to be tried again."""
+        at_once, failed = True, 0
+        while True:
+            try:
+                report = self._writer.write(
+                    plan.batch,
+                    paths=functools.partial(self._source.segments, plan),
+                    now=plan.now,
+                    parts=plan.parts,
+                    settled=plan.settled,
+                )
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    if not isinstance(error, FencedError):  # then the books are another writer's
+                        with contextlib.suppress(OSError):
+                            self._books.excuse()
+                    raise
+                failed += 1
+                if self._ending or failed > _TRIES or not self._writer.can_go_on:
+                    raise
+                log.warning("batch %d ran out of memory, trying again: %s", plan.batch, error)
+                again = self._plan_again(plan, error)
+                failed = failed if again is plan else 0
+                plan, at_once = again, False
         self._on_batch(report.with_upkeep(upkeep_s))
-        with explain_full_disk(self._books.folder):
+        with explain_full_disk(*local_only(self._books.folder)):
             self._books.finish(plan.batch)
+        return at_once
+
+    def _plan_again(self, plan: Plan, error: BaseException | None = None) -> Plan:
+        """The plan of a batch that did not come to its end, or a smaller one if that is needed."""
+        if plan.most is not None:
+            self._pace.lower_ceiling(plan.most)
+        with explain_full_disk(*local_only(self._books.folder)):
+            if self._books.begun < _TRIES or not self._writer.may_be_recut(plan.batch):
+                self._books.begin_again()
+                return plan
+            half = self._source.halve(plan)
+            if half is None and error is not None:
+                raise PipelineError(
+                    f"the smallest part of {self._source.name} that can be read at once "
+                    f"({', '.join(plan.segments) or 'one message'}) takes more memory than there "
+                    "is: give Spark more (--conf spark.driver.memory=4g), or move the segment away"
+                ) from error
+            if half is None:
+                self._books.begin_again()
+                return plan
+            smaller, count = half
+            self._books.replace(replace(smaller, most=count))
+        self._released = True
+        self._pace.lower_ceiling(count)
+        log.warning(
+            "batch %d was begun %d times and did not come to its end: it is made smaller, and the "
+            "rest waits for the next batches",
+            plan.batch,
+            _TRIES,
+        )
+        return smaller
 
     def _pause_until(self, due: float) -> None:
         while not self._ending and (left := due - time.monotonic()) > 0:

@@ -13,22 +13,18 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.files import sync
-from batchmill.spans import hash64, ids_of, part_of, read_summary
-from batchmill.spark.batch.blobs import used_texts
+from batchmill.spans import ids_of, read_summary
+from batchmill.spark.batch.blobs import Blob, Kind, used_texts
+from batchmill.spark.batch.parts import Share, by_part, trace_parts
 
-Parts: TypeAlias = npt.NDArray[Any]
-"""The part of each row."""
 _METADATA = b"batchmill.parts"
 
 
@@ -39,20 +35,6 @@ class StateKind(StrEnum):
     """Summaries of spans that wait for a partner."""
     IDS = "ids"
     """The ids of spans that were counted."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which parts of the traces are a task's."""
-
-    parts: int
-    tasks: int
-    task: int
-
-    @property
-    def own(self) -> range:
-        """Its parts."""
-        return range(self.task, self.parts, self.tasks)
 
 
 @dataclass(frozen=True)
@@ -74,6 +56,17 @@ class StatePiece:
     kind: StateKind
     path: str
     rows: int
+
+
+def state_blobs(kind: StateKind, table: pa.Table, part: int) -> Iterator[Blob]:
+    """State for later batches, in blobs; the source of each is the number of its rows."""
+    for blob in Blob.of(Kind(kind), table, part=part):
+        yield replace(blob, source=str(blob.table.num_rows))
+
+
+def state_of(blob: Blob) -> StateFile:
+    """Where a blob of earlier state comes from; its source is set if it goes into the new state."""
+    return StateFile(StateKind(blob.kind), "", 0, bool(blob.source))
 
 
 def read_state(file: StateFile, share: Share) -> list[tuple[int, pa.Table]]:
@@ -146,24 +139,3 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
     if len(tables) == 1:
         return tables[0].combine_chunks()
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-
-
-def trace_parts(rows: pa.Table, parts: int) -> Parts:
-    """The part of each row, by its trace; rows without one, which have no partner, anywhere."""
-    traces = rows["trace_id"]
-    places = part_of(hash64(traces), parts)
-    if traces.null_count:
-        lone = np.flatnonzero(traces.is_null().to_numpy())
-        places[lone] = lone % parts
-    return places
-
-
-def by_part(table: pa.Table, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each part; ``parts`` has the part of each row."""
-    if not table.num_rows:
-        return
-    order = np.argsort(parts, kind="stable")
-    present, starts = np.unique(parts[order], return_index=True)
-    rows = table if len(present) == 1 else table.take(pa.array(order))
-    for part, start, end in zip(present, starts, [*starts[1:], len(parts)], strict=True):
-        yield int(part), rows.slice(start, end - start)

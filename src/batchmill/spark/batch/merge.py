@@ -1,0 +1,201 @@
+"""The last step of a batch: merges the deltas of some entities (L2), and may commit them.
+
+Into a store that one process writes at a time, the driver commits a batch: :class:`MergeStep` sends
+it what was merged. Into a store that takes parts of a batch, :class:`CommitStep` brings them from
+the executors, and the driver gets nothing but reports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from batchmill.aggregate import (
+    Deltas,
+    EntityBook,
+    SlowestStatements,
+    contribution,
+    entity_number,
+    from_arrow,
+    statements_from_arrow,
+    statements_to_arrow,
+    to_arrow,
+)
+from batchmill.outbox import Outbox
+from batchmill.spans import merge_statements, merge_topn
+from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, write_blobs
+from batchmill.spark.batch.parts import Share
+from batchmill.spark.batch.tasks import Shipped, TaskPlan, TaskReport
+from batchmill.spark.failures import explain_full_disk
+from batchmill.store import (
+    Batch,
+    OpenParts,
+    PartShare,
+    StatementRow,
+    StoreError,
+    TaskAddress,
+    TopNRow,
+    open_for_task,
+)
+
+
+class Merged:
+    """What the blobs of some entities are merged to."""
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._plan = plan
+        self._deltas: dict[str, list[Deltas]] = defaultdict(list)
+        self._topn: list[pa.Table] = []
+        self._statements: list[pa.Table] = []
+        self._slowest = SlowestStatements(plan.top_n, plan.thresholds)
+        self.newest = 0
+        """The newest minute of statements that processes have counted; 0: of none."""
+
+    def add(self, blob: Blob) -> bool:
+        """Take a blob; False: it is of a kind that is not merged."""
+        plan = self._plan
+        match blob.kind:
+            case Kind.DELTAS:
+                aggregator = plan.aggregators[blob.source]
+                self._deltas[blob.source].append(from_arrow(blob.table, aggregator.plan))
+            case Kind.TOPN:
+                self._topn.append(blob.table)
+            case Kind.STATEMENTS:
+                self._statements.append(blob.table)
+            case Kind.SLOWEST:
+                table = blob.table
+                self._slowest.merge(statements_from_arrow(table, plan.top_n, plan.thresholds))
+                self.newest = max(self.newest, pc.max(table["minute"]).as_py())
+            case _:
+                return False
+        return True
+
+    def blobs(self) -> Iterator[Blob]:
+        """The same, merged, for whoever merges on."""
+        plan = self._plan
+        for source, several in self._deltas.items():
+            aggregator = plan.aggregators[source]
+            table = to_arrow(aggregator.merge(several), aggregator.plan)
+            yield from Blob.of(Kind.DELTAS, table, source=source)
+        if self._topn:
+            yield from Blob.of(Kind.TOPN, merge_topn(self._topn, plan.top_n))
+        if self._statements:
+            yield from Blob.of(Kind.STATEMENTS, merge_statements(self._statements))
+        yield from Blob.of(Kind.SLOWEST, statements_to_arrow(self._slowest))
+
+    def fill(self, batch: Batch, *, as_arrays: bool = False) -> Counter[str]:
+        """Put it into a batch, as a store takes it; how many rows of each event type it is of.
+
+        With ``as_arrays``, deltas are Arrow arrays.
+        """
+        plan, book = self._plan, EntityBook()
+        counts: Counter[str] = Counter()
+        for source, several in self._deltas.items():
+            aggregator = plan.aggregators[source]
+            # All in one: exporters tell the changes of a commit apart by minute and entity.
+            merged = aggregator.merge(several)
+            made = contribution(merged, aggregator, plan.layout, book, as_arrays=as_arrays)
+            counts[source] += made.rows
+            batch.deltas += made.deltas
+        # The columns of both tables are named after the fields.
+        if self._topn:
+            for row in merge_topn(self._topn, plan.top_n).to_pylist():
+                batch.topn.append(TopNRow(**row | _numbered(row, book)))
+        if self._statements:
+            for row in merge_statements(self._statements).to_pylist():
+                batch.statements.append(StatementRow(**row | _numbered(row, book)))
+        batch.topn += self._slowest.topn_rows(book)
+        batch.statements += self._slowest.statement_rows(book)
+        batch.entities = book.rows()
+        return counts
+
+
+@dataclass(frozen=True)
+class MergeStep:
+    """Merges the blobs of some entities; the driver commits them."""
+
+    shipped: Shipped
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One table of deltas for each event type; what is not merged goes through."""
+        merged, report = Merged(self.shipped.plan), TaskReport()
+        for blob in read_blobs(batches):
+            if blob.kind is Kind.REPORT:
+                report.add(blob.report)
+            elif not merged.add(blob):
+                yield from write_blobs([blob])
+        yield from write_blobs(merged.blobs())
+        yield from write_blobs([Blob.of_report(report)])
+
+
+@dataclass(frozen=True)
+class PartCommit:
+    """What the tasks of a batch need to commit its parts."""
+
+    store: TaskAddress
+    stream: str
+    epoch: int
+    number: int
+    opened: OpenParts
+    outbox: Outbox | None
+    """Where changes are written for exporters."""
+
+
+@dataclass(frozen=True)
+class CommitStep:
+    """Merges the blobs of some parts, and commits each part once.
+
+    A part that was committed by an earlier run of the batch, or by an earlier attempt of this task,
+    is left out by the store. Its changes are written for exporters all the same: those of a run
+    that failed were never listed.
+    """
+
+    shipped: Shipped
+    commit: PartCommit
+    tasks: int
+    """How many tasks share the parts."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What was counted; and what is not for the store."""
+        context = TaskContext.get()
+        return self.run(0 if context is None else context.partitionId(), batches)
+
+    def run(self, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same, as that task."""
+        plan, commit = self.shipped.plan, self.commit
+        before = commit.opened.recorded
+        fresh, recorded, report = Merged(plan), Merged(plan), TaskReport()
+        for blob in read_blobs(batches):
+            if blob.kind is Kind.REPORT:
+                report.add(blob.report)
+            elif not (recorded if blob.part in before else fresh).add(blob):
+                yield from write_blobs([blob])
+        batch = Batch(commit.stream, commit.epoch, commit.number)
+        rows = fresh.fill(batch, as_arrays=True)
+        if commit.outbox is not None:
+            again = Batch(commit.stream, commit.epoch, commit.number)
+            recorded.fill(again, as_arrays=True)
+            with explain_full_disk(commit.outbox.folder):
+                for some in (batch, again):
+                    report.outgoing += commit.outbox.write(some, plan.layout)
+        own = Share(plan.parts, self.tasks, task).own
+        parts = tuple(part for part in own if part not in before)
+        if parts:
+            share = PartShare(parts, commit.opened, rows, plan.layout)
+            try:
+                open_for_task(commit.store).commit_parts(batch, share)
+            except StoreError as error:
+                # For the driver. The tasks of other parts go on; the store has tried again enough.
+                report.failures.append(error)
+        report.newest = max(report.newest, fresh.newest, recorded.newest)
+        yield from write_blobs([Blob.of_report(report)])
+
+
+def _numbered(row: dict[str, Any], book: EntityBook) -> dict[str, Any]:
+    return {"entity": entity_number(row["stream"], row["entity"], book)}

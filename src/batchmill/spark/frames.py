@@ -1,0 +1,147 @@
+"""Reads the metrics of a store as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from batchmill.sources import Grain, UnknownNameError, bucket_start
+from batchmill.store import Selection, Store, Value, open_store
+
+_SCHEMA = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("source", pa.string()),
+        ("entity_id", pa.string()),
+        ("entity_name", pa.string()),
+        ("layers", pa.list_(pa.string())),
+        ("grain", pa.string()),
+        ("time", pa.timestamp("us", "UTC")),
+        ("label", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+_COLUMNS = (
+    "metric string, source string, entity_id string, entity_name string, layers array<string>, "
+    "grain string, time timestamp, label string, value double"
+)
+"""The same as Spark writes it."""
+_FILE = "sqlite:///"
+_ROWS = 10_000
+"""How many values a task holds at a time."""
+_DAYS = 7
+"""So many of the newest days of a PostgreSQL store are read by a task each, for every metric."""
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """What one task reads."""
+
+    metric: str
+    source: str
+    selection: Selection
+
+
+@dataclass(frozen=True)
+class _ReadValues:
+    """Reads slices of a store, whose numbers are the input."""
+
+    url: str = field(repr=False)
+    slices: Sequence[_Slice]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The values as rows."""
+        for batch in batches:
+            for number in batch[0].to_pylist():
+                own = self.slices[number]
+                with open_store(self.url, create=False) as store:
+                    rows = _rows(own, store.iter_values(own.metric, own.selection))
+                    while some := list(islice(rows, _ROWS)):
+                        yield pa.RecordBatch.from_pylist(some, _SCHEMA)
+
+
+def metrics(
+    spark: SparkSession,
+    store: str,
+    *names: str,
+    grain: Grain | str = Grain.MINUTE,
+    start: datetime | int | None = None,
+    end: datetime | int | None = None,
+    entity: str | None = None,
+    layer: str | None = None,
+) -> DataFrame:
+    """The values of some metrics in a store, or of all that are computed, as a DataFrame.
+
+    Its columns are ``metric``, ``source``, ``entity_id``, ``entity_name``, ``layers``, ``grain``,
+    ``time`` (the start of the minute, hour or day), ``label`` and ``value``. A metric with labels,
+    such as a percentile, has a row for each of them; for others ``label`` is null. Values are
+    doubles: whole numbers beyond 2^53 are rounded.
+
+    ``start`` and ``end`` are moments or buckets, both included; ``entity`` is an id or a name. The
+    names are checked at once, values are read by Spark's tasks when the frame is used: they must
+    be able to reach the store, which for SQLite means to run on its machine.
+    """
+    is_file = store.startswith(_FILE)
+    url = _FILE + str(Path(store.removeprefix(_FILE)).resolve()) if is_file else store
+    chosen = Selection(grain=Grain(grain), start=start, end=end, layer=layer, entity=entity)
+    with open_store(url, create=False) as opened:
+        slices = list(_slices(opened, names, chosen, divided=not is_file))
+    numbers = spark.range(0, len(slices), 1, max(1, len(slices)))
+    return numbers.mapInArrow(_ReadValues(url, slices), _COLUMNS)
+
+
+def _slices(
+    store: Store, names: Sequence[str], chosen: Selection, *, divided: bool
+) -> Iterator[_Slice]:
+    stored = sorted(store.metrics(include_retired=True), key=lambda metric: metric.active)
+    known = {metric.name: metric for metric in stored}
+    spans = _days(store.newest_minute(), chosen) if divided else [chosen]
+    for name in names or [metric.name for metric in stored if metric.active]:
+        if name not in known:
+            raise UnknownNameError("metric", name, tuple(known))
+        for selection in spans:
+            yield _Slice(name, known[name].source, selection)
+
+
+def _days(newest: int | None, chosen: Selection) -> list[Selection]:
+    """A selection divided at the midnights before the newest minute."""
+    if newest is None:
+        return [chosen]
+    midnight = bucket_start(newest).replace(hour=0, minute=0)
+    cuts = [midnight - timedelta(days=back) for back in reversed(range(_DAYS))]
+    first, last = _moment(chosen.start), _moment(chosen.end)
+    cuts = [cut for cut in cuts if (first is None or cut > first) and (last is None or cut <= last)]
+    starts = [chosen.start, *cuts]
+    ends = [*(cut - timedelta(microseconds=1) for cut in cuts), chosen.end]
+    return [replace(chosen, start=start, end=end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _moment(bound: datetime | int | None) -> datetime | None:
+    if bound is None:
+        return None
+    moment = bucket_start(bound) if isinstance(bound, int) else bound
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _rows(own: _Slice, values: Iterable[Value]) -> Iterator[dict[str, Any]]:
+    for value in values:
+        numbers = value.value if isinstance(value.value, dict) else {None: value.value}
+        for label, number in numbers.items():
+            yield {
+                "metric": own.metric,
+                "source": own.source,
+                "entity_id": value.entity_id,
+                "entity_name": value.entity_name,
+                "layers": sorted(value.layers),
+                "grain": value.grain.value,
+                "time": bucket_start(value.bucket),
+                "label": label,
+                "value": float(number),
+            }

@@ -1,0 +1,266 @@
+"""A backlog beside live traffic, and batches that take more memory than there is."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
+from batchmill.store import Batch
+from benchmarks.road_backlog import TARGET_S, measure
+from tests.kit.jvm import java_missing
+from tests.kit.pipelines import (
+    NOW,
+    OF_SPANS,
+    SMALL,
+    START,
+    counted,
+    differences,
+    endpoint_events,
+    expected,
+    expected_of,
+    pipeline,
+    stored,
+    write_segment,
+)
+from tests.kit.threads import until
+from tests.oracle.catalog import Row
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+
+NEW = 1000
+"""The order of the first segment that is written while the backlog is worked off."""
+
+
+def write(folder: Path, source: str, rows: Sequence[Row], order: int) -> Path:
+    """A segment with a name as the receiver gives it."""
+    name = f"{1_700_000_000_000_000 + order}-{order:08x}-{len(rows)}"
+    return write_segment(folder / "spool", source, rows, name, order)
+
+
+def plans(folder: Path) -> list[dict[str, Any]]:
+    """The plans in the books, oldest first."""
+    lines = (folder / "checkpoint" / "books.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "plan" in line]
+
+
+def orders(plan: dict[str, Any]) -> list[int]:
+    """The segments of a plan."""
+    return [int(Path(path).name[:16]) - 1_700_000_000_000_000 for path in plan["segments"]]
+
+
+class LiveTraffic:
+    """Writes a segment after each batch of a pipeline, whose clock it moves."""
+
+    def __init__(self, folder: Path, segments: list[list[Row]], step_s: float) -> None:
+        self.now = NOW
+        self.written = 0
+        self.batches: list[tuple[list[int], int]] = []
+        """The segments of each batch, and how many had been written when it was done."""
+        self._folder = folder
+        self._segments = segments
+        self._step_s = step_s
+
+    def on_batch(self, report: BatchReport) -> None:
+        self.batches.append((orders(plans(self._folder)[-1]), self.written))
+        self.now += self._step_s
+        if self.written < len(self._segments):
+            write(self._folder, "Span", self._segments[self.written], NEW + self.written)
+            self.written += 1
+
+
+@pytest.mark.system
+def test_what_is_new_does_not_wait_for_the_backlog(spark: SparkSession, tmp_path: Path) -> None:
+    """It is in the next batch. Traces whose halves lie in both are put together all the same.
+
+    Their spans wait for longer than ``span_wait_s``, since their partners have arrived by then.
+    """
+    spans = random_spans(5, 300, start=START, days=1)
+    random.Random(1).shuffle(spans)
+    size = 6
+    pieces = [spans[at : at + size] for at in range(0, len(spans), size)]
+    live, backlog = pieces[:6], pieces[6:]
+    for order, rows in enumerate(backlog):
+        write(tmp_path, "Span", rows, order)
+    traffic = LiveTraffic(tmp_path, live, step_s=52.0)
+    settings = PipelineSettings(ttl_days=365, max_batch_rows=5 * size, span_wait_s=300.0)
+    with pipeline(
+        spark,
+        tmp_path,
+        oal=OF_SPANS,
+        settings=settings,
+        clock=lambda: traffic.now,
+        on_batch=traffic.on_batch,
+    ) as running:
+        running.start(0.05)
+        until(lambda: running.progress().unread_segments == 0)
+        took = traffic.now - NOW
+        assert settings.span_wait_s < took < 2 * settings.span_wait_s
+        running.settle(everything=True)
+        values = stored(running.store)
+        unresolved = sum(counted(running.store, "unresolved").values())
+        late = sum(counted(running.store, "late").values())
+    assert late > 0  # their minutes had been shown without them
+    made = spans_to_events(spans)
+    assert unresolved == made.counters["unresolved"]
+    assert differences(values, expected(made.events, OF_SPANS)) == []
+    read: list[int] = []
+    for number, (chosen, written) in enumerate(traffic.batches):
+        read += chosen
+        assert set(range(NEW, NEW + written)) <= set(read), number
+        old = [order for order in read if order < len(backlog) - 10]
+        assert old == sorted(old)  # but for the newest ones, which were new at the start
+    assert sorted(read) == [*range(len(backlog)), *range(NEW, NEW + len(live))]
+
+
+@pytest.mark.system
+@pytest.mark.timeout(1200)
+def test_a_million_spans_are_worked_off_beside_live_traffic() -> None:
+    """In a process with a heap of 1 GiB: all count once, and what is new waits for two batches.
+
+    ``python -m benchmarks.road --only backlog`` does the same with ten million.
+    """
+    if (missing := java_missing()) is not None:
+        pytest.skip(missing)
+    spans = 1_000_000
+    result = measure(spans=spans)
+    assert result.live > 0
+    assert result.counted == spans + result.live
+    assert len(result.batches) > 2
+    # On a machine that does nothing else, two batches take the target.
+    longest = max(result.batches[1:])
+    assert max(result.ages[1:], default=0.0) <= max(TARGET_S, 2 * longest) + 5
+
+
+def failing(
+    running: Pipeline, monkeypatch: pytest.MonkeyPatch, error: BaseException, most: int
+) -> list[int]:
+    """Let commits of more rows than ``most`` fail; the rows of all attempts."""
+    attempts: list[int] = []
+    commit = running.store.commit
+
+    def limited(batch: Batch) -> Any:
+        attempts.append(sum(batch.rows.values()))
+        if attempts[-1] > most:
+            raise error
+        return commit(batch)
+
+    monkeypatch.setattr(running.store, "commit", limited)
+    return attempts
+
+
+ROWS = endpoint_events(64)
+
+
+def fill(folder: Path, segments: int) -> None:
+    """Write all rows, the same number in each segment."""
+    for order in range(segments):
+        write(folder, "Endpoint", ROWS[order::segments], order)
+
+
+def test_a_batch_that_runs_out_of_memory_twice_is_made_smaller(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it fits; the rest goes into the next ones, all of it once, without a restart."""
+    fill(tmp_path, 4)
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        attempts = failing(running, monkeypatch, MemoryError("too large"), most=32)
+        reports = running.run_available()
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+    assert attempts == [64, 64, 32, 32]
+    assert [(report.number, report.given) for report in reports] == [(0, 2), (1, 2)]
+    assert [orders(plan) for plan in plans(tmp_path)] == [[0, 1, 2, 3], [0, 1], [2, 3]]
+
+
+class Killed(BaseException):
+    """What a test raises where a process would end without a word."""
+
+
+def test_a_batch_in_which_the_process_died_twice_is_made_smaller(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system kills a process that takes too much memory: nobody can say so."""
+    fill(tmp_path, 4)
+    for _ in range(2):
+        with pipeline(spark, tmp_path, oal=SMALL) as running:
+            attempts = failing(running, monkeypatch, Killed(), most=32)
+            with pytest.raises(Killed):
+                running.run_available()
+        assert attempts == [64]
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        attempts = failing(running, monkeypatch, Killed(), most=32)
+        running.run_available()
+        assert attempts == [32, 32]
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+
+
+def test_other_errors_do_not_make_a_batch_smaller(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that is down is none of its input's fault."""
+    fill(tmp_path, 2)
+    for _ in range(3):
+        with pipeline(spark, tmp_path, oal=SMALL) as running:
+            attempts = failing(running, monkeypatch, ArithmeticError("down"), most=0)
+            with pytest.raises(ArithmeticError, match="down"):
+                running.run_available()
+        assert attempts == [64]
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        assert [report.given for report in running.run_available()] == [2]
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+
+
+def test_a_batch_that_is_in_the_store_is_not_made_smaller(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was applied, and the process ran out of memory before it knew: it is done."""
+    fill(tmp_path, 2)
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        commit = running.store.commit
+
+        def applied(batch: Batch) -> Any:
+            commit(batch)
+            raise MemoryError("too late")
+
+        monkeypatch.setattr(running.store, "commit", applied)
+        (report,) = running.run_available()
+        assert not report.applied
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+    assert [orders(plan) for plan in plans(tmp_path)] == [[0, 1]]
+
+
+def test_a_batch_with_parts_in_the_store_is_not_made_smaller(
+    spark: SparkSession, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks have committed them with all of its input; it ends, or is tried after a restart."""
+    fill(tmp_path, 2)
+    with pipeline(spark, tmp_path, oal=SMALL, store=postgres_url) as running:
+        attempts = failing(running, monkeypatch, MemoryError("too large"), most=0)
+        with pytest.raises(MemoryError, match="too large"):
+            running.run_available()
+    assert len(attempts) == 3
+    with pipeline(spark, tmp_path, oal=SMALL, store=postgres_url) as running:
+        (report,) = running.run_available()
+        assert report.given == 2
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+    assert {tuple(orders(plan)) for plan in plans(tmp_path)} == {(0, 1)}
+
+
+def test_a_segment_that_takes_too_much_memory_is_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be divided: the message says what to do."""
+    path = write(tmp_path, "Endpoint", ROWS, 0)
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        failing(running, monkeypatch, MemoryError("too large"), most=0)
+        with pytest.raises(PipelineError, match=r"spark\.driver\.memory") as raised:
+            running.run_available()
+        assert str(path) in str(raised.value)
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
+        assert len(running.run_available()) == 1

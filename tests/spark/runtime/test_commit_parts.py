@@ -1,0 +1,270 @@
+"""Tasks commit the parts of a batch into PostgreSQL; whatever breaks off, each part counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+from batchmill.oal import load
+from batchmill.outbox import OutboxSettings
+from batchmill.sources import entity_id
+from batchmill.spark import PipelineSettings
+from batchmill.spark.batch import parts
+from batchmill.spark.batch.blobs import Kind, read_blobs
+from batchmill.spark.batch.job import BatchJob
+from batchmill.spark.batch.merge import CommitStep, PartCommit
+from batchmill.spark.batch.parts import entity_parts
+from batchmill.spark.batch.tasks import Limits, ReadStep, Shipped, TaskPlan
+from batchmill.spark.batch.writer import aggregators_for
+from batchmill.store import Batch, FencedError, OpenParts, Store, open_for_task, open_store
+from tests.kit.exporters import listed_changes
+from tests.kit.pipelines import (
+    NOW,
+    OF_SPANS,
+    SMALL,
+    START,
+    counted,
+    deal,
+    differences,
+    endpoint_events,
+    expected,
+    expected_of,
+    pipeline,
+    stored,
+    top_expected,
+    top_of,
+    write_segment,
+)
+from tests.oracle.generate import random_spans
+from tests.oracle.spans import spans_to_events
+from tests.oracle.topn import expected_topn
+
+OAL = f"{OF_SPANS} db = from(DatabaseAccess.latency).percentile2(10); ep = from(Endpoint.*).cpm();"
+SPANS = random_spans(12, 120, start=START, days=1)
+EVENTS = endpoint_events(60)
+FEW = PipelineSettings(ttl_days=365, max_batch_files=2)
+
+
+class Crash(BaseException):
+    """The end of a process."""
+
+
+def fill(folder: Path) -> None:
+    """Spans and events, for two batches."""
+    deal({"Span": SPANS}, folder / "spool", 3, seed=4)
+    write_segment(folder / "spool", "Endpoint", EVENTS, "0")
+
+
+def check(store: Store) -> None:
+    """Every row has counted once."""
+    events = spans_to_events(SPANS)
+    rows = {**events.events, "Endpoint": [*events.events["Endpoint"], *EVENTS]}
+    assert differences(stored(store), expected(rows, OAL)) == []
+    assert top_of(store) == top_expected(expected_topn(SPANS))
+    assert counted(store, "rows")["Span", ""] == len(SPANS)
+
+
+def run(spark: SparkSession, folder: Path, url: str) -> None:
+    """Everything that waits, with an outbox; then the store is right, and so is the outbox."""
+    options: dict[str, Any] = {
+        "oal": OAL,
+        "settings": FEW,
+        "store": url,
+        "outbox": OutboxSettings(),
+    }
+    with pipeline(spark, folder, **options) as running:
+        running.run_available()
+        running.settle(everything=True)
+        check(running.store)
+        calls = {
+            (value.bucket, value.entity_id): value.value for value in running.store.values("ep")
+        }
+        assert listed_changes(running.store, folder / "checkpoint", "ep") == calls
+
+
+def test_the_driver_commits_nothing_but_the_books(
+    spark: SparkSession, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entities, deltas and slow calls come from the tasks."""
+    batches: list[Batch] = []
+    commit = Store.commit
+
+    def note(store: Store, batch: Batch) -> Any:
+        batches.append(batch)
+        return commit(store, batch)
+
+    monkeypatch.setattr(Store, "commit", note)
+    fill(tmp_path)
+    run(spark, tmp_path, postgres_url)
+    numbered = [batch for batch in batches if not batch.settle]
+    assert len(numbered) >= 2
+    for batch in numbered:
+        assert batch.parts
+        assert [*batch.deltas, *batch.entities, *batch.topn, *batch.statements] == []
+        assert len(batch.outgoing) >= 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_parts_that_were_committed_are_not_committed_again(
+    spark: SparkSession,
+    tmp_path: Path,
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    nth: int,
+    after: bool,
+) -> None:
+    """The driver ends before or after a batch's books; the next has another number of tasks."""
+    fill(tmp_path)
+    commit, calls = Store.commit, 0
+
+    def crash(store: Store, batch: Batch) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            if after:
+                commit(store, batch)
+            raise Crash
+        return commit(store, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", crash)
+        with pytest.raises(Crash):
+            run(spark, tmp_path, postgres_url)
+    monkeypatch.setattr(BatchJob, "_tasks", lambda *given: 5)
+    run(spark, tmp_path, postgres_url)
+
+
+FAIL = """
+CREATE FUNCTION fail_part() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.part = 3 THEN RAISE EXCEPTION 'no room for part 3'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER fail BEFORE INSERT ON part_commit FOR EACH ROW EXECUTE FUNCTION fail_part();
+"""
+
+
+def test_the_failure_of_a_part_does_not_undo_the_others(
+    spark: SparkSession, tmp_path: Path, postgres_url: str
+) -> None:
+    """They are committed, and the next run commits the rest."""
+    write_segment(tmp_path / "spool", "Endpoint", EVENTS, "0")
+    with open_store(postgres_url), psycopg.connect(postgres_url, autocommit=True) as database:
+        database.execute(FAIL)
+        options: dict[str, Any] = {"oal": SMALL, "store": postgres_url, "settings": FEW}
+        with (
+            pytest.raises(PythonException, match="no room for part 3"),
+            pipeline(spark, tmp_path, **options) as running,
+        ):
+            running.run_available()
+        rows = database.execute("SELECT part FROM part_commit").fetchall()
+        recorded = {part for (part,) in rows}
+        database.execute("DROP FUNCTION fail_part CASCADE")
+    assert 3 not in recorded
+    with pipeline(spark, tmp_path, **options) as running:
+        running.run_available()
+        assert differences(stored(running.store), expected_of(EVENTS)) == []
+        assert counted(running.store, "rows") == {("Endpoint", ""): 60}
+
+
+def test_rows_of_a_data_frame_are_committed_as_a_whole(
+    spark: SparkSession, tmp_path: Path, postgres_url: str
+) -> None:
+    """The next attempt may have other rows, and it may have another name."""
+    path = write_segment(tmp_path / "old", "Endpoint", EVENTS, "0")
+    with (
+        pipeline(spark, tmp_path, oal=SMALL, store=postgres_url, settings=FEW) as running,
+        psycopg.connect(postgres_url, autocommit=True) as database,
+    ):
+        database.execute("ALTER TABLE counter ADD CONSTRAINT none CHECK (n < 0)")
+        with pytest.raises(psycopg.errors.CheckViolation):
+            running.backfill(spark.read.parquet(str(path)), source="Endpoint")
+        assert stored(running.store) == {}
+        database.execute("ALTER TABLE counter DROP CONSTRAINT none")
+        running.backfill(spark.read.parquet(str(path)), source="Endpoint")
+        assert differences(stored(running.store), expected_of(EVENTS)) == []
+
+
+def test_tasks_of_a_writer_that_lost_its_stream_commit_nothing(
+    spark: SparkSession, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the writer hears it, not Spark's account of failed tasks; it does not try again."""
+    write_segment(tmp_path / "spool", "Endpoint", EVENTS, "0")
+    begin = Store.begin_parts
+
+    def lose(store: Store, stream: str, epoch: int, number: int) -> OpenParts:
+        opened = begin(store, stream, epoch, number)
+        with psycopg.connect(postgres_url) as database:
+            database.execute("UPDATE stream SET epoch = epoch + 1")
+        return opened
+
+    monkeypatch.setattr(Store, "begin_parts", lose)
+    with pipeline(spark, tmp_path, oal=SMALL, store=postgres_url, settings=FEW) as running:
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                running.run_available()
+        assert stored(running.store) == {}
+
+
+def test_entities_with_one_hash_are_not_merged(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash says which part an entity is in, not which entity it is."""
+    monkeypatch.setattr(parts, "hash64", lambda texts: np.full(len(texts), 7, "u8"))
+    metrics = load(SMALL)
+    limited = PipelineSettings()
+    aggregators = aggregators_for(metrics, limited)
+    path = write_segment(tmp_path / "spool", "Endpoint", EVENTS, "0")
+    with open_store(postgres_url) as store:
+        claim = store.claim("live", "checkpoint", fresh=True, committed=None)
+        layout = store.register(metrics, stream="live")
+        plan = Shipped(TaskPlan(metrics.catalog, aggregators, None, limited, 4, layout))
+        limits = Limits(int((NOW + 60) * 1e6), None, str(tmp_path / "quarantine"))
+        made = list(ReadStep(plan, limits, [[str(path)]])([pa.record_batch({"id": [0]})]))
+        blobs = [blob for blob in read_blobs(made) if blob.kind is Kind.DELTAS]
+        (part,) = {blob.part for blob in blobs}
+        opened = store.begin_parts("live", claim.epoch, 0)
+        commit = PartCommit(store.task_address(), "live", claim.epoch, 0, opened, None)
+        for task in range(4):
+            list(CommitStep(plan, commit, 4).run(task, made if task == part else []))
+        batch = Batch("live", claim.epoch, 0, parts=4, expected_rows={"Endpoint": 60})
+        open_for_task(commit.store).close()
+        assert store.commit(batch).applied
+        assert differences(stored(store), expected_of(EVENTS)) == []
+
+
+NAMES = st.none() | st.text(st.sampled_from(" a\u00e9\u3042\x1c\U0001f600"), max_size=3).flatmap(
+    lambda text: st.sampled_from([text, text + "b" * 69, text + "b" * 70 + text, "b" * 150 + text])
+)
+
+
+@given(st.lists(st.tuples(NAMES, st.sampled_from([None, "MESH", "GENERAL"]), NAMES)))
+@settings(max_examples=300)
+def test_an_entity_is_in_one_part(rows: list[tuple[str | None, ...]]) -> None:
+    """Whatever its layers are, and whatever of its names is cut off."""
+    source = load(SMALL).catalog.source("Endpoint")
+    assert list(source.entity.roles) == ["service", "layer", "name"]
+    roles = [pa.array([row[place] for row in rows], pa.string()) for place in range(3)]
+    parts = entity_parts(roles, source, 1000)
+    assert (
+        parts.tolist()
+        == entity_parts([own.dictionary_encode() for own in roles], source, 1000).tolist()
+    )
+    ids: dict[str, set[int]] = {}
+    for row, part in zip(rows, parts.tolist(), strict=True):
+        names = dict(zip(source.entity.roles.values(), row, strict=True))
+        ids.setdefault(entity_id(source, names), set()).add(part)
+    assert all(len(own) == 1 for own in ids.values())
