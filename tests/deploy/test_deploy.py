@@ -342,20 +342,6 @@ def test_images_and_spark_have_the_versions_of_this_source() -> None:
     assert kit.spark_application()["spec"]["sparkVersion"] == pinned[1]
 
 
-def test_the_connector_to_kafka_is_the_one_that_is_tested() -> None:
-    """Where a pipeline that reads Kafka is deployed, it is with the connector of the tests."""
-    tested = re.search(
-        r"<spark.connector.version>(.+?)<", (ROOT / "tests/kit/kafka-pom.xml").read_text()
-    )
-    assert tested is not None
-    named = {
-        version
-        for path in (kit.COMPOSE[1], kit.VARIANTS[1] / "pipeline.yaml")
-        for version in re.findall(r"spark-sql-kafka-0-10_2\.13:(\S+)", path.read_text())
-    }
-    assert named == {tested[1]}
-
-
 def test_files_that_compose_mounts_are_there() -> None:
     """Every file that a service mounts from this folder is in it, but for what the user makes."""
     for where, service in kit.services():

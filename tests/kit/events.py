@@ -15,6 +15,9 @@ import pyarrow.parquet as pq
 
 from batchmill.sources import user
 from batchmill.spool import SpanBatch
+from batchmill.spool.rows import SpanTable as SpanTable
+from batchmill.spool.rows import encode as encode
+from batchmill.spool.rows import joined_spans as joined_spans
 from batchmill.spool.segment import Disk
 from tests.kit.threads import Gate
 

@@ -174,3 +174,21 @@ def one(tmp_path: Path) -> Iterator[Mill]:
     made = mill(tmp_path)
     with made.store:
         yield made
+
+
+def listed_changes(store: Store, checkpoint: Path, metric: str) -> dict[tuple[int, str], Any]:
+    """What the listed files of an outbox add to a metric of one column, by minute and entity."""
+    outbox = Outbox.of(checkpoint)
+    sums: dict[tuple[int, str], Any] = {}
+    for file in store.outbox(outbox.place, limit=1_000_000):
+        for changes in outbox.read(file.path):
+            for own in changes.metrics:
+                if own.name != metric:
+                    continue
+                (column,) = own.columns
+                rows = zip(changes.buckets, changes.entities, changes.cells[column], strict=True)
+                for bucket, entity, n in rows:
+                    # Nothing was added where the cell is empty.
+                    if n is not None:
+                        sums[bucket, entity.id] = sums.get((bucket, entity.id), 0) + n
+    return sums

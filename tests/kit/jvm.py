@@ -1,14 +1,15 @@
-"""Java in tests: whether it is there, how to start it quickly, and the jars for Kafka.
+"""Java in tests: whether it is there, how to start it quickly, and the jars for Kafka and Hadoop.
 
 ``python -m tests.kit.jvm archive FILE`` makes the class archive that ``jvm_options`` names;
-``python -m tests.kit.jvm jars`` gets Kafka's jars with Maven and keeps them outside the repository,
-or says why it cannot (with ``--there`` it only looks). See the Makefile.
+``python -m tests.kit.jvm jars`` gets the jars with Maven and keeps them outside the repository, or
+says why it cannot (with ``--there`` it only looks). See the Makefile.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -115,17 +116,36 @@ def make_archive(archive: Path) -> None:
     fresh.replace(archive)
 
 
-POM = Path(__file__).resolve().with_name("kafka-pom.xml")
-PROFILES = ("broker", "spark")
+PROFILES = {"broker": "kafka", "iceberg": "kafka", "hdfs": "hadoop", "s3": "hadoop"}
+"""The sets of jars, each with the name of its pom."""
 RESOLVE_S = 900
 _HINT = "scripts/system-packages.sh maven says how to get it"
 
 
 def jar_folder(profile: str) -> Path:
     """Where the jars of a profile are, or will be: another folder for every version of the pom."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    version = hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
-    return cache / "batchmill" / "jars" / version / profile
+    content = _pom(profile).read_bytes() + "".join(_versions(profile)).encode()
+    version = hashlib.sha256(content).hexdigest()[:16]
+    return cache_folder() / "jars" / version / profile
+
+
+def cache_folder() -> Path:
+    """Where what tests download is kept, outside the repository."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchmill"
+
+
+def _pom(profile: str) -> Path:
+    return Path(__file__).resolve().with_name(f"{PROFILES[profile]}-pom.xml")
+
+
+def _versions(profile: str) -> list[str]:
+    """Options for Maven: what Spark loads of Hadoop is of the version that PySpark has."""
+    if profile != "s3":
+        return []
+    import pyspark
+
+    found = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
+    return [f"-Dhadoop.version={jar.stem.rsplit('-', 1)[-1]}" for jar in found]
 
 
 def jars(profile: str) -> list[Path]:
@@ -133,9 +153,10 @@ def jars(profile: str) -> list[Path]:
     return sorted(jar_folder(profile).glob("*.jar"))
 
 
-def spark_jars() -> str:
-    """What Spark needs for Kafka, as ``spark.jars`` takes it; empty if it was not resolved yet."""
-    return ",".join(str(jar) for jar in jars("spark"))
+def iceberg_jars() -> str:
+    """Iceberg, as ``spark.jars`` takes it; empty if it is not there, or for another PySpark."""
+    is_for = importlib.metadata.version("pyspark").startswith("4.1.")
+    return ",".join(str(jar) for jar in jars("iceberg")) if is_for else ""
 
 
 @functools.cache
@@ -156,7 +177,7 @@ def resolve_jars(profile: str) -> Path:
     maven = shutil.which("mvn")
     if maven is None:
         raise RuntimeError(
-            f"the jars for the tests with Kafka ({profile}) are not in {place}, "
+            f"the jars for the tests with {PROFILES[profile]} ({profile}) are not in {place}, "
             f"and Maven is not here to get them: {_HINT}"
         )
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +196,8 @@ def resolve_jars(profile: str) -> Path:
 
 def _copy(maven: str, profile: str, into: Path) -> None:
     command = [
-        *(maven, "--quiet", "--batch-mode", "--file", str(POM), f"--activate-profiles={profile}"),
+        *(maven, "--quiet", "--batch-mode", "--file", str(_pom(profile)), *_versions(profile)),
+        f"--activate-profiles={profile}",
         *("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={into}"),
     ]
     try:
@@ -184,13 +206,12 @@ def _copy(maven: str, profile: str, into: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(
-            f"Maven Central did not give Kafka's jars ({profile}) within {RESOLVE_S} s: "
-            "try again later"
+            f"Maven Central did not give the jars ({profile}) within {RESOLVE_S} s: try again later"
         ) from None
     if done.returncode or not any(into.glob("*.jar")):
         said = (done.stdout + done.stderr).strip().splitlines()
         raise RuntimeError(
-            f"Kafka's jars ({profile}) could not be had from Maven Central: can this machine "
+            f"the jars ({profile}) could not be had from Maven Central: can this machine "
             f"reach it? Maven said: {' '.join(said[:3])[:600] or 'nothing'}"
         )
 

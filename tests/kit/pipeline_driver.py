@@ -5,7 +5,9 @@ standard input, so that a successor can be warm before its predecessor is dead. 
 what the spool holds, lets go of all waiting spans, and ends. On its way it says::
 
     claim LAST              the stream is ours; LAST is the last batch in the store, or None
+    batch N opened, M       its parts can be committed by tasks; M of them are committed already
     batch N making          the store does not have it yet
+    batch N rerun K         K stages of its job were run more than once
     batch N made
     commit N begin          N is "settle" for the spans that are let go of in the end
     commit N merged         all is in the transaction; only its COMMIT is to come
@@ -26,9 +28,10 @@ from typing import Any
 from unittest import mock
 
 from batchmill.spark import BatchReport, BatchStats, Pipeline, PipelineSettings
+from batchmill.spark.batch import job
 from batchmill.spark.batch.maker import BatchMaker, Work
 from batchmill.spark.runtime.session import Lease, lease
-from batchmill.store import Batch, Claim, CommitResult, Store
+from batchmill.store import Batch, Claim, CommitResult, OpenParts, Store
 from batchmill.store.sql.commit import Commit
 from tests.kit.pipelines import NOW
 
@@ -42,21 +45,26 @@ def say(what: str) -> None:
     sys.stdout.flush()
 
 
-def lease_session(conf: dict[str, str]) -> Lease:
+def lease_session(conf: dict[str, str], master: str = "local[2]") -> Lease:
     """A Spark session that the pipelines of this process find, until it is released."""
-    return lease("local[2]", conf=conf)
+    return lease(master, conf=conf)
 
 
 def main(given: dict[str, Any]) -> None:
     """Run the pipeline that the arguments describe."""
     folder = Path(given["folder"])
-    session = lease_session(given["conf"])
+    master = given.get("master", "local[2]")
+    session = lease_session(given["conf"], master)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(Store, "claim", _claiming(Store.claim)))
         stack.enter_context(mock.patch.object(Store, "commit", _committing(Store.commit)))
+        opening = _opening(Store.begin_parts)
+        stack.enter_context(mock.patch.object(Store, "begin_parts", opening))
         record = _recording(Commit._record, given["linger_at"])
         stack.enter_context(mock.patch.object(Commit, "_record", record))
         stack.enter_context(mock.patch.object(BatchMaker, "make", _making(BatchMaker.make)))
+        if "task_bytes" in given:
+            stack.enter_context(mock.patch.object(job, "_BYTES_PER_TASK", given["task_bytes"]))
         say("ready")
         stack.callback(session.release)
         if not sys.stdin.readline():
@@ -64,12 +72,12 @@ def main(given: dict[str, Any]) -> None:
         pipeline = stack.enter_context(
             Pipeline(
                 oal=given["oal"],
-                spool=None if given.get("source") else folder / "spool",
+                spool=None if given.get("source") else given.get("spool", folder / "spool"),
                 source=given.get("source"),
                 store=given["store"],
-                checkpoint=folder / "checkpoint",
+                checkpoint=given.get("checkpoint", folder / "checkpoint"),
                 # It finds the session that is there.
-                master="local[2]",
+                master=master,
                 settings=PipelineSettings(
                     ttl_days=365,
                     span_wait_s=SPAN_WAIT_S,
@@ -98,6 +106,15 @@ def _claiming(claim: Callable[..., Claim]) -> Callable[..., Claim]:
         got = claim(self, *args, **kwargs)
         say(f"claim {got.last_batch}")
         return got
+
+    return marked
+
+
+def _opening(begin: Callable[..., OpenParts]) -> Callable[..., OpenParts]:
+    def marked(self: Store, stream: str, epoch: int, number: int) -> OpenParts:
+        opened = begin(self, stream, epoch, number)
+        say(f"batch {number} opened, {len(opened.recorded)}")
+        return opened
 
     return marked
 
@@ -135,11 +152,22 @@ def _making(
     def marked(self: BatchMaker, work: Work) -> tuple[Batch, BatchStats]:
         name = "settle" if work.settle else work.number
         say(f"batch {name} making")
+        before = _stages_run_again(self)
         made = make(self, work)
+        if again := _stages_run_again(self) - before:
+            say(f"batch {name} rerun {again}")
         say(f"batch {name} made")
         return made
 
     return marked
+
+
+def _stages_run_again(maker: BatchMaker) -> int:
+    """How many stages of all jobs so far were run more than once."""
+    tracker = maker._spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup()]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    return sum(stage is not None and stage.currentAttemptId > 0 for stage in stages)
 
 
 if __name__ == "__main__":

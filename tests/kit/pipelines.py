@@ -185,6 +185,11 @@ def pipeline(spark: SparkSession, folder: Path, **given: Any) -> Pipeline:
     return Pipeline(spark=spark, **given)
 
 
+def local(folder: object) -> Path:
+    """A folder of a pipeline, which is on this machine."""
+    return Path(str(folder))
+
+
 def sqlite(folder: Path) -> str:
     """The address of the store that a pipeline in ``folder`` has."""
     return f"sqlite:///{folder / 'metrics.db'}"

@@ -168,6 +168,14 @@ class Life:
         """As :meth:`hear`, and it is an error if time is up."""
         assert self.hear(pattern, nth), f"it did not say {pattern!r}:\n{self.report()}"
 
+    def listen(self, seconds: float = 0.0) -> bool:
+        """Hear what it says within that time; False: it has ended."""
+        deadline = time.monotonic() + seconds
+        while self._readable(deadline):
+            if not self._read():
+                return False
+        return True
+
     def kill(self) -> None:
         """SIGKILL for it and all that it started, unless it is over; what it said last is heard."""
         if not self._over:
@@ -188,9 +196,9 @@ class Life:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def report(self) -> str:
+    def report(self, lines: int = 40) -> str:
         """What it has said last, and its log's last lines."""
-        errors = self._log.read_text("utf-8", "replace").splitlines()[-40:] if self._log else []
+        errors = self._log.read_text("utf-8", "replace").splitlines()[-lines:] if self._log else []
         return "\n".join(["said:", *self.lines[-15:], "log:", *errors])
 
     def _hear_out(self) -> None:

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+import sys
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.kit.jvm import QUICK
+from tests.kit.jvm import QUICK, jvm_options
+from tests.kit.pipeline_driver import SPAN_WAIT_S
+from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK
 from tests.kit.processes import Life, free_port
 from tests.kit.threads import until
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
+DAEMON = "pyspark.daemon"
 WORKERS = 2
+CONF = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": " ".join(QUICK),
+    **QUICK_SPARK,
+}
+_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 
 
 class Cluster:
-    """A master and two workers of one core and 1 GiB each, all in processes of their own.
+    """A master and workers of one core and 1 GiB each, all in processes of their own.
 
-    They know nothing of the environment that the tests run in: no PYTHONPATH, no batchmill.
+    They know nothing of the environment that the tests run in: no PYTHONPATH, no batchmill. With
+    ``hidden``, an empty folder is in the place of that one for workers and their executors.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hidden: Path | None = None, *, workers: int = WORKERS) -> None:
         self._folder = folder
+        self._hidden = hidden
+        self._count = workers
         self._port, self._page = free_port(), free_port()
         self._lives: list[Life] = []
 
@@ -45,18 +61,23 @@ class Cluster:
         return self._folder / f"work-{number}"
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start everything, and wait until the master has all workers."""
+        self._lives.clear()
         try:
             port, page = str(self._port), str(self._page)
             self._start("master", "master.Master", "--port", port, "--webui-port", page)
-            for number in range(WORKERS):
+            for number in range(self._count):
                 options = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
                 folder = ("--work-dir", str(self.work_folder(number)))
                 self._start(f"worker-{number}", "worker.Worker", *options, *folder, self.url)
-            self.wait_until(lambda: self.alive() == WORKERS, "the workers have come")
+            self.wait_until(lambda: self.alive() == self._count, "the workers have come")
         except BaseException:
             self.stop()
             raise
-        return self
 
     def __exit__(
         self,
@@ -86,17 +107,13 @@ class Cluster:
 
     def executors(self, number: int) -> list[int]:
         """The processes that a worker's executors are."""
-        listed = subprocess.run(
-            ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        processes = (line.split(maxsplit=2) for line in listed.splitlines())
-        parent = str(self.workers[number].pid)
-        return [
-            int(pid) for pid, ppid, *args in processes if ppid == parent and EXECUTOR in str(args)
-        ]
+        return _children([self.workers[number].pid], EXECUTOR)
+
+    def python_workers(self) -> list[int]:
+        """The Python processes of all executors, and those that fork them."""
+        executors = [pid for number in range(WORKERS) for pid in self.executors(number)]
+        daemons = _children(executors, DAEMON)
+        return [*daemons, *_children(daemons, DAEMON)]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a state of the cluster; the error has the last output of all its processes."""
@@ -112,6 +129,8 @@ class Cluster:
             if variable in os.environ
         }
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+        if self._hidden is not None and kind == "worker.Worker":
+            command = [*_unshare(), "sh", "-c", _HIDE, str(self._hidden), *command]
         life = Life(
             [*command, "--host", "127.0.0.1", *options],
             self._folder / f"{name}.log",
@@ -125,3 +144,52 @@ class Cluster:
             },
         )
         self._lives.append(life)
+
+
+def can_hide() -> bool:
+    """Whether folders can be hidden from processes here: as root, or in a user namespace."""
+    try:
+        done = subprocess.run(
+            [*_unshare(), "sh", "-c", _HIDE, "/mnt", "true"], capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+def _unshare() -> list[str]:
+    return ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+
+
+@contextlib.contextmanager
+def driver(cluster: Cluster, folder: Path, url: str, **given: Any) -> Iterator[Life]:
+    """The pipeline as a user runs it, one segment a batch; ``given`` are other options."""
+    script = folder / "metrics.oal"
+    script.write_text(MIXED_OAL)
+    places = {"oal": script, "spool": folder / "spool", "checkpoint": folder / "checkpoint"}
+    options = {**places, "store": url, "master": cluster.url, "batch-files": 1, "ttl-days": 365}
+    options |= {"span-wait": int(SPAN_WAIT_S), **given}
+    command = [sys.executable, "-m", "batchmill", "pipeline", "--once"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    command += [f"--conf={key}={value}" for key, value in CONF.items()]
+    life = Life(command, folder / "driver.log", driver_environment())
+    try:
+        yield life
+    finally:
+        life.kill()
+
+
+def driver_environment() -> dict[str, str]:
+    """The environment of a driver that starts quickly."""
+    return {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def _children(parents: Sequence[int], command: str) -> list[int]:
+    """The children of some processes whose command line has that in it."""
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    processes = (line.split(maxsplit=2) for line in listed.splitlines())
+    return [
+        int(pid) for pid, ppid, *args in processes if int(ppid) in parents and command in str(args)
+    ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
@@ -15,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kit.files import ROOT
-from tests.kit.jvm import QUICK, java_missing, jvm_options
-from tests.kit.processes import Life
-from tests.system.spark_cluster import WORKERS, Cluster
+from tests.kit.jvm import java_missing
 
 pytest.importorskip("pyspark")
 
@@ -25,13 +21,13 @@ from batchmill.spark import PipelineSettings
 from tests.kit.pipeline_driver import SPAN_WAIT_S
 from tests.kit.pipelines import (
     MIXED_OAL,
-    QUICK_SPARK,
     differences,
     expected_whole,
     mixed_spool,
     pipeline,
     whole,
 )
+from tests.system.spark_cluster import CONF, WORKERS, Cluster, driver, driver_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,13 +37,6 @@ pytestmark = [
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
-CONF = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": " ".join(QUICK),
-    **QUICK_SPARK,
-}
 KILLED_AT = 3
 """The worker is killed while the batch of that number is being made."""
 
@@ -139,24 +128,6 @@ def test_a_worker_killed_mid_run_changes_nothing(
     assert differences(whole(url), expected_whole(MIXED_OAL, events)) == []
 
 
-@contextlib.contextmanager
-def driver(cluster: Cluster, folder: Path, url: str) -> Iterator[Life]:
-    """The pipeline as a user runs it, one segment a batch."""
-    script = folder / "metrics.oal"
-    script.write_text(MIXED_OAL)
-    places = {"oal": script, "spool": folder / "spool", "checkpoint": folder / "checkpoint"}
-    options = {**places, "store": url, "master": cluster.url, "batch-files": 1, "ttl-days": 365}
-    options["span-wait"] = int(SPAN_WAIT_S)
-    command = [sys.executable, "-m", "batchmill", "pipeline", "--once"]
-    command += [f"--{name}={value}" for name, value in options.items()]
-    command += [f"--conf={key}={value}" for key, value in CONF.items()]
-    life = Life(command, folder / "driver.log", driver_environment())
-    try:
-        yield life
-    finally:
-        life.kill()
-
-
 def probe(cluster: Cluster, kind: str, python: Path) -> list[dict[str, Any]]:
     """What a small job learns about batchmill on the executors."""
     done = subprocess.run(
@@ -179,11 +150,6 @@ def bare_python(folder: Path) -> Path:
     file.write_text(f'#!/bin/sh\nexec "{sys._base_executable}" -S "$@"\n')  # type: ignore[attr-defined]
     file.chmod(0o755)
     return file
-
-
-def driver_environment() -> dict[str, str]:
-    """The environment of a driver that starts quickly."""
-    return {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _runs(pid: int) -> bool:

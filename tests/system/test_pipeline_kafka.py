@@ -17,7 +17,16 @@ from pyspark.sql import SparkSession
 from batchmill import Client
 from batchmill.client import EdgeSettings
 from batchmill.errors import ConfigError
-from batchmill.kafka import KafkaLoginError, KafkaSink, KafkaTopicError
+from batchmill.kafka import (
+    KafkaAddress,
+    KafkaLoginError,
+    KafkaLostError,
+    KafkaSink,
+    KafkaTopicError,
+    MessageRange,
+    message_range,
+    read_messages,
+)
 from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
 from batchmill.spool import SPAN_SOURCE
 from tests.kit.jvm import java_missing
@@ -30,6 +39,7 @@ from tests.kit.pipelines import (
     differences,
     every_events,
     expected,
+    local,
     pipeline,
     quarantined_rows,
     stored,
@@ -131,7 +141,7 @@ def test_deltas_beside_spans_of_a_topic(spark: SparkSession, tmp_path: Path, kaf
         assert differences(stored(running.store), expected(events, OF_SPANS)) == []
         assert counted(running.store, "rows")["Span", ""] == len(SPANS)
         assert counted(running.store, "quarantined") == {("Service", "other metrics"): 7}
-        (reason,) = (running.quarantine / "Service").glob("*.reason")
+        (reason,) = (local(running.quarantine) / "Service").glob("*.reason")
         assert "cpm: from(Service.*).count(), here from(Service.*).cpm()" in reason.read_text()
 
 
@@ -184,7 +194,7 @@ def test_what_is_no_message_of_ours_is_set_aside(
         running.run_available()
         check(running)
         assert counted(running.store, "quarantined") == {("Span", "not a message of spans"): 3}
-        rows = quarantined_rows(running.quarantine)
+        rows = quarantined_rows(local(running.quarantine))
     assert sorted(bytes(row["_value"]) for row in rows) == sorted(odd)
 
 
@@ -199,7 +209,7 @@ def test_spans_that_do_not_fit_are_set_aside(
         running.run_available()
         check(running)
         assert sum(counted(running.store, "quarantined").values()) == 1
-        (row,) = quarantined_rows(running.quarantine)
+        (row,) = quarantined_rows(local(running.quarantine))
     assert row["span_id"] == ahead["span_id"]
 
 
@@ -282,3 +292,32 @@ def test_messages_that_the_topic_has_lost_are_reported(
         pytest.raises(PipelineError, match=r"no longer has .* were not read"),
     ):
         running.run_available()
+
+
+def test_ranges_of_messages_are_read_whole(kafka: Broker) -> None:
+    """Of several partitions at once; what was deleted since is an error, or skipped on demand."""
+    topic = kafka.new_topic(partitions=2)
+    address = KafkaAddress.parse(f"kafka://{kafka.bootstrap}/{topic}")
+    send(kafka, topic, SPANS[:60])
+
+    def read(first: int, skip_lost: bool = False) -> list[tuple[int, int]]:
+        ranges = [
+            MessageRange(part, first, end) for part, (_, end) in message_range(address).items()
+        ]
+        several = read_messages(address, ranges, {}, skip_lost=skip_lost)
+        return sorted((own.partition, own.offset) for some in several for own in some)
+
+    def there(first: int) -> list[tuple[int, int]]:
+        ends = message_range(address).items()
+        return [(part, at) for part, (low, end) in ends for at in range(max(low, first), end)]
+
+    assert len(there(1)) > 4
+    assert read(1) == there(1)
+    kafka.delete_records(topic)  # of partition 0
+    with pytest.raises(KafkaLostError, match="partition 0 was to be read from 1 to"):
+        read(1)
+    assert read(1, skip_lost=True) == there(1)
+    assert {part for part, _ in there(1)} == {1}
+    send(kafka, topic, SPANS[60:])
+    assert read(1, skip_lost=True) == there(1)
+    assert {part for part, _ in there(1)} == {0, 1}

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.kit.jvm import java_missing, spark_jars
+from tests.kit.jvm import java_missing
 
 pytest.importorskip("pyspark")
 pytest.importorskip("confluent_kafka")
@@ -33,7 +33,7 @@ from tests.kit.pipelines import (
 from tests.kit.servers.kafka import Broker, send
 from tests.kit.threads import until
 from tests.oracle.generate import random_spans
-from tests.system.driver_kill import KilledRun, shots
+from tests.system.kills.driver import KilledRun, shots
 
 pytestmark = [
     pytest.mark.slow,
@@ -125,7 +125,7 @@ def test_a_driver_killed_between_kafka_and_postgresql(
         postgres_url,
         source=f"kafka://{kafka.bootstrap}/{topic}",
         batch_messages=6,
-        conf={**QUICK_SPARK, "spark.jars": spark_jars()},
+        conf=QUICK_SPARK,
     )
     rng = random.Random(11)
     deaths = run.kill_at(shots(rng, at_any_time=0, making=1, inside=2, after=1, settling=1))

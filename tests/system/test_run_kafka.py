@@ -11,7 +11,7 @@ import pytest
 
 from batchmill.files import read_json
 from batchmill.run import Home, read_counted
-from tests.kit.jvm import java_missing, jvm_options, spark_jars
+from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life, running_pid, wait_for_json
 from tests.kit.servers.kafka import PASSWORD, Broker
@@ -30,12 +30,11 @@ def test_the_demo_balances_over_a_topic(kafka: Broker, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     topic = kafka.new_topic(partitions=2)
     kafka.stop()
-    conf = {**QUICK_SPARK, "spark.jars": spark_jars()}
     command = [sys.executable, "-m", "batchmill", "run", "--demo=5", f"--home={home.folder}"]
     command += ["--http-port=0", "--grpc-port=0", "--master=local[2]", "--trigger=0.5"]
     command += [f"--kafka=kafka://{kafka.login}/{topic}"]
     command += [f"--kafka-config={kafka.login_file(tmp_path)}"]
-    command += [f"--conf={name}={value}" for name, value in conf.items()]
+    command += [f"--conf={name}={value}" for name, value in QUICK_SPARK.items()]
     environment = {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options()}
     with Life(command, tmp_path / "errors", environment) as life:
         life.must_hear("OpenTelemetry: http://127.0.0.1:.*")

@@ -29,7 +29,7 @@ from tests.kit.otlp import Traffic, as_received, nearly_in_order, otlp, sizes
 from tests.kit.pipelines import MIXED_OAL, differences, expected_whole, whole
 from tests.kit.processes import free_ports
 from tests.oracle.generate import random_spans
-from tests.system.run_kill import Road, Strike, few_strikes, many_strikes, say
+from tests.system.kills.run import Road, Strike, few_strikes, many_strikes, say
 
 pytestmark = [
     pytest.mark.timeout(900),

@@ -46,7 +46,7 @@ class Death:
         for pattern, moment in (
             (r"commit .* (begin|merged)", "inside a commit"),
             (r"commit .* end|batch .* replayed", "after a commit"),
-            (r"batch .* (making|made)", "before a commit"),
+            (r"batch .* (opened, \d+|making|rerun \d+|made)", "before a commit"),
         ):
             if re.fullmatch(pattern, self.last):
                 return moment
@@ -139,25 +139,34 @@ class KilledRun:
     @contextlib.contextmanager
     def _life(self, shot: Shot | None = None) -> Iterator[Life]:
         self._born += 1
-        given = {
-            "folder": str(self._folder),
-            "store": self._url,
-            "oal": MIXED_OAL,
-            "batch_files": shot.batch_files if shot else None,
+        with start_driver(
+            self._folder,
+            self._url,
+            self._born,
+            batch_files=shot.batch_files if shot else None,
             # The transaction is still open then when the signal comes.
-            "linger_at": shot.after if shot else "",
-            "conf": QUICK_SPARK,
+            linger_at=shot.after if shot else "",
             **self._given,
-        }
-        life = Life(
-            [sys.executable, "-m", "tests.kit.pipeline_driver", json.dumps(given)],
-            self._folder / f"driver-{self._born}.log",
-            {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"},
-        )
-        try:
+        ) as life:
             yield life
-        finally:
-            life.kill()
+
+
+def start_driver(folder: Path, url: str, number: int, **given: Any) -> Life:
+    """A driver in a process of its own; ``number`` tells its log from those of others."""
+    given = {
+        "folder": str(folder),
+        "store": url,
+        "oal": MIXED_OAL,
+        "batch_files": None,
+        "linger_at": "",
+        "conf": QUICK_SPARK,
+        **given,
+    }
+    return Life(
+        [sys.executable, "-m", "tests.kit.pipeline_driver", json.dumps(given)],
+        folder / f"driver-{number}.log",
+        {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
 
 
 def _numbers(life: Life, pattern: str) -> Iterator[str]:
