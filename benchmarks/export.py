@@ -136,7 +136,7 @@ def measure(spark: SparkSession, *, spans: int, batches: int) -> Cost:
 def _run(
     pipeline: Pipeline, segment: Path, number: int, done: queue.Queue[BatchReport]
 ) -> BatchReport:
-    assert pipeline.spool is not None
+    assert isinstance(pipeline.spool, Path)
     copied = pipeline.spool / f".{number}.parquet"
     copied.write_bytes(segment.read_bytes())
     copied.rename(pipeline.spool / "Span" / f"{number:05d}.parquet")

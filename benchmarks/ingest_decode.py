@@ -113,7 +113,7 @@ def _decoders(form: str) -> dict[str, Decode]:
     def reference(body: bytes) -> Decoded:
         rows = Rows(LIMITS)
         read(body, rows)
-        return rows.decoded(len(body))
+        return rows.decoded()
 
     return {
         REFERENCE: reference,

@@ -138,9 +138,7 @@ def measure(
 
 @contextlib.contextmanager
 def _road(topic: str | None) -> Iterator[tuple[Drive, int]]:
-    from tests.kit.jvm import spark_jars
-
-    reads = () if topic is None else ("--source", topic, "--conf", f"spark.jars={spark_jars()}")
+    reads = () if topic is None else ("--source", topic)
     to = () if topic is None else ("--to", topic)
     with scratch() as home, pipeline_of(home, *reads) as pipeline, ingest_of(home, *to) as ingest:
         senders = Senders()

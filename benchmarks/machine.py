@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -72,6 +73,25 @@ def tree_rss_mib(pid: int) -> float:
     stats = _stats()
     pages = sum(stats[child][21] for child in _below(pid, stats))
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def compiler_cpu_s(pid: int) -> float:
+    """The processor seconds that a JVM's compiler has taken so far, in the threads that it has.
+
+    With ``-XX:-UseDynamicNumberOfCompilerThreads`` none of them ends.
+    """
+    ticks = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, figures = stat.read_text().rpartition(")")
+            if re.search(r"\(C[12] Compiler", name):
+                ticks += sum(map(int, figures.split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def processes_below(pid: int) -> list[int]:
+    """The processes that one has started, and those that they have."""
+    return _below(pid, _stats())
 
 
 def _stats() -> dict[int, list[int]]:

@@ -124,7 +124,7 @@ def _goals(results: Mapping[str, Result]) -> Iterator[Goal]:
                     (ours, textbook, 2.0),
                     (ours_20, textbook_20, 2.0),
                     (ours, pipeline_versus.TUNED, 2.0),
-                    (ours, pipeline_versus.BATCH, 0.7),
+                    (ours, pipeline_versus.BATCH, 1.0),
                 ):
                     ratio = result.ratio(one, other)
                     yield _at_least(f"events/s of {one} to {other}", ratio, limit)

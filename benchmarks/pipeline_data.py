@@ -92,7 +92,7 @@ def events_folder(
 ) -> Path:
     """A spool with ``events`` rows of one hour, in segments by time."""
     name = f"events-{events}-{services}x{ENDPOINTS}-{skew:g}-{segments}"
-    return _made_once(
+    return made_once(
         name,
         lambda folder: _write_events(folder / SOURCE, events, services, skew, segments),
     )
@@ -106,7 +106,7 @@ def part_of(spool: Path, segments: int) -> Path:
         for file in sorted((spool / SOURCE).glob("*.parquet"))[:segments]:
             os.link(file, folder / SOURCE / file.name)
 
-    return _made_once(f"{spool.name.removesuffix(f'-v{VERSION}')}-first{segments}", link)
+    return made_once(f"{spool.name.removesuffix(f'-v{VERSION}')}-first{segments}", link)
 
 
 def cache_folder() -> Path:
@@ -114,7 +114,7 @@ def cache_folder() -> Path:
     return Path(tempfile.gettempdir()) / "batchmill-benchmarks"
 
 
-def _made_once(name: str, make: Any) -> Path:
+def made_once(name: str, make: Any) -> Path:
     target = cache_folder() / f"{name}-v{VERSION}"
     if not target.is_dir():
         say(f"making {target}")
@@ -143,15 +143,15 @@ def _write_events(folder: Path, events: int, services: int, skew: float, segment
         table = pa.table(
             {
                 "time": pa.array(times).cast(pa.timestamp("us", tz="UTC")),
-                "name": _texts(endpoint, names),
-                "serviceName": _texts(service, service_names),
-                "serviceLayer": _texts(np.zeros(count, np.int32), ["GENERAL"]),
+                "name": texts(endpoint, names),
+                "serviceName": texts(service, service_names),
+                "serviceLayer": texts(np.zeros(count, np.int32), ["GENERAL"]),
                 "latency": pa.array(np.minimum(latency, 60_000).astype(np.int32)),
                 "status": pa.array(rng.random(count) < 0.97),
                 "httpResponseStatusCode": pa.array(
                     rng.choice(np.asarray(_CODES, np.int32), count, p=_CODE_SHARES)
                 ),
-                "type": _texts(rng.choice(len(_TYPES), count, p=_TYPE_SHARES), _TYPES),
+                "type": texts(rng.choice(len(_TYPES), count, p=_TYPE_SHARES), _TYPES),
             }
         )
         pq.write_table(table, folder / f"{number:05d}.parquet")
@@ -164,7 +164,7 @@ def _zipf(rng: np.random.Generator, kinds: int, skew: float, count: int) -> npt.
     return np.searchsorted(edges, rng.random(count), side="right").astype(np.int64)
 
 
-def _texts(codes: npt.NDArray[Any], values: Sequence[str]) -> pa.Array:
+def texts(codes: npt.NDArray[Any], values: Sequence[str]) -> pa.Array:
     coded = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(values))
     return coded.cast(pa.string())
 

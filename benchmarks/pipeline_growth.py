@@ -28,7 +28,7 @@ from benchmarks.pipeline_data import (
     sixty,
     spans_table,
 )
-from benchmarks.pipeline_ours import Run, alternating, jvm_process, run_ours, scratch
+from benchmarks.pipeline_ours import Run, alternating, cpu_seconds, jvm_process, run_ours, scratch
 from benchmarks.report import Table, say, spread
 
 _WARM_UPS = 2
@@ -45,6 +45,8 @@ class Growth:
     """A larger case to the smaller one that it is held against."""
     rows: Mapping[str, int]
     """What each case comes to in rows of (entity, bucket)."""
+    cpu: Mapping[str, list[float]]
+    """The processor seconds of the rounds."""
 
     def ratio(self, larger: str) -> float:
         """How many times as long the larger case takes: the median over the rounds."""
@@ -52,7 +54,14 @@ class Growth:
 
     def ratios(self, larger: str) -> list[float]:
         """The same round by round."""
-        pairs = zip(self.seconds[larger], self.seconds[self.steps[larger]], strict=True)
+        return self._ratios(self.seconds, larger)
+
+    def cpu_ratio(self, larger: str) -> float:
+        """How many times the processor time the larger case takes."""
+        return median(self._ratios(self.cpu, larger))
+
+    def _ratios(self, measured: Mapping[str, list[float]], larger: str) -> list[float]:
+        pairs = zip(measured[larger], measured[self.steps[larger]], strict=True)
         return [one / other for one, other in pairs]
 
     def tables(self) -> list[Table]:
@@ -60,15 +69,21 @@ class Growth:
         lines = []
         for name, seconds in self.seconds.items():
             line = [name, f"{self.rows[name]:,}", f"{median(seconds):.2f}", spread(seconds)]
+            line.append(f"{median(self.cpu[name]):.2f}")
             if name in self.steps:
                 line += [f"{self.ratio(name):.2f}x", spread(self.ratios(name))]
-            lines.append(line + ["-"] * (6 - len(line)))
-        headers = ["case", "rows", "s", "range", "to the smaller", "range"]
+                line.append(f"{self.cpu_ratio(name):.2f}x")
+            lines.append(line + ["-"] * (8 - len(line)))
+        headers = ["case", "rows", "s", "range", "CPU s", "to the smaller", "range", "CPU"]
         return [Table(self.title, self.caption, headers, lines)]
 
     def as_json(self) -> dict[str, Any]:
         """What to keep."""
-        return {**vars(self), "ratios": {larger: self.ratio(larger) for larger in self.steps}}
+        return {
+            **vars(self),
+            "ratios": {larger: self.ratio(larger) for larger in self.steps},
+            "cpu_ratios": {larger: self.cpu_ratio(larger) for larger in self.steps},
+        }
 
 
 def measure_events(spark: SparkSession, *, events: int, rounds: int) -> Growth:
@@ -122,11 +137,14 @@ def _measure(
     rounds: int,
 ) -> Growth:
     last: dict[str, Run] = {}
+    cpu: dict[str, list[float]] = {name: [] for name in cases}
 
     def run(name: str, spool: Path, oal: str) -> Callable[[Path], float]:
         def once(work: Path) -> float:
+            before = cpu_seconds(spark)
             last[name] = run_ours(spark, spool, work, oal=oal)
-            say(f"{name}: {last[name].seconds:.2f} s")
+            cpu[name].append(cpu_seconds(spark) - before)
+            say(f"{name}: {last[name].seconds:.2f} s, {cpu[name][-1]:.2f} s of the processor")
             return last[name].seconds
 
         return once
@@ -140,7 +158,8 @@ def _measure(
             with scratch() as work:
                 say(f"warm-up: {run_ours(spark, spool, work, oal=oal).seconds:.2f} s")
     seconds = alternating(runs, rounds)
-    return Growth(title, caption, seconds, steps, {name: last[name].merged for name in cases})
+    rows = {name: last[name].merged for name in cases}
+    return Growth(title, caption, seconds, steps, rows, cpu)
 
 
 @dataclass

@@ -20,6 +20,9 @@ from benchmarks.machine import cpu_s, tree_cpu_s
 from benchmarks.pipeline_check import Results, stored_by_ours
 from benchmarks.pipeline_data import SIX
 
+ALL_FILES = 1_000_000
+"""More segments than there are: one batch takes all of them."""
+
 
 def start_spark() -> SparkSession:
     """A session with the pipeline's own settings, on all cores; yours to stop."""
@@ -82,7 +85,7 @@ def run_ours(
     work: Path,
     *,
     oal: str | Path = SIX,
-    files: int | None = None,
+    files: int = ALL_FILES,
     on_batch: Callable[[BatchReport], None] | None = None,
 ) -> Run:
     """Everything that the spool holds, into a new store; ``files`` segments a batch at most."""
@@ -106,7 +109,7 @@ class Ours:
     """The six metrics, by the pipeline."""
 
     spark: SparkSession
-    files: int | None = None
+    files: int = ALL_FILES
     name: str = "batchmill"
     runs: list[Run] = field(default_factory=list)
 

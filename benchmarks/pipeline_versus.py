@@ -67,6 +67,10 @@ class Versus:
         ratios = self.ratios(one, other)
         return None if ratios is None else median(ratios)
 
+    def cpu_ratios(self, one: str, other: str) -> list[float]:
+        """How many times the processor seconds of the other one's, round by round."""
+        return [theirs / ours for ours, theirs in zip(self.cpu[one], self.cpu[other], strict=True)]
+
     def tables(self) -> list[Table]:
         """What to print."""
         rows = []
@@ -83,6 +87,7 @@ class Versus:
                     f"{median(ratios):.2f}x",
                     spread(ratios),
                     f"{median(self.cpu[name]):.1f}",
+                    f"{median(self.cpu_ratios(mine, name)):.2f}x",
                     "-" if cold is None else f"{cold:.1f}",
                 ]
             )
@@ -93,9 +98,10 @@ class Versus:
                 f"{self.events:,} events, {self.groups:,} rows of (entity, bucket) in three"
                 f" grains, six metrics. Seconds: median and range of the rounds. Ours to it: its"
                 f" seconds over batchmill's of the same round (of 20 batches over 20 batches)."
-                f" CPU: the process's, its JVM's and its tasks'. Cold: a process of its own,"
-                f" from starting Spark to the end. batchmill's median is {self.spark_s:.2f} s"
-                f" until the deltas are in the driver, and {self.store_s:.2f} s for the commit."
+                f" CPU: the process's, its JVM's and its tasks', and how many times ours. Cold: a"
+                f" process of its own, from starting Spark to the end. batchmill's median is"
+                f" {self.spark_s:.2f} s until the deltas are in the driver, and {self.store_s:.2f}"
+                f" s for the commit."
                 f" {self.compared:,} rows of each were compared with DuckDB's: all equal.",
                 [
                     "contestant",
@@ -105,6 +111,7 @@ class Versus:
                     "ours to it",
                     "range",
                     "CPU s",
+                    "to ours",
                     "cold s",
                 ],
                 rows,

@@ -64,7 +64,7 @@ def measure(*, spans: int) -> Flood:
     """Fill a spool, start a pipeline, and wait until the store has all."""
     with scratch() as home:
         say(f"flood: writing {spans:,} spans")
-        _fill(home / "spool", spans)
+        fill(home / "spool", spans)
         store = StoreView(home / "metrics.db")
         began = time.monotonic()
         with pipeline_of(home) as pipeline:
@@ -81,7 +81,7 @@ def measure(*, spans: int) -> Flood:
     return Flood(spans=spans, start_s=ready - began, seconds=ended - ready, cpu_s=spent)
 
 
-def _fill(folder: Path, spans: int) -> None:
+def fill(folder: Path, spans: int) -> None:
     """Write so many spans to a spool, as the receiver does."""
     with contextlib.closing(Spool(folder)) as spool:
         limits = Limits()

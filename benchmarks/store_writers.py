@@ -1,4 +1,4 @@
-"""Compare commits to PostgreSQL over one connection and over several, on the same batches.
+"""Compare commits to PostgreSQL: by the driver over one connection or several, and by tasks.
 
     python -m benchmarks.store_writers [--quick] [--database URL] [--json PATH]
 
@@ -11,17 +11,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import multiprocessing
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from time import perf_counter
-from typing import Any
+from time import perf_counter, process_time
+from typing import Any, Protocol
 
 from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
-from batchmill.store import Batch, Deltas, EntityRow, Layout, RetryPolicy, encode_numbers
+from batchmill.store import (
+    Batch,
+    Deltas,
+    EntityRow,
+    Layout,
+    OpenParts,
+    PartShare,
+    RetryPolicy,
+    TaskAddress,
+    encode_numbers,
+    open_for_task,
+)
 from batchmill.store.postgres import PostgresStore, WriterSettings
 from batchmill.store.states import Shape
 from benchmarks.machine import machine, machine_line
@@ -39,41 +52,57 @@ apdex = from(Endpoint.latency).sum();
 MINUTES = 3
 """Each entity has a row in so many minutes of a batch, and one in the hour and one in the day."""
 ONE = "one connection"
-FULL = ((1_000, 15), (10_000, 15), (50_000, 11), (100_000, 9), (500_000, 7))
+FULL = ((1_000, 9), (10_000, 9), (100_000, 7), (500_000, 7))
 QUICK = ((1_000, 3), (10_000, 3), (50_000, 2))
 """Delta rows of a batch, and how many rounds."""
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a commit took."""
+
+    seconds: float
+    processor: float
+    """Processor seconds of all processes, the server's included, where they can be read."""
+
+
 @dataclass
 class Commits:
-    """Seconds of a commit, by rows of a batch and by how they came."""
+    """The commits, by rows of a batch and by how they came."""
 
-    seconds: Mapping[int, Mapping[str, list[float]]]
+    costs: Mapping[int, Mapping[str, list[Cost]]]
+
+    def seconds(self, rows: int, way: str) -> list[float]:
+        """Of each round."""
+        return [cost.seconds for cost in self.costs[rows][way]]
+
+    def processor(self, rows: int, way: str) -> list[float]:
+        """Of each round."""
+        return [cost.processor for cost in self.costs[rows][way]]
 
     def ratios(self, rows: int, way: str) -> list[float]:
         """To the one connection, round by round."""
-        return [
-            one / other
-            for one, other in zip(self.seconds[rows][way], self.seconds[rows][ONE], strict=True)
-        ]
+        pairs = zip(self.seconds(rows, way), self.seconds(rows, ONE), strict=True)
+        return [one / other for one, other in pairs]
 
     def table(self) -> Table:
         """What to print."""
         lines = []
-        for rows, ways in self.seconds.items():
-            for way, seconds in ways.items():
-                ratios = self.ratios(rows, way)
+        for rows, ways in self.costs.items():
+            for way in ways:
+                ratios, seconds = self.ratios(rows, way), self.seconds(rows, way)
                 line = [f"{rows:,}", way, f"{median(seconds):.3f}", spread(seconds, 3)]
-                best = min(seconds) / min(ways[ONE])
+                line += [f"{median(self.processor(rows, way)):.3f}"]
+                best = min(seconds) / min(self.seconds(rows, ONE))
                 lines.append([*line, f"{median(ratios):.2f}x", spread(ratios), f"{best:.2f}x"])
         return Table(
-            "Commits to PostgreSQL over one connection, and over several",
+            "Commits to PostgreSQL by the driver, and by tasks",
             f"{len(load(SCRIPT))} metrics of one source; every entity in {MINUTES} new minutes, and"
-            " in an existing hour and day. Each number of connections has its own store; they take"
+            " in an existing hour and day. Each way has its own store; they take"
             f" turns. Batches of fewer rows than {WriterSettings().above_rows:,} normally use one"
             " connection; here they use several too, except for parts too small to split. On a busy"
             " machine the best times are closer to those of an idle one.",
-            ["delta rows", "way", "s", "range", "to one", "range", "best to best"],
+            ["delta rows", "way", "s", "range", "processor s", "to one", "range", "best to best"],
             lines,
         )
 
@@ -81,19 +110,32 @@ class Commits:
         """What to keep."""
         return {
             str(rows): {
-                way: {"s": seconds, "ratios": self.ratios(rows, way)} for way, seconds in s.items()
+                way: {
+                    "s": self.seconds(rows, way),
+                    "ratios": self.ratios(rows, way),
+                    "processor_s": self.processor(rows, way),
+                }
+                for way in ways
             }
-            for rows, s in self.seconds.items()
+            for rows, ways in self.costs.items()
         }
 
 
+class Way(Protocol):
+    """A way of committing batches to a store of its own."""
+
+    def commit(self, rows: int) -> Cost:
+        """Commit the next batch."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Lane:
-    """A store, and the batches that go to it."""
+    """A store, and the batches that the driver commits to it."""
 
     def __init__(self, url: str, settings: WriterSettings) -> None:
-        self.store = PostgresStore(
-            url, url, RetryPolicy(), ttl_days=7, top_n=50, create=True, writers=settings
-        )
+        self.store = open_lane(url, settings)
         self._metrics = load(SCRIPT)
         self._claim = self.store.claim("live", "c", fresh=True, committed=None)
         self._layout = self.store.register(self._metrics, stream="live")
@@ -102,35 +144,151 @@ class Lane:
 
     def batch(self, rows: int) -> Batch:
         """The next batch of so many delta rows."""
-        first = next(self._minutes)
-        entities = max(1, rows // (MINUTES + 2))
-        minutes = [_minute(first + offset) for offset in range(MINUTES)]
-        buckets = {
-            Grain.MINUTE: [minute for minute in minutes for _ in range(entities)],
-            Grain.HOUR: [minutes[0] // 100] * entities,
-            Grain.DAY: [minutes[0] // 10_000] * entities,
-        }
-        named = [
-            EntityRow("endpoint", f"id-{n}", f"/endpoint/{n}", frozenset(["GENERAL"]))
-            for n in range(entities)
-        ]
-        deltas = [
-            Deltas("Endpoint", grain, some, list(range(entities)) * (len(some) // entities), cells)
-            for grain, some in buckets.items()
-            for cells in [_cells(self._metrics, self._layout, len(some))]
-        ]
-        epoch, number = self._claim.epoch, next(self._numbers)
-        return Batch("live", epoch, number, minutes[-1], named, deltas)
+        batch = make_batch(self._metrics, self._layout, rows, next(self._minutes))
+        batch.epoch, batch.number = self._claim.epoch, next(self._numbers)
+        return batch
 
-    def commit(self, rows: int) -> float:
-        """The seconds of a commit."""
+    def commit(self, rows: int) -> Cost:
+        """Commit the next batch."""
         batch = self.batch(rows)
-        started = perf_counter()
+        server = server_seconds(self.store)
+        client, started = process_time(), perf_counter()
         result = self.store.commit(batch)
-        took = perf_counter() - started
-        if result.merged != sum(len(deltas.buckets) for deltas in batch.deltas):
+        took, client = perf_counter() - started, process_time() - client
+        if result.merged != delta_rows(batch):
             raise RuntimeError(f"{result.merged} rows were merged")
-        return took
+        return Cost(took, client + server_seconds(self.store) - server)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a task is to commit."""
+
+    rows: int
+    first: int
+    """The first minute."""
+    epoch: int
+    number: int
+    opened: OpenParts
+
+
+class TaskLane:
+    """A store, and batches that processes commit to it by parts; the driver keeps the books."""
+
+    def __init__(self, url: str, tasks: int) -> None:
+        self.store = open_lane(url, WriterSettings(writers=1))
+        self._claim = self.store.claim("live", "c", fresh=True, committed=None)
+        layout = self.store.register(load(SCRIPT), stream="live")
+        self._numbers = itertools.count()
+        self._minutes = itertools.count(0, MINUTES)
+        processes = multiprocessing.get_context("spawn")
+        self._tasks: list[Connection] = []
+        for part in range(tasks):
+            ours, theirs = processes.Pipe()
+            arguments = (theirs, self.store.task_address(), layout, part)
+            processes.Process(target=run_task, args=arguments, daemon=True).start()
+            self._tasks.append(ours)
+
+    def commit(self, rows: int) -> Cost:
+        """Commit the next batch: its parts, and then the books."""
+        epoch, number, first = self._claim.epoch, next(self._numbers), next(self._minutes)
+        opened = self.store.begin_parts("live", epoch, number)
+        for task in self._tasks:
+            task.send(Order(rows // len(self._tasks), first, epoch, number, opened))
+        for task in self._tasks:
+            task.recv()  # it has its rows
+        server = server_seconds(self.store)
+        client, started = process_time(), perf_counter()
+        for task in self._tasks:
+            task.send(None)
+        spent = [task.recv() for task in self._tasks]
+        newest = _minute(first + MINUTES - 1)
+        parts = len(self._tasks)
+        result = self.store.commit(Batch("live", epoch, number, newest, parts=parts))
+        took, client = perf_counter() - started, process_time() - client + sum(spent)
+        if not result.applied or abs(result.merged - rows) > parts * (MINUTES + 2):
+            raise RuntimeError(f"{result.merged} rows were merged")
+        return Cost(took, client + server_seconds(self.store) - server)
+
+    def close(self) -> None:
+        """End the processes and close the store."""
+        for task in self._tasks:
+            task.close()
+        self.store.close()
+
+
+def run_task(orders: Connection, address: TaskAddress, layout: Layout, part: int) -> None:
+    """What each process does: commit a part, and say how many processor seconds it took."""
+    store = open_for_task(address)
+    metrics = load(SCRIPT)
+    with contextlib.suppress(EOFError):
+        while True:
+            order: Order = orders.recv()
+            batch = make_batch(metrics, layout, order.rows, order.first, f"{part}-")
+            batch.deltas = [_as_arrow(deltas) for deltas in batch.deltas]
+            batch.epoch, batch.number = order.epoch, order.number
+            orders.send(None)
+            orders.recv()
+            started = process_time()
+            result = store.commit_parts(batch, PartShare((part,), order.opened, {}, layout))
+            orders.send(process_time() - started)
+            if result.merged != delta_rows(batch):
+                raise RuntimeError(f"{result.merged} rows were merged")
+
+
+def open_lane(url: str, settings: WriterSettings) -> PostgresStore:
+    """An empty store."""
+    return PostgresStore(
+        url, url, RetryPolicy(), ttl_days=7, top_n=50, create=True, writers=settings
+    )
+
+
+def delta_rows(batch: Batch) -> int:
+    """How many delta rows a batch has."""
+    return sum(len(deltas.buckets) for deltas in batch.deltas)
+
+
+def server_seconds(store: PostgresStore) -> float:
+    """Processor seconds of all the server's processes so far; 0 where they cannot be read."""
+    seconds = 0.0
+    query = "SELECT pid FROM pg_stat_activity"
+    for (pid,) in store._read(lambda session: session.rows(query)):
+        with contextlib.suppress(OSError):
+            seconds += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return seconds
+
+
+def make_batch(metrics: MetricSet, layout: Layout, rows: int, first: int, mark: str = "") -> Batch:
+    """A batch of so many delta rows."""
+    entities = max(1, rows // (MINUTES + 2))
+    minutes = [_minute(first + offset) for offset in range(MINUTES)]
+    buckets = {
+        Grain.MINUTE: [minute for minute in minutes for _ in range(entities)],
+        Grain.HOUR: [minutes[0] // 100] * entities,
+        Grain.DAY: [minutes[0] // 10_000] * entities,
+    }
+    named = [
+        EntityRow("endpoint", f"id-{mark}{n}", f"/endpoint/{mark}{n}", frozenset(["GENERAL"]))
+        for n in range(entities)
+    ]
+    deltas = [
+        Deltas("Endpoint", grain, some, list(range(entities)) * (len(some) // entities), cells)
+        for grain, some in buckets.items()
+        for cells in [_cells(metrics, layout, len(some))]
+    ]
+    return Batch("live", 0, 0, minutes[-1], named, deltas)
+
+
+def _as_arrow(deltas: Deltas) -> Deltas:
+    import pyarrow as pa
+
+    cells = {name: pa.array(values) for name, values in deltas.cells.items()}
+    buckets, entities = pa.array(deltas.buckets), pa.array(deltas.entities)
+    return Deltas(deltas.source, deltas.grain, buckets, entities, cells)
 
 
 def _minute(number: int) -> int:
@@ -139,9 +297,15 @@ def _minute(number: int) -> int:
     return 202403010000 + days * 10_000 + hour * 100 + minute
 
 
+_CELLS: dict[int, dict[str, list[Any]]] = {}
+"""Made once for each number of rows: every batch has the same."""
+
+
 def _cells(metrics: MetricSet, layout: Layout, rows: int) -> dict[str, list[Any]]:
+    if rows in _CELLS:
+        return _CELLS[rows]
+    cells = _CELLS[rows] = {}
     rng = random.Random(rows)
-    cells: dict[str, list[Any]] = {}
     tallies = [
         encode_numbers({rng.randrange(200): rng.randrange(1, 9) for _ in range(6)})
         for _ in range(500)
@@ -156,28 +320,33 @@ def _cells(metrics: MetricSet, layout: Layout, rows: int) -> dict[str, list[Any]
     return cells
 
 
-def measure(urls: Iterator[str], sizes: Sequence[tuple[int, int]], writers: int) -> Commits:
+def measure(
+    urls: Iterator[str],
+    sizes: Sequence[tuple[int, int]],
+    writers: int,
+    tasks: Sequence[int] = (2, 4),
+) -> Commits:
     """Every size by every way, the ways taking turns."""
-    ways = {
-        ONE: WriterSettings(writers=1),
-        f"{writers} writers": WriterSettings(writers=writers, above_rows=1),
-    }
-    seconds: dict[int, dict[str, list[float]]] = {}
+    costs: dict[int, dict[str, list[Cost]]] = {}
     for rows, rounds in sizes:
-        lanes = {way: Lane(next(urls), settings) for way, settings in ways.items()}
-        seconds[rows] = {way: [] for way in ways}
+        lanes: dict[str, Way] = {
+            ONE: Lane(next(urls), WriterSettings(writers=1)),
+            f"{writers} writers": Lane(next(urls), WriterSettings(writers=writers, above_rows=1)),
+            **{f"{count} tasks": TaskLane(next(urls), count) for count in tasks},
+        }
+        costs[rows] = {way: [] for way in lanes}
         try:
             for lane in lanes.values():
                 lane.commit(rows)  # the first makes entities, connections and tables
             for turn in range(rounds):
                 order = list(lanes)[:: 1 if turn % 2 else -1]
                 for way in order:
-                    seconds[rows][way].append(lanes[way].commit(rows))
+                    costs[rows][way].append(lanes[way].commit(rows))
             say(f"{rows:,} rows: done")
         finally:
             for lane in lanes.values():
-                lane.store.close()
-    return Commits(seconds)
+                lane.close()
+    return Commits(costs)
 
 
 @contextlib.contextmanager
@@ -218,11 +387,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--database", metavar="URL", help="a database in which new schemas are created"
     )
     parser.add_argument("--writers", type=int, default=WriterSettings().writers)
+    parser.add_argument("--rows", type=int, help="only batches of so many delta rows")
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     options = parser.parse_args(arguments)
     print(machine_line())
     with databases(options.database) as urls:
-        commits = measure(urls, QUICK if options.quick else FULL, options.writers)
+        sizes: Sequence[tuple[int, int]] = QUICK if options.quick else FULL
+        if options.rows:
+            sizes = [(options.rows, sizes[-1][1])]
+        commits = measure(urls, sizes, options.writers)
     print("\n" + commits.table().render())
     write_json(
         options.json, {"machine": machine(), "quick": options.quick, "commits": commits.as_json()}
