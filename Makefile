@@ -2,7 +2,7 @@
 #
 # They need Python 3.11 or newer, make, and a package index that pip can reach. They install into .venv,
 # from requirements/*.lock: exact versions, verified by hash. Spark also needs Java 17 or newer, the quick
-# OTLP decoder a C compiler; some tests need PostgreSQL, Prometheus, Chromium, or Maven (for Kafka's jars). scripts/system-packages.sh finds them
+# OTLP decoder a C compiler; some tests need PostgreSQL, Prometheus, Chromium, or Maven (for the jars of Kafka and Hadoop). scripts/system-packages.sh finds them
 # or, as root on a machine with apt-get, installs them.
 
 # The first Python that is new enough. To use another one: make test PYTHON=/path/to/python3
@@ -11,6 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	done)
 
 VENV := .venv
+OLDEST := $(VENV)/oldest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 QUIET := --quiet --disable-pip-version-check --no-input
@@ -31,13 +32,13 @@ PACKAGE := $(VENV)/.package-editable
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run queues test test-system docs bench lint format lock build dist clean
+.PHONY: help run queues test test-system test-oldest docs bench lint format lock build dist clean
 # Two pip processes must not write to one environment at the same time, so `make -j` has no effect.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## list the commands
-	@echo "batchmill: make <command>   (ARGS=... is passed to run, queues, test, test-system and bench)"
+	@echo "batchmill: make <command>   (ARGS=... is passed to run, queues, test, test-system, test-oldest and bench)"
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
 		printf '  %-12s %s\n' "$$name" "$$what"; done
 
@@ -52,9 +53,20 @@ test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k f
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m "not system" $(ARGS)
 
 test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster, the longest property tests
-	@$(KAFKA_JARS) || echo "==> without Kafka's jars, the tests with a Kafka broker $(if $(CI),fail,are skipped)" >&2
+	@$(TEST_JARS) || echo "==> without their jars, the tests with Kafka, HDFS and S3 $(if $(CI),fail,are skipped)" >&2
 	@$(COLLECTOR) || echo "==> without the OpenTelemetry Collector, the tests with one $(if $(CI),fail,are skipped)" >&2
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m system $(ARGS)
+
+# What depends on PySpark most: any split, a restart, sessions, DataFrames, Kafka; Iceberg, whose runtime
+# does not exist for the newest PySpark.
+OLDEST_TESTS := $(wildcard tests/spark/batch/test_any_split.py tests/spark/batch/test_on_rows.py \
+	tests/spark/runtime/test_restart.py tests/spark/runtime/test_session.py \
+	tests/spark/runtime/test_backfill.py tests/spark/test_metrics.py tests/spark/test_iceberg.py \
+	tests/system/test_pipeline_kafka.py)
+
+test-oldest: .test-setup $(OLDEST)/.installed ## run the tests that depend on PySpark most on the oldest PySpark
+	@$(TEST_JARS) || echo "==> without their jars, the tests with a Kafka broker and Iceberg $(if $(CI),fail,are skipped)" >&2
+	@$(WITH_SYSTEM) PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/pytest $(WORKERS) $(or $(ARGS),$(OLDEST_TESTS))
 
 .PHONY: .test-setup
 .test-setup: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE)
@@ -95,7 +107,8 @@ build: $(VENV)/.build-installed ## build the sdist and the wheel into dist/
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build -d dist
 
-dist: build
+dist: build $(VENV)/.run-installed ## the same, and dist/sbom.cdx.json: all dependencies with hashes and licences
+	@$(BIN)/python scripts/sbom.py requirements/run.lock dist/sbom.cdx.json
 
 # Locking: dev.lock is resolved first, with everything. The other files start as copies of it, and uv
 # keeps the versions that it finds in the output file; so all files have the same versions.
@@ -113,6 +126,7 @@ lock: $(VENV)/.uv-$(UV_VERSION) ## update requirements/*.lock (UPGRADE=1: to the
 	@$(COMPILE) $(RUN_EXTRAS) -o requirements/run.lock
 	@$(COMPILE) --group test -o requirements/test.lock
 	@$(COMPILE) --group bench -o requirements/bench.lock
+	@$(COMPILE) --group oldest --no-deps -o requirements/oldest.lock
 
 $(VENV)/.uv-$(UV_VERSION): | $(VENV)/.made
 	@echo "==> $(VENV): installing uv $(UV_VERSION)"
@@ -144,6 +158,13 @@ $(VENV)/.run-installed $(VENV)/.test-installed $(VENV)/.bench-installed $(VENV)/
 $(VENV)/.%-installed: requirements/%.lock | $(VENV)/.build-installed
 	@echo "==> $(VENV): installing $<"
 	@$(INSTALL_LOCKED) $<
+	@touch $@
+
+# The oldest PySpark, in a folder of its own; with PYTHONPATH it hides that of .venv.
+$(OLDEST)/.installed: requirements/oldest.lock | $(VENV)/.build-installed
+	@echo "==> $(OLDEST): installing $<"
+	@rm -rf $(OLDEST)
+	@$(INSTALL_LOCKED) $< --no-deps --target $(OLDEST)
 	@touch $@
 
 # build.lock has hatchling, which builds the package and compiles the OTLP decoder.
@@ -179,9 +200,9 @@ FIND_CHROMIUM = $(call find,chromium,chromium)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
 	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
 
-# Kafka's jars are in a cache outside of the repository (see tests/kit/jvm.py): Maven is needed once.
-KAFKA_JARS = [ ! -f tests/kit/jvm.py ] || $(BIN)/python -m tests.kit.jvm jars --there || { \
-	{ $(FIND_MAVEN); } && echo "==> downloading Kafka's jars from Maven Central" && \
+# The jars of Kafka and Hadoop are in a cache outside of the repository (see tests/kit/jvm.py): Maven is needed once.
+TEST_JARS = [ ! -f tests/kit/jvm.py ] || $(BIN)/python -m tests.kit.jvm jars --there || { \
+	{ $(FIND_MAVEN); } && echo "==> downloading the jars of Kafka and Hadoop from Maven Central" && \
 	$(WITH_SYSTEM) $(BIN)/python -m tests.kit.jvm jars; }
 
 # The Collector is in that cache as well: Go is needed once (see scripts/collector.sh).
