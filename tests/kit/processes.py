@@ -94,6 +94,25 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
+def pause_process(pid: int) -> None:
+    """Stop a process (SIGSTOP), and wait until each of its threads stands still.
+
+    The signal stops a thread only when that thread next takes signals: on a busy machine others of
+    the process go on for a while after ``kill`` has returned.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: _thread_states(pid) <= set("TtZX"), f"all threads of {pid} stand still")
+
+
+def _thread_states(pid: int) -> set[str]:
+    """The states of a process's threads, in the letters of ``/proc``."""
+    states: set[str] = set()
+    for stat in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            states.add(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[0])
+    return states
+
+
 class Life:
     """A process that is told and heard by lines; as a context manager, it is killed at the end.
 

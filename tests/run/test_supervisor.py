@@ -25,7 +25,7 @@ from batchmill.run.supervisor import (
     decide,
     exit_text,
 )
-from tests.kit.processes import Life
+from tests.kit.processes import Life, pause_process
 from tests.kit.threads import until
 
 POLICY = RestartPolicy(
@@ -248,7 +248,7 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
     with supervisor(home, "a=stubborn", f"b=spawn {grandchild} hang") as life:
         life.must_hear("up .*")
         victims = [*pids(life), int(grandchild.read_text())]
-        os.kill(victims[0], signal.SIGSTOP)
+        pause_process(victims[0])
         os.kill(life.pid, signal.SIGKILL)
         until(lambda: all(map(is_gone, victims)), f"the processes {victims} have ended")
     with supervisor(home, "a=hang") as life:

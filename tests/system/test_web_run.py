@@ -42,7 +42,7 @@ from batchmill.run import Home, read_counted
 from batchmill.sources import Grain, bucket_end, bucket_start, split_entity_id
 from batchmill.store import Store, open_store
 from tests.kit.pipelines import QUICK_SPARK
-from tests.kit.processes import Life, running_pid, wait_for_json
+from tests.kit.processes import Life, pause_process, running_pid, wait_for_json
 from tests.kit.threads import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Traffic:
         enough = self._acknowledged() + 300
         os.kill(self._pid, signal.SIGCONT)
         until(lambda: self._acknowledged() >= enough)
-        os.kill(self._pid, signal.SIGSTOP)
+        pause_process(self._pid)
 
     def is_counted(self) -> bool:
         """Whether everything that was acknowledged is in the store."""

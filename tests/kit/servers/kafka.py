@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.kit.jvm import QUICK, jars, jars_missing, java_missing
-from tests.kit.processes import free_ports
+from tests.kit.processes import free_ports, pause_process
 from tests.kit.threads import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Broker:
     def pause(self) -> None:
         """Let it stand still: connections stay, nothing is answered."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        pause_process(self._process.pid)
 
     def resume(self) -> None:
         """Let it go on."""
