@@ -31,7 +31,7 @@ PLOTS: Mapping[str, Callable[[Mapping[str, Any]], Plot]] = {
     "ingest": plots_road.ingest,
     "kafka": plots_road.kafka,
     "export": plots_road.export,
-    "store_writers": plots_road.store_writers,
+    "commits": plots_road.commits,
     "query": plots_road.query,
 }
 

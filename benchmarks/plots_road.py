@@ -232,16 +232,15 @@ def export(document: Mapping[str, Any]) -> Plot:
     )
 
 
-def store_writers(document: Mapping[str, Any]) -> Plot:
-    """Several connections to PostgreSQL compared with one."""
-    commits = document["commits"]
-    sizes = {f"{int(rows):,} rows": ways for rows, ways in commits.items()}
+def commits(document: Mapping[str, Any]) -> Plot:
+    """Commits by parts compared with commits of whole batches."""
+    sizes = {f"{int(rows):,} rows": ways for rows, ways in document["commits"].items()}
     one, *others = next(iter(sizes.values()))
     return Plot(
         title="Large batches into PostgreSQL",
         panels=[
             Bars(
-                title=f"Commit time with {', '.join(others)}, relative to one connection",
+                title=f"Commit time with {', '.join(others)}, relative to a commit as a whole",
                 unit="times the time",
                 groups={
                     "": [

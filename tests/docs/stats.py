@@ -20,7 +20,6 @@ from batchmill.kafka import KafkaStats
 from batchmill.pressure import ThresholdStats
 from batchmill.spool import SinkStats, SpoolStats
 from batchmill.store import OutboxDepth
-from batchmill.store.postgres.writers import WriterStats
 from batchmill.telemetry import Distribution, RegistryStats
 from batchmill.workers import EmbeddedStats
 from tests.docs.kit import DOCS
@@ -43,7 +42,6 @@ STATS: dict[type, str] = {
     KafkaStats: "`KafkaSink.stats()`",
     ClientStats: "`Client.stats()`",
     EmbeddedStats: "`Embedded.stats()`",
-    WriterStats: "`store.writers.stats()` of a PostgreSQL store",
     ExporterStats: "`Exporter.stats()`",
     OutboxDepth: "`ExporterStats.waiting`",
     RemoteWriteStats: "`RemoteWriter.stats()`",

@@ -30,7 +30,6 @@ from batchmill.queue import stats as queue_stats
 from batchmill.run import Home, RunState, StatusFile, assess, supervisor
 from batchmill.spool import Spool
 from batchmill.store import EXPIRED, TOO_OLD
-from batchmill.store.postgres import writers
 from batchmill.store.sql import outbox, topn
 from batchmill.workers import WorkerSettings, events, l2
 from tests.docs import settings, sources, stats, telemetry
@@ -224,7 +223,7 @@ def test_every_figure_of_an_exporter_is_explained() -> None:
 
 
 def test_every_reason_of_a_stats_object_is_explained() -> None:
-    """Drops of queues and flows, flushes of batchers, fallbacks of writers."""
+    """Drops of queues and flows, flushes of batchers."""
     dropped = {
         value
         for module in (queue_stats, flow_stats)
@@ -232,9 +231,8 @@ def test_every_reason_of_a_stats_object_is_explained() -> None:
         if name.isupper() and isinstance(value, str)
     }
     flushes = {flush_reason.value for flush_reason in FlushReason}
-    fallbacks = {writers.FAILED, writers.LOST}
     listed = named(COUNTERS, "Stats in a process", "reason")
-    assert listed == dropped | flushes | fallbacks | {"rejected", "shed"}
+    assert listed == dropped | flushes | {"rejected", "shed"}
 
 
 @pytest.mark.parametrize("maker", [settings, sources, stats, telemetry])

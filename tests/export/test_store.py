@@ -26,7 +26,7 @@ from tests.kit.stores import (
     PATIENT,
     Measurement,
     before_merges,
-    open_writers,
+    open_postgres,
 )
 from tests.kit.threads import until
 
@@ -61,8 +61,8 @@ def test_a_database_restarted_inside_a_merge_exports_each_commit_once(
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
 ) -> None:
-    """The commit is tried again, in pieces or not, and names its file once; then all arrives."""
-    one = Mill(open_writers(postgres_url), tmp_path / "checkpoint")
+    """The commit is tried again, and names its file once; then all arrives."""
+    one = Mill(open_postgres(postgres_url), tmp_path / "checkpoint")
     merges: list[str] = []
 
     def restart(table: str) -> None:

@@ -31,8 +31,8 @@ from batchmill.store import (
     encode_numbers,
     open_store,
 )
-from batchmill.store.postgres import PostgresStore, WriterSettings, session
-from batchmill.store.postgres.writers import merge_table
+from batchmill.store.postgres import PostgresStore, session
+from batchmill.store.postgres.session import merge_table
 from batchmill.store.sql.session import Session, Upsert
 from tests.kit.threads import WAIT_S
 
@@ -229,15 +229,9 @@ def expected_states(
     return expected
 
 
-TINY = WriterSettings(writers=4, above_rows=1, piece_rows=3)
-"""Every batch is cut into pieces of three rows."""
-
-
-def open_writers(
-    url: str, settings: WriterSettings = TINY, retry: RetryPolicy = PATIENT
-) -> PostgresStore:
-    """A store that writes by ``settings``."""
-    return PostgresStore(url, url, retry, ttl_days=7, top_n=50, create=True, writers=settings)
+def open_postgres(url: str, retry: RetryPolicy = PATIENT) -> PostgresStore:
+    """A store in PostgreSQL whose commits are tried again for long."""
+    return PostgresStore(url, url, retry, ttl_days=7, top_n=50, create=True)
 
 
 def some_rows(number: int, entities: int = 12) -> list[Measurement]:
@@ -250,16 +244,6 @@ def some_rows(number: int, entities: int = 12) -> list[Measurement]:
         for n in range(entities)
         for _ in range(3)
     ]
-
-
-def staged(store: PostgresStore) -> list[str]:
-    """The staged tables that a store holds, of whichever stream."""
-    rows = store._read(
-        lambda session: session.rows(
-            "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, 'staged_')"
-        )
-    )
-    return [name for (name,) in rows]
 
 
 def before(function: Callable[..., Any], act: Callable[[int], object]) -> Callable[..., Any]:

@@ -180,7 +180,7 @@ def test_a_server_that_vanishes_while_rows_are_under_way_is_noticed(place: Backe
     """Keepalives are not sent while data waits for an answer: that has a bound of its own."""
     store = place.open()
     assert isinstance(store, PostgresStore)
-    for connection in (*store._open.values(), store.writers._copier._connect()):
+    for connection in (*store._open.values(), store._connect()):
         with connection:
             assert connection.info.get_parameters()["tcp_user_timeout"] == "60000"
 

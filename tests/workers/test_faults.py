@@ -28,7 +28,6 @@ from batchmill.store import (
 from batchmill.workers import Committer, L1Worker, SourceStates, WorkerSettings
 from batchmill.workers import embedded as module
 from tests.kit.servers.postgres import Postgres
-from tests.kit.stores import open_writers
 from tests.kit.threads import WAIT_S, until
 from tests.workers.kit import NOON, OAL, MillSale, embedded, totals
 
@@ -296,21 +295,6 @@ def test_an_error_of_the_aggregation_is_counted(
     assert not mill.close()
     assert (mill.stats().failed, mill.stats().committed, mill.stats().waiting) == (2, 4, 0)
     assert "2 events lost" in caplog.text
-
-
-def test_large_batches_go_through_the_writers(postgres_url: str) -> None:
-    """PostgreSQL gets them over several connections, through the queue ``jdbc_batch``."""
-    with open_writers(postgres_url) as store:
-        store._ttl_days = 3650
-        parts = Parts(store)
-        parts.worker.consume(sales(100, 50))
-        parts.worker.flush()
-        assert parts.commit()
-        queue = store.writers.stats().queue
-        assert queue is not None
-        assert queue.consumed > 10
-        assert parts.committer.close()
-    assert totals(postgres_url) == (100, 100)
 
 
 def test_memory_that_waits_is_known_without_summing_it_up(url: str) -> None:

@@ -45,8 +45,7 @@ def open_store(
 
     ``ttl_days``: whole days that are kept before the newest one, by event time. ``top_n``: how many
     of the slowest calls are kept for each entity and bucket. With ``create=False`` a missing store
-    is a :class:`StoreMissingError`. ``postgresql://…?writers=4`` sets over how many connections the
-    rows of large batches are copied; with 1, only over the one that commits.
+    is a :class:`StoreMissingError`.
 
     >>> open_store("mysql://somewhere")
     Traceback (most recent call last):
@@ -63,21 +62,12 @@ sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
 
         return SqliteStore(rest[1:], policy, ttl_days=ttl_days, top_n=top_n, create=create)
     if scheme in ("postgresql", "postgres") and rest:
-        from batchmill.store.postgres import PostgresStore, WriterSettings
+        from batchmill.store.postgres import PostgresStore
 
         shown = without_password(url)
         if is_ambiguous(url):  # libpq's error message could quote a part of the password
             raise ConfigError("url", shown, ENCODED)
-        address, writers = pop_parameter(url, "writers")
-        return PostgresStore(
-            address,
-            shown,
-            policy,
-            ttl_days=ttl_days,
-            top_n=top_n,
-            create=create,
-            writers=WriterSettings.of_parameter(writers),
-        )
+        return PostgresStore(url, shown, policy, ttl_days=ttl_days, top_n=top_n, create=create)
     raise ConfigError("url", without_password(url), ALLOWED)
 
 
@@ -97,7 +87,7 @@ class TaskAddress:
         """A store with connections of its own."""
         from psycopg.conninfo import make_conninfo
 
-        from batchmill.store.postgres import PostgresStore, WriterSettings
+        from batchmill.store.postgres import PostgresStore
 
         return PostgresStore(
             make_conninfo("", **dict(self.parameters)),
@@ -106,7 +96,6 @@ class TaskAddress:
             ttl_days=self.ttl_days,
             top_n=self.top_n,
             create=False,
-            writers=WriterSettings(writers=1),
             for_task_of=self.store_id,
         )
 
@@ -156,22 +145,6 @@ def is_ambiguous(address: str) -> bool:
     (True, False)
     """
     return _is_ambiguous(_split(address.partition("://")[2]).place)
-
-
-def pop_parameter(address: str, name: str) -> tuple[str, str | None]:
-    """The address without a parameter of batchmill's own, and that parameter's value, or None.
-
-    >>> pop_parameter("postgresql://u@host/db?writers=2&sslmode=require", "writers")
-    ('postgresql://u@host/db?sslmode=require', '2')
-    """
-    query = _split(address.partition("://")[2]).query
-    pairs = [parameter.partition("=") for parameter in query.split("&")]
-    values = [value for key, _, value in pairs if key == name]
-    if not values:
-        return address, None
-    kept = "&".join("".join(pair) for pair in pairs if pair[0] != name)
-    before = address[: len(address) - len(query) - 1]
-    return (f"{before}?{kept}" if kept else before), values[-1]
 
 
 class _Parts(NamedTuple):

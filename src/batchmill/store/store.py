@@ -49,7 +49,7 @@ from batchmill.store.sql import stream as stream_sql
 from batchmill.store.sql import values as values_sql
 from batchmill.store.sql.commit import Commit
 from batchmill.store.sql.parts import PartsCommit
-from batchmill.store.sql.session import Session, StreamEpoch
+from batchmill.store.sql.session import Session
 from batchmill.store.sql.snapshot import Snapshot
 from batchmill.store.sql.stream import Checkpoint, Exempt
 from batchmill.store.sql.values import Page, Position, Selection, SelectionFields
@@ -132,9 +132,6 @@ class Store(Closing):
     def _check_lock(self, stream: str) -> None:
         """Take the stream's lock again if it got lost; called before each try of a commit."""
 
-    def _remove_staged(self, owner: StreamEpoch) -> None:
-        """Remove what this writer of a stream, or an earlier one, has staged and not merged."""
-
     # Writing.
 
     def register(
@@ -201,7 +198,6 @@ class Store(Closing):
                 if not ours:
                     self._unlock(stream)
                 raise
-            self._remove_staged(StreamEpoch(stream, claim.epoch))
             return claim
 
     def release(self, stream: str) -> None:

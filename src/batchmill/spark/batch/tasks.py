@@ -187,8 +187,12 @@ class Shipped:
 
     @property
     def plan(self) -> TaskPlan:
-        """The plan."""
-        return _unpacked(self._data)
+        """The plan; a task asks for it when it begins."""
+        plan = _unpacked(self._data)
+        # After every task, Spark's worker looks for garbage in all objects: modules and plans that
+        # the tasks before have loaded cost it tens of milliseconds each time, and are no garbage.
+        gc.freeze()
+        return plan
 
 
 @functools.lru_cache(8)
@@ -198,8 +202,6 @@ def _unpacked(data: bytes) -> TaskPlan:
     with contextlib.suppress(NotImplementedError):
         pa.set_memory_pool(pa.jemalloc_memory_pool())
     plan: TaskPlan = pickle.loads(data)
-    # After every task, Spark's worker looks for garbage in all objects: tens of milliseconds.
-    gc.freeze()
     return plan
 
 

@@ -95,7 +95,7 @@ class Progress:
     batches: tuple[BatchTimes, ...] = ()
     """The newest micro-batches of this process, the newest last."""
     queues: tuple[Mapping[str, Any], ...] = ()
-    """The queues of this process (a store's writers), as in ``batchmill status --json``."""
+    """The queues of this process, as in ``batchmill status --json``."""
     levels: tuple[Mapping[str, Any], ...] = ()
     """Its thresholds, the same way."""
 

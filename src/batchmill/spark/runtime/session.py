@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import py_compile
 import re
 import shutil
 import sys
@@ -232,9 +233,11 @@ def _memory(limits: Iterable[Path]) -> int:
 
 @functools.cache
 def _package_zip() -> Path:
-    """The package as a zip archive that Python can import from.
+    """The package as a zip archive that Python can import from, compiled.
 
-    Executors may fetch it until this process ends; then it is removed.
+    Python keeps no compiled modules beside an archive: every worker process would compile them
+    again. Executors have the driver's minor version of Python. They may fetch the archive until
+    this process ends; then it is removed.
     """
     root = Path(batchmill.__file__).parent
     folder = tempfile.mkdtemp(prefix="batchmill-")
@@ -242,6 +245,13 @@ def _package_zip() -> Path:
     target = Path(folder) / "batchmill.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                archive.write(file, Path("batchmill") / file.relative_to(root))
+            if not file.is_file() or {"__pycache__", "static"} & set(file.parts):
+                continue
+            name = Path("batchmill") / file.relative_to(root)
+            if file.suffix == ".py":
+                code = Path(folder) / "module.pyc"
+                py_compile.compile(str(file), str(code), str(name), doraise=True)
+                archive.write(code, name.with_suffix(".pyc"))
+            else:
+                archive.write(file, name)
     return target

@@ -1,6 +1,5 @@
 """The store in a PostgreSQL database. Loads without psycopg: a connection says if it is missing."""
 
 from batchmill.store.postgres.store import PostgresStore
-from batchmill.store.postgres.writers import WriterSettings
 
-__all__ = ["PostgresStore", "WriterSettings"]
+__all__ = ["PostgresStore"]

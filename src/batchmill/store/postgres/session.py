@@ -13,22 +13,12 @@ from batchmill.store.postgres.connection import (
     copy_rows,
     to_bytes,
 )
-from batchmill.store.postgres.writers import (
-    FAILED,
-    LOST,
-    PieceError,
-    Writers,
-    Written,
-    merge_table,
-)
-from batchmill.store.retry import TransientError
 from batchmill.store.sql.columns import Columns, bounds
 from batchmill.store.sql.session import (
     Dialect,
     Params,
     Row,
     Session,
-    StreamEpoch,
     Upsert,
     UpsertRows,
     quote,
@@ -111,6 +101,17 @@ def update_table(upsert: Upsert, table: str, first: int, last: int) -> str:
     )
 
 
+def merge_table(upsert: Upsert, table: str, where: str = "") -> str:
+    """The statement that merges the rows of a table, all or some."""
+    names = ", ".join(upsert.columns)
+    # In key order, a row's neighbours in the index come one after the other.
+    order = f"ORDER BY {', '.join(upsert.key)}" if upsert.key else ""
+    return (
+        f"INSERT INTO {quote(upsert.table)} AS kept ({names}) "
+        f"SELECT {names} FROM {table} {where} {order} {upsert.tail}"
+    )
+
+
 def _not_updated(upsert: Upsert, table: str) -> str:
     """The condition that this transaction has not changed the row yet."""
     same = " AND ".join(f"mine.{name} = {table}.{name}" for name in upsert.key)
@@ -125,9 +126,8 @@ class PostgresSession(Session):
 
     dialect = POSTGRES
 
-    def __init__(self, connection: Connection, writers: Writers | None = None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._writers = writers
         self._staging_tables: set[str] = set()
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
@@ -190,36 +190,12 @@ class PostgresSession(Session):
         for slot in sorted({number % SLOTS for number in numbers}):
             self.rows("SELECT pg_advisory_xact_lock(?, ?)", (SLOT_LOCK, slot))
 
-    def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
-        """Upsert into several tables; large parts are copied by the writers."""
+    def upsert_all(self, parts: Sequence[UpsertRows]) -> None:
+        """Upsert into several tables; rows that are probably new first."""
         for part in parts:
             if part.fresh:
                 self.insert(part.upsert, part.columns)
-        parts = [part for part in parts if not part.fresh]
-        writers = self._writers
-        large, small = writers.split(parts) if writers is not None else ([], parts)
-        if writers is None or not large:
-            super().upsert_all(small, owner)
-            return
-        try:
-            with writers.staging(large, owner) as staging:
-                super().upsert_all(small, owner)
-                for written in staging:
-                    self._merge_piece(written, writers)
-        except PieceError as error:
-            cause = error.__cause__ or error
-            raise writers.fall_back(FAILED, cause) from cause
-
-    def _merge_piece(self, written: Written, writers: Writers) -> None:
-        import psycopg
-
-        piece = written.piece
-        try:
-            merged = self.run(merge_table(piece.upsert, written.table))
-        except psycopg.errors.UndefinedTable as error:
-            raise writers.fall_back(LOST, error) from error
-        if merged != len(piece):  # a server that crashed has emptied it
-            raise writers.fall_back(LOST, TransientError(f"{merged} of {len(piece)} rows"))
+        super().upsert_all([part for part in parts if not part.fresh])
 
     def _temporary_table(self, upsert: Upsert) -> str:
         described = repr((upsert.table, upsert.columns, upsert.types))

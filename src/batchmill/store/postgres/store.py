@@ -1,8 +1,8 @@
 """The store in a PostgreSQL database.
 
-Four kinds of connection: one to write, one to read, one for each claimed stream that only holds its
-lock, which the server releases when the process ends, and those of the writers, which copy the rows
-of large batches. A connection that breaks is replaced at the next try.
+Three kinds of connection: one to write, one to read, and one for each claimed stream that only
+holds its lock, which the server releases when the process ends. A connection that breaks is
+replaced at the next try.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from batchmill.store.address import TaskAddress
 from batchmill.store.errors import StoreMissingError
 from batchmill.store.postgres.connection import Connection, connect, to_bytes, translate_errors
 from batchmill.store.postgres.session import PostgresSession
-from batchmill.store.postgres.writers import Writers, WriterSettings, remove_staged
 from batchmill.store.retry import RetryPolicy
 from batchmill.store.sql.schema import Schema, inspect, migrate
-from batchmill.store.sql.session import Session, StreamEpoch
+from batchmill.store.sql.session import Session
 from batchmill.store.store import Store
 
 T = TypeVar("T")
@@ -58,7 +57,6 @@ class PostgresStore(Store):
         ttl_days: int,
         top_n: int,
         create: bool,
-        writers: WriterSettings | None = None,
         for_task_of: str | None = None,
     ) -> None:
         """``for_task_of``: the id of this store, which the driver has prepared."""
@@ -66,10 +64,6 @@ class PostgresStore(Store):
         self._policy = policy
         settings = TASK_SETTINGS if for_task_of else ()
         self._connect = functools.partial(connect, conninfo, shown, *settings)
-        # A staged table that a crash empties is written again, so writers do not wait for the disk.
-        hurried = functools.partial(connect, conninfo, shown, "SET synchronous_commit = off")
-        self.writers = Writers(writers or WriterSettings(), hurried, shown)
-        """Copy the rows of large batches."""
         self._open: dict[str, Connection] = {}
         self._locks: dict[str, Connection] = {}
         self._reading = threading.Lock()
@@ -101,13 +95,7 @@ class PostgresStore(Store):
             session.rows("SELECT value FROM meta WHERE key = 'newest_minute' FOR UPDATE")
             return work(session)
 
-        try:
-            result = self._in_transaction("writer", "BEGIN", locked)
-            self.writers.committed()
-        finally:
-            if self.writers.staged_by is not None:
-                self._remove_staged(self.writers.staged_by)
-        return result
+        return self._in_transaction("writer", "BEGIN", locked)
 
     def _write_beside_once(self, work: Callable[[Session], T]) -> T:
         return self._in_transaction("writer", "BEGIN ISOLATION LEVEL READ COMMITTED", work)
@@ -123,15 +111,6 @@ class PostgresStore(Store):
         parameters = tuple(self._read(read).items())
         return TaskAddress(self.url, self.id, self._ttl_days, self._top_n, self._policy, parameters)
 
-    def _remove_staged(self, owner: StreamEpoch) -> None:
-        """Remove staged tables, if the connection works; else the next commit or claim does."""
-        connection = self._open.get("writer")
-        if connection is None:
-            return
-        with contextlib.suppress(Exception):
-            remove_staged(connection, owner)
-            self.writers.staged_by = None
-
     def _read_once(self, work: Callable[[Session], T]) -> T:
         with self._reading:
             self.retrier.check_open()
@@ -145,7 +124,7 @@ class PostgresStore(Store):
         with translate_errors(self.url):
             try:
                 connection.execute(to_bytes(begin))
-                result = work(PostgresSession(connection, self.writers))
+                result = work(PostgresSession(connection))
                 connection.execute("COMMIT")
             except BaseException:
                 self._roll_back(name, connection)
@@ -220,7 +199,6 @@ class PostgresStore(Store):
         return list(self._locks)
 
     def _disconnect(self) -> None:
-        self.writers.close()
         for connection in (*self._open.values(), *self._locks.values()):
             with contextlib.suppress(Exception):
                 connection.close()

@@ -20,7 +20,6 @@ from batchmill.store.sql.schema import Column
 from batchmill.store.sql.session import (
     Dialect,
     Session,
-    StreamEpoch,
     UpsertRows,
     merge_cells,
     table_name,
@@ -86,7 +85,7 @@ def merge_deltas(
             rows = UpsertRows(rows.upsert, there)
         parts.append(rows)
     parts = [part for part in parts if len(part)]
-    session.upsert_all(parts, StreamEpoch(batch.stream, batch.epoch))
+    session.upsert_all(parts)
     return sum(map(len, parts))
 
 

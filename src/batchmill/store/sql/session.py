@@ -151,14 +151,6 @@ class UpsertRows:
         return len(self.columns[0])
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEpoch:
-    """A writer of a stream: what it stages is its own."""
-
-    stream: str
-    epoch: int
-
-
 class Session(ABC):
     """An open transaction. Parameters are marked by ``?``, and no SQL text has another ``?``."""
 
@@ -180,8 +172,8 @@ class Session(ABC):
     def upsert(self, upsert: Upsert, columns: Columns) -> None:
         """Insert or merge many rows; each key once."""
 
-    def upsert_all(self, parts: Sequence[UpsertRows], owner: StreamEpoch) -> None:
-        """Upsert into several tables; many rows may be copied over several connections."""
+    def upsert_all(self, parts: Sequence[UpsertRows]) -> None:
+        """Upsert into several tables."""
         for part in parts:
             self.upsert(part.upsert, part.columns)
 

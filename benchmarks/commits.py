@@ -1,6 +1,6 @@
-"""Compare commits to PostgreSQL: by the driver over one connection or several, and by tasks.
+"""Compare commits to PostgreSQL: a batch as a whole, and by parts from several tasks.
 
-    python -m benchmarks.store_writers [--quick] [--database URL] [--json PATH]
+    python -m benchmarks.commits [--quick] [--database URL] [--json PATH]
 
 Without ``--database`` it starts a server in a temporary folder, without fsync. Prints a table and
 writes all results as JSON.
@@ -35,12 +35,12 @@ from batchmill.store import (
     encode_numbers,
     open_for_task,
 )
-from batchmill.store.postgres import PostgresStore, WriterSettings
+from batchmill.store.postgres import PostgresStore
 from batchmill.store.states import Shape
 from benchmarks.machine import machine, machine_line
 from benchmarks.report import Table, say, spread, write_json
 
-DEFAULT_JSON = Path(__file__).parent / "results" / "store_writers.json"
+DEFAULT_JSON = Path(__file__).parent / "results" / "commits.json"
 SCRIPT = """
 calls = from(Endpoint.*).count();
 avg = from(Endpoint.latency).longAvg();
@@ -51,7 +51,7 @@ apdex = from(Endpoint.latency).sum();
 """
 MINUTES = 3
 """Each entity has a row in so many minutes of a batch, and one in the hour and one in the day."""
-ONE = "one connection"
+ONE = "as a whole"
 FULL = ((1_000, 9), (10_000, 9), (100_000, 7), (500_000, 7))
 QUICK = ((1_000, 3), (10_000, 3), (50_000, 2))
 """Delta rows of a batch, and how many rounds."""
@@ -81,7 +81,7 @@ class Commits:
         return [cost.processor for cost in self.costs[rows][way]]
 
     def ratios(self, rows: int, way: str) -> list[float]:
-        """To the one connection, round by round."""
+        """To a commit as a whole, round by round."""
         pairs = zip(self.seconds(rows, way), self.seconds(rows, ONE), strict=True)
         return [one / other for one, other in pairs]
 
@@ -96,12 +96,10 @@ class Commits:
                 best = min(seconds) / min(self.seconds(rows, ONE))
                 lines.append([*line, f"{median(ratios):.2f}x", spread(ratios), f"{best:.2f}x"])
         return Table(
-            "Commits to PostgreSQL by the driver, and by tasks",
+            "Commits to PostgreSQL as a whole, and by parts",
             f"{len(load(SCRIPT))} metrics of one source; every entity in {MINUTES} new minutes, and"
             " in an existing hour and day. Each way has its own store; they take"
-            f" turns. Batches of fewer rows than {WriterSettings().above_rows:,} normally use one"
-            " connection; here they use several too, except for parts too small to split. On a busy"
-            " machine the best times are closer to those of an idle one.",
+            " turns. On a busy machine the best times are closer to those of an idle one.",
             ["delta rows", "way", "s", "range", "processor s", "to one", "range", "best to best"],
             lines,
         )
@@ -134,8 +132,8 @@ class Way(Protocol):
 class Lane:
     """A store, and the batches that the driver commits to it."""
 
-    def __init__(self, url: str, settings: WriterSettings) -> None:
-        self.store = open_lane(url, settings)
+    def __init__(self, url: str) -> None:
+        self.store = open_lane(url)
         self._metrics = load(SCRIPT)
         self._claim = self.store.claim("live", "c", fresh=True, committed=None)
         self._layout = self.store.register(self._metrics, stream="live")
@@ -180,7 +178,7 @@ class TaskLane:
     """A store, and batches that processes commit to it by parts; the driver keeps the books."""
 
     def __init__(self, url: str, tasks: int) -> None:
-        self.store = open_lane(url, WriterSettings(writers=1))
+        self.store = open_lane(url)
         self._claim = self.store.claim("live", "c", fresh=True, committed=None)
         layout = self.store.register(load(SCRIPT), stream="live")
         self._numbers = itertools.count()
@@ -240,11 +238,9 @@ def run_task(orders: Connection, address: TaskAddress, layout: Layout, part: int
                 raise RuntimeError(f"{result.merged} rows were merged")
 
 
-def open_lane(url: str, settings: WriterSettings) -> PostgresStore:
+def open_lane(url: str) -> PostgresStore:
     """An empty store."""
-    return PostgresStore(
-        url, url, RetryPolicy(), ttl_days=7, top_n=50, create=True, writers=settings
-    )
+    return PostgresStore(url, url, RetryPolicy(), ttl_days=7, top_n=50, create=True)
 
 
 def delta_rows(batch: Batch) -> int:
@@ -323,15 +319,13 @@ def _cells(metrics: MetricSet, layout: Layout, rows: int) -> dict[str, list[Any]
 def measure(
     urls: Iterator[str],
     sizes: Sequence[tuple[int, int]],
-    writers: int,
     tasks: Sequence[int] = (2, 4),
 ) -> Commits:
     """Every size by every way, the ways taking turns."""
     costs: dict[int, dict[str, list[Cost]]] = {}
     for rows, rounds in sizes:
         lanes: dict[str, Way] = {
-            ONE: Lane(next(urls), WriterSettings(writers=1)),
-            f"{writers} writers": Lane(next(urls), WriterSettings(writers=writers, above_rows=1)),
+            ONE: Lane(next(urls)),
             **{f"{count} tasks": TaskLane(next(urls), count) for count in tasks},
         }
         costs[rows] = {way: [] for way in lanes}
@@ -371,7 +365,7 @@ def _made_in(given: str) -> Iterator[str]:
     import psycopg
 
     for number in itertools.count(1):
-        name = f"store_writers_{number}"
+        name = f"commits_{number}"
         with psycopg.connect(given, autocommit=True) as connection:
             connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
             connection.execute(f"CREATE SCHEMA {name}".encode())
@@ -381,12 +375,11 @@ def _made_in(given: str) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write down."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store_writers")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.commits")
     parser.add_argument("--quick", action="store_true", help="a run of seconds, too short to quote")
     parser.add_argument(
         "--database", metavar="URL", help="a database in which new schemas are created"
     )
-    parser.add_argument("--writers", type=int, default=WriterSettings().writers)
     parser.add_argument("--rows", type=int, help="only batches of so many delta rows")
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     options = parser.parse_args(arguments)
@@ -395,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes: Sequence[tuple[int, int]] = QUICK if options.quick else FULL
         if options.rows:
             sizes = [(options.rows, sizes[-1][1])]
-        commits = measure(urls, sizes, options.writers)
+        commits = measure(urls, sizes)
     print("\n" + commits.table().render())
     write_json(
         options.json, {"machine": machine(), "quick": options.quick, "commits": commits.as_json()}
