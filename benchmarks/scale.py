@@ -53,6 +53,8 @@ class Size:
     batches: int
     warm_ups: int
     executors: Sequence[int]
+    spread_events: Sequence[int]
+    """Events of a batch, where the number of executors is what is looked at; the last counts."""
     tasks: Sequence[int]
 
 
@@ -63,6 +65,7 @@ FULL = Size(
     batches=3,
     warm_ups=8,
     executors=(1, 2, 4),
+    spread_events=(MILLION, 5 * MILLION),
     tasks=(16, 64, 128),
 )
 QUICK = Size(
@@ -72,6 +75,7 @@ QUICK = Size(
     batches=1,
     warm_ups=1,
     executors=(1, 2),
+    spread_events=(20_000,),
     tasks=(16, 24, 32),
 )
 TWO = 2
@@ -170,11 +174,14 @@ def measure_driver(size: Size) -> Growth:
 
 def measure_executors(size: Size) -> Spread:
     """The same batches by several numbers of executors."""
-    case = Case(size.events, size.groups[1])
-    result = Spread("More executors", f"{size.events:,} events a batch, {case.name}.")
+    result = Spread("More executors", f"{size.groups[1]:,} groups, 6 metrics.")
     for count in size.executors:
-        name = f"{count} executor{'' if count == 1 else 's'}"
-        _run(result, {name: case}, size, count)
+        executors = f"{count} executor{'' if count == 1 else 's'}"
+        cases = {
+            f"{executors}, {events:,} events": Case(events, size.groups[1])
+            for events in size.spread_events
+        }
+        _run(result, cases, size, count)
     return result
 
 
@@ -228,15 +235,23 @@ def goals_of(results: Mapping[str, Result]) -> list[Goal]:
             case Growth():
                 goals += _growth_goals(list(result.by_name.values()))
             case Spread():
-                fewest, *_, most = result.by_name
-                ratio = result.by_name[most].cpu(EXECUTORS) / result.by_name[fewest].cpu(EXECUTORS)
-                goals.append(_at_most(f"executors' work, {most} to {fewest}", ratio, 1.15))
+                goals.append(_spread_goal(result))
             case StoreCost():
                 turns = result.by_name["new rows"]
                 share = median(turn.share for turn in turns.turns) * 100
                 what = f"driver's part of all work, {turns.case.groups:,} groups"
                 goals.append(_at_most(what, share, 5, " %"))
     return goals
+
+
+def _spread_goal(result: Spread) -> Goal:
+    """Most executors to fewest, in the largest batches."""
+    largest = max(turns.case.events for turns in result.by_name.values())
+    names = [name for name, turns in result.by_name.items() if turns.case.events == largest]
+    fewest, most = names[0], names[-1]
+    ratio = result.by_name[most].cpu(EXECUTORS) / result.by_name[fewest].cpu(EXECUTORS)
+    what = f"executors' work, {most.split(',')[0]} to {fewest.split(',')[0]}, {largest:,} events"
+    return _at_most(what, ratio, 1.15)
 
 
 def _growth_goals(all_turns: Sequence[Turns]) -> list[Goal]:

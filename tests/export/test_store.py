@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchmill.outbox import Outbox
-from batchmill.store import RetryPolicy, Store, open_store
+from batchmill.store import Store, open_store
 from tests.kit.exporters import (
     Mill,
     added_up,
@@ -23,14 +23,13 @@ from tests.kit.otlp import GrpcReceiver
 from tests.kit.processes import Life
 from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import (
+    HASTY,
     PATIENT,
     Measurement,
     before_merges,
     open_postgres,
 )
 from tests.kit.threads import until
-
-HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.05)
 
 
 def test_a_database_that_was_restarted_loses_no_export(

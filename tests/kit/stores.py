@@ -229,6 +229,10 @@ def expected_states(
     return expected
 
 
+HASTY = RetryPolicy(initial_ms=1, multiplier=100_000, max_ms=10**8, give_up_after_s=60)
+"""Gives up after the second try, however long a try takes: the next wait would be too long."""
+
+
 def open_postgres(url: str, retry: RetryPolicy = PATIENT) -> PostgresStore:
     """A store in PostgreSQL whose commits are tried again for long."""
     return PostgresStore(url, url, retry, ttl_days=7, top_n=50, create=True)

@@ -25,10 +25,8 @@ from batchmill.store.postgres.connection import TEXT, copy_blocks
 from batchmill.store.postgres.session import POSTGRES
 from batchmill.store.sql.schema import check_source_name
 from tests.kit.servers.postgres import Postgres
-from tests.kit.stores import Backend, Measurement, Writer, all_states, expected_states
+from tests.kit.stores import HASTY, Backend, Measurement, Writer, all_states, expected_states
 from tests.kit.threads import WAIT_S
-
-HASTY = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.2)
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from batchmill.store import RetryPolicy, StoreUnavailableError
+from batchmill.store import StoreUnavailableError
 from batchmill.store.postgres import session
 from tests.kit.processes import Life
 from tests.kit.servers.postgres import Postgres
 from tests.kit.stores import (
+    HASTY,
     Writer,
     all_states,
     before,
@@ -108,8 +109,7 @@ def test_a_server_that_stays_away_ends_a_commit_with_what_to_do(
     postgres: Postgres, postgres_url: str
 ) -> None:
     """The same batch gets in when the server is back."""
-    hasty = RetryPolicy(initial_ms=1, max_ms=5, give_up_after_s=0.2)
-    with open_postgres(postgres_url, retry=hasty) as store:
+    with open_postgres(postgres_url, retry=HASTY) as store:
         writer = Writer(store)
         writer.write(*some_rows(0))
         batch = writer.batch(some_rows(1))

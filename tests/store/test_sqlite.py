@@ -15,7 +15,6 @@ import pytest
 
 from batchmill.store import (
     NotAStoreError,
-    RetryPolicy,
     StoreFullError,
     StoreInUseError,
     StoreMissingError,
@@ -33,7 +32,7 @@ from batchmill.store.sqlite import (
     lock_path,
     store_error,
 )
-from tests.kit.stores import Backend, Measurement, Writer, all_states, expected_states
+from tests.kit.stores import HASTY, Backend, Measurement, Writer, all_states, expected_states
 
 MANY = [Measurement(number, entity=f"e{number}") for number in range(3000)]
 
@@ -280,8 +279,8 @@ def test_a_busy_database_is_waited_for(place: Backend, tmp_path: Path) -> None:
 
 
 def test_a_database_that_stays_busy_is_given_up(place: Backend, tmp_path: Path) -> None:
-    """After the given time the error says what was tried; the batch is not in."""
-    store = place.open(retry=RetryPolicy(initial_ms=1, max_ms=1, give_up_after_s=0.05))
+    """The error says what was tried; the batch is not in."""
+    store = place.open(retry=HASTY)
     assert isinstance(store, SqliteStore)
     writer = Writer(store)
     store._writer.execute("PRAGMA busy_timeout = 0")

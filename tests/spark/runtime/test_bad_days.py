@@ -24,6 +24,7 @@ from tests.kit.pipelines import (
     write_segment,
 )
 from tests.kit.servers.postgres import Postgres
+from tests.kit.stores import HASTY
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 
@@ -82,9 +83,8 @@ def test_a_postgresql_that_stays_away_is_a_clear_error_and_no_batch_is_lost(
         postgres.stop("immediate")
 
     given: dict[str, Any] = {"oal": SMALL, "store": url, "settings": ONE_AT_A_TIME}
-    retry = RetryPolicy(initial_ms=10, give_up_after_s=0.2)
     with (
-        pipeline(spark, tmp_path, **given, retry=retry, on_batch=crash) as running,
+        pipeline(spark, tmp_path, **given, retry=HASTY, on_batch=crash) as running,
         pytest.raises(StoreUnavailableError, match="Check that the database runs") as caught,
     ):
         running.run_available()
