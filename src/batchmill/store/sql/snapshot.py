@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from batchmill.sources import Grain, bucket_end, bucket_start
 from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.results import (
     CellRow,
@@ -46,6 +48,22 @@ class Snapshot:
     def newest_minute(self) -> int | None:
         """The newest minute that was ever committed."""
         return read_newest_minute(self._session)
+
+    def first_time(self, source: str) -> datetime | None:
+        """The start of the first minute that a source has rows of; None if it has none.
+
+        Where minutes have expired it is the start of the first hour, or day, that is kept.
+        """
+        first: datetime | None = None
+        for grain in (Grain.DAY, Grain.HOUR, Grain.MINUTE):
+            table = quote(table_name(grain, source))
+            [(bucket,)] = self._session.rows(f"SELECT MIN(bucket) FROM {table}")
+            if bucket is None:
+                break
+            if first is not None and bucket_start(bucket) >= bucket_end(coarser):
+                break
+            first, coarser = bucket_start(bucket), bucket
+        return first
 
     def streams(self) -> list[StreamInfo]:
         """The progress of each stream."""
