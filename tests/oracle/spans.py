@@ -33,6 +33,16 @@ GEN_AI_KEYS = (
     "gen_ai.operation.name",
 )
 CACHES = ("redis", "memcached")
+PORTS = dict(
+    re.findall(
+        r"(\S+)=(\d+)",
+        "postgresql=5432 cockroachdb=26257 mysql=3306 mariadb=3306 microsoft.sql_server=1433 "
+        "mssql=1433 oracle.db=1521 oracle=1521 ibm.db2=50000 db2=50000 mongodb=27017 "
+        "cassandra=9042 elasticsearch=9200 opensearch=9200 clickhouse=8123 redis=6379 "
+        "memcached=11211 kafka=9092 rabbitmq=5672 activemq=61616 nats=4222 pulsar=6650",
+    )
+)
+"""Where a system listens if nobody says otherwise."""
 PEER_KEYS = ("service.peer.name", "peer.service")
 URL_KEYS = ("url.full", "http.url")
 OPERATION_KEYS = ("db.operation.name", "db.operation")
@@ -182,6 +192,9 @@ def address_of(attributes: Attributes) -> str | None:
         if host is None:
             continue
         port = (first(attributes, port_key) if port_key else None) or url_port
+        if port is None and port_key:
+            system = first(attributes, *DATABASE_KEYS) or first(attributes, "messaging.system")
+            port = PORTS.get((system or "").lower())
         if port is None:
             return host
         is_ipv6 = host.count(":") > 1 and not host.startswith("[")

@@ -54,15 +54,13 @@ class Snapshot:
 
         Where minutes have expired it is the start of the first hour, or day, that is kept.
         """
-        first: datetime | None = None
+        first = last = None
         for grain in (Grain.DAY, Grain.HOUR, Grain.MINUTE):
             table = quote(table_name(grain, source))
             [(bucket,)] = self._session.rows(f"SELECT MIN(bucket) FROM {table}")
-            if bucket is None:
+            if bucket is None or (last is not None and bucket_start(bucket) >= last):
                 break
-            if first is not None and bucket_start(bucket) >= bucket_end(coarser):
-                break
-            first, coarser = bucket_start(bucket), bucket
+            first, last = bucket_start(bucket), bucket_end(bucket)
         return first
 
     def streams(self) -> list[StreamInfo]:

@@ -203,9 +203,7 @@ class Measures:
             lines.append(cached[1])
         columns = zip(*lines, strict=True) if lines else [()] * len(self._metrics)
         return {
-            measure: list(map(_rate, column, covered))
-            if metric.function == "cpm"
-            else list(column)
+            measure: list(map(_rate, column, covered)) if metric.function == "cpm" else list(column)
             for (measure, metric), column in zip(self._metrics.items(), columns, strict=True)
         }
 
@@ -397,4 +395,6 @@ def by_entity(rows: Iterable[Row]) -> dict[int, list[Row]]:
 def merged(several: Iterable[RangeRows]) -> RangeRows:
     """The rows of several entities together."""
     rows = list(several)
-    return RangeRows([row for own in rows for row in own.more], [row for own in rows for row in own.less])
+    return RangeRows(
+        [row for own in rows for row in own.more], [row for own in rows for row in own.less]
+    )

@@ -107,9 +107,7 @@ def services(
     }
     # Subtracting may leave a service without calls.
     names = {
-        key: entity
-        for key, entity in names.items()
-        if key in starting or _has_values(total[key])
+        key: entity for key, entity in names.items() if key in starting or _has_values(total[key])
     }
     everything = total if query.layer is None and keys is None else None
     page = _sorted(names, total, query)[query.offset : query.offset + query.limit]
