@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -292,8 +292,13 @@ class _Side(NamedTuple):
     instance: str
 
 
-def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
-    """The rows that spans give, whatever order the spans are in."""
+def spans_to_events(spans: Sequence[Row], outside: Collection[int] = ()) -> SpanEvents:
+    """The rows that spans give, whatever order the spans are in.
+
+    ``outside`` are the places of calls that were counted for a host outside before anybody had
+    answered them: see :func:`counted_at_once`.
+    """
+    early = {(spans[place]["trace_id"], spans[place]["span_id"]) for place in outside}
     by_id = {(span["trace_id"], span["span_id"]): span for span in spans}
     children: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for span in spans:
@@ -304,7 +309,11 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
     events: defaultdict[str, list[Row]] = defaultdict(list)
     answered = set()
     for key, span in by_id.items():
-        if kind_of(span) in EXIT_KINDS and children[key] and not _goes_to_silence(span):
+        if (
+            kind_of(span) in EXIT_KINDS
+            and children[key]
+            and not (key in early or _goes_to_silence(span))
+        ):
             answered.add(key)
             for source, row in _callee_rows(span, children[key]):
                 events[source].append(_complete(source, span, row))
@@ -315,10 +324,8 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
         caller = by_id.get((span["trace_id"], parent)) if parent is not None else None
         if kind_of(span) in ENTRY_KINDS:
             rows = _entry_rows(span)
-            if parent is not None and caller is None:
-                counters["unresolved_parent"] += 1
-            else:
-                rows += _caller_rows(span, caller)
+            counters["unresolved_parent"] += parent is not None and caller is None
+            rows += _caller_rows(span, caller)
         elif kind_of(span) in EXIT_KINDS and (span["trace_id"], span["span_id"]) not in answered:
             rows = _peer_rows(span)
             counters["unresolved_destination"] += not rows
@@ -327,6 +334,30 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
         for source, row in rows + _virtual_rows(span, caller):
             events[source].append(_complete(source, span, row))
     return SpanEvents(dict(events), {**counters, "unresolved": counters.total()})
+
+
+def counted_at_once(spans: Sequence[Row], batches: Sequence[int]) -> list[int]:
+    """The places of calls to hosts outside that nobody has answered so far; each span's batch."""
+    answers = {
+        (span["trace_id"], parent_of(span)): batch
+        for span, batch in sorted(zip(spans, batches, strict=True), key=lambda pair: -pair[1])
+        if kind_of(span) in ENTRY_KINDS
+    }
+    answered: dict[str, int] = {}
+    calls = []
+    for place, (span, batch) in enumerate(zip(spans, batches, strict=True)):
+        host = destination_of(attributes_of(span))
+        if kind_of(span) in EXIT_KINDS and host is not None and host.endswith(".org:443"):
+            first = answers.get((span["trace_id"], span["span_id"]))
+            calls.append((place, host, batch, first))
+            if first is not None:
+                known = max(batch, first)
+                answered[host] = min(answered.get(host, known), known)
+    return [
+        place
+        for place, host, batch, first in calls
+        if (first is None or first > batch) and answered.get(host, batch) >= batch
+    ]
 
 
 def _goes_to_silence(span: Row) -> bool:

@@ -135,7 +135,9 @@ def test_what_cannot_be_resolved_is_counted() -> None:
         span("9", "PRODUCER", attributes={"messaging.operation.name": "create"}),
     ]
     events, counters = spans_to_events(spans)
-    assert set(events) == {"Service", "ServiceInstance", "Endpoint"}
+    of_relations = {"ServiceRelation", "ServiceInstanceRelation"}  # "1" came from outside
+    assert set(events) == {"Service", "ServiceInstance", "Endpoint"} | of_relations
+    assert [row["sourceServiceName"] for row in events["ServiceRelation"]] == ["User"]
     assert counters == {"unresolved_parent": 1, "unresolved_destination": 1, "unresolved": 2}
 
 
