@@ -31,13 +31,13 @@ def shop_with(folder: Path, *calls: Call) -> Iterator[Store]:
         yield store
 
 
-def services(store: Store, now: float = LATER, **params: str) -> Any:
+def services(store: Store, now: float = LATER, **params: Any) -> Any:
     """The answer about all services at a moment."""
     query = overview.ServicesQuery.read({"from": "now-1h"} | params, now)
     return store.read(lambda snapshot: overview.services(snapshot, query))
 
 
-def one(store: Store, name: str, now: float = LATER, **params: str) -> Any:
+def one(store: Store, name: str, now: float = LATER, **params: Any) -> Any:
     """The answer about one service at a moment."""
     time_range = read_range({"from": "now-1h"} | params, now)
     return store.read(lambda snapshot: service.service(snapshot, name, time_range))
@@ -65,7 +65,7 @@ def test_a_rate_divides_by_the_minutes_that_data_covers(
 ) -> None:
     """Ten calls a minute are ten calls a minute, however long before the first data a range is."""
     with shop_with(tmp_path, *steady(12, caller="gate")) as store:
-        query = {"from": f"now-{length}", "grain": grain}
+        query: dict[str, Any] = {"from": f"now-{length}", "grain": grain}
         [shown] = services(store, limit="9", **query)["services"]
         detail = one(store, "shop", **query)
     assert shown["range"]["cpm"] == 10
@@ -79,7 +79,8 @@ def test_a_long_bucket_shows_a_fraction_of_a_call_per_minute(tmp_path: Path) -> 
     begin = MINUTE - 3 * 3600
     calls = [Call("shop", 20, begin + 60 * minute) for minute in (0, 59, *range(13))]
     with shop_with(tmp_path, *calls) as store:
-        [shown] = services(store, **{"from": "now-6h", "grain": "hour"})["services"]
+        query: dict[str, Any] = {"from": "now-6h", "grain": "hour"}
+        [shown] = services(store, **query)["services"]
     assert [rate for rate in shown["series"]["cpm"] if rate] == [0.25]
 
 

@@ -143,7 +143,8 @@ class BatchMaker:
                 state.to_read(files, plan.merged),
                 sum(file.rows for file in work.files.pending),
                 self._folder / state.new_name(work.number, work.parts),
-                work.files.answering(self._folder),
+                # In a backfill nobody waits for an edge to appear, and all spans are there.
+                work.files.answering(self._folder) if work.expire else None,
             )
         self._quarantine.clear_staging(work.stream, work.number)
         work.watch.lap(READ)

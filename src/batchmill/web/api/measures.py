@@ -212,7 +212,8 @@ class Measures:
         metric = self._metrics.get("p99")
         if metric is None or not rows.more:
             return dict.fromkeys(RANKS)
-        value = self._merged_value("p99", metric, *map(_columns, rows), minutes=1)
+        more, less = map(_columns, rows)
+        value = self._merged_value("p99", metric, more, less, minutes=1)
         return {rank: self._shown("p99", value, rank) for rank in RANKS}
 
     @property
