@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from batchmill.sources import Grain, bucket_end, bucket_start
+from batchmill.sources import Grain
 from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.results import (
     CellRow,
@@ -49,19 +48,11 @@ class Snapshot:
         """The newest minute that was ever committed."""
         return read_newest_minute(self._session)
 
-    def first_time(self, source: str) -> datetime | None:
-        """The start of the first minute that a source has rows of; None if it has none.
-
-        Where minutes have expired it is the start of the first hour, or day, that is kept.
-        """
-        first = last = None
-        for grain in (Grain.DAY, Grain.HOUR, Grain.MINUTE):
-            table = quote(table_name(grain, source))
-            [(bucket,)] = self._session.rows(f"SELECT MIN(bucket) FROM {table}")
-            if bucket is None or (last is not None and bucket_start(bucket) >= last):
-                break
-            first, last = bucket_start(bucket), bucket_end(bucket)
-        return first
+    def oldest_minute(self, source: str) -> int | None:
+        """The oldest minute that a source has rows of; None if it has none."""
+        table = quote(table_name(Grain.MINUTE, source))
+        [(bucket,)] = self._session.rows(f"SELECT MIN(bucket) FROM {table}")
+        return None if bucket is None else int(bucket)
 
     def streams(self) -> list[StreamInfo]:
         """The progress of each stream."""

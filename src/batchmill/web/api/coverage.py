@@ -40,8 +40,8 @@ class Coverage:
         """The coverage of a range by a store with those metrics."""
         newest = snapshot.newest_minute()
         sources = {metric.source for metric in metrics}.intersection(SOURCES)
-        firsts = [first for first in map(snapshot.first_time, sources) if first is not None]
-        first_s = min((int(first.timestamp()) for first in firsts), default=0)
+        oldest = [minute for minute in map(snapshot.oldest_minute, sources) if minute is not None]
+        first_s = minute_end_s(min(oldest)) - MINUTE_S if oldest else 0
         return cls(time_range, newest, first_s, _complete_until(time_range.now_s, newest))
 
     @property
