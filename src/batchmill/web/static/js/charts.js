@@ -62,7 +62,9 @@ export class TimeChart {
   // there on lines are dotted, and out of the scale and of what the legend shows by default.
   update(times, series, incomplete = null) {
     this.#full = [times, ...series];
-    this.#data = incomplete === null ? this.#full : [times, ...series.map((values) => values.map((value, i) => (times[i] >= incomplete ? null : value)))];
+    // In the first minute of all there is nothing else to show.
+    const complete = series.map((values) => values.map((value, i) => (incomplete !== null && times[i] >= incomplete ? null : value)));
+    this.#data = complete.flat().every(missing) ? this.#full : [times, ...complete];
     this.#incomplete = incomplete;
     if (this.#chart) {
       this.#chart.setData(this.#data);
