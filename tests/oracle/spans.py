@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -33,6 +33,16 @@ GEN_AI_KEYS = (
     "gen_ai.operation.name",
 )
 CACHES = ("redis", "memcached")
+PORTS = dict(
+    re.findall(
+        r"(\S+)=(\d+)",
+        "postgresql=5432 cockroachdb=26257 mysql=3306 mariadb=3306 microsoft.sql_server=1433 "
+        "mssql=1433 oracle.db=1521 oracle=1521 ibm.db2=50000 db2=50000 mongodb=27017 "
+        "cassandra=9042 elasticsearch=9200 opensearch=9200 clickhouse=8123 redis=6379 "
+        "memcached=11211 kafka=9092 rabbitmq=5672 activemq=61616 nats=4222 pulsar=6650",
+    )
+)
+"""Where a system listens if nobody says otherwise."""
 PEER_KEYS = ("service.peer.name", "peer.service")
 URL_KEYS = ("url.full", "http.url")
 OPERATION_KEYS = ("db.operation.name", "db.operation")
@@ -182,6 +192,9 @@ def address_of(attributes: Attributes) -> str | None:
         if host is None:
             continue
         port = (first(attributes, port_key) if port_key else None) or url_port
+        if port is None and port_key:
+            system = first(attributes, *DATABASE_KEYS) or first(attributes, "messaging.system")
+            port = PORTS.get((system or "").lower())
         if port is None:
             return host
         is_ipv6 = host.count(":") > 1 and not host.startswith("[")
@@ -279,8 +292,13 @@ class _Side(NamedTuple):
     instance: str
 
 
-def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
-    """The rows that spans give, whatever order the spans are in."""
+def spans_to_events(spans: Sequence[Row], outside: Collection[int] = ()) -> SpanEvents:
+    """The rows that spans give, whatever order the spans are in.
+
+    ``outside`` are the places of calls that were counted for a host outside before anybody had
+    answered them: see :func:`counted_at_once`.
+    """
+    early = {(spans[place]["trace_id"], spans[place]["span_id"]) for place in outside}
     by_id = {(span["trace_id"], span["span_id"]): span for span in spans}
     children: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for span in spans:
@@ -291,7 +309,11 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
     events: defaultdict[str, list[Row]] = defaultdict(list)
     answered = set()
     for key, span in by_id.items():
-        if kind_of(span) in EXIT_KINDS and children[key] and not _goes_to_silence(span):
+        if (
+            kind_of(span) in EXIT_KINDS
+            and children[key]
+            and not (key in early or _goes_to_silence(span))
+        ):
             answered.add(key)
             for source, row in _callee_rows(span, children[key]):
                 events[source].append(_complete(source, span, row))
@@ -302,10 +324,8 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
         caller = by_id.get((span["trace_id"], parent)) if parent is not None else None
         if kind_of(span) in ENTRY_KINDS:
             rows = _entry_rows(span)
-            if parent is not None and caller is None:
-                counters["unresolved_parent"] += 1
-            else:
-                rows += _caller_rows(span, caller)
+            counters["unresolved_parent"] += parent is not None and caller is None
+            rows += _caller_rows(span, caller)
         elif kind_of(span) in EXIT_KINDS and (span["trace_id"], span["span_id"]) not in answered:
             rows = _peer_rows(span)
             counters["unresolved_destination"] += not rows
@@ -314,6 +334,30 @@ def spans_to_events(spans: Sequence[Row]) -> SpanEvents:
         for source, row in rows + _virtual_rows(span, caller):
             events[source].append(_complete(source, span, row))
     return SpanEvents(dict(events), {**counters, "unresolved": counters.total()})
+
+
+def counted_at_once(spans: Sequence[Row], batches: Sequence[int]) -> list[int]:
+    """The places of calls to hosts outside that nobody has answered so far; each span's batch."""
+    answers = {
+        (span["trace_id"], parent_of(span)): batch
+        for span, batch in sorted(zip(spans, batches, strict=True), key=lambda pair: -pair[1])
+        if kind_of(span) in ENTRY_KINDS
+    }
+    answered: dict[str, int] = {}
+    calls = []
+    for place, (span, batch) in enumerate(zip(spans, batches, strict=True)):
+        host = destination_of(attributes_of(span))
+        if kind_of(span) in EXIT_KINDS and host is not None and host.endswith(".org:443"):
+            first = answers.get((span["trace_id"], span["span_id"]))
+            calls.append((place, host, batch, first))
+            if first is not None:
+                known = max(batch, first)
+                answered[host] = min(answered.get(host, known), known)
+    return [
+        place
+        for place, host, batch, first in calls
+        if (first is None or first > batch) and answered.get(host, batch) >= batch
+    ]
 
 
 def _goes_to_silence(span: Row) -> bool:

@@ -107,8 +107,8 @@ def test_spans_delivered_twice() -> None:
         ({"peer.service": "p", "db.system": "mysql"}, "p", "VIRTUAL_DATABASE"),
         ({"db.namespace": "n", "db.system": "mysql"}, "n", "VIRTUAL_DATABASE"),
         ({"messaging.system": "kafka"}, "kafka", "VIRTUAL_MQ"),
-        ({"server.address": "s", "db.system.name": "redis"}, "s", "VIRTUAL_CACHE"),
-        ({"server.address": "s", "messaging.system": "kafka"}, "s", "VIRTUAL_MQ"),
+        ({"server.address": "s", "db.system.name": "redis"}, "s:6379", "VIRTUAL_CACHE"),
+        ({"server.address": "s", "messaging.system": "kafka"}, "s:9092", "VIRTUAL_MQ"),
         ({"server.address": "s", "gen_ai.system": "x"}, "s", "VIRTUAL_GENAI"),
     ],
 )
@@ -135,7 +135,9 @@ def test_what_cannot_be_resolved_is_counted() -> None:
         span("9", "PRODUCER", attributes={"messaging.operation.name": "create"}),
     ]
     events, counters = spans_to_events(spans)
-    assert set(events) == {"Service", "ServiceInstance", "Endpoint"}
+    of_relations = {"ServiceRelation", "ServiceInstanceRelation"}  # "1" came from outside
+    assert set(events) == {"Service", "ServiceInstance", "Endpoint"} | of_relations
+    assert [row["sourceServiceName"] for row in events["ServiceRelation"]] == ["User"]
     assert counters == {"unresolved_parent": 1, "unresolved_destination": 1, "unresolved": 2}
 
 
@@ -144,7 +146,7 @@ def test_what_cannot_be_resolved_is_counted() -> None:
     [
         ({"peer.service": "p", "server.address": "s"}, "p"),
         ({"server.address": "s", "server.port": "1", "db.name": "d"}, "s:1"),
-        ({"server.address": "s"}, "s"),
+        ({"server.address": "s"}, "s:3306"),
         ({"db.namespace": "n", "db.name": "d"}, "n"),
         ({"db.name": "d"}, "d"),
         ({}, "mysql"),
@@ -187,7 +189,7 @@ def test_messaging() -> None:
         span("6", "CLIENT", attributes=queue | {"messaging.operation": "commit"}),
     ]
     access = ("operation", "transmissionLatency")
-    names = [("kafka", "d"), ("s", "n2"), ("kafka", "d"), ("kafka", "d")]
+    names = [("kafka", "d"), ("s:9092", "n2"), ("kafka", "d"), ("kafka", "d")]
     values = [("Produce", 0), ("Consume", None), ("Consume", 7), ("Consume", None)]
     expected = [(*name, *value) for name, value in zip(names, values, strict=True)]
     assert rows_of(spans, "MQEndpointAccess", "serviceName", "endpoint", *access) == expected

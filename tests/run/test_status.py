@@ -78,12 +78,12 @@ def process(**states: str) -> dict[str, dict[str, str]]:
             Health.DEGRADED,
             "being stopped",
         ),
-        (run_state(ingest_silent_s=12.0), Health.DEGRADED, "ingest hangs: it runs, and has not"),
+        (run_state(ingest_silent_s=6.0), Health.DOWN, "ingest is not responding: it has not"),
         (run_state(stopped={"pipeline": (7, 8)}), Health.DEGRADED, "pipeline is stopped (SIGSTOP)"),
         (run_state(stopped={"the supervisor": (7,)}), Health.DEGRADED, "`kill -CONT 7`"),
         (run_state(stopped={"worker 2 of ingest": (7,)}), Health.DEGRADED, "worker 2 of ingest is"),
         (run_state(stopped={"ingest": (7,)}), Health.DOWN, "ingest is stopped (SIGSTOP)"),
-        (run_state(progress={"written_at": NOW - 31}), Health.DEGRADED, "pipeline hangs"),
+        (run_state(progress={"written_at": NOW - 31}), Health.DEGRADED, "pipeline is not"),
         (
             run_state(progress={"written_at": NOW - 1}, backlog=Backlog(3, 99, 61.0)),
             Health.DEGRADED,
@@ -101,7 +101,7 @@ def process(**states: str) -> dict[str, dict[str, str]]:
                 processes=RUNNING | {"web": {"state": "running"}}, web={"written_at": NOW - 11}
             ),
             Health.DEGRADED,
-            "web hangs: it runs, and has not reported for 11 s",
+            "web is not responding: it has not reported for 11 s",
         ),
         (run_state(supervised=False, ingest_alive=False), Health.DOWN, "nothing runs"),
         (run_state(supervised=False, processes={}), Health.HEALTHY, ""),
@@ -113,6 +113,22 @@ def test_health(state: RunState, health: Health, why: str) -> None:
     assert status.health is health
     assert why in " ".join(status.reasons)
     assert bool(status.reasons) == (health is not Health.HEALTHY)
+
+
+def test_a_process_that_does_not_respond_is_not_shown_as_running() -> None:
+    """In the JSON that the pages show and in the lines of the command, seconds after it stopped."""
+    processes = {"ingest": {"state": "running", "pid": 7}, "web": {"state": "running"}}
+    state = run_state(processes, ingest_silent_s=6.0, stopped={"web": (8,)})
+    status = assess(Home(Path()), state)
+    shown = {name: known["state"] for name, known in status.as_json()["processes"].items()}
+    assert shown == {"ingest": "not responding", "web": "stopped"}
+    assert any(line.startswith("ingest     not responding, process 7") for line in status.lines())
+
+
+def test_an_ingest_that_starts_has_an_old_report() -> None:
+    """It is that of the process before it: the run is not down for that."""
+    state = run_state(process(ingest="starting"), ingest_silent_s=600.0)
+    assert assess(Home(Path()), state).health is Health.DEGRADED
 
 
 WORKING = {"written_at": NOW - 1, "catch_up_s": 250.0, "new_lag_s": 6.2}
@@ -138,7 +154,7 @@ def test_a_backlog_is_told_in_spans_and_minutes(progress: dict[str, Any], text: 
     assert status.as_json()["behind"]["text"] == line.removeprefix("backlog    ")
     hangs = progress.get("written_at") == NOW - 600
     known = progress.get("catch_up_s") is not None and not hangs
-    other = "pipeline hangs" if hangs else "the pipeline is slow"
+    other = "pipeline is not responding" if hangs else "the pipeline is slow"
     assert status.reasons[-1].startswith("the oldest segment has waited for 900 s: ")
     assert (text in status.reasons[-1]) == known
     assert (other in status.reasons[-1]) != known

@@ -53,6 +53,8 @@ class Run:
         self.rows: dict[str, list[dict[str, Any]]] = {source: [] for source in LINKED}
         """Those of all batches, by event type."""
         self.lost: Counter[str] = Counter()
+        self.answering: set[str] = set()
+        """The hosts outside that have answered."""
 
     def batch(self, spans: Iterable[Span], expire: int | None = None) -> list[dict[str, Any]]:
         """Link one batch; its relations."""
@@ -61,7 +63,8 @@ class Run:
             expire = self._number - self._window
         pending = pa.concat_tables(self._summaries.values()) if self._summaries else None
         new = compacted(spans)
-        links = link(new, pending, self._number, expire)
+        links = link(new, pending, self._number, expire, frozenset(self.answering))
+        self.answering |= links.answering
         self._summaries[self._number] = self.summary(new, links)
         self.lost += links.unresolved
         for number in [number for number in self._summaries if number <= (expire or 0)]:

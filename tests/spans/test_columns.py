@@ -295,3 +295,17 @@ def test_who_serves_and_who_calls() -> None:
     table = compacted(span(str(kind), kind) for kind in KINDS if kind)
     np.testing.assert_array_equal(serves(table), [True, False, False, True, False, False])
     np.testing.assert_array_equal(calls(table), [False, True, True, False, False, False])
+
+
+@pytest.mark.parametrize("system", ["postgresql", "redis", "Kafka"])
+def test_the_usual_port_may_be_left_out(system: str) -> None:
+    """A database, a cache or a broker has one name, whether or not a client tells its port."""
+    ports = {"postgresql": "5432", "redis": "6379", "Kafka": "9092"}
+    key = "messaging.system" if system == "Kafka" else "db.system.name"
+    told = {"server.address": "orders", "server.port": ports[system], key: system}
+    spans = [
+        span(str(number), "CLIENT", attributes=attributes)
+        for number, attributes in enumerate((told, {key: system, "server.address": "orders"}))
+    ]
+    places = compacted(spans)["peer"].to_pylist()
+    assert places == [f"orders:{ports[system]}"] * 2

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from batchmill.spans.hosts import is_outside
 from tests.kit.spark import EPOCH, in_order, span
 from tests.spans.links_kit import FAR, HOST, QUEUE, Run, brief, called, served, ways
 
@@ -174,6 +175,7 @@ def test_odd_ids_and_parents() -> None:
     assert brief(relations) == [
         "User > shop/op c SERVER",
         "User > shop/op d SERVER",
+        "User > shop/op e SERVER",  # its parent can never be found
         "shop > far/op None CLIENT",
         "shop > y/op b SERVER",
         "shop > z/op None SERVER",
@@ -244,3 +246,65 @@ def test_a_parent_delivered_again_relates_nothing_again() -> None:
     assert brief(run.batch([served("d", "p", service="x"), parent])) == ["shop > x/op d SERVER"]
     assert run.end() == []
     assert not run.lost
+
+
+OUTSIDE = {"server.address": "api.pay.org", "server.port": "443"}
+
+
+def test_a_call_to_a_host_outside_counts_at_once() -> None:
+    """It has never answered, so nobody is waited for; and it counts once."""
+    run = Run()
+    call = called("c", service="shop", name="POST /pay", attributes=OUTSIDE)
+    assert brief(run.batch([call])) == ["shop > api.pay.org:443/POST /pay CLIENT"]
+    assert run.waiting(1) == set()
+    assert run.end() == []
+
+
+def test_who_answers_for_a_host_outside_later_has_its_relation() -> None:
+    """As the server saw it; the caller has counted its call. From then on calls to it wait."""
+    run = Run()
+    run.batch([called("c", service="shop", name="call", attributes=OUTSIDE)])
+    late = run.batch([served("s", "c", service="pay", name="POST /pay")])
+    assert brief(late) == ["shop > pay/POST /pay SERVER"]
+    assert run.answering == {"api.pay.org:443"}
+    assert run.batch([called("c", trace_id="2", service="shop", attributes=OUTSIDE)]) == []
+    answer = run.batch([served("s", "c", trace_id="2", service="pay", name="POST /pay")])
+    assert brief(answer) == ["shop > pay/POST /pay CLIENT", "shop > pay/POST /pay SERVER"]
+    assert run.end() == []
+
+
+def test_who_answers_in_the_same_batch_is_who_was_called() -> None:
+    """A service of the system may have a public name."""
+    run = Run()
+    pair = [
+        called("c", service="shop", attributes=OUTSIDE),
+        served("s", "c", service="pay", name="POST /pay"),
+    ]
+    expected = ["shop > pay/POST /pay CLIENT", "shop > pay/POST /pay SERVER"]
+    assert brief(run.batch(pair)) == expected
+    assert run.end() == []
+
+
+@pytest.mark.parametrize(
+    ("place", "outside"),
+    [
+        ("api.stripe.com:443", True),
+        ("api.stripe.com", True),
+        ("hooks.slack.com:80", True),
+        ("93.184.216.34:443", True),
+        ("[2606:2800:220:1::1]:443", True),
+        ("orders:8080", False),
+        ("orders.shop:8080", False),
+        ("orders.shop.svc.cluster.local:80", False),
+        ("payments.internal:443", False),
+        ("localhost:443", False),
+        ("10.0.0.7:443", False),
+        ("[::1]:443", False),
+        ("api.example.com:443", False),
+        ("far", False),
+        ("", False),
+    ],
+)
+def test_which_hosts_are_outside(place: str, outside: bool) -> None:
+    """Those with a public name or address, at a port of the web."""
+    assert is_outside(place) == outside

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from batchmill.spans.links import SUMMARY_SCHEMA, Links, link
 from tests.kit.spark import span
 from tests.oracle.generate import random_spans
-from tests.oracle.spans import spans_to_events
+from tests.oracle.spans import counted_at_once, spans_to_events
 from tests.spans.links_kit import FAR, Run, Span, compacted, forest, served, ways
 
 
@@ -140,6 +140,7 @@ class Model:
                             relations.append(_relation(parent, parent["service"], None, own))
                     self._count(own, parent)
                 elif last or hopeless:
+                    relations.append(_relation(own, "User", None, own))
                     self._count(own, None)
                     self.lost["parent never came"] += 1
                 else:
@@ -231,6 +232,32 @@ def test_random_traces_give_what_the_oracle_says(
             "no destination": expected.counters["unresolved_destination"],
         }
     )
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32), batches=st.integers(1, 5))
+def test_random_calls_to_hosts_outside_give_what_the_oracle_says(seed: int, batches: int) -> None:
+    """Each call counts once for its caller: at once for the host, or for who had answered."""
+    rng = random.Random(seed)
+    spans: list[Span] = []
+    for number in range(rng.randint(1, 25)):
+        trace = f"t{number}"
+        host = {"server.address": f"api{rng.randrange(3)}.pay.org", "server.port": "443"}
+        spans.append(span("c", "CLIENT", trace_id=trace, service="a", attributes=host))
+        spans += [
+            served(f"s{child}", "c", trace_id=trace, service="b")
+            for child in range(rng.choice((0, 0, 0, 1, 2)))
+        ]
+    rng.shuffle(spans)
+    arrived = sorted(rng.randrange(batches) for _ in spans)
+    run = Run()
+    for batch in range(batches):
+        run.batch([one for one, own in zip(spans, arrived, strict=True) if own == batch])
+    run.end()
+    expected = spans_to_events(spans, counted_at_once(spans, arrived))
+    for source, rows in run.rows.items():
+        assert _counted(rows) == _counted(expected.events.get(source, [])), source
+    assert not run.lost
 
 
 def _counted(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -333,8 +360,8 @@ class WholeRun(Run):
             and (row["span_id"] is not None or _is_child(row["kind"], row["parent_span_id"]))
             for row in new.to_pylist()
         ]
-        whole = new.select(SUMMARY_SCHEMA.names[:-2]).filter(pa.array(kept, pa.bool_()))
-        for name in ("batch", "settled"):
+        whole = new.select(SUMMARY_SCHEMA.names[:-3]).filter(pa.array(kept, pa.bool_()))
+        for name in ("counted", "batch", "settled"):
             whole = whole.append_column(name, summary[name])
         return whole
 

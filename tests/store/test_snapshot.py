@@ -140,3 +140,13 @@ def test_a_snapshot_does_not_move(backend: Backend) -> None:
 
     assert store.read(work) == [MINUTE, MINUTE]
     assert store.read(work) == [MINUTE + 1, MINUTE + 1]
+
+
+def test_the_oldest_minute_of_a_source(backend: Backend) -> None:
+    """It may come later than newer ones; a source without rows has none."""
+    store = backend.open()
+    writer = Writer(store)
+    assert store.read(lambda snapshot: snapshot.oldest_minute("Endpoint")) is None
+    writer.write(Measurement(1, minute=MINUTE + 5))
+    writer.write(Measurement(1, minute=MINUTE + 3))
+    assert store.read(lambda snapshot: snapshot.oldest_minute("Endpoint")) == MINUTE + 3

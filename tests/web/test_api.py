@@ -149,7 +149,6 @@ def test_each_bucket_has_the_metrics_own_values(
     assert answer["times"] == list(range(start_s // size_s * size_s, end_s, size_s))
     with open_store(calls_store) as store:
         for figure, metric in (
-            ("cpm", "service_cpm"),
             ("avg", "service_resp_time_micros"),
             ("p99", "service_percentile_micros"),
             ("success", "service_sla"),
@@ -170,6 +169,24 @@ def test_each_bucket_has_the_metrics_own_values(
                 if figure in ("success", "apdex"):
                     shown = [None if value is None else value / 10_000 for value in shown]
                 assert service["series"][figure] == shown, (figure, service["name"])
+
+
+@pytest.mark.parametrize(("start_s", "end_s", "grain"), RANGES)
+def test_buckets_of_any_length_show_calls_per_minute(
+    client: Client, start_s: int, end_s: int, grain: str
+) -> None:
+    """An hour or a day shows the rate over its minutes that have data, not a truncated 0."""
+    query = {"from_": start_s, "to": end_s, "grain": grain, "limit": 100}
+    answer = client.get("/api/v1/services", **query)
+    first_s = min(call.at_s for call in CALLS) // 60 * 60
+    size_s = 60 * Grain(grain).minutes
+    for service in answer["services"]:
+        expected = []
+        for time_s in answer["times"]:
+            calls = _of(service["name"], time_s, time_s + size_s, database=False)
+            minutes = (min(time_s + size_s, NEWEST_S + 60) - max(time_s, first_s)) / 60
+            expected.append(round(len(calls) / minutes, 3) if calls else None)
+        assert service["series"]["cpm"] == expected
 
 
 def test_services_are_sorted_searched_and_cut(client: Client) -> None:

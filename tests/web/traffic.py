@@ -45,7 +45,9 @@ APDEX_MS = 500
 CORE = core_script().read_text("utf-8")
 WITHOUT_MICROS = "\n".join(line for line in CORE.splitlines() if "Micros" not in line)
 """The core metrics of a version that had none in microseconds."""
-SOURCES = ("Service", "ServiceInstance", "Endpoint", "ServiceRelation")
+SOURCES = ("Service", "ServiceInstance", "Endpoint", "ServiceRelation", "DatabaseAccess")
+USER = "User"
+"""The caller of a request from outside."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Call:
     endpoint: str = "GET /"
     caller: str | None = None
     layer: str = "GENERAL"
+    caller_ok: bool | None = None
+    """Whether it succeeded for its caller, if that differs."""
 
     @property
     def id(self) -> str:
@@ -176,11 +180,16 @@ def _rows(source: str, call: Call) -> Iterable[tuple[EntityRow, dict[str, Any]]]
         names = {**roles, "name": call.endpoint}
         yield EntityRow("endpoint", id_, call.endpoint, layers, names), row
     elif source == "ServiceRelation" and call.caller is not None:
-        id_ = f"{service_id(call.caller, True)}-{call.id}"
+        id_ = f"{service_id(call.caller, call.caller != USER)}-{call.id}"
         ends = {"source_service": call.caller, "dest_service": call.service}
         entity = EntityRow("service_relation", id_, call.service, layers, ends)
-        for side in ("SERVER", "CLIENT") if observed else ("CLIENT",):
-            yield entity, {**row, "detectPoint": side}
+        seen = {"SERVER": call.ok} if observed else {}
+        if call.caller != USER:
+            seen["CLIENT"] = call.ok if call.caller_ok is None else call.caller_ok
+        for side, status in seen.items():
+            yield entity, {**row, "detectPoint": side, "status": status}
+    elif source == "DatabaseAccess" and call.layer == "VIRTUAL_DATABASE":
+        yield EntityRow("service", call.id, call.service, layers, roles), row
 
 
 def _cells(state: State, rows: Sequence[dict[str, Any]]) -> list[Any]:

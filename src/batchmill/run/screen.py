@@ -258,7 +258,7 @@ def draw_stages(state: RunState, spans_per_s: float) -> Table:
     def add(name: str, is_in: str, text: str) -> None:
         table.add_row(Text(name), Text(is_in, style=STATE_STYLES.get(is_in, "")), Text(text))
 
-    add("ingest", state.state_of("ingest"), _ingest_text(ingest, spans_per_s))
+    add("ingest", state.shown_state("ingest"), _ingest_text(ingest, spans_per_s))
     level = str(ingest.get("level", "NORMAL"))
     pressure = "" if level == "NORMAL" else f"; pressure {level}"
     add("queue", "", f"{count_of(ingest.get('queue_rows', 0), 'span')}{pressure}")
@@ -268,13 +268,13 @@ def draw_stages(state: RunState, spans_per_s: float) -> Table:
         f"{backlog.text}{_bytes(backlog)}"
         + (f", the oldest {backlog.oldest_s:.1f} s old" if backlog.count else ""),
     )
-    add("pipeline", state.state_of("pipeline"), _pipeline_text(state.progress, state.now))
+    add("pipeline", state.shown_state("pipeline"), _pipeline_text(state.progress, state.now))
     for name in state.processes:
         if name == "web":
             is_in = state.state_of(name)
             add(name, is_in, str(state.web.get("address", "")) if is_in == "running" else "")
         elif name not in ("ingest", "pipeline"):
-            add(name, state.state_of(name), export_text(state.exports.get(name), state.now))
+            add(name, state.shown_state(name), export_text(state.exports.get(name), state.now))
     return table
 
 

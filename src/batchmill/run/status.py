@@ -22,8 +22,11 @@ from batchmill.run.stopped import stopped_processes
 from batchmill.wording import count_of
 
 STALE_S = 10.0
-"""A process whose report is older than this has a problem."""
+"""A supervisor or a topic whose report is older than this has a problem."""
+NOT_RESPONDING_S = 5.0
+"""A process reports every second: one whose report is older than this does not respond."""
 PIPELINE_STALE_S = 30.0
+"""The pipeline reports beside its batches, but waits for the store."""
 GONE_S = 60.0
 """After so long, the process id in a report may be that of another process."""
 LAG_S = 60.0
@@ -178,9 +181,9 @@ class RunState:
         return str(self.processes.get(name, {}).get("state", ""))
 
     def trouble_of(self, name: str) -> str:
-        """What is wrong with a process that runs: it is stopped, or hangs; empty if neither.
+        """What is wrong with a process that runs: it is stopped, or does not respond; else empty.
 
-        One that hangs does not report, though the system lets it run.
+        One that does not respond does not report, though the system lets it run.
         """
         if pids := self.stopped.get(name):
             numbers = " ".join(map(str, pids))
@@ -189,12 +192,18 @@ class RunState:
         silent_s = self.now - float(reports.get(name, {}).get("written_at", self.now))
         if name == "ingest":
             silent_s = self.ingest_silent_s
-        elif self.state_of(name) != "running":
+        # One that starts has the report of the process before it.
+        if self.state_of(name) != "running" and (self.supervised or name != "ingest"):
             return ""
-        # The pipeline reports beside its batches, but waits for the store.
-        if silent_s > (PIPELINE_STALE_S if name == "pipeline" else STALE_S):
-            return f"{name} hangs: it runs, and has not reported for {silent_s:.0f} s"
+        if silent_s > (PIPELINE_STALE_S if name == "pipeline" else NOT_RESPONDING_S):
+            return f"{name} is not responding: it has not reported for {silent_s:.0f} s"
         return ""
+
+    def shown_state(self, name: str) -> str:
+        """The state of a process as people should see it: one that runs may not respond."""
+        if name in self.stopped:
+            return "stopped"
+        return "not responding" if self.trouble_of(name) else self.state_of(name)
 
     def drops(self) -> dict[str, dict[str, int]]:
         """All that was refused, dropped or left out, by what it was and by reason."""
@@ -310,7 +319,10 @@ class RunStatus:
             "home": str(self.home),
             "at": state.now,
             "supervisor": supervisor if state.supervised else None,
-            "processes": dict(state.processes),
+            "processes": {
+                name: {**process, "state": state.shown_state(name)}
+                for name, process in state.processes.items()
+            },
             "queue_rows": state.ingest.get("queue_rows", 0) if state.ingest_alive else 0,
             **_backlog_json(state.backlog),
             "lag_s": round(state.backlog.oldest_s, 3),
@@ -382,7 +394,7 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
         return RunStatus(home.folder, state, Health.DOWN, ("nothing runs: start `batchmill run`",))
     down, degraded = _process_faults(state)
     if trouble := state.trouble_of("ingest"):
-        (down if "ingest" in state.stopped else degraded).append(trouble)
+        down.append(trouble)
     others = {**state.processes, **state.stopped}
     degraded += [text for name in others if name != "ingest" and (text := state.trouble_of(name))]
     if state.ingest_alive:
@@ -507,10 +519,7 @@ def duration(seconds: float) -> str:
 
 def _process_line(state: RunState, name: str) -> str:
     process = state.processes[name]
-    is_in = process.get("state")
-    if state.trouble_of(name):
-        is_in = "stopped" if name in state.stopped else "hangs"
-    text = f"{name:<10} {is_in}"
+    text = f"{name:<10} {state.shown_state(name)}"
     if process.get("pid"):
         started = float(process.get("started") or state.now)
         text += f", process {process['pid']} for {duration(state.now - started)}"

@@ -24,6 +24,7 @@ from batchmill.spans.meaning import (
     CACHES,
     CONNECTING,
     MEANINGS,
+    PORTS,
     SENDS,
     STEPS,
 )
@@ -264,7 +265,14 @@ class _Calls:
                 yield host.replaced(_place(*_url_parts(host.values)))
             else:
                 port = self._spans.filled(ATTRIBUTE_COLUMNS[port_key])
-                yield _joined(host, port.or_else(self._url_port))
+                yield _joined(host, port.or_else(self._url_port).or_else(self._usual_port))
+
+    @cached_property
+    def _usual_port(self) -> Texts:
+        """The usual port of the database, cache or broker."""
+        system = self._spans.first_of(iter((self._system, self._messaging)))
+        ports = [PORTS.get(name.lower()) for name in system.values.to_pylist()]
+        return system.replaced(pa.array(ports, pa.string()))
 
     @cached_property
     def _url_port(self) -> Texts:

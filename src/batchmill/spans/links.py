@@ -10,11 +10,15 @@ of its spans, which later batches read for as long as spans wait:
 - A call to a database, a cache or a broker relates to that (its ``peer``) at once, as the caller
   saw it. If somebody serves it all the same, such as the consumer of a message, that is a relation
   as the server saw it only: a call counts once for its caller.
+- A call to a host outside (:mod:`.hosts`) that has never answered relates to that host at once,
+  too. If somebody serves it all the same, in a later batch, that is a relation as the server saw it
+  only; and the host answers from then on: calls to it wait as others do.
 - A call that nobody has served until its summary expires went where the caller itself says (its
   ``peer``).
 - A message that is consumed pairs with the span that sent it in the same way; how long it took is
   known then. Without that span it counts as consumed when it expires.
-- A span without a partner by then is counted as unresolved.
+- A span that serves and whose parent has not arrived by then came from outside, as one without a
+  parent does. Any span without a partner by then is counted as unresolved.
 
 Each delivered row counts once, whatever the split into batches: a served request that was delivered
 twice counts twice, on both sides, as in all other event types; a call that was delivered twice
@@ -31,7 +35,8 @@ A summary has only what a later batch can need. Any span with ids, of any kind, 
 one that serves and arrives later, and a span that serves answers a call that arrives later. So rows
 are left out only if they have no trace id, or neither a span id nor a parent to wait for. And
 columns are null where nobody will read them: ``parent_span_id`` except of spans that serve, whose
-parents alone are looked up; ``peer`` except of calls that wait, ``broker`` and ``broker_endpoint``
+parents alone are looked up; ``peer`` except of calls that wait, and of those
+to hosts outside that were counted at once, ``broker`` and ``broker_endpoint``
 except of messages whose sender is missing, as the others have been counted; what was measured,
 except of spans that wait and of calls, which alone are measured as parents. The last changes no
 choice between spans with one id, as that looks at the kind before it looks at what was measured.
@@ -40,7 +45,7 @@ choice between spans with one id, as that looks at the kind before it looks at w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +53,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.spans.columns import calls, serves
+from batchmill.spans.hosts import is_outside
 from batchmill.spans.texts import TEXT, Longs, Mask, Texts, at, one_array
 
 _IDS = ("trace_id", "span_id", "parent_span_id")
@@ -63,14 +69,16 @@ SUMMARY_SCHEMA = pa.schema(
         "httpResponseStatusCode": _INT,
         "rpcStatusCode": pa.string(),
         **dict.fromkeys(("peer", "peer_layer", "broker", "broker_endpoint"), pa.string()),
+        "counted": _FLAG,
         "batch": pa.int64(),
         "settled": _FLAG,
     }
 )
 """The summary of a span that is kept until its partners have arrived. Files of older versions may
-lack columns, which are then null. The first columns are from :func:`.columns.compact`; ``batch`` is
-the one it arrived in; ``settled`` means that the span waits for no partner of its own, though it
-can still be the partner of another span. In tables, texts other than ids are dictionaries."""
+lack columns, which are then null. The first columns are from :func:`.columns.compact`; ``counted``
+means that a call to a host outside was counted at once; ``batch`` is the one the span arrived in;
+``settled`` means that it waits for no partner of its own, though it can still be the partner of
+another span. In tables, texts other than ids are dictionaries."""
 
 _SPAN_TYPES = {
     field.name: TEXT if field.type == pa.string() and field.name not in _IDS else field.type
@@ -85,6 +93,8 @@ _PARENT_COLUMNS = ("time", "service", "instance", "name", "kind", *_MEASURED[1:]
 
 _NO_PARTNER = ("VIRTUAL_DATABASE", "VIRTUAL_CACHE", "VIRTUAL_MQ")
 """The layers of what is called and sends no spans."""
+_BY_ADDRESS = ("UNDEFINED", "VIRTUAL_GENAI")
+"""The layers of what may be a host outside."""
 _LEAST = np.iinfo(np.int64).min
 
 
@@ -100,16 +110,23 @@ class Links:
     """This batch's spans for later batches, with the columns of :data:`SUMMARY_SCHEMA`."""
     unresolved: Counter[str]
     """How many spans have no partner, or never can, by reason."""
+    answering: frozenset[str] = frozenset()
+    """The hosts outside that somebody has answered for."""
 
 
 def link(
-    new: pa.Table, pending: pa.Table | None, batch: int, expire_before: int | None = None
+    new: pa.Table,
+    pending: pa.Table | None,
+    batch: int,
+    expire_before: int | None = None,
+    answering: Collection[str] | None = None,
 ) -> Links:
     """Pair the spans of a batch with each other and with those of earlier batches.
 
     ``new`` comes from :func:`.columns.compact`; ``pending`` has the summaries of earlier batches,
     including those that expire now: of batches up to ``expire_before``. To expire everything, pass
-    an empty ``new`` and the highest number. Both have all spans of their traces.
+    an empty ``new`` and the highest number. Both have all spans of their traces. ``answering`` are
+    the hosts outside that have ever answered; None: not known, and calls to any host wait.
     """
     known = _Known.of(new, pending, expire_before)
     columns, fresh = known.columns, known.fresh
@@ -124,7 +141,13 @@ def link(
     # Rows settled on arrival have nothing more to count.
     met = parents.rows >= 0
     pairs_now = is_child & met & known.waits & (fresh | ~parents.known)
-    at_once = is_calling & no_partner & fresh
+    outside = is_calling & layer.one_of(*_BY_ADDRESS)
+    outside &= Texts.of(columns["peer"]).meet(_are_outside)
+    counted = np.zeros(len(spans), np.bool_)
+    if answering is not None:
+        silent = ~Texts.of(columns["peer"]).one_of(*answering)
+        counted = outside & silent & fresh & ~parents.served
+    at_once = (is_calling & no_partner & fresh) | counted
     hopeless = fresh & ~(traced & (is_child | identified))
     answered = np.where(is_child, met, ~is_calling | at_once | parents.served)
     given_up = known.waits & (hopeless | known.expired) & ~answered
@@ -136,10 +159,11 @@ def link(
     pairs = (service[callers] != service[children]) | is_calling[callers]
     relations = _relations(
         columns,
-        users=np.flatnonzero(fresh & is_serving & ~is_child),
+        users=np.flatnonzero((fresh & is_serving & ~is_child) | (given_up & is_child)),
         children=children[pairs],
         callers=callers[pairs],
-        seen_by_caller=(is_calling & ~no_partner)[callers[pairs]],
+        seen_by_caller=(is_calling & ~no_partner)[callers[pairs]]
+        & ~parents.counted[children[pairs]],
         to_peer=np.flatnonzero(at_once | (given_up & ~is_child & has_peer)),
     )
     sends = is_calling & layer.one_of("VIRTUAL_MQ")
@@ -160,15 +184,22 @@ def link(
         settled=(hopeless | answered)[: len(new)],
         is_child=is_child[: len(new)],
         is_calling=is_calling[: len(new)],
+        counted=counted[: len(new)],
     )
+    hosts = Texts.of(columns["peer"]).where(outside & parents.served).strings().unique()
     unresolved = {reason: int(np.count_nonzero(mask)) for reason, mask in lost.items()}
-    return Links(relations, accessed, summary, +Counter(unresolved))
+    answering_now = frozenset(host for host in hosts.to_pylist() if host is not None)
+    return Links(relations, accessed, summary, +Counter(unresolved), answering_now)
 
 
 def read_summary(table: pa.Table) -> pa.Table:
     """A summary from a file of any version, with the columns and the types of this one's."""
     columns = {name: _column(table, name, kind) for name, kind in _SPAN_TYPES.items()}
     return pa.table(columns | {name: table[name] for name in ("batch", "settled")})
+
+
+def _are_outside(places: pa.Array) -> pa.Array:
+    return pa.array([is_outside(place) for place in places.to_pylist()], pa.bool_())
 
 
 @dataclass(frozen=True)
@@ -226,13 +257,13 @@ class _Parents:
     """Whether its parent arrived in an earlier batch."""
     served: Mask
     """Whether it is the parent of a span that serves."""
+    counted: Mask
+    """Whether its parent was counted at once, as a call to a host outside."""
 
 
 def _find_parents(columns: Mapping[str, pa.Array], children: Longs, fresh: Mask) -> _Parents:
     """Look up the parents of ``children``, which are spans with a trace id and a parent's id."""
-    result = _Parents(
-        np.full(len(fresh), -1), np.zeros(len(fresh), np.bool_), np.zeros(len(fresh), np.bool_)
-    )
+    result = _Parents(np.full(len(fresh), -1), *(np.zeros(len(fresh), np.bool_) for _ in range(3)))
     # A trace id and a span id are a number each, and both together one: exact, unlike a hash.
     traces = _filled(columns["trace_id"].dictionary_encode().indices, -1)
     sought = columns["parent_span_id"].take(children).dictionary_encode()
@@ -253,6 +284,9 @@ def _find_parents(columns: Mapping[str, pa.Array], children: Longs, fresh: Mask)
     known = np.zeros(len(keys.dictionary), np.bool_)
     known[groups[~fresh[rows]]] = True
     result.known[children] = known[group_of_child]
+    counted = np.zeros(len(keys.dictionary), np.bool_)
+    counted[groups[_flags(columns["counted"])[rows]]] = True
+    result.counted[children] = counted[group_of_child]
     return result
 
 
@@ -337,12 +371,18 @@ def _accessed(columns: Mapping[str, pa.Array], rows: Longs, senders: Longs) -> p
 
 
 def _summary(
-    columns: Mapping[str, pa.Array], batch: int, *, settled: Mask, is_child: Mask, is_calling: Mask
+    columns: Mapping[str, pa.Array],
+    batch: int,
+    *,
+    settled: Mask,
+    is_child: Mask,
+    is_calling: Mask,
+    counted: Mask,
 ) -> pa.Table:
     """What later batches need of the new spans; see above."""
     needed: dict[str, Mask] = {
         "parent_span_id": is_child,
-        "peer": is_calling & ~settled,
+        "peer": is_calling & (~settled | counted),
         **dict.fromkeys(("broker", "broker_endpoint"), is_child & ~settled),
         **dict.fromkeys(_MEASURED[1:], is_calling | ~settled),
     }
@@ -351,6 +391,7 @@ def _summary(
             name: _nulled(column, needed[name]) if name in needed else column
             for name, column in columns.items()
         }
+        | {"counted": pa.array(counted)}
         | {"batch": np.full(len(settled), batch, np.int64), "settled": settled}
     )
     kept = _present(columns["trace_id"]) & (is_child | _present(columns["span_id"]))

@@ -51,6 +51,33 @@ ADDRESSES: tuple[tuple[str, str | None], ...] = (
 languages know the name that they were configured with, and only some the address it resolved to. A
 URL has the port itself."""
 
+PORTS: Mapping[str, str] = {
+    "postgresql": "5432",
+    "cockroachdb": "26257",
+    "mysql": "3306",
+    "mariadb": "3306",
+    "microsoft.sql_server": "1433",
+    "mssql": "1433",
+    "oracle.db": "1521",
+    "oracle": "1521",
+    "ibm.db2": "50000",
+    "db2": "50000",
+    "mongodb": "27017",
+    "cassandra": "9042",
+    "elasticsearch": "9200",
+    "opensearch": "9200",
+    "clickhouse": "8123",
+    "redis": "6379",
+    "memcached": "11211",
+    "kafka": "9092",
+    "rabbitmq": "5672",
+    "activemq": "61616",
+    "nats": "4222",
+    "pulsar": "6650",
+}
+"""The usual port of a database, cache or broker, by its system: by the conventions a client leaves
+out ``server.port`` if it is that one, and some clients do, so both must give one name."""
+
 CACHES = ("redis", "memcached")
 """Systems that are caches, not databases."""
 

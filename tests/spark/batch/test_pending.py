@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from batchmill.sources import Grain, service_id
 from batchmill.spark import PipelineError
 from batchmill.store import Store
 from tests.kit.pipelines import (
@@ -58,6 +60,41 @@ def test_how_long_a_backfill_takes_decides_nothing(spark: SparkSession, tmp_path
         wanted = expected(spans_to_events(spans).events, RELATIONS)
         assert differences(stored(running.store), wanted) == []
         assert list((tmp_path / "checkpoint").glob("backfill-*/state/*")) == []
+
+
+def test_a_host_outside_is_counted_at_once_until_it_answers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In the batch that its call comes in; what has answered is known after a restart, too."""
+    spool = tmp_path / "spool"
+    outside = {"server.address": "api.pay.org", "server.port": "443"}
+    callees = service_id("api.pay.org:443", normal=False), service_id("pay", normal=True)
+
+    def calls(store: Store) -> list[int]:
+        """Calls to the host, and to the service, as the caller saw them."""
+        counts: Counter[str] = Counter()
+        for value in store.values("seen", grain=Grain.DAY):
+            assert isinstance(value.value, int)
+            counts[value.entity_id.partition("-")[2]] += value.value
+        return [counts[id_] for id_ in callees]
+
+    oal = "seen = from(ServiceRelation.*).filter(detectPoint == DetectPoint.CLIENT).count();"
+    first = span("1", "CLIENT", attributes=outside)
+    answer = span("2", parent_span_id="1", service="pay")
+    with pipeline(spark, tmp_path, oal=oal) as running:
+        write_segment(spool, "Span", [first], "0")
+        running.run_available()
+        assert calls(running.store) == [1, 0]
+        write_segment(spool, "Span", [answer], "1", 1)
+        running.run_available()
+        assert calls(running.store) == [1, 0]
+    with pipeline(spark, tmp_path, oal=oal) as running:
+        write_segment(spool, "Span", [first | {"trace_id": "t2"}], "2", 2)
+        running.run_available()
+        assert calls(running.store) == [1, 0]
+        write_segment(spool, "Span", [answer | {"trace_id": "t2"}], "3", 3)
+        running.run_available()
+        assert calls(running.store) == [1, 1]
 
 
 def test_lateness_is_that_of_spans_as_they_come(spark: SparkSession, tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class SpanWork:
     """How many pending spans are in it."""
     folder: AnyPath
     """Where the state of this batch is written."""
+    answering: frozenset[str] | None = None
+    """The hosts outside that have answered; None: not known."""
 
     @property
     def local_folder(self) -> str | None:
@@ -233,6 +235,7 @@ class BatchJob:
             [file for file in spans.files if not is_uri(file.folder)],
             spans.local_folder,
             rows_only,
+            spans.answering,
         )
         return _by_part(blobs, tasks).mapInArrow(step, COLUMNS)
 

@@ -33,6 +33,7 @@ from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk, explain_task_error, spark_local_folders
 from batchmill.spark.files.paths import AnyPath, local_only
 from batchmill.spark.files.remote import write_invalid
+from batchmill.spark.files.statefiles import write_hosts
 from batchmill.spark.input.deltas import AHEAD
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
@@ -135,13 +136,15 @@ class BatchMaker:
         spans = None
         if given.has_spans or plan.expired:
             files = (*work.files.pending, *plan.ids)
-            state.check_files(files, self._spark)
+            state.check_files((*files, *work.files.hosts), self._spark)
             spans = SpanWork(
                 plan.tick,
                 max((file.arrived_ms for file in plan.expired), default=None),
                 state.to_read(files, plan.merged),
                 sum(file.rows for file in work.files.pending),
                 self._folder / state.new_name(work.number, work.parts),
+                # In a backfill nobody waits for an edge to appear, and all spans are there.
+                work.files.answering(self._folder) if work.expire else None,
             )
         self._quarantine.clear_staging(work.stream, work.number)
         work.watch.lap(READ)
@@ -161,6 +164,7 @@ class BatchMaker:
                 work.watch.lap(SPARK)
                 batch, stats = self._batch(work, result)
                 if spans is not None:
+                    self._add_hosts(batch, work, result, spans)
                     self._add_state(batch, plan, result, spans)
             finally:
                 result.release()
@@ -195,6 +199,16 @@ class BatchMaker:
                 fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
         return _StatePlan(tick, expired, expired_ids, ids, merged)
+
+    def _add_hosts(self, batch: Batch, work: Work, result: JobResult, spans: SpanWork) -> None:
+        """Keep the hosts that have answered, if there are new ones."""
+        known = spans.answering
+        if known is None or result.report.answering <= known:
+            return
+        assert isinstance(spans.folder, Path)
+        hosts = known | result.report.answering
+        result.report.kept.append(write_hosts(hosts, spans.folder))
+        batch.drop_carry += [file.path for file in work.files.hosts]
 
     def _add_state(
         self, batch: Batch, plan: _StatePlan, result: JobResult, spans: SpanWork

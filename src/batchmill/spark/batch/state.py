@@ -1,11 +1,13 @@
 """The state of a stream: files that batches keep for later ones.
 
-Two kinds: spans that wait for a partner, and the ids of spans that were counted (the dedup index).
+Three kinds: spans that wait for a partner, the ids of spans that were counted (the dedup index),
+and the hosts outside that have ever answered.
 A batch writes them before its commit, which names the files in use; so a batch that is run again
 starts from the same ones. A file that no commit names is unused, and is removed.
 
     <checkpoint>/state/<batch>-<unique>-<parts>/pending/*.arrow
     <checkpoint>/state/<batch>-<unique>-<parts>/ids/*.arrow
+    <checkpoint>/state/<batch>-<unique>-<parts>/hosts/*.arrow
 
 On another file system they are Parquet files of blobs (:mod:`batchmill.spark.files.remote`).
 
@@ -29,7 +31,13 @@ from batchmill.files import sync
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.files import remote
 from batchmill.spark.files.paths import AnyPath, HadoopPath, file_at, is_uri, remove_tree
-from batchmill.spark.files.statefiles import StateFile, StateKind, StatePiece, state_rows
+from batchmill.spark.files.statefiles import (
+    StateFile,
+    StateKind,
+    StatePiece,
+    read_hosts,
+    state_rows,
+)
 from batchmill.spark.input.segments import local_path, spark_path
 from batchmill.spark.settings import PipelineSettings
 from batchmill.store import Carry
@@ -44,8 +52,15 @@ _ID_SLOTS = 4
 _WORDS = {
     StateKind.PENDING: ("span that waits for its partner", "spans that wait for their partner"),
     StateKind.IDS: ("id of a span that was counted", "ids of spans that were counted"),
+    StateKind.HOSTS: ("host that has answered", "hosts that have answered"),
 }
-_OTHERWISE = {StateKind.PENDING: "be lost", StateKind.IDS: "be counted again"}
+_OTHERWISE = {
+    StateKind.PENDING: "be lost",
+    StateKind.IDS: "be counted again",
+    StateKind.HOSTS: "be counted for the wrong destination",
+}
+MOST_HOSTS = 10_000
+"""Of more hosts that have answered, none is known to be outside: calls to any host wait."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class StateFiles:
     ids: tuple[Carry, ...] = ()
     expire_all: bool = False
     """Whether no span is to wait any longer."""
+    hosts: tuple[Carry, ...] = ()
 
     @classmethod
     def of(cls, files: Iterable[Carry], *, expire_all: bool = False) -> StateFiles:
@@ -63,7 +79,20 @@ class StateFiles:
         files = tuple(files)
         pending = tuple(file for file in files if kind_of(file) is StateKind.PENDING)
         ids = tuple(file for file in files if kind_of(file) is StateKind.IDS)
-        return cls(pending, ids, expire_all)
+        hosts = tuple(file for file in files if kind_of(file) is StateKind.HOSTS)
+        return cls(pending, ids, expire_all, hosts)
+
+    def answering(self, folder: AnyPath) -> frozenset[str] | None:
+        """The hosts outside that have answered; None: not known, or too many.
+
+        ``folder`` is that of the state: on another file system than this machine's, no hosts are
+        kept.
+        """
+        if not isinstance(folder, Path):
+            return None
+        folders = [Path(local_path(file.path) or file.path) for file in self.hosts]
+        hosts = frozenset().union(*map(read_hosts, folders))
+        return hosts if len(hosts) <= MOST_HOSTS else None
 
 
 def new_name(number: int, parts: int) -> str:

@@ -131,6 +131,8 @@ class TaskReport:
     """Files of changes for exporters."""
     failures: list[StoreError] = field(default_factory=list)
     """Why parts could not be committed."""
+    answering: set[str] = field(default_factory=set)
+    """Hosts outside that somebody has answered for."""
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has counted."""
@@ -139,6 +141,7 @@ class TaskReport:
         for name in ("events", "derived", "counters"):
             getattr(self, name).update(getattr(other, name))
         self.newest = max(self.newest, other.newest)
+        self.answering |= other.answering
         for name in ("bad", "kept", "invalid", "invalid_schemas", "outgoing", "failures"):
             getattr(self, name).extend(getattr(other, name))
 
@@ -496,6 +499,8 @@ class SpanStep:
     """Where tasks write the state of this batch. None: they return it."""
     rows_only: bool = False
     """Whether to return rows of event types, in place of deltas, and to write nothing."""
+    answering: frozenset[str] | None = None
+    """The hosts outside that have answered; None: not known."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Deltas, TopN, and what was counted; blobs without spans go through."""
@@ -524,7 +529,8 @@ class SpanStep:
         pending = _tables(state, StateKind.PENDING)
         # Not copied into one piece: most of them have no partner in this batch.
         earlier = pa.concat_tables(pending) if pending else None
-        links = link(spans, earlier, self.tick, self.expire_before)
+        links = link(spans, earlier, self.tick, self.expire_before, self.answering)
+        report.answering |= links.answering
         wanted = plan.aggregators.keys()
         sources = [
             direct_rows(spans, wanted),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +35,8 @@ class StateKind(StrEnum):
     """Summaries of spans that wait for a partner."""
     IDS = "ids"
     """The ids of spans that were counted."""
+    HOSTS = "hosts"
+    """The hosts outside that have answered: see :mod:`batchmill.spans.hosts`."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,21 @@ def write_hidden(table: pa.Table, folder: Path, write: Callable[[pa.Table, Path]
         path.unlink(missing_ok=True)
         raise
     return path
+
+
+def write_hosts(hosts: Collection[str], folder: Path) -> StatePiece:
+    """Write the names of hosts; the driver does."""
+    table = pa.table({"host": pa.array(sorted(hosts), pa.string())})
+    return write_state(StateKind.HOSTS, {0: table}, folder)
+
+
+def read_hosts(folder: Path) -> frozenset[str]:
+    """The names of hosts."""
+    hosts: set[str] = set()
+    for path in folder.glob("*.arrow"):
+        with pa.memory_map(str(path)) as source:
+            hosts.update(pa.ipc.open_file(source).read_all()["host"].to_pylist())
+    return frozenset(hosts)
 
 
 def state_rows(path: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from batchmill.sources import Grain
 from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.results import (
     CellRow,
@@ -46,6 +47,12 @@ class Snapshot:
     def newest_minute(self) -> int | None:
         """The newest minute that was ever committed."""
         return read_newest_minute(self._session)
+
+    def oldest_minute(self, source: str) -> int | None:
+        """The oldest minute that a source has rows of; None if it has none."""
+        table = quote(table_name(Grain.MINUTE, source))
+        [(bucket,)] = self._session.rows(f"SELECT MIN(bucket) FROM {table}")
+        return None if bucket is None else int(bucket)
 
     def streams(self) -> list[StreamInfo]:
         """The progress of each stream."""

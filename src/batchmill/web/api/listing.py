@@ -7,6 +7,7 @@ from typing import Any
 
 from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
+from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.measures import RowReader, by_entity
 from batchmill.web.api.parameters import TimeRange, bucket, whole
 from batchmill.web.responses import BadRequest, NotFound
@@ -76,6 +77,7 @@ def values(
     limit = whole(params, "limit", 100, 1, MOST_SERIES)
     metric = _metric(snapshot, name)
     times, buckets = time_range.times, time_range.buckets
+    coverage = Coverage.read(snapshot, time_range, ())
     layer = params.get("layer")
     keys, left_out = _keys(snapshot, metric, time_range, params.get("entity"), layer, limit)
     reader = RowReader(snapshot, {"value": metric}, layer)
@@ -107,6 +109,7 @@ def values(
         "metric": metric.name,
         "grain": time_range.grain.value,
         "times": times,
+        "incomplete": coverage.incomplete_s,
         "series": series,
         "left_out": left_out,
     }

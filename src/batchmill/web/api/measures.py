@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
 from batchmill.store import BucketList, Buckets, Cell, Snapshot, StoredMetric
+from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
 
@@ -147,6 +148,8 @@ def _measure_set(
 SERVICE = _measure_set("Service", "service", apdex="service_apdex")
 INSTANCE = _measure_set("ServiceInstance", "service_instance")
 ENDPOINT = _measure_set("Endpoint", "endpoint")
+DATABASE = _measure_set("DatabaseAccess", "database_access")
+CACHE = _measure_set("CacheAccess", "cache_access")
 CALLEE_SIDE = _measure_set("ServiceRelation", "service_relation_server", "call_sla")
 CALLER_SIDE = _measure_set("ServiceRelation", "service_relation_client", "call_sla")
 
@@ -177,8 +180,13 @@ class Measures:
         self._micros = {name for name in metrics if metrics[name].name.endswith(MICROS)}
         self._mark = tuple((measure, metric.plan) for measure, metric in metrics.items())
 
-    def series(self, rows: Sequence[Row | None], minutes: int) -> dict[str, list[Number]]:
-        """Every measure of each row; None where there is no row or no value."""
+    def series(
+        self, rows: Sequence[Row | None], minutes: int, covered: Sequence[int]
+    ) -> dict[str, list[Number]]:
+        """Every measure of each row; None where there is no row or no value.
+
+        Each is a bucket of ``minutes``, of which ``covered`` have data: a rate divides by these.
+        """
         if minutes not in self._known:
             self._known[minutes] = self._cache.rows(self._mark, minutes)
         known = self._known[minutes]
@@ -195,16 +203,18 @@ class Measures:
             lines.append(cached[1])
         columns = zip(*lines, strict=True) if lines else [()] * len(self._metrics)
         return {
-            measure: list(column) for measure, column in zip(self._metrics, columns, strict=True)
+            measure: list(map(_rate, column, covered)) if metric.function == "cpm" else list(column)
+            for (measure, metric), column in zip(self._metrics.items(), columns, strict=True)
         }
 
-    def ranks(self, rows: Iterable[Row | None]) -> dict[str, list[Number]]:
-        """The percentiles of each row, by rank."""
+    def ranks_over(self, rows: RangeRows) -> dict[str, Number]:
+        """The percentiles over all rows together, by rank."""
         metric = self._metrics.get("p99")
-        values: list[Value] = [
-            None if row is None or metric is None else self._value("p99", row, 1) for row in rows
-        ]
-        return {rank: [self._shown("p99", value, rank) for value in values] for rank in RANKS}
+        if metric is None or not rows.more:
+            return dict.fromkeys(RANKS)
+        more, less = map(_columns, rows)
+        value = self._merged_value("p99", metric, more, less, minutes=1)
+        return {rank: self._shown("p99", value, rank) for rank in RANKS}
 
     @property
     def can_subtract(self) -> bool:
@@ -218,8 +228,7 @@ class Measures:
         """Every measure over all rows together; they cover ``minutes``."""
         if not rows.more:
             return dict.fromkeys(self._metrics)
-        columns = list(zip(*rows.more, strict=True))
-        others = list(zip(*rows.less, strict=True))
+        columns, others = map(_columns, rows)
         return {
             measure: self._over(measure, metric, columns, others, minutes)
             for measure, metric in self._metrics.items()
@@ -241,19 +250,29 @@ class Measures:
         less: Sequence[Sequence[Any]],
         minutes: int,
     ) -> Number:
+        return self._shown(measure, self._merged_value(measure, metric, columns, less, minutes))
+
+    def _merged_value(
+        self,
+        measure: str,
+        metric: StoredMetric,
+        columns: Sequence[Sequence[Any]],
+        less: Sequence[Sequence[Any]],
+        minutes: int,
+    ) -> Value:
         place = self._places[measure]
         if _is_tally(metric):
             tally = self._tally(metric, columns[0], columns[place.start])
             if less:
                 tally = _without(tally, self._tally(metric, less[0], less[place.start]))
-            return self._shown(measure, metric.plan.value((tally,), minutes))
+            return metric.plan.value((tally,), minutes)
         cells = metric.plan.merge(columns[place])
         if less:
             away = metric.plan.merge(less[place])
             cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
         if metric.function == "cpm":
-            return round(cells[0] / minutes, 3) if cells[0] else None
-        return self._shown(measure, metric.plan.final_value(cells, minutes))
+            return _rate(cells[0], minutes)
+        return metric.plan.final_value(cells, minutes)
 
     def _tally(
         self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
@@ -273,6 +292,9 @@ class Measures:
         )
 
     def _value(self, measure: str, row: Row, minutes: int) -> Value:
+        if self._metrics[measure].function == "cpm":  # the number of calls: see series
+            calls: int | None = row[self._places[measure].start]
+            return calls
         return self._metrics[measure].plan.final_value(row[self._places[measure]], minutes)
 
     def _shown(self, measure: str, value: Value, rank: str = "p99") -> Number:
@@ -282,6 +304,14 @@ class Measures:
         if measure in self._micros:
             return number / 1000
         return round(number / SCALE, 4) if measure in SHARES else number
+
+
+def _columns(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    return list(zip(*rows, strict=True))
+
+
+def _rate(calls: Number, minutes: int) -> Number:
+    return round(calls / minutes, 3) if calls else None
 
 
 def _is_tally(metric: StoredMetric) -> bool:
@@ -344,10 +374,10 @@ class RowReader:
         return sorted(result.rows, key=itemgetter(0))
 
     def ranged(
-        self, time_range: TimeRange, newest: int | None, entities: Collection[int] | None = None
+        self, coverage: Coverage, entities: Collection[int] | None = None
     ) -> dict[int, RangeRows]:
-        """The rows that make up a range, by entity."""
-        cover = time_range.cover(newest, less=self.measures.can_subtract)
+        """The rows that make up the totals of a range, by entity."""
+        cover = coverage.totals.cover(coverage.newest, less=self.measures.can_subtract)
         more, less = (
             by_entity([row for piece in pieces for row in self.rows(piece, entities)])
             for pieces in (cover.more, cover.less)
@@ -361,3 +391,11 @@ def by_entity(rows: Iterable[Row]) -> dict[int, list[Row]]:
     for row in rows:
         grouped[row[1]].append(row)
     return dict(grouped)
+
+
+def merged(several: Iterable[RangeRows]) -> RangeRows:
+    """The rows of several entities together."""
+    rows = list(several)
+    return RangeRows(
+        [row for own in rows for row in own.more], [row for own in rows for row in own.less]
+    )

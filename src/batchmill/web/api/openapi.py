@@ -35,6 +35,10 @@ def _object(**properties: Schema) -> Schema:
 _FIGURES = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE, "apdex": _SHARE}
 _PART = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE}
 _TOWARDS = {"cpm": _FIGURE, "avg": _FIGURE, "success": _SHARE}
+_SIDE: Schema = {**_object(**_PART), "type": ["object", "null"]}
+_BOTH_SIDES = {**_PART, "caller": _SIDE, "callee": _SIDE}
+_INCOMPLETE: Schema = {"type": ["integer", "null"]}
+"""The start of the first bucket that may still grow."""
 _WHO = {"id": TEXT, "name": TEXT}
 _LAYERED = {**_WHO, "layers": _list(TEXT)}
 _RANGE = {"from_": _WHOLE, "to": _WHOLE}
@@ -83,6 +87,7 @@ SCHEMAS: Mapping[str, Schema] = {
         metric=TEXT,
         grain=_GRAIN,
         times=_list(_WHOLE),
+        incomplete=_INCOMPLETE,
         series=_list(
             _object(
                 entity=_object(**_LAYERED),
@@ -100,6 +105,9 @@ SCHEMAS: Mapping[str, Schema] = {
         grain=_GRAIN,
         **_RANGE,
         times=_list(_WHOLE),
+        incomplete=_INCOMPLETE,
+        all=_object(**_PART),
+        lowest={**_object(**_WHO, success=_SHARE), "type": ["object", "null"]},
         total=_COUNT,
         services=_list(
             _object(
@@ -111,9 +119,11 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Service": _object(
         service=_object(**_LAYERED),
+        measured_by={"enum": ["itself", "callers"]},
         grain=_GRAIN,
         **_RANGE,
         times=_list(_WHOLE),
+        incomplete=_INCOMPLETE,
         range=_object(**_FIGURES),
         series=_object(
             cpm=_list(_FIGURE),
@@ -126,8 +136,8 @@ SCHEMAS: Mapping[str, Schema] = {
         ),
         endpoints=_list(_object(**_WHO, **_PART)),
         instances=_list(_object(**_WHO, **_PART)),
-        callers=_list(_object(**_WHO, **_TOWARDS)),
-        callees=_list(_object(**_WHO, **_TOWARDS)),
+        callers=_list(_object(**_WHO, **_BOTH_SIDES)),
+        callees=_list(_object(**_WHO, **_BOTH_SIDES)),
         statements=_list(
             _object(
                 database={"type": ["string", "null"]},
@@ -151,7 +161,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Topology": _object(
         **_RANGE,
         nodes=_list(_object(**_LAYERED, **_TOWARDS)),
-        edges=_list(_object(from_=TEXT, to=TEXT, **_PART)),
+        edges=_list(_object(from_=TEXT, to=TEXT, **_BOTH_SIDES)),
         left_out=_object(nodes=_COUNT, edges=_COUNT),
     ),
     "TopN": _object(

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchmill.sources import Grain
-from batchmill.store import EntityName, Snapshot
+from batchmill.sources import Grain, service_id
+from batchmill.store import EntityName, Snapshot, StoredMetric
+from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.measures import (
+    CALLEE_SIDE,
     SERVICE,
     MeasureCache,
     Measures,
@@ -17,6 +19,7 @@ from batchmill.web.api.measures import (
     Row,
     RowReader,
     by_entity,
+    merged,
 )
 from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
 from batchmill.web.responses import BadRequest
@@ -27,6 +30,8 @@ ORDERS = ("asc", "desc")
 PARAMS = ("from", "to", "grain", "layer", "search", "sort", "order", "limit", "offset")
 MOST_SERVICES = 1_000
 MOST_POINTS = 1_000_000
+_USER_ID = service_id("User", normal=False)
+"""The caller of requests that no service in the system made."""
 _READ_ONCE = 200
 """Up to this many buckets are read for all services; of more, only for the services shown."""
 
@@ -71,18 +76,17 @@ def services(
 ) -> dict[str, Any]:
     """The services of one page, with their measures."""
     time_range = query.range
-    newest = snapshot.newest_minute()
-    reader = RowReader(
-        snapshot, SERVICE.chosen(snapshot.metrics(), query.range), query.layer, cache
-    )
+    metrics = snapshot.metrics()
+    coverage = Coverage.read(snapshot, time_range, metrics)
+    reader = RowReader(snapshot, SERVICE.chosen(metrics, time_range), query.layer, cache)
     keys: list[int] | None = None
     if query.search:
         keys = snapshot.keys_like("service", query.search, query.layer)
-    measures, minutes = reader.measures, time_range.minutes(newest)
+    measures, minutes = reader.measures, coverage.minutes
     once = len(time_range.times) <= _READ_ONCE
     # The rows of the shown buckets are read anyway: the range is computed from the same rows.
     coarsest = time_range.grain if once else Grain.DAY
-    cover = time_range.cover(newest, coarsest, less=measures.can_subtract)
+    cover = coverage.totals.cover(coverage.newest, coarsest, less=measures.can_subtract)
     shown = reader.rows(time_range.buckets, keys) if once else []
     sides = []
     for pieces in (cover.more, cover.less):
@@ -94,22 +98,31 @@ def services(
                 rows += reader.rows(piece, keys)
         sides.append(by_entity(rows))
     more, less = sides
-    names = snapshot.entity_names(more)
-    total = {key: measures.over(RangeRows(more[key], less.get(key, [])), minutes) for key in names}
+    # A service whose first calls are in the bucket that is still filling has no totals yet.
+    starting = _keys_since(coverage, shown)
+    names = snapshot.entity_names({**more, **dict.fromkeys(starting)})
+    total = {
+        key: measures.over(RangeRows(more.get(key, []), less.get(key, [])), minutes)
+        for key in names
+    }
     # Subtracting may leave a service without calls.
     names = {
-        key: piece for key, piece in names.items() if any(map(_has_value, total[key].values()))
+        key: entity for key, entity in names.items() if key in starting or _has_values(total[key])
     }
+    everything = total if query.layer is None and keys is None else None
     page = _sorted(names, total, query)[query.offset : query.offset + query.limit]
     if not once:
         shown = reader.rows(time_range.buckets, page)
-    series = _series(by_entity(shown), time_range, measures, page)
+    series = _series(by_entity(shown), coverage, measures, page)
     layers = snapshot.layers(page)
     return {
         "grain": time_range.grain.value,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
+        "incomplete": coverage.incomplete_s,
+        "all": _entering(snapshot, coverage, metrics),
+        "lowest": _lowest(snapshot, coverage, metrics, everything),
         "total": len(names),
         "services": [
             {
@@ -124,8 +137,57 @@ def services(
     }
 
 
-def _has_value(value: Number) -> bool:
-    return value is not None
+def _keys_since(coverage: Coverage, rows: Sequence[Row]) -> set[int]:
+    """The keys of entities with calls in buckets that are still filling."""
+    if coverage.incomplete_s is None:
+        return set()
+    first = bucket(coverage.range.grain, coverage.incomplete_s)
+    return {row[1] for row in rows if row[0] >= first}
+
+
+def _has_values(measures: Mapping[str, Number]) -> bool:
+    return any(value is not None for value in measures.values())
+
+
+def _entering(
+    snapshot: Snapshot, coverage: Coverage, metrics: Sequence[StoredMetric]
+) -> dict[str, Number]:
+    """The measures of the requests that enter the system: those that no service in it made.
+
+    A request is counted once, however many services it passes; whatever is searched for.
+    """
+    users = snapshot.find("service_relation", id_begins=f"{_USER_ID}-")
+    reader = RowReader(snapshot, CALLEE_SIDE.chosen(metrics, coverage.range))
+    rows = reader.ranged(coverage, [relation.key for relation in users])
+    over = reader.measures.over(merged(rows.values()), coverage.minutes)
+    return {measure: over.get(measure) for measure in ("cpm", "avg", "p99", "success")}
+
+
+def _lowest(
+    snapshot: Snapshot,
+    coverage: Coverage,
+    metrics: Sequence[StoredMetric],
+    total: Mapping[int, Mapping[str, Number]] | None,
+) -> dict[str, Any] | None:
+    """The service with the lowest success rate of all; ``total`` has their measures, if known."""
+    if total is None:
+        chosen = SERVICE.chosen(metrics, coverage.range)
+        reader = RowReader(
+            snapshot, {name: metric for name, metric in chosen.items() if name == "success"}
+        )
+        rows = reader.ranged(coverage)
+        total = {key: reader.measures.over(own, coverage.minutes) for key, own in rows.items()}
+    known: dict[int, float] = {}
+    for key, own in total.items():
+        success = own.get("success")
+        if success is not None:
+            known[key] = success
+    if not known:
+        return None
+    least = min(known.values())
+    named = snapshot.entity_names([key for key, success in known.items() if success == least])
+    first = min(named.values(), key=lambda entity: (entity.name, entity.id))
+    return {"id": first.id, "name": first.name, "success": least}
 
 
 def _sorted(
@@ -145,16 +207,17 @@ def _sorted(
 
 def _series(
     rows: Mapping[int, Sequence[Row]],
-    time_range: TimeRange,
+    coverage: Coverage,
     measures: Measures,
     keys: Sequence[int],
 ) -> dict[int, dict[str, list[Number]]]:
     """The measures of each bucket, by entity."""
+    time_range, covered = coverage.range, coverage.minutes_by_bucket
     buckets = [bucket(time_range.grain, time) for time in time_range.times]
     missing: dict[str, list[Number]] = {measure: [None] * len(buckets) for measure in MEASURES}
     series = {}
     for key in keys:
         by_bucket = {row[0]: row for row in rows.get(key, ())}
         line = [by_bucket.get(bucket_number) for bucket_number in buckets]
-        series[key] = missing | measures.series(line, time_range.grain.minutes)
+        series[key] = missing | measures.series(line, time_range.grain.minutes, covered)
     return series

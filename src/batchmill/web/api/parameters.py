@@ -83,6 +83,8 @@ class TimeRange:
     start_s: int
     end_s: int
     grain: Grain
+    now_s: float = _LAST_S
+    """When it was requested: what is newer than that is not complete."""
 
     @property
     def buckets(self) -> Buckets:
@@ -101,11 +103,6 @@ class TimeRange:
         """The same, of a range of any length."""
         size = SIZES_S[self.grain]
         return range(self.start_s // size * size, self.end_s, size)
-
-    def minutes(self, newest: int | None) -> int:
-        """The number of minutes, up to the newest that has data; at least 1."""
-        end_s = self.end_s if newest is None else min(self.end_s, minute_end_s(newest))
-        return max(1, (end_s - self.start_s) // MINUTE_S)
 
     def cover(
         self, newest: int | None, coarsest: Grain = Grain.DAY, *, less: bool = False
@@ -196,7 +193,7 @@ def read_range(params: Mapping[str, str], now_s: float) -> TimeRange:
     if start_s >= end_s or start > end:
         raise BadRequest("from must lie before to")
     grain = _grain(params.get("grain", "auto"), end_s - start_s)
-    time_range = TimeRange(start_s, end_s, grain)
+    time_range = TimeRange(start_s, end_s, grain, now_s)
     if len(time_range.starts) > MOST_BUCKETS:
         raise BadRequest(
             f"the range has {len(time_range.starts):,} buckets of one {grain.value}, and at most "

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from batchmill.sources import EntityIdError, split_entity_id
-from batchmill.store import EntityName, Snapshot
+from batchmill.sources import EntityIdError, service_id, split_entity_id
+from batchmill.store import EntityName, Snapshot, StoredMetric
+from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.listing import find_entity
 from batchmill.web.api.measures import (
-    CALLEE_SIDE,
+    CACHE,
     CALLER_SIDE,
+    DATABASE,
     ENDPOINT,
     INSTANCE,
+    RANKS,
     SERVICE,
     MeasureSet,
     Number,
     RangeRows,
+    Row,
     RowReader,
+    merged,
 )
 from batchmill.web.api.parameters import TimeRange, bucket
+from batchmill.web.api.relations import read_relations
+from batchmill.web.responses import NotFound
 
 PARAMS = ("from", "to", "grain")
 MOST = 100
@@ -28,42 +37,31 @@ _MOST_PARTS = 20_000
 _MOST_RECORDS = 2_000
 _OWN = ("cpm", "avg", "p99", "success", "apdex")
 _PART = ("cpm", "avg", "p99", "success")
-_RELATION = ("cpm", "avg", "success")
+_NO_KEY = -1
+"""Of a service that the store knows from relations only."""
 BY_SERVICE = "top_n_service_database_statement"
 BY_DATABASE = "top_n_database_statement"
 
 
 def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, Any]:
-    """All about the service with that id or name."""
-    entity = find_entity(snapshot, "service", given)
-    newest = snapshot.newest_minute()
-    minutes = time_range.minutes(newest)
+    """All about the service with that id or name, be it a database or a host outside."""
     metrics = snapshot.metrics()
-    reader = RowReader(snapshot, SERVICE.chosen(metrics, time_range))
-    whole = reader.ranged(time_range, newest, [entity.key]).get(entity.key, RangeRows([], []))
-    measures = reader.measures
-    by_bucket = {row[0]: row for row in reader.rows(time_range.buckets, [entity.key])}
-    line = [by_bucket.get(bucket(time_range.grain, time)) for time in time_range.times]
-    series = measures.series(line, time_range.grain.minutes)
-    nothing: list[Number] = [None for _ in line]
-    over = measures.over(whole, minutes)
+    coverage = Coverage.read(snapshot, time_range, metrics)
+    entity = _find(snapshot, given)
+    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
+    onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
+    seen = _seen_by(snapshot, coverage, metrics, entity, towards)
+    own = seen.own(coverage)
     listed, left_out = {}, {}
     for name, entity_kind, kind in (
         ("endpoints", "endpoint", ENDPOINT),
         ("instances", "instance", INSTANCE),
     ):
         parts = snapshot.find(entity_kind, id_begins=f"{entity.id}_", most=_MOST_PARTS)
-        shown = _busiest(snapshot, parts, [kind], time_range, newest, _PART)
+        shown = _busiest(snapshot, coverage, metrics, parts, kind)
         listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
-    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
-    onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
-    # As the service itself reports them, else as the other side does.
-    for name, relations, sides in (
-        ("callers", towards, [CALLEE_SIDE, CALLER_SIDE]),
-        ("callees", onwards, [CALLER_SIDE, CALLEE_SIDE]),
-    ):
-        others = {relation.key: _other_end(relation, name == "callers") for relation in relations}
-        shown = _busiest(snapshot, relations, sides, time_range, newest, _RELATION, others)
+    for name, relations in (("callers", towards), ("callees", onwards)):
+        shown = _related(snapshot, coverage, metrics, relations, caller=name == "callers")
         listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
     statements = _statements(snapshot, entity, time_range)
     return {
@@ -72,52 +70,130 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
             "name": entity.name,
             "layers": sorted(snapshot.layers([entity.key]).get(entity.key, ())),
         },
+        "measured_by": seen.side,
         "grain": time_range.grain.value,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
-        "range": {item: over.get(item) for item in _OWN},
-        "series": {
-            **{item: series.get(item, nothing) for item in _OWN if item != "p99"},
-            "percentiles": measures.ranks(line),
-        },
+        "incomplete": coverage.incomplete_s,
+        **own,
         **listed,
         "statements": statements[:MOST],
         "left_out": {**left_out, "statements": max(0, len(statements) - MOST)},
     }
 
 
+def _find(snapshot: Snapshot, given: str) -> EntityName:
+    """The service with that id or name; also one that is known from its callers only."""
+    try:
+        return find_entity(snapshot, "service", given)
+    except NotFound:
+        ids = [given, service_id(given, normal=False), service_id(given, normal=True)]
+        for id_ in ids:
+            if name_of(id_) != id_ and (
+                snapshot.find("service_relation", id_ends=f"-{id_}", most=1)
+                or snapshot.find("service_relation", id_begins=f"{id_}-", most=1)
+            ):
+                return EntityName(_NO_KEY, "service", id_, name_of(id_))
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The rows that show a service: its own, or those of the calls to it."""
+
+    side: str
+    """``itself``, or ``callers`` if it reports nothing itself."""
+    reader: RowReader
+    keys: Sequence[int]
+
+    def own(self, coverage: Coverage) -> dict[str, Any]:
+        """Its measures over the range, and by bucket."""
+        measures, time_range = self.reader.measures, coverage.range
+        over = measures.over(
+            merged(self.reader.ranged(coverage, self.keys).values()), coverage.minutes
+        )
+        rows: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in self.reader.rows(time_range.buckets, self.keys):
+            rows[row[0]].append(row)
+        series: dict[str, list[Number]] = {measure: [] for measure in _OWN}
+        ranks: dict[str, list[Number]] = {rank: [] for rank in RANKS}
+        for start_s, minutes in zip(time_range.starts, coverage.minutes_by_bucket, strict=True):
+            inside = RangeRows(rows[bucket(time_range.grain, start_s)], [])
+            shown = measures.over(inside, minutes)
+            for measure in _OWN:
+                series[measure].append(shown.get(measure))
+            for rank, value in measures.ranks_over(inside).items():
+                ranks[rank].append(value)
+        del series["p99"]
+        return {
+            "range": {measure: over.get(measure) for measure in _OWN},
+            "series": {**series, "percentiles": ranks},
+        }
+
+
+def _seen_by(
+    snapshot: Snapshot,
+    coverage: Coverage,
+    metrics: Sequence[StoredMetric],
+    entity: EntityName,
+    towards: Sequence[EntityName],
+) -> _Seen:
+    """Who measures a service: itself; else its clients, who report accesses, or calls."""
+
+    def reader_of(kind: MeasureSet) -> RowReader:
+        return RowReader(snapshot, kind.chosen(metrics, coverage.range))
+
+    itself = _Seen("itself", reader_of(SERVICE), [entity.key])
+    callers = _Seen("callers", reader_of(CALLER_SIDE), [relation.key for relation in towards])
+    accesses = [_Seen("callers", reader_of(kind), [entity.key]) for kind in (DATABASE, CACHE)]
+    for seen in (itself, *accesses, callers):
+        if seen.reader.rows(coverage.range.buckets, seen.keys):
+            return seen
+    return itself
+
+
 def _busiest(
     snapshot: Snapshot,
+    coverage: Coverage,
+    metrics: Sequence[StoredMetric],
     entities: Sequence[EntityName],
-    kinds: Sequence[MeasureSet],
-    time_range: TimeRange,
-    newest: int | None,
-    shown: Sequence[str],
-    others: Mapping[int, tuple[str, str]] | None = None,
+    kind: MeasureSet,
 ) -> list[dict[str, Any]]:
-    """The measures of entities over the range, the busiest first; of kinds the first with calls."""
+    """The measures of entities over the range, the busiest first."""
+    reader = RowReader(snapshot, kind.chosen(metrics, coverage.range))
+    rows = reader.ranged(coverage, [entity.key for entity in entities])
+    measures = reader.measures
     ranked: list[tuple[int, dict[str, Any]]] = []
-    left = list(entities)
-    metrics = snapshot.metrics()
-    for kind in kinds:
-        reader = RowReader(snapshot, kind.chosen(metrics, time_range))
-        if not reader.metrics or not left:
-            continue
-        rows = reader.ranged(time_range, newest, [entity.key for entity in left])
-        measures, minutes = reader.measures, time_range.minutes(newest)
-        idle = []
-        for entity in left:
-            own = rows.get(entity.key, RangeRows([], []))
-            over = measures.over(own, minutes)
-            if all(value is None for value in over.values()):
-                idle.append(entity)
-                continue
-            id_, name = (others or {}).get(entity.key, (entity.id, entity.name))
-            line = {"id": id_, "name": name, **{figure: over.get(figure) for figure in shown}}
-            ranked.append((measures.calls(own), line))
-        left = idle
-    ranked.sort(key=lambda entity: (-entity[0], entity[1]["name"], entity[1]["id"]))
+    for entity in entities:
+        own = rows.get(entity.key, RangeRows([], []))
+        over = measures.over(own, coverage.minutes)
+        if any(value is not None for value in over.values()):
+            line = {"id": entity.id, "name": entity.name}
+            ranked.append((measures.calls(own), line | {name: over.get(name) for name in _PART}))
+    ranked.sort(key=lambda part: (-part[0], part[1]["name"], part[1]["id"]))
+    return [line for _, line in ranked]
+
+
+def _related(
+    snapshot: Snapshot,
+    coverage: Coverage,
+    metrics: Sequence[StoredMetric],
+    entities: Sequence[EntityName],
+    *,
+    caller: bool,
+) -> list[dict[str, Any]]:
+    """The services at the other end of relations, the busiest first, with both sides' measures."""
+    keys = [entity.key for entity in entities]
+    relations = read_relations(snapshot, coverage, metrics, keys).by_key.values()
+    ranked: list[tuple[int, dict[str, Any]]] = []
+    for relation in relations:
+        id_, name = _other_end(relation.entity, caller)
+        # As the service itself reports them, else as the other side does.
+        first = relation.sides.get("callee" if caller else "caller", {})
+        line = {"id": id_, "name": name, **relation.as_json(), **first}
+        ranked.append((relation.calls, line))
+    ranked.sort(key=lambda part: (-part[0], part[1]["name"], part[1]["id"]))
     return [line for _, line in ranked]
 
 

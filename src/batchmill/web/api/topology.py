@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchmill.store import EntityName, Snapshot
-from batchmill.web.api.measures import (
-    CALLEE_SIDE,
-    CALLER_SIDE,
-    SERVICE,
-    Measures,
-    RangeRows,
-    RowReader,
-)
+from batchmill.store import EntityName, Snapshot, StoredMetric
+from batchmill.web.api.coverage import Coverage
+from batchmill.web.api.measures import SERVICE, RangeRows, RowReader, merged
 from batchmill.web.api.parameters import TimeRange
+from batchmill.web.api.relations import Relations, read_relations
 from batchmill.web.api.service import name_of
 
 PARAMS = ("from", "to", "grain", "layer")
@@ -34,34 +30,11 @@ class _Node:
 
 def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> dict[str, Any]:
     """Nodes and edges; with a layer, its services with their callers and callees."""
-    newest = snapshot.newest_minute()
-    minutes = time_range.minutes(newest)
     metrics = snapshot.metrics()
-    edges: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
-    incoming: dict[str, RangeRows] = {}
-    caller_side: Measures | None = None
-    # The callee's measures where it reports them; a database is known from its callers only.
-    for kind in (CALLEE_SIDE, CALLER_SIDE):
-        reader = RowReader(snapshot, kind.chosen(metrics, time_range))
-        if not reader.metrics:
-            continue
-        rows = reader.ranged(time_range, newest)
-        measures = reader.measures
-        for key, named in snapshot.entity_names(rows).items():
-            ends = named.id.split("-")
-            if len(ends) != 2:
-                continue
-            if kind is CALLER_SIDE:
-                caller_side = measures
-                whole = incoming.setdefault(ends[1], RangeRows([], []))
-                whole.more.extend(rows[key].more)
-                whole.less.extend(rows[key].less)
-            over = measures.over(rows[key], minutes)
-            place = (ends[0], ends[1])
-            if place not in edges and any(value is not None for value in over.values()):
-                shown = {node: over.get(node) for node in ("cpm", "avg", "p99", "success")}
-                edges[place] = (measures.calls(rows[key]), shown)
-    nodes = _nodes(snapshot, time_range, newest, edges, incoming, caller_side)
+    coverage = Coverage.read(snapshot, time_range, metrics)
+    relations = read_relations(snapshot, coverage, metrics)
+    edges = {relation.ends: relation for relation in relations.by_key.values()}
+    nodes = _nodes(snapshot, coverage, metrics, relations)
     if layer is not None:
         inside = {node.id for node in nodes.values() if layer in node.layers}
         edges = {ends: edge for ends, edge in edges.items() if inside & set(ends)}
@@ -69,9 +42,8 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
         nodes = {id_: node for id_, node in nodes.items() if id_ in kept}
     busy = sorted(nodes.values(), key=lambda node: (-node.calls, node.name, node.id))[:MOST_NODES]
     there = {node.id for node in busy}
-    ranked = sorted(edges.items(), key=lambda item: (-item[1][0], item[0]))
-    shown_edges = [node for node in ranked if node[0][0] in there and node[0][1] in there]
-    shown_edges = shown_edges[:MOST_EDGES]
+    ranked = sorted(edges.items(), key=lambda item: (-item[1].calls, item[0]))
+    shown_edges = [(ends, edge) for ends, edge in ranked if there.issuperset(ends)][:MOST_EDGES]
     return {
         "from": time_range.start_s,
         "to": time_range.end_s,
@@ -85,8 +57,8 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
             for node in busy
         ],
         "edges": [
-            {"from": caller, "to": callee, **measures}
-            for (caller, callee), (_, measures) in shown_edges
+            {"from": caller, "to": callee, **edge.as_json()}
+            for (caller, callee), edge in shown_edges
         ],
         "left_out": {
             "nodes": len(nodes) - len(busy),
@@ -97,16 +69,14 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
 
 def _nodes(
     snapshot: Snapshot,
-    time_range: TimeRange,
-    newest: int | None,
-    edges: Mapping[tuple[str, str], Any],
-    incoming: Mapping[str, RangeRows],
-    caller_side: Measures | None,
+    coverage: Coverage,
+    metrics: Sequence[StoredMetric],
+    relations: Relations,
 ) -> dict[str, _Node]:
     """Every service with calls of its own, and every end of an edge."""
-    reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics(), time_range))
-    rows = reader.ranged(time_range, newest)
-    measures, minutes = reader.measures, time_range.minutes(newest)
+    reader = RowReader(snapshot, SERVICE.chosen(metrics, coverage.range))
+    rows = reader.ranged(coverage)
+    measures, minutes = reader.measures, coverage.minutes
     served = snapshot.entity_names(rows)
     nodes = {
         entity.id: _Node(
@@ -123,11 +93,17 @@ def _nodes(
         for id_, entity in nodes.items()
         if any(value is not None for value in entity.measures.values())
     }
-    for id_ in {end for ends in edges for end in ends} - nodes.keys():
+    incoming: defaultdict[str, list[RangeRows]] = defaultdict(list)
+    for key, relation in relations.by_key.items():
+        incoming[relation.ends[1]].append(relations.caller_rows.get(key, RangeRows([], [])))
+    for id_ in {end for relation in relations.by_key.values() for end in relation.ends}:
+        if id_ in nodes:
+            continue
         node = nodes[id_] = _Node(id_, name_of(id_))
-        if caller_side is not None and id_ in incoming:  # as its callers report it
-            node.calls = caller_side.calls(incoming[id_])
-            node.measures = caller_side.over(incoming[id_], minutes)
+        whole = merged(incoming[id_])
+        if whole.more:  # as its callers report it
+            node.calls = relations.caller_measures.calls(whole)
+            node.measures = relations.caller_measures.over(whole, minutes)
     known: dict[str, EntityName] = {
         entity.id: entity for entity in served.values() if entity.id in nodes
     }

@@ -44,7 +44,8 @@ function isolated(chart, index) {
 export class TimeChart {
   #settings;
   #chart = null;
-  #data = null;
+  #data = null; // what uPlot draws and scales: without incomplete buckets
+  #full = null;
   #incomplete = null;
   #observer;
   #width = 0;
@@ -57,9 +58,13 @@ export class TimeChart {
     charts.add(this);
   }
 
-  // incomplete: the start of a bucket that is not over yet, and so shows too little.
+  // incomplete: the start of the first bucket that is still filling, and so shows too little. From
+  // there on lines are dotted, and out of the scale and of what the legend shows by default.
   update(times, series, incomplete = null) {
-    this.#data = [times, ...series];
+    this.#full = [times, ...series];
+    // In the first minute of all there is nothing else to show.
+    const complete = series.map((values) => values.map((value, i) => (incomplete !== null && times[i] >= incomplete ? null : value)));
+    this.#data = complete.flat().every(missing) ? this.#full : [times, ...complete];
     this.#incomplete = incomplete;
     if (this.#chart) {
       this.#chart.setData(this.#data);
@@ -119,6 +124,7 @@ export class TimeChart {
       series: [{ label: "Time", value: (_u, at) => this.#moment(at) }, ...series.map((line) => this.#line(line))],
       hooks: {
         drawClear: [(chart) => this.#shade(chart)],
+        draw: [(chart) => this.#dots(chart)],
         setCursor: [(chart) => chart.cursor.left < 0 && this.#showNewest()],
       },
     };
@@ -132,14 +138,14 @@ export class TimeChart {
       width: 1.6,
       fill: fill ? `color-mix(in srgb, ${stroke} 12%, transparent)` : undefined,
       points: { show: true, size: 5, width: 0, fill: stroke, filter: isolated },
-      value: (_u, value) => plain((this.#settings.value ?? this.#settings.format)(value)),
+      value: (_u, value, series, at) => plain((this.#settings.value ?? this.#settings.format)(this.#full?.[series]?.[at] ?? value)),
     };
   }
 
   #moment(at) {
     if (missing(at)) return "–";
     const date = at % 60 ? utc(at).slice(11, 19) : utc(at).slice(0, 16);
-    return `${clock(at, at % 60 > 0)} (${date} UTC)${at === this.#incomplete ? ", incomplete" : ""}`;
+    return `${clock(at, at % 60 > 0)} (${date} UTC)${this.#incomplete !== null && at >= this.#incomplete ? ", incomplete" : ""}`;
   }
 
   // An incomplete bucket has another background.
@@ -153,7 +159,38 @@ export class TimeChart {
     ctx.restore();
   }
 
-  // Without a cursor the legend shows the newest values.
+  // The incomplete buckets, dotted, from the last complete one on.
+  #dots(chart) {
+    if (this.#incomplete === null) return;
+    const [times, ...series] = this.#full;
+    const first = times.findIndex((at) => at >= this.#incomplete);
+    if (first < 0) return;
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.lineWidth = 1.6 * devicePixelRatio;
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    series.forEach((values, index) => {
+      ctx.strokeStyle = colour(this.#settings.series[index].colour);
+      ctx.beginPath();
+      let drawn = false;
+      for (let i = Math.max(0, first - 1); i < times.length; i += 1) {
+        if (missing(values[i])) continue;
+        const x = chart.valToPos(times[i], "x", true);
+        const y = chart.valToPos(values[i], "y", true);
+        if (drawn) ctx.lineTo(x, y);
+        else ctx.moveTo(x - (i >= first ? 3 * devicePixelRatio : 0), y);
+        if (!drawn && i >= first) ctx.lineTo(x, y);
+        drawn = true;
+      }
+      ctx.stroke();
+    });
+    ctx.restore();
+  }
+
+  // Without a cursor the legend shows the newest complete values.
   #showNewest() {
     const chart = this.#chart;
     if (!chart || !this.#data || chart.cursor.left >= 0) return;

@@ -182,6 +182,7 @@ const stream = new LiveStream({
       run.pipeline = data;
       run.rates.record(data);
       page?.pipeline?.(run);
+      heard();
       health(data);
     } else if (kind === "commit") {
       const known = JSON.stringify(run.commit);
@@ -203,7 +204,6 @@ function showLive(state) {
   setAttribute(element, "data-state", state.name);
   setAttribute(element, "title", state.why ?? null);
   if (state.name === "live") {
-    setText(text, "Live");
     notices.clear("server");
     if (["reconnecting", "down", "paused"].includes(before)) {
       run.commit = null; // commits may have been missed
@@ -213,13 +213,43 @@ function showLive(state) {
   } else if (state.name === "reconnecting") {
     setText(text, "Reconnecting");
   } else if (state.name === "down") {
-    setText(text, `Down since ${moment(state.since, true)}`);
+    setText(text, `No connection since ${moment(state.since, true)}`);
     notices.set("server", `No live updates since ${moment(state.since, true)}: ${state.why}. ${asOf()} Reconnecting automatically.`, {
       bad: true,
       action: ["Retry now", () => stream.retryNow()],
     });
     refresh();
   } else setText(text, { denied: "Token required", paused: "Paused" }[state.name] ?? "Connecting");
+  if (state.name !== "live") {
+    clearTimeout(listening);
+    runHealth = null; // not known without a connection
+  }
+  pill();
+}
+
+// What the pill says of a run while the connection is up: its health. Without a run: "Live".
+const HEALTHS = { healthy: "Healthy", degraded: "Degraded", down: "Down", silent: "Not responding" };
+const SILENT_MS = 5000; // the server reports the run's status every second
+let runHealth = null;
+let listening = null;
+
+function heard() {
+  clearTimeout(listening);
+  runHealth = run.pipeline.health in HEALTHS ? run.pipeline.health : "silent";
+  listening = setTimeout(() => {
+    runHealth = "silent";
+    pill();
+  }, SILENT_MS);
+  pill();
+}
+
+function pill() {
+  const element = document.getElementById("live");
+  setAttribute(element, "data-health", runHealth);
+  if (element.dataset.state !== "live") return;
+  setText(document.getElementById("live-text"), runHealth === null ? "Live" : HEALTHS[runHealth]);
+  const reasons = runHealth === "silent" ? ["no status of the run for some seconds"] : (run.pipeline?.reasons ?? []);
+  setAttribute(element, "title", reasons.length ? reasons.join("; ") : null);
 }
 
 function health(state) {

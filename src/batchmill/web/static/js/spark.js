@@ -8,31 +8,40 @@ const HEIGHT = 26;
 export function sparkline() {
   const area = svg("path", { class: "area" });
   const line = svg("path", { class: "line" });
+  const dots = svg("path", { class: "dots" });
   const element = svg(
     "svg",
     { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
     area,
     line,
+    dots,
   );
   return {
     element,
     // low, high: bounds that are always shown, so that 99.9 % beside 100 % is not a cliff.
-    update(values, low = null, high = null) {
-      const [lines, areas] = paths(values, low, high);
+    // From the index `filling` on, buckets are incomplete: dotted, and out of the scale.
+    update(values, low = null, high = null, filling = -1) {
+      const complete = filling < 0 ? values : values.map((value, index) => (index < filling ? value : null));
+      const [lines, areas] = paths(complete, low, high);
       setAttribute(line, "d", lines);
       setAttribute(area, "d", areas);
+      const rest = filling < 0 ? [] : values.map((value, index) => (index >= filling - 1 ? value : null));
+      setAttribute(dots, "d", rest.slice(filling).some((value) => value !== null) ? paths(rest, low, high, complete)[0] : "");
     },
   };
 }
 
-function paths(values, low, high) {
-  const known = values.filter((value) => value !== null);
+// scaled: the values that make the scale; others are cut at its ends.
+function paths(values, low, high, scaled = values) {
+  let known = scaled.filter((value) => value !== null);
+  if (!known.length) known = values.filter((value) => value !== null);
   if (!known.length) return ["", ""];
   const least = Math.min(low ?? Infinity, ...known);
   const most = Math.max(high ?? -Infinity, ...known);
   const step = values.length > 1 ? WIDTH / (values.length - 1) : 0;
   const x = (index) => (values.length > 1 ? index * step : WIDTH / 2).toFixed(1);
-  const y = (value) => (most > least ? HEIGHT - 2 - ((value - least) / (most - least)) * (HEIGHT - 4) : HEIGHT / 2).toFixed(1);
+  const within = (value) => Math.min(most, Math.max(least, value));
+  const y = (value) => (most > least ? HEIGHT - 2 - ((within(value) - least) / (most - least)) * (HEIGHT - 4) : HEIGHT / 2).toFixed(1);
   let lines = "";
   let areas = "";
   let begin = null;

@@ -23,6 +23,7 @@ export function overview({ query, amend, run }) {
   let limit = STEP;
   let sort = sortOf(query);
   let typing = null;
+  let filling = -1; // the index of the first bucket that is incomplete
 
   const range = controls((chosen) => amend((to) => write(to, chosen)));
   const search = h("input", { type: "search", placeholder: "Search services", "aria-label": "Search services", spellcheck: "false", oninput: typed });
@@ -63,7 +64,7 @@ export function overview({ query, amend, run }) {
         };
       },
     };
-    return [name, ...MEASURES.map((measure) => ({ ...measure, numeric: true, sortable: true, make: measureCell(measure) }))];
+    return [name, ...MEASURES.map((measure) => ({ ...measure, numeric: true, sortable: true, make: measureCell(measure, () => filling) }))];
   }
 
   function sortOf(from) {
@@ -120,6 +121,7 @@ export function overview({ query, amend, run }) {
         return;
       }
       setChildren(body, [tiles.element, list, empty]);
+      filling = data.incomplete === null ? -1 : data.times.indexOf(data.incomplete);
       table.update(rows);
       list.hidden = rows.length === 0;
       empty.hidden = rows.length > 0;
@@ -142,7 +144,7 @@ export function overview({ query, amend, run }) {
   };
 }
 
-function measureCell({ key, label, format, low, high, grade: of }) {
+function measureCell({ key, label, format, low, high, grade: of }, filling) {
   return (cell) => {
     const value = h("span", { class: "value" });
     const line = sparkline();
@@ -156,7 +158,7 @@ function measureCell({ key, label, format, low, high, grade: of }) {
         const level = of?.(number);
         value.className = level && level !== "good" ? `value is-${level}` : "value";
       }
-      line.update(row.series[key] ?? [], low, high);
+      line.update(row.series[key] ?? [], low, high, filling());
     };
   };
 }
@@ -167,7 +169,8 @@ function tilesOf() {
     const value = h("dd", {}, "–");
     return { value, element: h("div", { class: "tile" }, h("dt", {}, label), value) };
   };
-  const load = make("All services");
+  const load = make("Requests from outside");
+  load.element.title = "Requests that no service in the system made: each counts once, however many services it passes";
   const worst = make("Lowest success rate");
   const health = make("Run");
   const newest = make("Newest data");
@@ -175,18 +178,12 @@ function tilesOf() {
   const set = (tile, ...content) => tile.value.replaceChildren(...content);
   return {
     element,
-    data({ services, total }) {
-      const all = services.length === total;
-      load.element.hidden = !all;
-      if (all) {
-        const sum = services.reduce((total, service) => total + (service.range.cpm ?? 0), 0);
-        set(load, plain(rate(sum)), h("small", {}, " calls/min"));
-      }
-      const known = services.filter((service) => service.range.success !== null);
-      const low = known.reduce((lowest, service) => (lowest === null || service.range.success < lowest.range.success ? service : lowest), null);
-      worst.element.hidden = !all || low === null;
-      if (low) {
-        set(worst, h("span", { class: `is-${grade(low.range.success)}` }, plain(percent(low.range.success))), h("span", { class: "why" }, low.range.success < 1 ? low.name : "no call failed"));
+    data({ all, lowest }) {
+      load.element.hidden = all.cpm === null;
+      set(load, plain(rate(all.cpm)), h("small", {}, " per min"), h("span", { class: "why" }, `${plain(percent(all.success))} succeed`));
+      worst.element.hidden = lowest === null;
+      if (lowest) {
+        set(worst, h("span", { class: `is-${grade(lowest.success)}` }, plain(percent(lowest.success))), h("span", { class: "why" }, lowest.success < 1 ? lowest.name : "no call failed"));
       }
     },
     run({ pipeline: state, commit }) {

@@ -4,9 +4,9 @@ import { get } from "../api.js";
 import { TimeChart } from "../charts.js";
 import { h, panel, setChildren, setText } from "../dom.js";
 import { apdex, averageMs, count, grade, moment, ms, percent, rankMs, rate, utc } from "../format.js";
-import { BUCKET_S, controls, parameters, read, write } from "../range.js";
+import { controls, parameters, read, write } from "../range.js";
 import { format, kept, serviceAddress } from "../route.js";
-import { DataTable, figure, link, number, text } from "../table.js";
+import { bothSides, DataTable, figure, link, number, text } from "../table.js";
 
 const PERCENTILES = ["p50", "p75", "p90", "p95", "p99"];
 const share = (_u, low) => [Math.max(0, Math.min(0.98, (low ?? 1) - 0.01)), 1.0005];
@@ -105,9 +105,7 @@ function chartOf({ key, title, unit, format: form, value, fill, range }) {
   return {
     element,
     chart,
-    show({ times, grain, series: values }) {
-      const newest = times.at(-1) ?? null;
-      const incomplete = newest !== null && newest + BUCKET_S[grain] > Date.now() / 1000 ? newest : null;
+    show({ times, series: values, incomplete }) {
       chart.update(times, key === "percentiles" ? PERCENTILES.map((name) => values.percentiles?.[name] ?? times.map(() => null)) : [values[key] ?? times.map(() => null)], incomplete);
     },
   };
@@ -116,7 +114,7 @@ function chartOf({ key, title, unit, format: form, value, fill, range }) {
 // The values of the charts as a table, also for screen readers.
 function valuesTable() {
   const columns = [
-    { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, moment(row.at)); cell.title = utc(row.at); } },
+    { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, `${moment(row.at)}${row.filling ? " (incomplete)" : ""}`); cell.title = utc(row.at); } },
     { key: "cpm", label: "Calls/min", numeric: true, make: figure((row) => rate(row.cpm)) },
     { key: "avg", label: "Average", numeric: true, make: figure((row) => averageMs(row.avg)) },
     ...PERCENTILES.map((key) => ({ key, label: key, numeric: true, make: figure((row) => rankMs(row[key])) })),
@@ -134,9 +132,10 @@ function valuesTable() {
 
   function draw() {
     if (!element.open || !latest) return;
-    const { times, series } = latest;
+    const { times, series, incomplete } = latest;
     const rows = times.map((at, i) => ({
       at,
+      filling: incomplete !== null && at >= incomplete,
       cpm: series.cpm?.[i],
       avg: series.avg?.[i],
       success: series.success?.[i],
@@ -195,8 +194,8 @@ function related(title, key, none) {
     [
       { key: "name", label: "Service", header: true, value: (row) => row.name, make: link((row) => ({ text: row.name, href: serviceAddress(row.id, query) })) },
       number("cpm", "Calls/min", rate),
-      number("avg", "Average", averageMs),
-      number("success", "Success", percent, grade),
+      ...bothSides("avg", "Average", averageMs),
+      ...bothSides("success", "Success", percent, grade),
     ],
     none,
   );

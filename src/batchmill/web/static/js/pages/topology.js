@@ -6,7 +6,7 @@ import { averageMs, count, countOf, grade, percent, plain, rankMs, rate } from "
 import { BOX, layered } from "../layout.js";
 import { controls, parameters, read, write } from "../range.js";
 import { serviceAddress } from "../route.js";
-import { DataTable, link, number } from "../table.js";
+import { bothSides, DataTable, link, number } from "../table.js";
 import { noData } from "./states.js";
 
 const MARGIN = 16;
@@ -204,11 +204,16 @@ function edgePart({ from, to }) {
       setAttribute(line, "d", curve(points, vertical));
       setAttribute(line, "stroke-width", width.toFixed(2));
       setAttribute(tip, "d", arrow(points.at(-1), points.back, vertical, 5 + width));
-      for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(edge.success) === level);
-      setText(title, `${plain(rate(edge.cpm))} calls/min, ${plain(averageMs(edge.avg))} on average, p99 ${plain(rankMs(edge.p99))}, ${plain(percent(edge.success))} succeed`);
+      // The worse of both sides: neither hides what the other one saw.
+      const worse = Math.min(...[edge.caller, edge.callee].flatMap((side) => side?.success ?? []));
+      for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(worse) === level);
+      setText(title, [["caller", edge.caller], ["callee", edge.callee]].filter(([, side]) => side).map(sideText).join("\n"));
     },
   };
 }
+
+const sideText = ([name, side]) =>
+  `As the ${name} sees it: ${plain(rate(side.cpm))} calls/min, ${plain(averageMs(side.avg))} on average, p99 ${plain(rankMs(side.p99))}, ${plain(percent(side.success))} succeed`;
 
 function corners(laid, { from, to }, vertical) {
   const a = laid.places.get(from);
@@ -288,7 +293,7 @@ function callTable(query) {
   });
   const table = new DataTable({
     caption: "Calls between services",
-    columns: [end("from", "Caller"), end("to", "Callee"), number("cpm", "Calls/min", rate), number("avg", "Average", averageMs), number("p99", "p99", rankMs), number("success", "Success", percent, grade)],
+    columns: [end("from", "Caller"), end("to", "Callee"), number("cpm", "Calls/min", rate), ...bothSides("avg", "Average", averageMs), ...bothSides("p99", "p99", rankMs), ...bothSides("success", "Success", percent, grade)],
     key: (row) => `${row.from} ${row.to}`,
     sort: { key: "cpm", order: "desc" },
   });
