@@ -1,7 +1,7 @@
 """Buckets: the day that a bucket lies in, ranges of buckets, and the days that the TTL keeps.
 
-Days are counted by event time: the newest minute that the store ever saw is its now. So what is
-kept does not depend on when, or in which order, rows arrived.
+Days are counted by event time, back from the newest minute, as far as the clock confirms it: see
+:mod:`batchmill.store.sql.retention`.
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ def cutoff_day(newest_minute: int | None, ttl_days: int) -> int:
 def newer(one: int | None, other: int | None) -> int | None:
     """The newer of two minutes, either of which may be missing."""
     return max((minute for minute in (one, other) if minute is not None), default=None)
+
+
+def earlier(one: int | None, other: int) -> int | None:
+    """The earlier of two minutes; None if there is no first one."""
+    return None if one is None else min(one, other)
 
 
 def day_of(grain: Grain, bucket: int) -> int:

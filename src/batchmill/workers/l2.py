@@ -22,6 +22,8 @@ from batchmill.store import (
     LayoutChangedError,
     Store,
     StoreError,
+    earlier,
+    minute_of,
 )
 from batchmill.waiters import back_off_ms
 from batchmill.wording import count_of
@@ -321,7 +323,8 @@ class Committer:
         draft.tries += 1
         try:
             store = self.connect()
-            batch, late = self._batch(draft, store.newest_minute())
+            newest = earlier(store.newest_minute(), minute_of(time.time()))
+            batch, late = self._batch(draft, newest)
             assert self._stream is not None
             try:
                 result = self._stream.commit(batch)
