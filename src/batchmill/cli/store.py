@@ -67,7 +67,7 @@ def _lines(repair: ClockRepair, now_s: float) -> list[str]:
     changes = repair.first is not None or bool(before.doubts(now_s))
     if repair.applied:
         lines.append(
-            f"repaired: the newest minute is {_minute(repair.newest)}, and expiry counts from now on"
+            f"repaired: the newest minute is {_minute(repair.newest)}; expiry follows this clock"
         )
     elif changes:
         lines.append("nothing was changed: --apply removes the rows, and trusts this clock")

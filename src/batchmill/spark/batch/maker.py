@@ -182,7 +182,9 @@ class BatchMaker:
         files, restamped = work.files, []
         now_ms = int(work.now * 1000)
         if work.expire and state.are_ahead(files.ids, work.now):
-            ids = tuple(replace(file, arrived_ms=min(file.arrived_ms, now_ms)) for file in files.ids)
+            ids = tuple(
+                replace(file, arrived_ms=min(file.arrived_ms, now_ms)) for file in files.ids
+            )
             restamped = [file for file in ids if file not in files.ids]
             files = replace(files, ids=ids)
         waiting = files.pending

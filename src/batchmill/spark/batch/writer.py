@@ -181,9 +181,7 @@ class StreamWriter:
         return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
 
     def _begin_parts(self, number: int) -> OpenParts:
-        opened = self._store.begin_parts(
-            self.stream, self._epoch, number, wall_s=self._clock()
-        )
+        opened = self._store.begin_parts(self.stream, self._epoch, number, wall_s=self._clock())
         if opened.recorded:
             log.info(
                 "batch %d of %s: %s committed before",

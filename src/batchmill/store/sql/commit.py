@@ -11,7 +11,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from batchmill.sources import Grain
 from batchmill.store.batch import (
@@ -86,15 +85,17 @@ class Commit:
         after, observed = before.after(
             batch.newest_minute, self._reading, known and known.clock, self._elapsed_s(known)
         )
+        after = after.turned_back(self._ttl_days)
         cutoff = after.cutoff(self._ttl_days)
         rows = _rows_by_day(batch)
         removed = 0
         # The day that was reached is stored: ttl_days may have been lowered.
-        if cutoff > before.removed:
+        if cutoff > after.removed:
             # First, so that new rows can use the space of removed ones.
             days = {day for _, day in rows}
             removed, reached = remove_expired(session, cutoff, len(days) + 1)
-            after = replace(after, removed=max(before.removed, reached))
+            after = after.when_removed(max(after.removed, reached))
+        cache.enter(after.turns)
         since = max(cutoff, after.removed)
         last_seen = last_days(batch, after.newest)
         stored = store_entities(
@@ -200,7 +201,7 @@ def _counted(
     for (source, day), count in rows.items():
         if day < kept_since:
             counters[EXPIRED, source, TOO_OLD] += count
-        elif day < before.removed:
+        elif day < before.highest:
             counters[DOUBTFUL, source, REMOVED_DAY] += count
         elif day > last_day:
             counters[DOUBTFUL, source, UNCONFIRMED] += count

@@ -53,8 +53,8 @@ from batchmill.store.sql.columns import bounds
 from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
 from batchmill.store.sql.retention import Retention
-from batchmill.store.sql.session import COMPACT_EVERY, Session, read_meta
-from batchmill.store.sql.stream import is_replay, read_newest_minute, stream_state
+from batchmill.store.sql.session import COMPACT_EVERY, Session
+from batchmill.store.sql.stream import is_replay, stream_state
 
 
 def begin(
@@ -108,10 +108,11 @@ class PartsCommit:
         if not self._record(session):
             return PartsResult(applied=False)
         cutoff = share.opened.cutoff
-        before = read_newest_minute(session)
-        newest = newer(before, _newest_minute(batch))
-        since = max(cutoff, int(read_meta(session, "cutoff")))
-        days = last_days(batch, newest)
+        kept = Retention.read(session)
+        before = kept.newest
+        since = max(cutoff, kept.removed)
+        cache.enter(kept.turns)
+        days = last_days(batch, newer(before, _newest_minute(batch)))
         stored = store_entities(session, batch.entities, days, cache, cutoff=cutoff, since=since)
         self.entities = stored.known
         turn = batch.number % COMPACT_EVERY

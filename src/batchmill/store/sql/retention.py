@@ -13,9 +13,11 @@ commit removes at most one day more than it has rows of. In the table ``meta``:
 ``last_minute``
     The newest minute in the tables, be it from the future.
 ``cutoff``
-    All before this day was removed.
+    All before this day was removed. It goes back with the trusted time: else nothing would expire
+    until that day comes. What processes have cached of entities is then not valid any more.
 ``clock``
-    The trusted time, and what is known of the clock of the last commit's writer.
+    The trusted time, what is known of the clock of the last commit's writer, the last day that
+    ``cutoff`` ever was, and how often it went back.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class Retention:
     trusted_s: float | None
     writer: WriterClock | None
     """The clock of the last commit's writer."""
+    highest: int = 0
+    """The last day that ``removed`` ever was."""
+    turns: int = 0
+    """How often ``removed`` went back."""
 
     @classmethod
     def read(cls, session: Session) -> Retention:
@@ -67,6 +73,8 @@ class Retention:
             int(removed),
             known.get("trusted_s"),
             WriterClock(known["seen_s"], known["steady_s"]) if known else None,
+            known.get("highest", int(removed)),
+            known.get("turns", 0),
         )
 
     @property
@@ -119,6 +127,16 @@ class Retention:
             newest = min(newest, minute_of(trusted_s))
         return cutoff_day(newest, ttl_days)
 
+    def when_removed(self, cutoff: int) -> Retention:
+        """After the removal of what lies before a day."""
+        return replace(self, removed=cutoff, highest=max(self.highest, cutoff))
+
+    def turned_back(self, ttl_days: int) -> Retention:
+        """With no removed day that is still to come, by the trusted time."""
+        if self.trusted_s is None or self.removed <= minute_of(self.trusted_s) // 10_000:
+            return self
+        return replace(self, removed=self.cutoff(ttl_days), turns=self.turns + 1)
+
     def write(self, session: Session, before: Retention) -> None:
         """Store what differs from ``before``."""
         for key, value in self._values().items():
@@ -129,12 +147,15 @@ class Retention:
         clock = ""
         if self.trusted_s is not None and self.writer is not None:
             writer = self.writer
-            known = {
-                "trusted_s": self.trusted_s,
-                "seen_s": writer.seen_s,
-                "steady_s": writer.steady_s,
-            }
-            clock = json.dumps({key: round(seconds, 3) for key, seconds in known.items()})
+            clock = json.dumps(
+                {
+                    "trusted_s": round(self.trusted_s, 3),
+                    "seen_s": round(writer.seen_s, 3),
+                    "steady_s": round(writer.steady_s, 3),
+                    "highest": self.highest,
+                    "turns": self.turns,
+                }
+            )
         values = (self.newest, self.last_minute, self.removed, clock)
         texts = ("" if value is None else str(value) for value in values)
         return dict(zip(_KEYS, texts, strict=True))
@@ -176,7 +197,9 @@ def _expired_days(session: Session, cutoff: int, limit: int) -> list[int]:
     return sorted(days)[:limit]
 
 
-def repair_clock(session: Session, now_s: float, after: int, *, apply: bool) -> ClockRepair:
+def repair_clock(
+    session: Session, now_s: float, after: int, *, ttl_days: int, apply: bool
+) -> ClockRepair:
     """Remove what lies after a minute, and trust the time ``now_s``; or only say what that does.
 
     Entities stay: they are removed some time after the day that they were last seen on.
@@ -197,10 +220,14 @@ def repair_clock(session: Session, now_s: float, after: int, *, apply: bool) -> 
             session.run(f"DELETE FROM {table} WHERE {where.sql}", where.params)
     newest = _newest_until(session, after)
     if apply:
-        writer = WriterClock(now_s, 0.0)
-        replace(
-            before, newest=newest, last_minute=newest, trusted_s=now_s, writer=writer
-        ).write(session, before)
+        repaired = replace(
+            before,
+            newest=newest,
+            last_minute=newest,
+            trusted_s=now_s,
+            writer=WriterClock(now_s, 0.0),
+        ).turned_back(ttl_days)
+        replace(repaired, highest=repaired.removed).write(session, before)
     return ClockRepair(
         applied=apply,
         before=before.state,
