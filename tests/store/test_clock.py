@@ -292,6 +292,25 @@ def test_past_events_expire_by_their_own_time(backend: Backend) -> None:
     assert len(writer.store.values("calls", grain=Grain.DAY)) == TTL + 1
 
 
+def test_past_events_stay_until_the_first_clock_is_confirmed(
+    backend: Backend, by_parts: bool
+) -> None:
+    """The clock of a new store may be wrong, and its first events of the present are a step."""
+    store = backend.open(ttl_days=TTL)
+    fill = Writer(store, stream="backfill-x", checkpoint="c2", retire=False)
+    for day in range(TTL):
+        row = Measurement(1, minute=minute_of(NOON - (40 - day) * DAY_S))
+        fill.write(row, clock=ClockReading(NOON, 0.0))
+    assert store.clock().trusted_s is None
+    clocked = Clocked(store, by_parts=by_parts)
+    before = clocked.days()
+    for _ in range(TTL):
+        clocked.write()
+    assert clocked.days()[:-1] == before
+    clocked.let_pass(42 * HOUR_S, every_s=HOUR_S)
+    assert not set(before) & set(clocked.days())
+
+
 @pytest.mark.parametrize(("ttl_days", "expired"), [(60, 0), (TTL, 1)])
 def test_a_backfill_of_last_month_needs_a_ttl_that_is_long_enough(
     backend: Backend, ttl_days: int, expired: int

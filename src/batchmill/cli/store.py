@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _lines(repair: ClockRepair, now_s: float) -> list[str]:
     before = repair.before
-    trusted = "nothing yet" if before.trusted_s is None else moment_of(before.trusted_s)
+    trusted = "no time yet" if before.trusted_s is None else moment_of(before.trusted_s)
     lines = [
         f"clock      {moment_of(now_s)}",
         f"trusted    {trusted}: expiry counts from no later time",

@@ -128,7 +128,7 @@ class ClockState:
     """What a store knows of the time."""
 
     trusted_s: float | None = None
-    """Expiry counts from here, in seconds since 1970; None: nothing was committed yet."""
+    """Expiry counts from here, in seconds since 1970; None: there are only past events."""
     seen_s: float | None = None
     """What the clock of the last commit's writer said."""
     last_minute: int | None = None

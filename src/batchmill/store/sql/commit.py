@@ -196,13 +196,13 @@ def _counted(
 ) -> Counter[CounterKey]:
     """Count rows that are too old, and those that a wrong clock may have given their day."""
     counters: Counter[CounterKey] = Counter()
-    assert after.trusted_s is not None
-    last_day = day_of(Grain.MINUTE, minute_of(after.trusted_s + AHEAD_S))
+    trusted_s = after.trusted_s
+    latest = None if trusted_s is None else minute_of(trusted_s + AHEAD_S) // 10_000
     for (source, day), count in rows.items():
         if day < kept_since:
             counters[EXPIRED, source, TOO_OLD] += count
         elif day < before.highest:
             counters[DOUBTFUL, source, REMOVED_DAY] += count
-        elif day > last_day:
+        elif latest is not None and day > latest:
             counters[DOUBTFUL, source, UNCONFIRMED] += count
     return counters

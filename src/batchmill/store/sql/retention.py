@@ -1,9 +1,10 @@
 """What a store keeps: by the TTL and the time that it trusts; removal, and the repair of a clock.
 
 Days before the cutoff expire. It lies ``ttl_days`` before the newest minute, or before the trusted
-time (:mod:`batchmill.store.clock`) if that is earlier. Past events alone, of last year for example,
-so expire by their own time; and no newest minute can make others expire that a clock does not
-confirm.
+time (:mod:`batchmill.store.clock`) if that is earlier. So no newest minute can make others expire
+that a clock does not confirm. There is no trusted time while a store has nothing but past events,
+of last year for example, which so expire by their own time. It begins with the first commit that
+has rows of the present: with the newest minute before that, so that this step is confirmed, too.
 
 Rows before the cutoff are left out at once. What is in the tables is removed little by little: a
 commit removes at most one day more than it has rows of. In the table ``meta``:
@@ -46,7 +47,7 @@ _KEYS = ("newest_minute", "last_minute", "cutoff", "clock")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What the table ``meta`` says about time; None: nothing was committed yet."""
+    """What the table ``meta`` says about time; None: there is nothing yet."""
 
     newest: int | None
     last_minute: int | None
@@ -97,14 +98,16 @@ class Retention:
         wall_s = reading.wall_s
         trusted_s = self.trusted_s
         if trusted_s is None and self.newest is not None:
-            # Written by a version that had no such time: no more than its rows say is trusted.
+            # Nobody knows if the first clock is right: no more than earlier rows say is trusted.
             trusted_s = min(wall_s, bucket_start(self.newest).timestamp())
         observed = observe(trusted_s, last or self.writer, wall_s, elapsed_s if last else None)
+        newest = self._newest(newest_minute, wall_s)
+        is_present = newest is not None and newest >= minute_of(wall_s - AHEAD_S)
         kept = replace(
             self,
-            newest=self._newest(newest_minute, wall_s),
+            newest=newest,
             last_minute=newer(self.last_minute, newest_minute),
-            trusted_s=observed.trusted_s,
+            trusted_s=observed.trusted_s if is_present or self.trusted_s is not None else None,
             writer=observed.writer,
         )
         return kept, observed
@@ -145,11 +148,10 @@ class Retention:
 
     def _values(self) -> dict[str, str]:
         clock = ""
-        if self.trusted_s is not None and self.writer is not None:
-            writer = self.writer
+        if (writer := self.writer) is not None:
             clock = json.dumps(
                 {
-                    "trusted_s": round(self.trusted_s, 3),
+                    "trusted_s": self.trusted_s and round(self.trusted_s, 3),
                     "seen_s": round(writer.seen_s, 3),
                     "steady_s": round(writer.steady_s, 3),
                     "highest": self.highest,
