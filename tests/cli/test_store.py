@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchmill.cli import main
-from batchmill.store import ClockReading, minute_of, moment_of, open_store
+from batchmill.store import ClockReading, moment_of, open_store
+from batchmill.store.clock import minute_of
 from tests.kit.stores import Measurement, Writer
 
 DAY_S = 86_400.0

@@ -9,7 +9,7 @@ import pytest
 
 from batchmill.oal import load
 from batchmill.sources import Grain
-from batchmill.store import DOUBTFUL, EXPIRED, ClockReading, ClockState, Store, minute_of
+from batchmill.store import DOUBTFUL, EXPIRED, ClockReading, ClockState, Store
 from batchmill.store.batch import REMOVED_DAY, TOO_OLD, UNCONFIRMED
 from batchmill.store.clock import (
     CONFIRM_S,
@@ -19,6 +19,7 @@ from batchmill.store.clock import (
     RUN_S,
     Observation,
     WriterClock,
+    minute_of,
     observe,
     span_of,
 )

@@ -24,8 +24,8 @@ from batchmill.store.batch import (
     StatementRow,
     TopNRow,
 )
-from batchmill.store.buckets import BucketList, Buckets, earlier
-from batchmill.store.clock import ClockReading, ClockState, minute_of, moment_of, span_of
+from batchmill.store.buckets import BucketList, Buckets
+from batchmill.store.clock import ClockReading, ClockState, moment_of
 from batchmill.store.errors import (
     BatchGapError,
     CheckpointMismatchError,
@@ -154,13 +154,10 @@ __all__ = [
     "decode_label_sums",
     "decode_labels",
     "decode_numbers",
-    "earlier",
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",
-    "minute_of",
     "moment_of",
     "open_for_task",
     "open_store",
-    "span_of",
 ]

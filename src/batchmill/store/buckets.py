@@ -87,11 +87,6 @@ def newer(one: int | None, other: int | None) -> int | None:
     return max((minute for minute in (one, other) if minute is not None), default=None)
 
 
-def earlier(one: int | None, other: int) -> int | None:
-    """The earlier of two minutes; None if there is no first one."""
-    return None if one is None else min(one, other)
-
-
 def day_of(grain: Grain, bucket: int) -> int:
     """The day that a bucket lies in."""
     return bucket // _PER_DAY[grain]

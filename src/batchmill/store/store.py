@@ -319,12 +319,14 @@ class Store(Closing):
         """
         return self._read(lambda session: work(Snapshot(session)))
 
-    def newest_minute(self) -> int | None:
+    def newest_minute(self, *, until_s: float | None = None) -> int | None:
         """The newest minute; one from the future only while there is no other.
 
-        From the future is what was more than a day ahead of the clock at the last commit.
+        From the future is what was more than a day ahead of the clock at the last commit. With
+        ``until_s``, in seconds since 1970, a later one counts as the minute of that time.
         """
-        return self._read(stream_sql.read_newest_minute)
+        newest = self._read(stream_sql.read_newest_minute)
+        return newest if until_s is None or newest is None else min(newest, minute_of(until_s))
 
     def clock(self) -> ClockState:
         """What the store knows of the time: see :meth:`ClockState.doubts`."""

@@ -22,8 +22,6 @@ from batchmill.store import (
     LayoutChangedError,
     Store,
     StoreError,
-    earlier,
-    minute_of,
 )
 from batchmill.waiters import back_off_ms
 from batchmill.wording import count_of
@@ -323,8 +321,7 @@ class Committer:
         draft.tries += 1
         try:
             store = self.connect()
-            newest = earlier(store.newest_minute(), minute_of(time.time()))
-            batch, late = self._batch(draft, newest)
+            batch, late = self._batch(draft, store.newest_minute(until_s=time.time()))
             assert self._stream is not None
             try:
                 result = self._stream.commit(batch)

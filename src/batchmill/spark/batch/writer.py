@@ -32,8 +32,6 @@ from batchmill.store import (
     Layout,
     OpenParts,
     Store,
-    earlier,
-    minute_of,
 )
 from batchmill.wording import count_of
 
@@ -238,7 +236,7 @@ class StreamWriter:
             epoch=self._epoch,
             now=now_s,
             parts=parts or self._maker.parts,
-            newest=earlier(self._store.newest_minute(), minute_of(now_s)),
+            newest=self._store.newest_minute(until_s=now_s),
             files=StateFiles.of(self._files),
             expire=self._expire,
             settled=self._settled,
