@@ -137,12 +137,13 @@ class Clocked:
         self.store = store
         self.now_s = NOON
         self.steady_s = 1000.0
+        self.entity = "one"
         self._parted = Parted(store)
         self._by_parts = by_parts
 
-    def write(self, *, ago_s: float = 0.0, **more: object) -> dict[tuple[str, str, str], int]:
+    def write(self, *, ago_s: float = 0.0) -> dict[tuple[str, str, str], int]:
         """Commit a row that happened so long ago; the counters of the commit."""
-        row = Measurement(1, minute=minute_of(self.now_s - ago_s))
+        row = Measurement(1, minute=minute_of(self.now_s - ago_s), entity=self.entity)
         clock = ClockReading(self.now_s, self.steady_s)
         writer = self._parted.writer
         if self._by_parts:
@@ -155,8 +156,6 @@ class Clocked:
         else:
             batch = writer.batch([row])
         batch.clock = clock
-        for name, value in more.items():
-            setattr(batch, name, value)
         result = self.store.commit(batch)
         assert result.applied
         writer.number += 1
@@ -366,18 +365,20 @@ def test_a_store_of_the_fourth_schema_trusts_its_newest_minute(backend: Backend)
 
 def test_expiry_goes_on_after_a_clock_that_was_wrong_for_days(clocked: Clocked) -> None:
     """Long enough to be trusted, and to remove a part of the week: the day after it is corrected,
-    days expire again, and entities that were removed are there again."""
-    off_s = 40 * DAY_S
+    days expire again, and an entity that was removed is there again."""
+    off_s = 60 * DAY_S
     clocked.now_s += off_s
+    clocked.entity = "other"
     clocked.let_pass(20 * DAY_S, every_s=4 * DAY_S)
-    clocked.now_s -= off_s
+    assert [entity.name for entity in clocked.store.entities()] == ["other"]
+    clocked.now_s -= off_s + 20 * DAY_S
+    clocked.entity = "one"
     assert (EXPIRED, "Endpoint", TOO_OLD) not in clocked.write()
-    today = minute_of(clocked.now_s) // 10_000
-    assert today in clocked.days()
+    assert minute_of(clocked.now_s) // 10_000 in clocked.days()
     clocked.let_pass(10 * DAY_S)
     latest = minute_of(clocked.now_s) // 10_000
     assert len([day for day in clocked.days() if day <= latest]) == TTL + 1
-    assert len(clocked.store.entities()) == 1
+    assert [entity.name for entity in clocked.store.entities()] == ["one", "other"]
 
 
 def test_a_wrong_clock_gives_away_no_column(clocked: Clocked) -> None:
