@@ -256,9 +256,7 @@ class Store(Closing):
         """
         after = minute_of(now_s + STEP_S if after_s is None else after_s)
         return self._write(
-            lambda session: retention.repair_clock(
-                session, now_s, after, ttl_days=self._ttl_days, apply=apply
-            )
+            lambda session: retention.repair_clock(session, now_s, after, apply=apply)
         )
 
     # Writing by parts.

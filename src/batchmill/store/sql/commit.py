@@ -85,7 +85,7 @@ class Commit:
         after, observed = before.after(
             batch.newest_minute, self._reading, known and known.clock, self._elapsed_s(known)
         )
-        after = after.turned_back(self._ttl_days)
+        after = after.turned_back()
         cutoff = after.cutoff(self._ttl_days)
         rows = _rows_by_day(batch)
         removed = 0

@@ -134,11 +134,11 @@ class Retention:
         """After the removal of what lies before a day."""
         return replace(self, removed=cutoff, highest=max(self.highest, cutoff))
 
-    def turned_back(self, ttl_days: int) -> Retention:
-        """With no removed day that is still to come, by the trusted time."""
+    def turned_back(self) -> Retention:
+        """With nothing known as removed, if that is a day still to come by the trusted time."""
         if self.trusted_s is None or self.removed <= minute_of(self.trusted_s) // 10_000:
             return self
-        return replace(self, removed=self.cutoff(ttl_days), turns=self.turns + 1)
+        return replace(self, removed=0, turns=self.turns + 1)
 
     def write(self, session: Session, before: Retention) -> None:
         """Store what differs from ``before``."""
@@ -199,9 +199,7 @@ def _expired_days(session: Session, cutoff: int, limit: int) -> list[int]:
     return sorted(days)[:limit]
 
 
-def repair_clock(
-    session: Session, now_s: float, after: int, *, ttl_days: int, apply: bool
-) -> ClockRepair:
+def repair_clock(session: Session, now_s: float, after: int, *, apply: bool) -> ClockRepair:
     """Remove what lies after a minute, and trust the time ``now_s``; or only say what that does.
 
     Entities stay: they are removed some time after the day that they were last seen on.
@@ -228,7 +226,7 @@ def repair_clock(
             last_minute=newest,
             trusted_s=now_s,
             writer=WriterClock(now_s, 0.0),
-        ).turned_back(ttl_days)
+        ).turned_back()
         replace(repaired, highest=repaired.removed).write(session, before)
     return ClockRepair(
         applied=apply,
