@@ -179,14 +179,11 @@ class BatchMaker:
         Files from the future would wait for it. So spans that wait are given up if such a file is
         among theirs, and ids count as of now.
         """
-        files, restamped = work.files, []
+        files = work.files
         now_ms = int(work.now * 1000)
         if work.expire and state.are_ahead(files.ids, work.now):
-            ids = tuple(
-                replace(file, arrived_ms=min(file.arrived_ms, now_ms)) for file in files.ids
-            )
-            restamped = [file for file in ids if file not in files.ids]
-            files = replace(files, ids=ids)
+            in_time = [replace(file, arrived_ms=min(file.arrived_ms, now_ms)) for file in files.ids]
+            files = replace(files, ids=tuple(in_time))
         waiting = files.pending
         if work.expire and state.are_ahead(waiting, work.now):
             files, waiting = replace(files, expire_all=True), ()
@@ -208,8 +205,7 @@ class BatchMaker:
             merged += state.ids_to_merge(
                 fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
-        gone = {file.path for file in (*expired_ids, *merged)}
-        restamped = [file for file in restamped if file.path not in gone]
+        restamped = [file for file in ids if file not in (*work.files.ids, *merged)]
         return _StatePlan(tick, expired, expired_ids, ids, merged, restamped)
 
     def _add_state(

@@ -82,8 +82,9 @@ class Commit:
             self.entities = {}
             return CommitResult(applied=False)
         before = Retention.read(session)
+        clock = None if known is None else known.clock
         after, observed = before.after(
-            batch.newest_minute, self._reading, known and known.clock, self._elapsed_s(known)
+            batch.newest_minute, self._reading, clock, self._elapsed_s(known)
         )
         after = after.turned_back()
         cutoff = after.cutoff(self._ttl_days)
