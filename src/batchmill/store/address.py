@@ -43,11 +43,10 @@ def open_store(
 ) -> Store:
     """Open the store at ``url``; create it if there is none, migrate it if it is an older one.
 
-    ``ttl_days``: whole days that are kept before the newest one, as far as the clock confirms it.
-    ``top_n``: how many of the slowest calls are kept for each entity and bucket. With
-    ``create=False`` a missing store is a :class:`StoreMissingError`. ``postgresql://…?writers=4``
-    sets over how many connections the rows of large batches are copied; with 1, only over the one
-    that commits.
+    ``ttl_days``: whole days that are kept before the newest one, by event time. ``top_n``: how many
+    of the slowest calls are kept for each entity and bucket. With ``create=False`` a missing store
+    is a :class:`StoreMissingError`. ``postgresql://…?writers=4`` sets over how many connections the
+    rows of large batches are copied; with 1, only over the one that commits.
 
     >>> open_store("mysql://somewhere")
     Traceback (most recent call last):
