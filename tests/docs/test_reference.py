@@ -29,7 +29,7 @@ from batchmill.ingest.decode import rows as decode_rows
 from batchmill.queue import stats as queue_stats
 from batchmill.run import Home, RunState, StatusFile, assess, supervisor
 from batchmill.spool import Spool
-from batchmill.store import EXPIRED, TOO_OLD
+from batchmill.store import DOUBTFUL, EXPIRED, TOO_OLD
 from batchmill.store.sql import outbox, topn
 from batchmill.workers import WorkerSettings, events, l2
 from tests.docs import settings, sources, stats, telemetry
@@ -155,7 +155,7 @@ def test_every_counter_of_the_store_is_explained() -> None:
     """Whatever the pipeline and the exporters count."""
     counted = texts_in(maker, r'counters\["([^"]+)"') | texts_in(tasks, r'counters\["([^"]+)"')
     assert counted >= {"rows", "late", "quarantined segment", "unused", "unresolved", "duplicates"}
-    counted |= {EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
+    counted |= {DOUBTFUL, EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
     counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
     counted |= {exporter_stats.POINTS_REFUSED, exporter_stats.ROWS_DROPPED}
     counted |= {l2.INVALID}

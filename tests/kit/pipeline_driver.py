@@ -111,8 +111,8 @@ def _claiming(claim: Callable[..., Claim]) -> Callable[..., Claim]:
 
 
 def _opening(begin: Callable[..., OpenParts]) -> Callable[..., OpenParts]:
-    def marked(self: Store, stream: str, epoch: int, number: int) -> OpenParts:
-        opened = begin(self, stream, epoch, number)
+    def marked(self: Store, stream: str, epoch: int, number: int, **more: Any) -> OpenParts:
+        opened = begin(self, stream, epoch, number, **more)
         say(f"batch {number} opened, {len(opened.recorded)}")
         return opened
 
@@ -135,8 +135,8 @@ def _committing(
 def _recording(record: Callable[..., None], linger_at: str) -> Callable[..., None]:
     """The number is the last that a commit writes; then it may linger, as on a slow disk."""
 
-    def marked(self: Commit, session: Any, number: int | None) -> None:
-        record(self, session, number)
+    def marked(self: Commit, session: Any, number: int | None, *more: Any) -> None:
+        record(self, session, number, *more)
         moment = f"commit {'settle' if number is None else number} merged"
         say(moment)
         if re.fullmatch(linger_at, moment):

@@ -282,6 +282,10 @@ ADDED = {
         *(f"ALTER TABLE stream DROP COLUMN {name}" for name in PART_COLUMNS),
         "DELETE FROM meta WHERE key = 'columns'",
     ],
+    5: [
+        *(f"ALTER TABLE stream DROP COLUMN {name}" for name in ("clock_ms", "steady_ms")),
+        "DELETE FROM meta WHERE key IN ('clock', 'last_minute')",
+    ],
 }
 """How to undo the step to each version of the schema."""
 

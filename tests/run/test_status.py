@@ -35,6 +35,7 @@ from tests.kit.stores import MINUTE, Measurement, Writer
 from tests.kit.threads import until
 
 NOW = 1_000_000.0
+DAY_S = 86_400.0
 BEFORE = 202403011159
 RUNNING = {"ingest": {"state": "running"}, "pipeline": {"state": "running"}}
 
@@ -70,6 +71,17 @@ def process(**states: str) -> dict[str, dict[str, str]]:
             "worker 2 of ingest is restarting",
         ),
         (run_state(ingest={"workers": [{"state": "running"}] * 2}), Health.HEALTHY, ""),
+        (
+            run_state(progress={"clock": {"trusted_s": NOW - 40 * DAY_S, "seen_s": NOW}}),
+            Health.DEGRADED,
+            "expiry is held back: the clock is 40 days ahead",
+        ),
+        (
+            run_state(progress={"clock": {"last_minute": 197002010000}}),
+            Health.DEGRADED,
+            "19 days ahead of the clock",
+        ),
+        (run_state(progress={"clock": {"trusted_s": NOW, "seen_s": NOW}}), Health.HEALTHY, ""),
         (run_state(backlog=Backlog(3, 99, 61.0)), Health.DEGRADED, "waited for 61 s"),
         (run_state(backlog=Backlog(3, 99, 59.0)), Health.HEALTHY, ""),
         (run_state(supervisor={"written_at": NOW - 11}), Health.DEGRADED, "not reported for 11 s"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import random
+import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -264,6 +265,26 @@ def test_events_older_than_the_store_keeps(url: str) -> None:
         mill.emit(MillSale("a", 1, NOON - timedelta(days=30)))
     assert (mill.stats().committed, mill.stats().expired) == (1, 1)
     assert mill.stats().waiting == 0
+
+
+@pytest.mark.parametrize("days", [40, -40])
+def test_a_wrong_clock_for_a_commit_removes_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """The events of the week stay, and those with the right clock count as before."""
+    right = time.time
+    today = datetime.fromtimestamp(right(), UTC)
+    with embedded(url, ttl_days=7) as mill:
+        for age in range(7):
+            mill.emit(MillSale("a", 1, today - timedelta(days=age)))
+        mill.flush(WAIT_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: right() + days * 86_400)
+            mill.emit(MillSale("a", 10, today + timedelta(days=days)))
+            mill.flush(WAIT_S)
+        mill.emit(MillSale("a", 100, today))
+    assert totals(url) == (9, 117)
+    assert (mill.stats().committed, mill.stats().expired) == (9, 0)
 
 
 def test_events_that_no_metric_reads_are_counted(url: str) -> None:

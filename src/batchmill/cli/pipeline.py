@@ -29,6 +29,7 @@ from batchmill.cli.options import (
     whole,
 )
 from batchmill.errors import BatchmillError
+from batchmill.store import DOUBTFUL
 from batchmill.wording import count_of
 
 if TYPE_CHECKING:
@@ -302,10 +303,12 @@ def batch_line(report: BatchReport) -> str:
         f"(Spark {report.spark_s:.2f}, store {report.store_s:.2f})"
     ]
     unused = sum(_unused([report]).values())
+    doubtful = sum(n for (what, *_), n in result.counters.items() if what == DOUBTFUL)
     for count, text in (
         (stats.late, f"{stats.late:,} late"),
         (stats.duplicates, f"{count_of(stats.duplicates, 'span')} delivered before"),
         (result.expired, f"{result.expired:,} older than the TTL"),
+        (doubtful, f"{count_of(doubtful, 'row')} with a doubtful time"),
         (unused, f"{count_of(unused, 'row')} that no metric reads"),
         (stats.quarantined_rows, f"{count_of(stats.quarantined_rows, 'row')} quarantined"),
         (

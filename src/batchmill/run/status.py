@@ -19,6 +19,7 @@ from batchmill.export import reads_store
 from batchmill.files import read_json, write_json
 from batchmill.run.home import Home
 from batchmill.run.stopped import stopped_processes
+from batchmill.store import ClockState
 from batchmill.wording import count_of
 
 STALE_S = 10.0
@@ -175,6 +176,11 @@ class RunState:
             progress.get("catch_up_s") if told else None,
             progress.get("new_lag_s") if told else None,
         )
+
+    @property
+    def clock_doubts(self) -> list[str]:
+        """What looks wrong with a clock."""
+        return ClockState(**(self.progress.get("clock") or {})).doubts(self.now)
 
     def state_of(self, name: str) -> str:
         """The state of a process; empty if there is none of that name."""
@@ -418,6 +424,7 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
             f"{backlog.oldest_s:.0f} s: {_why_behind(state)}"
         )
     degraded += _report_faults(state, max_lag_s)
+    degraded += state.clock_doubts
     health = Health.DOWN if down else Health.DEGRADED if degraded else Health.HEALTHY
     return RunStatus(home.folder, state, health, (*down, *degraded))
 

@@ -48,7 +48,7 @@ class PipelineSettings(AggregationSettings):
     span_wait_s: float = 300.0
     """How long a span waits for its parent or child to arrive."""
     ttl_days: int = 7
-    """How many days before the newest event a bucket is kept."""
+    """How many days before the newest event a bucket is kept, as far as the clock confirms it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,6 +7,7 @@ PostgreSQL takes the extra ``postgres``.
 
 from batchmill.store.address import TaskAddress, open_for_task, open_store
 from batchmill.store.batch import (
+    DOUBTFUL,
     EXPIRED,
     TOO_OLD,
     Batch,
@@ -24,6 +25,7 @@ from batchmill.store.batch import (
     TopNRow,
 )
 from batchmill.store.buckets import BucketList, Buckets
+from batchmill.store.clock import ClockReading, ClockState, moment_of
 from batchmill.store.errors import (
     BatchGapError,
     CheckpointMismatchError,
@@ -51,6 +53,7 @@ from batchmill.store.errors import (
 from batchmill.store.results import (
     BucketValues,
     CellRows,
+    ClockRepair,
     EntityName,
     EntityPage,
     EntityValues,
@@ -92,7 +95,11 @@ __all__ = [
     "CellRows",
     "CheckpointMismatchError",
     "Claim",
+    "ClockReading",
+    "ClockRepair",
+    "ClockState",
     "CommitResult",
+    "DOUBTFUL",
     "Deltas",
     "EXPIRED",
     "EntityName",
@@ -150,6 +157,7 @@ __all__ = [
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",
+    "moment_of",
     "open_for_task",
     "open_store",
 ]

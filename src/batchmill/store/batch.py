@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from batchmill.sources import Grain
+from batchmill.store.clock import ClockReading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +18,10 @@ CounterKey: TypeAlias = tuple[str, str, str]
 EXPIRED = "expired"
 """The counter of rows that came too late for the TTL; its reason is :data:`TOO_OLD`."""
 TOO_OLD = "older than the TTL"
+DOUBTFUL = "doubtful"
+"""The counter of rows that were counted, though a clock must be wrong, now or before."""
+UNCONFIRMED = "ahead of the store's clock"
+REMOVED_DAY = "of a day that was removed before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,8 @@ class Batch:
     """Into how many parts it was divided, if :meth:`Store.commit_parts` has committed those."""
     expected_rows: Mapping[str, int] = field(default_factory=dict)
     """With ``parts``: how many rows of each source its parts must have had altogether."""
+    clock: ClockReading | None = None
+    """What the writer's clocks say; None: those of this machine, at the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +205,13 @@ class CommitResult:
     expired: int = 0
     """Rows left out because their day is older than the TTL."""
     removed: int = 0
-    """Rows of the store that this batch's time made expire."""
+    """Rows of the store that had expired, and were removed."""
     counters: Mapping[CounterKey, int] = field(default_factory=dict)
     """What was added to the store's counters, the expired rows included."""
     outbox_dropped: tuple[str, ...] = ()
     """Paths of files that were dropped from the outbox to make room for this batch's file."""
+    clock_step_s: float = 0.0
+    """The step of the writer's clock since its last commit, in seconds; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

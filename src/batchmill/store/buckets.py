@@ -1,7 +1,7 @@
 """Buckets: the day that a bucket lies in, ranges of buckets, and the days that the TTL keeps.
 
-Days are counted by event time: the newest minute that the store ever saw is its now. So what is
-kept does not depend on when, or in which order, rows arrived.
+Days are counted by event time, back from the newest minute, as far as the clock confirms it: see
+:mod:`batchmill.store.sql.retention`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from batchmill.sources import Grain
+from batchmill.store.clock import ClockState
 from batchmill.store.states import Plan
 
 CellRow: TypeAlias = tuple[Any, ...]
@@ -165,6 +166,25 @@ class StreamInfo:
     last_batch: int | None
     committed_at: int | None
     """When it last committed, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRepair:
+    """What the repair of a store's clock removes, or has removed."""
+
+    applied: bool
+    """False: nothing was changed."""
+    before: ClockState
+    """What the store knew of the time before it."""
+    newest_before: int | None
+    """The newest minute that readers saw before it."""
+    newest: int | None
+    """The newest minute that they see after it; None: no minute is left."""
+    rows: Mapping[Grain, int]
+    """How many rows of each grain lie after the last minute that is kept."""
+    first: int | None
+    """The first minute that has such rows."""
+    last: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from abc import abstractmethod
 from collections import Counter
@@ -26,9 +27,11 @@ from batchmill.store.batch import (
     PartsResult,
 )
 from batchmill.store.buckets import Moment
+from batchmill.store.clock import STEP_S, ClockReading, ClockState, minute_of, span_of
 from batchmill.store.errors import StoreError, StoreInUseError
 from batchmill.store.results import (
     BucketValues,
+    ClockRepair,
     ExportPosition,
     OutboxDepth,
     OutboxFile,
@@ -44,7 +47,7 @@ from batchmill.store.sql import commit as commit_sql
 from batchmill.store.sql import entities as entities_sql
 from batchmill.store.sql import outbox as outbox_sql
 from batchmill.store.sql import parts as parts_sql
-from batchmill.store.sql import registry, topn
+from batchmill.store.sql import registry, retention, topn
 from batchmill.store.sql import stream as stream_sql
 from batchmill.store.sql import values as values_sql
 from batchmill.store.sql.commit import Commit
@@ -56,6 +59,8 @@ from batchmill.store.sql.values import Page, Position, Selection, SelectionField
 
 if TYPE_CHECKING:
     from batchmill.store.address import TaskAddress
+
+log = logging.getLogger("batchmill.store")
 
 T = TypeVar("T")
 MetricRef: TypeAlias = str | StoredMetric
@@ -87,6 +92,8 @@ class Store(Closing):
         self._ttl_days = ttl_days
         self._top_n = top_n
         self._cache = entities_sql.EntityCache()
+        self._readings: dict[str, ClockReading] = {}
+        """What the clocks said at the last commit to each stream."""
         self._layouts: dict[str, Layout] = {}
         """What each stream registered here; under "" what was registered without a stream."""
         # Re-entrant: a commit checks the stream's lock while it holds this.
@@ -157,8 +164,6 @@ class Store(Closing):
                 lambda session: registry.register(
                     session,
                     wanted,
-                    stream_sql.read_newest_minute(session),
-                    ttl_days=self._ttl_days,
                     retire=retire,
                     stream=stream if owner is None else owner,
                     has_writer=lambda other: self._has_writer(session, other),
@@ -208,7 +213,15 @@ class Store(Closing):
     def commit(self, batch: Batch) -> CommitResult:
         """Merge a batch, in one transaction; one that was committed before changes nothing."""
         layout = self._layouts.get(batch.stream, self._layouts.get(""))
-        commit = Commit(batch, layout, ttl_days=self._ttl_days, top_n=self._top_n)
+        reading = batch.clock or ClockReading.now()
+        commit = Commit(
+            batch,
+            layout,
+            ttl_days=self._ttl_days,
+            top_n=self._top_n,
+            reading=reading,
+            last=self._readings.get(batch.stream),
+        )
 
         def attempt() -> CommitResult:
             self._check_lock(batch.stream)
@@ -217,7 +230,30 @@ class Store(Closing):
         with self._writing:
             result = self.retrier.run(attempt)
             self._cache.add(commit.entities)
+            if result.applied:
+                self._readings[batch.stream] = reading
+        if result.clock_step_s:
+            log.warning(
+                "the clock of %s went %s by %s since its last commit: expiry waits until it has "
+                "gone on for an hour",
+                batch.stream,
+                "ahead" if result.clock_step_s > 0 else "back",
+                span_of(abs(result.clock_step_s)),
+            )
         return result
+
+    def repair_clock(
+        self, now_s: float, *, after_s: float | None = None, apply: bool = False
+    ) -> ClockRepair:
+        """Remove what comes from the future, and trust ``now_s``, the time in seconds since 1970.
+
+        From the future is what lies after ``after_s``, by default an hour from now. Without
+        ``apply`` nothing is changed: the result says what would be removed.
+        """
+        after = minute_of(now_s + STEP_S if after_s is None else after_s)
+        return self._write(
+            lambda session: retention.repair_clock(session, now_s, after, apply=apply)
+        )
 
     # Writing by parts.
 
@@ -228,22 +264,30 @@ class Store(Closing):
         """
         raise ConfigError("store", self.url, "a PostgreSQL database, to be written by tasks")
 
-    def begin_parts(self, stream: str, epoch: int, number: int) -> OpenParts:
+    def begin_parts(
+        self, stream: str, epoch: int, number: int, *, wall_s: float | None = None
+    ) -> OpenParts:
         """Begin to run a batch whose parts are committed by tasks; call it before each run.
 
         Tasks of earlier runs cannot commit any more when it returns: it waits for those that are
-        about to. Raises :class:`FencedError` if the stream belongs to another writer.
+        about to. ``wall_s`` is what the writer's clock says, by default that of this machine.
+        Raises :class:`FencedError` if the stream belongs to another writer.
         """
+        now_s = ClockReading.now(wall_s).wall_s
         return self._write_beside(
-            lambda session: parts_sql.begin(session, stream, epoch, number, self._ttl_days)
+            lambda session: parts_sql.begin(
+                session, stream, epoch, number, ttl_days=self._ttl_days, wall_s=now_s
+            )
         )
 
-    def may_be_recut(self, stream: str, epoch: int, number: int) -> bool:
+    def may_be_recut(
+        self, stream: str, epoch: int, number: int, *, wall_s: float | None = None
+    ) -> bool:
         """Whether nothing of a batch is committed, nor will be until it is begun again.
 
         Then it may have other input when it is begun again.
         """
-        opened = self.begin_parts(stream, epoch, number)
+        opened = self.begin_parts(stream, epoch, number, wall_s=wall_s)
         return not opened.committed and not opened.recorded
 
     def commit_parts(self, batch: Batch, share: PartShare) -> PartsResult:
@@ -269,9 +313,18 @@ class Store(Closing):
         """
         return self._read(lambda session: work(Snapshot(session)))
 
-    def newest_minute(self) -> int | None:
-        """The newest minute that was ever committed."""
-        return self._read(stream_sql.read_newest_minute)
+    def newest_minute(self, *, until_s: float | None = None) -> int | None:
+        """The newest minute; one from the future only while there is no other.
+
+        From the future is what was more than a day ahead of the clock at the last commit. With
+        ``until_s``, in seconds since 1970, a later one counts as the minute of that time.
+        """
+        newest = self._read(stream_sql.read_newest_minute)
+        return newest if until_s is None or newest is None else min(newest, minute_of(until_s))
+
+    def clock(self) -> ClockState:
+        """What the store knows of the time: see :meth:`ClockState.doubts`."""
+        return self._read(lambda session: retention.Retention.read(session).state)
 
     def metrics(self, include_retired: bool = False) -> list[StoredMetric]:
         """The active metrics by name; with ``include_retired``, all versions that can be read."""

@@ -321,7 +321,7 @@ class Committer:
         draft.tries += 1
         try:
             store = self.connect()
-            batch, late = self._batch(draft, store.newest_minute())
+            batch, late = self._batch(draft, store.newest_minute(until_s=time.time()))
             assert self._stream is not None
             try:
                 result = self._stream.commit(batch)

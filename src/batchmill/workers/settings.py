@@ -31,7 +31,7 @@ class WorkerSettings(AggregationSettings):
     late_after_minutes: int = 5
     """An event is counted as late if it is this many minutes behind the newest one in the store."""
     ttl_days: int = 7
-    """How many days before the newest event a bucket is kept."""
+    """How many days before the newest event a bucket is kept, as far as the clock confirms it."""
     close_timeout_s: float = 30.0
     """How long closing waits for what was accepted to be committed."""
     l1_queue: Mapping[str, Any] = field(default_factory=dict)

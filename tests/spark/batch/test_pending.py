@@ -120,6 +120,34 @@ def test_lateness_is_that_of_spans_as_they_come(spark: SparkSession, tmp_path: P
         assert counted(running.store, "late") == {("Span", ""): 1}
 
 
+def test_spans_do_not_wait_for_a_time_that_a_wrong_clock_has_shown(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Neither with the next batch nor without one; and ids of counted spans are kept on."""
+    now = [NOW + 40 * 86_400]
+    given: dict[str, Any] = {"oal": RELATIONS, "dedup_s": 60.0, "clock": lambda: now[0]}
+    call = span("1", "CLIENT", attributes={"peer.service": "far"})
+    with pipeline(spark, tmp_path, **given) as running:
+        write_segment(tmp_path / "spool", "Span", [call], "0")
+        running.run_available()
+        assert running.settle() is None
+        now[0] = NOW
+        write_segment(tmp_path / "spool", "Span", [call, {**call, "span_id": "2"}], "1", 1)
+        (report,) = running.run_available()
+        assert report.stats.duplicates == 1
+        assert sum(key[0] == "rel" and "ZmFy" in key[3] for key in stored(running.store)) == 3
+        assert running.settle() is None
+        now[0] += 301
+        assert running.settle() is not None
+        assert pending(tmp_path) == []
+        now[0] += 40 * 86_400
+        write_segment(tmp_path / "spool", "Span", [{**call, "span_id": "3"}], "2", 2)
+        running.run_available()
+        now[0] = NOW + 400
+        assert running.settle() is not None
+        assert pending(tmp_path) == []
+
+
 def test_waiting_spans_are_on_the_disk_before_the_commit_that_names_them(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,8 +205,8 @@ def test_tasks_of_a_writer_that_lost_its_stream_commit_nothing(
     write_segment(tmp_path / "spool", "Endpoint", EVENTS, "0")
     begin = Store.begin_parts
 
-    def lose(store: Store, stream: str, epoch: int, number: int) -> OpenParts:
-        opened = begin(store, stream, epoch, number)
+    def lose(store: Store, *key: Any, **more: Any) -> OpenParts:
+        opened = begin(store, *key, **more)
         with psycopg.connect(postgres_url) as database:
             database.execute("UPDATE stream SET epoch = epoch + 1")
         return opened

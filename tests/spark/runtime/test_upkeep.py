@@ -16,7 +16,7 @@ from batchmill.spark.input.base import Unread
 from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, progress_of
-from batchmill.store import CommitResult, StreamInfo
+from batchmill.store import ClockState, CommitResult, StreamInfo
 from tests.kit.queues import make_queue
 
 
@@ -71,6 +71,9 @@ class NoStore:
 
     def counters(self) -> dict[tuple[str, str, str], int]:
         return {}
+
+    def clock(self) -> ClockState:
+        return ClockState()
 
 
 class NoSource:

@@ -88,6 +88,8 @@ class _StatePlan:
     """The other files of the dedup index."""
     merged: Sequence[Carry]
     """Files whose content goes into the files of this batch."""
+    restamped: Sequence[Carry]
+    """Files that get another time."""
 
 
 class BatchMaker:
@@ -176,11 +178,20 @@ class BatchMaker:
         return BatchJob(self._spark, plan, dedup=self._window_ms is not None)
 
     def _plan_state(self, work: Work) -> _StatePlan:
-        """What becomes of the files of earlier batches."""
+        """What becomes of the files of earlier batches.
+
+        Files from the future would wait for it. So spans that wait are given up if such a file is
+        among theirs, and ids count as of now.
+        """
         files = work.files
-        tick = max(
-            [int(work.now * 1000), *(file.arrived_ms + 1 for file in (*files.pending, *files.ids))]
-        )
+        now_ms = int(work.now * 1000)
+        if work.expire and state.are_ahead(files.ids, work.now):
+            in_time = [replace(file, arrived_ms=min(file.arrived_ms, now_ms)) for file in files.ids]
+            files = replace(files, ids=tuple(in_time))
+        waiting = files.pending
+        if work.expire and state.are_ahead(waiting, work.now):
+            files, waiting = replace(files, expire_all=True), ()
+        tick = max([now_ms, *(file.arrived_ms + 1 for file in (*waiting, *files.ids))])
         wait_ms = int(self._settings.span_wait_s * 1000)
         expired_ms = state.expired_ms(tick, work.settled, self._settings)
         expired = [
@@ -188,7 +199,7 @@ class BatchMaker:
             for file in files.pending
             if files.expire_all or (work.expire and file.arrived_ms <= expired_ms)
         ]
-        expired_ids = self._expired_ids(work, int(expired_ms) + wait_ms)
+        expired_ids = self._expired_ids(work, files, int(expired_ms) + wait_ms)
         ids = [file for file in files.ids if file not in expired_ids]
         alive = [file for file in files.pending if file not in expired]
         merged = state.pending_to_merge(alive, tick=tick, wait_ms=wait_ms, expire=work.expire)
@@ -198,7 +209,8 @@ class BatchMaker:
             merged += state.ids_to_merge(
                 fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
-        return _StatePlan(tick, expired, expired_ids, ids, merged)
+        restamped = [file for file in ids if file not in (*work.files.ids, *merged)]
+        return _StatePlan(tick, expired, expired_ids, ids, merged, restamped)
 
     def _add_hosts(self, batch: Batch, work: Work, result: JobResult, spans: SpanWork) -> None:
         """Keep the hosts that have answered, if there are new ones."""
@@ -217,6 +229,7 @@ class BatchMaker:
         batch.add_carry += state.publish(
             result.report.kept, spans.folder, batch.number, plan.tick, result.blobs
         )
+        batch.add_carry += plan.restamped
         gone = (*plan.expired, *plan.expired_ids, *plan.merged)
         batch.drop_carry += [file.path for file in gone]
 
@@ -241,13 +254,13 @@ class BatchMaker:
             str(staging) if isinstance(staging, Path) else None,
         )
 
-    def _expired_ids(self, work: Work, tick: int) -> list[Carry]:
+    def _expired_ids(self, work: Work, files: StateFiles, tick: int) -> list[Carry]:
         """The files of the dedup index that are no longer needed; a backfill needs all of them."""
-        if self._window_ms is None or (work.files.expire_all and not work.expire):
-            return list(work.files.ids)
+        if self._window_ms is None or (files.expire_all and not work.expire):
+            return list(files.ids)
         if not work.expire:
             return []
-        return state.expired_ids(work.files.ids, tick, self._window_ms)
+        return state.expired_ids(files.ids, tick, self._window_ms)
 
     def _batch(self, work: Work, result: JobResult) -> tuple[Batch, BatchStats]:
         report = result.report

@@ -49,6 +49,8 @@ _PENDING_SLOTS = 8
 """Files of pending spans are merged so that about this many remain over the whole wait."""
 _ID_SLOTS = 4
 """Ids are merged within a quarter of the window: none is kept longer than that beyond it."""
+_AHEAD_S = 3600.0
+"""A clock that goes back by less makes files wait so much longer."""
 _WORDS = {
     StateKind.PENDING: ("span that waits for its partner", "spans that wait for their partner"),
     StateKind.IDS: ("id of a span that was counted", "ids of spans that were counted"),
@@ -185,6 +187,14 @@ def expired_ms(tick: float, settled: float | None, settings: PipelineSettings) -
 def expired_ids(files: Iterable[Carry], tick: int, window_ms: int) -> list[Carry]:
     """The files of the dedup index whose ids are older than the window."""
     return [file for file in files if file.arrived_ms <= tick - window_ms]
+
+
+def are_ahead(files: Iterable[Carry], now: float) -> bool:
+    """Whether files come from the future: the clock was ahead when they were written.
+
+    ``now`` is in seconds since 1970.
+    """
+    return any(file.arrived_ms > (now + _AHEAD_S) * 1000 for file in files)
 
 
 def pending_to_merge(

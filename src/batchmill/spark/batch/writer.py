@@ -26,6 +26,7 @@ from batchmill.store import (
     Batch,
     Carry,
     Claim,
+    ClockReading,
     CommitResult,
     FencedError,
     Layout,
@@ -125,7 +126,9 @@ class StreamWriter:
             if self.last is not None and number <= self.last:
                 return False
             by_part = self._store.commits_by_part
-            return not by_part or self._store.may_be_recut(self.stream, self._epoch, number)
+            return not by_part or self._store.may_be_recut(
+                self.stream, self._epoch, number, wall_s=self._clock()
+            )
 
     def write(
         self,
@@ -165,7 +168,8 @@ class StreamWriter:
             oldest = min((file.arrived_ms for file in files.pending), default=None)
             work = self._work(0 if self.last is None else self.last)
             expired_ms = state.expired_ms(work.now * 1000, self._settled, self._settings)
-            if oldest is None or not (everything or oldest <= expired_ms):
+            stranded = state.are_ahead(files.pending, work.now) and self._expire
+            if oldest is None or not (everything or stranded or oldest <= expired_ms):
                 return None
             return self._write(replace(work, settle=True, files=files))
 
@@ -175,7 +179,7 @@ class StreamWriter:
         return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
 
     def _begin_parts(self, number: int) -> OpenParts:
-        opened = self._store.begin_parts(self.stream, self._epoch, number)
+        opened = self._store.begin_parts(self.stream, self._epoch, number, wall_s=self._clock())
         if opened.recorded:
             log.info(
                 "batch %d of %s: %s committed before",
@@ -211,6 +215,8 @@ class StreamWriter:
             raise
 
     def _commit(self, batch: Batch) -> CommitResult:
+        # Not that of the plan: the batch may be repeated, and expiry follows the time of today.
+        batch.clock = ClockReading.now(self._clock())
         try:
             return self._store.commit(batch)
         except FencedError as error:
@@ -223,13 +229,14 @@ class StreamWriter:
 
     def _work(self, number: int, now: float | None = None, parts: int | None = None) -> Work:
         """A batch without input. Valid for this turn only: the pending files may change."""
+        now_s = self._clock() if now is None else now
         return Work(
             stream=self.stream,
             number=number,
             epoch=self._epoch,
-            now=self._clock() if now is None else now,
+            now=now_s,
             parts=parts or self._maker.parts,
-            newest=self._store.newest_minute(),
+            newest=self._store.newest_minute(until_s=now_s),
             files=StateFiles.of(self._files),
             expire=self._expire,
             settled=self._settled,
@@ -254,8 +261,9 @@ class StreamWriter:
         if not work.settle:
             self.last = work.number
         gone = set(batch.drop_carry)
+        replaced = gone | {file.path for file in batch.add_carry}
         self._files = (
-            *(file for file in self._files if file.path not in gone),
+            *(file for file in self._files if file.path not in replaced),
             *batch.add_carry,
         )
         if gone:

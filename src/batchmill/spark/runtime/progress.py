@@ -22,7 +22,7 @@ from batchmill.spark.files.paths import AnyPath, write_whole
 from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
-from batchmill.store import Store, StreamInfo
+from batchmill.store import ClockState, Store, StreamInfo
 
 log = logging.getLogger("batchmill.spark")
 
@@ -98,6 +98,8 @@ class Progress:
     """The queues of this process, as in ``batchmill status --json``."""
     levels: tuple[Mapping[str, Any], ...] = ()
     """Its thresholds, the same way."""
+    clock: ClockState | None = None
+    """What the store knew of the time at the last commit."""
 
     def with_lag(self, unread: Unread, now: float, backlog_per_s: float = 0.0) -> Progress:
         """The same, with a newer ``unread``; ``backlog_per_s``: how fast a backlog is read."""
@@ -163,9 +165,10 @@ def read_progress(
 ) -> Progress:
     """A stream's progress from the store and from its input."""
     unread = source.unread(last, now)
-    return progress_of(
+    progress = progress_of(
         stream, store.streams(), store.counters(), unread, now, source.name, backlog_per_s
     )
+    return replace(progress, clock=store.clock())
 
 
 class Upkeep:

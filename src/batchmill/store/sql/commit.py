@@ -13,24 +13,27 @@ from collections import Counter
 from collections.abc import Mapping
 
 from batchmill.sources import Grain
-from batchmill.store.batch import EXPIRED, TOO_OLD, Batch, CommitResult, CounterKey, Layout
-from batchmill.store.buckets import cutoff_day, day_of, day_start, newer
+from batchmill.store.batch import (
+    DOUBTFUL,
+    EXPIRED,
+    REMOVED_DAY,
+    TOO_OLD,
+    UNCONFIRMED,
+    Batch,
+    CommitResult,
+    CounterKey,
+    Layout,
+)
+from batchmill.store.buckets import day_of
+from batchmill.store.clock import AHEAD_S, ClockReading, WriterClock, minute_of
 from batchmill.store.errors import StaleCarryError
 from batchmill.store.sql import outbox, parts
 from batchmill.store.sql.columns import as_lists
 from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
-from batchmill.store.sql.session import (
-    COMPACT_EVERY,
-    Session,
-    Upsert,
-    quote,
-    read_meta,
-    sum_expressions,
-    table_name,
-    write_meta,
-)
-from batchmill.store.sql.stream import is_replay, read_newest_minute, stream_state
+from batchmill.store.sql.retention import Retention, remove_expired
+from batchmill.store.sql.session import COMPACT_EVERY, Session, Upsert, sum_expressions
+from batchmill.store.sql.stream import StreamState, is_replay, stream_state
 
 
 class Commit:
@@ -41,9 +44,22 @@ class Commit:
     """
 
     def __init__(
-        self, batch: Batch, layout: Layout | None = None, *, ttl_days: int, top_n: int
+        self,
+        batch: Batch,
+        layout: Layout | None = None,
+        *,
+        ttl_days: int,
+        top_n: int,
+        reading: ClockReading,
+        last: ClockReading | None = None,
     ) -> None:
-        """``layout`` is what the stream has registered, as far as it is known."""
+        """``layout`` is what the stream has registered, as far as it is known.
+
+        ``reading`` is what the clocks say; ``last`` what they said when this process last committed
+        to the stream.
+        """
+        self._reading = reading
+        self._last = last
         self._batch = batch
         self._layout = layout
         self._token = str(uuid.uuid4())
@@ -65,16 +81,27 @@ class Commit:
                 return self._result
             self.entities = {}
             return CommitResult(applied=False)
-        before = read_newest_minute(session)
-        newest = newer(before, batch.newest_minute)
-        cutoff = cutoff_day(newest, self._ttl_days)
-        # Stored, not computed from the newest minute: ttl_days may have been lowered.
-        last_cutoff = int(read_meta(session, "cutoff"))
-        # First, so that new rows can use the space of removed ones.
-        removed = _remove_before(session, cutoff) if cutoff > last_cutoff else 0
-        since = max(cutoff, last_cutoff)
-        days = last_days(batch, newest)
-        stored = store_entities(session, batch.entities, days, cache, cutoff=cutoff, since=since)
+        before = Retention.read(session)
+        clock = None if known is None else known.clock
+        after, observed = before.after(
+            batch.newest_minute, self._reading, clock, self._elapsed_s(known)
+        )
+        after = after.turned_back()
+        cutoff = after.cutoff(self._ttl_days)
+        rows = _rows_by_day(batch)
+        removed = 0
+        # The day that was reached is stored: ttl_days may have been lowered.
+        if cutoff > after.removed:
+            # First, so that new rows can use the space of removed ones.
+            days = {day for _, day in rows}
+            removed, reached = remove_expired(session, cutoff, len(days) + 1)
+            after = after.when_removed(max(after.removed, reached))
+        cache.enter(after.turns)
+        since = max(cutoff, after.removed)
+        last_seen = last_days(batch, after.newest)
+        stored = store_entities(
+            session, batch.entities, last_seen, cache, cutoff=cutoff, since=since
+        )
         self.entities = stored.known
         counters = Counter(batch.counters)
         merged = 0
@@ -83,25 +110,32 @@ class Commit:
             closed = parts.close(session, batch)
             merged, kept_since = closed.merged, known.part_cutoff
             counters.update(closed.counters)
-        expired = _expired_rows(batch, kept_since)
-        for source, rows in expired.items():
-            counters[EXPIRED, source, TOO_OLD] += rows
+        counted = _counted(rows, kept_since, before, after)
+        counters.update(counted)
         turn = (known.last_batch or 0 if known and batch.settle else batch.number) % COMPACT_EVERY
         merged += merge_deltas(session, batch, self._layout, stored.keys, cutoff, turn)
         counters.update(store_slow_calls(session, batch, stored.keys, cutoff, self._top_n))
         self._update_carry(session)
-        if newest is not None and newest != before:
-            write_meta(session, "newest_minute", newest)
+        after.write(session, before)
         dropped = tuple(
             path
             for file in batch.outgoing
             for path in outbox.add_file(session, batch.stream, file, counters)
         )
         add_counters(session, counters)
-        self._record(session, number)
-        total = sum(expired.values())
-        self._result = CommitResult(True, merged, total, removed, dict(counters), dropped)
+        self._record(session, number, observed.writer)
+        expired = sum(count for (what, *_), count in counted.items() if what == EXPIRED)
+        self._result = CommitResult(
+            True, merged, expired, removed, dict(counters), dropped, observed.step_s
+        )
         return self._result
+
+    def _elapsed_s(self, known: StreamState | None) -> float | None:
+        """The time since the stream's last commit, if that was this writer's; else not known."""
+        last = self._last
+        if last is None or known is None or known.clock_ms != _ms(last.wall_s):
+            return None
+        return self._reading.steady_s - last.steady_s
 
     def _update_carry(self, session: Session) -> None:
         stream = self._batch.stream
@@ -120,38 +154,20 @@ class Commit:
             ],
         )
 
-    def _record(self, session: Session, number: int | None) -> None:
+    def _record(self, session: Session, number: int | None, clock: WriterClock) -> None:
         """Record the commit in its stream; the last write of the transaction."""
         session.run(
-            "UPDATE stream SET token = ?, committed_at = ?, last_batch = coalesce(?, last_batch) "
-            "WHERE name = ?",
-            (self._token, time.time_ns() // 1_000_000, number, self._batch.stream),
+            "UPDATE stream SET token = ?, committed_at = ?, clock_ms = ?, steady_ms = ?, "
+            "last_batch = coalesce(?, last_batch) WHERE name = ?",
+            (
+                *(self._token, time.time_ns() // 1_000_000),
+                *(_ms(clock.seen_s), _ms(clock.steady_s), number, self._batch.stream),
+            ),
         )
 
 
-def _remove_before(session: Session, cutoff: int) -> int:
-    """Remove everything of days before ``cutoff``; how many rows of metrics and TopN that was.
-
-    Entities are removed with their last row: their last day is never before that of a row.
-    """
-    session.run("DELETE FROM entity WHERE last_day < ?", (cutoff,))
-    # After that: a part that is being committed may just have kept one of them.
-    session.run(
-        "DELETE FROM entity_layer WHERE NOT EXISTS "
-        "(SELECT 1 FROM entity WHERE key = entity_layer.entity)"
-    )
-    removed = 0
-    for grain in Grain:
-        first = day_start(grain, cutoff)
-        for (source,) in session.rows("SELECT DISTINCT source FROM metric_column"):
-            table = quote(table_name(grain, source))
-            removed += session.run(f"DELETE FROM {table} WHERE bucket < ?", (first,))
-        for table in ("topn", "statement"):
-            removed += session.run(
-                f"DELETE FROM {table} WHERE grain = ? AND bucket < ?", (grain.value, first)
-            )
-    write_meta(session, "cutoff", cutoff)
-    return removed
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def add_counters(session: Session, counters: Mapping[CounterKey, int]) -> None:
@@ -165,17 +181,29 @@ def add_counters(session: Session, counters: Mapping[CounterKey, int]) -> None:
         session.upsert(upsert, (*keys, [n for _, n in nonzero]))
 
 
-def _expired_rows(batch: Batch, cutoff: int) -> Counter[str]:
-    """How many rows of each source are too old; delta rows where the batch counts no rows."""
-    expired: Counter[str] = Counter()
+def _rows_by_day(batch: Batch) -> Counter[tuple[str, int]]:
+    """How many rows there are by source and day; delta rows where the batch counts no rows."""
+    rows = Counter(batch.rows)
     counted = {source for source, _ in batch.rows}
-    for (source, day), rows in batch.rows.items():
-        if day < cutoff:
-            expired[source] += rows
     for deltas in batch.deltas:
         if deltas.source not in counted and deltas.grain is Grain.MINUTE:
             (buckets,) = as_lists([deltas.buckets])
-            rows = sum(day_of(deltas.grain, bucket) < cutoff for bucket in buckets)
-            if rows:
-                expired[deltas.source] += rows
-    return expired
+            rows.update((deltas.source, day_of(deltas.grain, bucket)) for bucket in buckets)
+    return rows
+
+
+def _counted(
+    rows: Mapping[tuple[str, int], int], kept_since: int, before: Retention, after: Retention
+) -> Counter[CounterKey]:
+    """Count rows that are too old, and those that a wrong clock may have given their day."""
+    counters: Counter[CounterKey] = Counter()
+    trusted_s = after.trusted_s
+    latest = None if trusted_s is None else minute_of(trusted_s + AHEAD_S) // 10_000
+    for (source, day), count in rows.items():
+        if day < kept_since:
+            counters[EXPIRED, source, TOO_OLD] += count
+        elif day < before.highest:
+            counters[DOUBTFUL, source, REMOVED_DAY] += count
+        elif latest is not None and day > latest:
+            counters[DOUBTFUL, source, UNCONFIRMED] += count
+    return counters

@@ -86,6 +86,16 @@ class EntityCache:
     def __init__(self, size: int = CACHE_SIZE) -> None:
         self._size = size
         self._known: OrderedDict[EntityId, Known] = OrderedDict()
+        self._turns = 0
+
+    def enter(self, turns: int) -> None:
+        """Forget all if the first day that is kept went back since; ``turns``: how often it did.
+
+        Entities may have been removed whose last day is now after it.
+        """
+        if turns != self._turns:
+            self._known.clear()
+            self._turns = turns
 
     def get(self, entity: EntityId, since: int = 0) -> Known | None:
         """A cached entity, if it was seen on the day ``since`` or later."""

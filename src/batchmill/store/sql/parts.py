@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from batchmill.errors import ConfigError
 from batchmill.sources import Grain
 from batchmill.store.batch import Batch, CounterKey, OpenParts, PartShare, PartsResult
-from batchmill.store.buckets import cutoff_day, newer
+from batchmill.store.buckets import newer
 from batchmill.store.errors import (
     FencedError,
     PartConflictError,
@@ -52,20 +52,25 @@ from batchmill.store.errors import (
 from batchmill.store.sql.columns import bounds
 from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
-from batchmill.store.sql.session import COMPACT_EVERY, Session, read_meta
-from batchmill.store.sql.stream import is_replay, read_newest_minute, stream_state
+from batchmill.store.sql.retention import Retention
+from batchmill.store.sql.session import COMPACT_EVERY, Session
+from batchmill.store.sql.stream import is_replay, stream_state
 
 
-def begin(session: Session, stream: str, epoch: int, number: int, ttl_days: int) -> OpenParts:
-    """Start a run of a batch's tasks: those of earlier runs cannot commit from now on."""
+def begin(
+    session: Session, stream: str, epoch: int, number: int, *, ttl_days: int, wall_s: float
+) -> OpenParts:
+    """Start a run of a batch's tasks: those of earlier runs cannot commit from now on.
+
+    ``wall_s`` is what the writer's clock says, in seconds since 1970.
+    """
     known = stream_state(session, stream, session.dialect.for_update)
     if is_replay(stream, known, epoch, number):
         return OpenParts(0, 0, committed=True)
     assert known is not None  # else it is fenced
     run, cutoff = known.part_run + 1, known.part_cutoff
     if known.part_batch != number:
-        cutoff = cutoff_day(read_newest_minute(session), ttl_days)
-        cutoff = max(cutoff, int(read_meta(session, "cutoff")))
+        cutoff = Retention.read(session).cutoff(ttl_days, wall_s)
     session.run(
         "UPDATE stream SET part_batch = ?, part_cutoff = ?, part_run = ? WHERE name = ?",
         (number, cutoff, run, stream),
@@ -103,10 +108,11 @@ class PartsCommit:
         if not self._record(session):
             return PartsResult(applied=False)
         cutoff = share.opened.cutoff
-        before = read_newest_minute(session)
-        newest = newer(before, _newest_minute(batch))
-        since = max(cutoff, int(read_meta(session, "cutoff")))
-        days = last_days(batch, newest)
+        kept = Retention.read(session)
+        before = kept.newest
+        since = max(cutoff, kept.removed)
+        cache.enter(kept.turns)
+        days = last_days(batch, newer(before, _newest_minute(batch)))
         stored = store_entities(session, batch.entities, days, cache, cutoff=cutoff, since=since)
         self.entities = stored.known
         turn = batch.number % COMPACT_EVERY

@@ -16,9 +16,10 @@ from typing import TypeAlias
 from batchmill.oal import Metric
 from batchmill.sources import Grain, UnknownNameError
 from batchmill.store.batch import Layout
-from batchmill.store.buckets import cutoff_day, day_of
+from batchmill.store.buckets import day_of
 from batchmill.store.errors import MetricConflictError, TooManyColumnsError
 from batchmill.store.results import StoredMetric
+from batchmill.store.sql.retention import Retention
 from batchmill.store.sql.schema import (
     Column,
     add_columns,
@@ -203,9 +204,7 @@ def _free_columns(registry: Registry, cutoff: int) -> dict[tuple[str, Cell], lis
 def register(
     session: Session,
     metrics: Iterable[Metric],
-    newest_minute: int | None,
     *,
-    ttl_days: int,
     retire: bool,
     stream: str,
     has_writer: Callable[[str], bool],
@@ -218,10 +217,11 @@ def register(
     session.rows(f"SELECT value FROM meta WHERE key = 'columns' {session.dialect.for_update}")
     gone = _gone_streams(session, stream, has_writer)
     registry = _read_registry(session, gone)
+    kept = Retention.read(session)
     result = allot(
         metrics,
         registry,
-        cutoff=cutoff_day(newest_minute, ttl_days),
+        cutoff=kept.removed,
         max_columns=session.dialect.max_columns,
         retire=retire,
         stream=stream,
@@ -251,7 +251,7 @@ def register(
     )
     session.run_many(
         "UPDATE metric SET active = 0, retired_minute = ? WHERE name = ? AND version = ?",
-        [(newest_minute or 0, metric.name, metric.version) for metric in result.retired],
+        [(kept.last_minute or 0, metric.name, metric.version) for metric in result.retired],
     )
     session.run_many(
         f"INSERT INTO metric ({METRIC_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -259,7 +259,7 @@ def register(
             (
                 *(new.metric.name, new.version, new.metric.source, new.metric.text),
                 *(new.metric.function, new.metric.decorator, int(new.metric.labelled)),
-                *(new.plan.dump(), json.dumps(new.columns), newest_minute, 1),
+                *(new.plan.dump(), json.dumps(new.columns), kept.newest, 1),
             )
             for new in result.added
         ],

@@ -118,7 +118,18 @@ def _add_parts(session: Session) -> None:
     session.run("INSERT INTO meta VALUES ('columns', '')")
 
 
-MIGRATIONS: list[Step] = [_create, _add_owners, _add_outbox, _add_parts]
+def _add_clocks(session: Session) -> None:
+    """The time that expiry counts from, the writers' clocks, the newest minute of all."""
+    whole = session.dialect.whole
+    session.run(f"ALTER TABLE stream ADD COLUMN clock_ms {whole}")
+    session.run(f"ALTER TABLE stream ADD COLUMN steady_ms {whole} NOT NULL DEFAULT 0")
+    session.run("INSERT INTO meta VALUES ('clock', '')")
+    session.run(
+        "INSERT INTO meta SELECT 'last_minute', value FROM meta WHERE key = 'newest_minute'"
+    )
+
+
+MIGRATIONS: list[Step] = [_create, _add_owners, _add_outbox, _add_parts, _add_clocks]
 """The steps from each version of the schema to the next; the first creates an empty store.
 
 A step that a release has shipped is never changed: a new one is added behind it.

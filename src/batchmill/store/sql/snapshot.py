@@ -45,7 +45,7 @@ class Snapshot:
     _session: Session = field(repr=False)
 
     def newest_minute(self) -> int | None:
-        """The newest minute that was ever committed."""
+        """The newest minute, as of :meth:`Store.newest_minute`."""
         return read_newest_minute(self._session)
 
     def oldest_minute(self, source: str) -> int | None:

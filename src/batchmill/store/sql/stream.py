@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from batchmill.store.batch import Carry, Claim
+from batchmill.store.clock import WriterClock
 from batchmill.store.errors import BatchGapError, CheckpointMismatchError, FencedError
 from batchmill.store.results import StreamInfo
 from batchmill.store.sql.session import Session, read_meta
@@ -58,6 +59,17 @@ class StreamState:
     """The oldest day that its parts keep."""
     part_run: int = 0
     """How often parts were begun in this stream."""
+    clock_ms: int | None = None
+    """What its writer's clock said at the last commit, in milliseconds since 1970."""
+    steady_ms: int = 0
+    """How long that clock had gone on without a step."""
+
+    @property
+    def clock(self) -> WriterClock | None:
+        """What is known of its writer's clock."""
+        if self.clock_ms is None:
+            return None
+        return WriterClock(self.clock_ms / 1000, self.steady_ms / 1000)
 
 
 def claim(session: Session, stream: str, checkpoint: Checkpoint) -> Claim:
@@ -172,8 +184,8 @@ def _number(number: int | Exempt | None) -> str:
 def stream_state(session: Session, stream: str, lock: str = "") -> StreamState | None:
     """What is known of a stream; with a ``lock`` of the dialect it stays true."""
     rows = session.rows(
-        "SELECT checkpoint_id, epoch, last_batch, token, part_batch, part_cutoff, part_run "
-        f"FROM stream WHERE name = ? {lock}",
+        "SELECT checkpoint_id, epoch, last_batch, token, part_batch, part_cutoff, part_run, "
+        f"clock_ms, steady_ms FROM stream WHERE name = ? {lock}",
         (stream,),
     )
     return StreamState(*rows[0]) if rows else None
@@ -195,6 +207,6 @@ def all_streams(session: Session) -> list[StreamInfo]:
 
 
 def read_newest_minute(session: Session) -> int | None:
-    """The newest minute that was ever committed."""
+    """The newest minute that is not from the future."""
     value = read_meta(session, "newest_minute")
     return int(value) if value else None
