@@ -35,6 +35,7 @@ from batchmill.aggregate import (
     Aggregator,
     Deltas,
     Made,
+    Overflow,
     SlowestStatements,
     TopNThresholds,
     is_deltas,
@@ -131,6 +132,8 @@ class TaskReport:
     """Files of changes for exporters."""
     failures: list[StoreError] = field(default_factory=list)
     """Why parts could not be committed."""
+    overflow: Overflow = field(default_factory=Overflow)
+    """What the limit of new entities has done."""
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has counted."""
@@ -141,6 +144,7 @@ class TaskReport:
         self.newest = max(self.newest, other.newest)
         for name in ("bad", "kept", "invalid", "invalid_schemas", "outgoing", "failures"):
             getattr(self, name).extend(getattr(other, name))
+        self.overflow.add(other.overflow)
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class TaskPlan:
     """Into how many shares traces and entities are divided."""
     layout: Layout = field(default_factory=lambda: Layout({}))
     """Where the store keeps the states of metrics."""
+    normalise_names: bool = True
+    """Whether names of spans that look like URLs have no ids."""
 
     @property
     def top_n(self) -> int:
@@ -426,7 +432,8 @@ class _Reader:
             return
         rows = concat(tables)
         if source == SPAN.name:
-            spans = compact(rows, keys=self._plan.attributes)
+            plan = self._plan
+            spans = compact(rows, keys=plan.attributes, normalise=plan.normalise_names)
             self._report.spans += spans.num_rows
             parts = trace_parts(spans, self._plan.parts)
             yield from _split(Kind.SPANS, spans, parts, self._limits)

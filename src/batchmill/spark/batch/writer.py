@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.aggregate import Aggregator
+from batchmill.aggregate import Aggregator, EntityAccount
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
 from batchmill.spark.batch import state
@@ -103,7 +103,9 @@ class StreamWriter:
             store.task_address() if store.commits_by_part else None,
             outbox,
             on_rows,
+            store.unknown_entities,
         )
+        self._new_entities = EntityAccount(settings.max_new_entities)
 
     @property
     def parts(self) -> int:
@@ -223,11 +225,13 @@ class StreamWriter:
 
     def _work(self, number: int, now: float | None = None, parts: int | None = None) -> Work:
         """A batch without input. Valid for this turn only: the pending files may change."""
+        now = self._clock() if now is None else now
         return Work(
             stream=self.stream,
             number=number,
             epoch=self._epoch,
-            now=self._clock() if now is None else now,
+            now=now,
+            budget=self._new_entities.budget(now, number),
             parts=parts or self._maker.parts,
             newest=self._store.newest_minute(),
             files=StateFiles.of(self._files),
@@ -251,6 +255,7 @@ class StreamWriter:
         watch.lap(COMMIT)
         if self._outbox is not None:
             self._outbox.remove(result.outbox_dropped)
+        self._new_entities.add(stats.overflow.admitted)
         if not work.settle:
             self.last = work.number
         gone = set(batch.drop_carry)

@@ -98,6 +98,9 @@ class EntityCache:
         self._known.move_to_end(entity)
         return known
 
+    def __contains__(self, entity: EntityId) -> bool:
+        return entity in self._known
+
     def add(self, entities: Mapping[EntityId, Known]) -> None:
         """Add entities that were committed."""
         for entity, known in entities.items():
@@ -161,6 +164,20 @@ def store_entities(
     known |= written
     keys = [NO_KEY if entity is None else known[entity].key for entity in ids]
     return EntityKeys(keys, written)
+
+
+def find_unknown(session: Session, kind: str, ids: Iterable[str]) -> set[str]:
+    """Which ids of a kind are those of no entity."""
+    stored: dict[str, list[str]] = {}
+    for id_ in ids:
+        stored.setdefault(fit_text(id_), []).append(id_)
+    for chunk in chunks(sorted(stored)):
+        condition = Condition("kind = ?", (kind,)) & Condition.one_of("id", chunk)
+        for (id_,) in session.rows(
+            f"SELECT id FROM entity WHERE {condition.sql}", condition.params
+        ):
+            del stored[id_]
+    return {id_ for same in stored.values() for id_ in same}
 
 
 @lru_cache(maxsize=4096)
