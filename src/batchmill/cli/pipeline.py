@@ -106,7 +106,7 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     add.value("--ttl-days", "N", "keep metrics for so long (default: 7)", type=whole())
     add.value("--top-n", "N", "keep so many slow statements (default: 50)", type=whole())
     text = "new entities of an event type a minute, the rest under `overflow`; 0: no limit "
-    add.value("--max-new-entities", "N", f"{text}(default: 10000)", type=whole(0))
+    add.value("--max-new-entities", "N", f"{text}(default: 5000)", type=whole(0))
     text = "leave ids in span names that look like URLs (default: GET /orders/{id})"
     add.switch("--keep-names", text)
     text = "how long a span waits for its parent or child (default: 300)"

@@ -264,7 +264,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "max_new_entities",
         _whole(0, 10**9),
-        10_000,
+        5_000,
         "new entities of an event type a minute; the rest is counted as `overflow`; 0 for no limit",
     ),
     Setting("keep_names", SWITCH, False, "leave ids in span names that look like URLs"),

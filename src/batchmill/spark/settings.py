@@ -49,7 +49,7 @@ class PipelineSettings(AggregationSettings):
     """How long a span waits for its parent or child to arrive."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept."""
-    max_new_entities: int = 10_000
+    max_new_entities: int = 5_000
     """How many new entities of an event type a minute may bring, by the clock of the pipeline; what
     is over it is counted under entities named ``overflow``. 0: no limit."""
     normalise_names: bool = True

@@ -65,7 +65,7 @@ from batchmill.store.results import (
     Value,
 )
 from batchmill.store.retry import RetryPolicy
-from batchmill.store.sql.snapshot import Snapshot
+from batchmill.store.sql.snapshot import Ranking, Snapshot
 from batchmill.store.sql.stream import Exempt
 from batchmill.store.sql.values import Selection
 from batchmill.store.states import (
@@ -115,6 +115,7 @@ __all__ = [
     "PartShare",
     "PartsMissingError",
     "PartsResult",
+    "Ranking",
     "RetryPolicy",
     "RowsMismatchError",
     "Selection",

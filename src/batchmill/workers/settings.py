@@ -32,7 +32,7 @@ class WorkerSettings(AggregationSettings):
     """An event is counted as late if it is this many minutes behind the newest one in the store."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept."""
-    max_new_entities: int = 10_000
+    max_new_entities: int = 5_000
     """How many new entities of an event type a minute may bring; what is over it is counted under
     entities named ``overflow``. 0: no limit."""
     close_timeout_s: float = 30.0

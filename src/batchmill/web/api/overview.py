@@ -9,6 +9,7 @@ from typing import Any
 from batchmill.sources import Grain
 from batchmill.store import EntityName, Snapshot
 from batchmill.web.api.measures import (
+    MANY,
     SERVICE,
     MeasureCache,
     Measures,
@@ -16,6 +17,7 @@ from batchmill.web.api.measures import (
     RangeRows,
     Row,
     RowReader,
+    busiest,
     by_entity,
 )
 from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
@@ -27,6 +29,8 @@ ORDERS = ("asc", "desc")
 PARAMS = ("from", "to", "grain", "layer", "search", "sort", "order", "limit", "offset")
 MOST_SERVICES = 1_000
 MOST_POINTS = 1_000_000
+_ALL = 2**31
+"""More services than any store has."""
 _READ_ONCE = 200
 """Up to this many buckets are read for all services; of more, only for the services shown."""
 
@@ -75,9 +79,7 @@ def services(
     reader = RowReader(
         snapshot, SERVICE.chosen(snapshot.metrics(), query.range), query.layer, cache
     )
-    keys: list[int] | None = None
-    if query.search:
-        keys = snapshot.keys_like("service", query.search, query.layer)
+    keys, count = _keys(snapshot, reader, query)
     measures, minutes = reader.measures, time_range.minutes(newest)
     once = len(time_range.times) <= _READ_ONCE
     # The rows of the shown buckets are read anyway: the range is computed from the same rows.
@@ -110,7 +112,7 @@ def services(
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
-        "total": len(names),
+        "total": max(len(names), count or 0),
         "services": [
             {
                 "id": names[key].id,
@@ -122,6 +124,35 @@ def services(
             for key in page
         ],
     }
+
+
+def _keys(
+    snapshot: Snapshot, reader: RowReader, query: ServicesQuery
+) -> tuple[list[int] | None, int | None]:
+    """The services to read, None for all; and how many there are, where some are left out.
+
+    Of many, the busiest: all other orders are among those.
+    """
+    keys: list[int] | None = None
+    if query.search:
+        keys = snapshot.keys_like("service", query.search, query.layer)
+        if len(keys) <= MANY:
+            return keys, None
+    elif snapshot.count("service") <= MANY:
+        return None, None
+    most = max(MANY, query.offset + query.limit)
+    ranking = busiest(
+        *(snapshot, reader.metrics, query.range),
+        most=_ALL if keys else most,
+        layer=query.layer,
+    )
+    if ranking is None:
+        return keys, None
+    if keys is None:
+        return ranking.keys, ranking.total
+    among = frozenset(keys)
+    matching = [key for key in ranking.keys if key in among]
+    return matching[:most], len(matching)
 
 
 def _has_value(value: Number) -> bool:

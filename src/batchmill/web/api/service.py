@@ -13,18 +13,19 @@ from batchmill.web.api.measures import (
     CALLER_SIDE,
     ENDPOINT,
     INSTANCE,
+    MANY,
     SERVICE,
     MeasureSet,
     Number,
     RangeRows,
     RowReader,
+    busiest,
 )
 from batchmill.web.api.parameters import TimeRange, bucket
 
 PARAMS = ("from", "to", "grain")
 MOST = 100
 """Entries of each list: the busiest, or the slowest."""
-_MOST_PARTS = 20_000
 _MOST_RECORDS = 2_000
 _OWN = ("cpm", "avg", "p99", "success", "apdex")
 _PART = ("cpm", "avg", "p99", "success")
@@ -52,19 +53,22 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
         ("endpoints", "endpoint", ENDPOINT),
         ("instances", "instance", INSTANCE),
     ):
-        parts = snapshot.find(entity_kind, id_begins=f"{entity.id}_", most=_MOST_PARTS)
+        parts, count = _related(
+            *(snapshot, entity_kind, [kind], time_range), id_begins=f"{entity.id}_"
+        )
         shown = _busiest(snapshot, parts, [kind], time_range, newest, _PART)
-        listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
-    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
-    onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
+        listed[name], left_out[name] = shown[:MOST], max(0, max(count, len(shown)) - MOST)
+    related = (snapshot, "service_relation", [CALLEE_SIDE, CALLER_SIDE], time_range)
+    towards, from_many = _related(*related, id_ends=f"-{entity.id}")
+    onwards, to_many = _related(*related, id_begins=f"{entity.id}-")
     # As the service itself reports them, else as the other side does.
-    for name, relations, sides in (
-        ("callers", towards, [CALLEE_SIDE, CALLER_SIDE]),
-        ("callees", onwards, [CALLER_SIDE, CALLEE_SIDE]),
+    for name, relations, count, sides in (
+        ("callers", towards, from_many, [CALLEE_SIDE, CALLER_SIDE]),
+        ("callees", onwards, to_many, [CALLER_SIDE, CALLEE_SIDE]),
     ):
         others = {relation.key: _other_end(relation, name == "callers") for relation in relations}
         shown = _busiest(snapshot, relations, sides, time_range, newest, _RELATION, others)
-        listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
+        listed[name], left_out[name] = shown[:MOST], max(0, max(count, len(shown)) - MOST)
     statements = _statements(snapshot, entity, time_range)
     return {
         "service": {
@@ -85,6 +89,32 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
         "statements": statements[:MOST],
         "left_out": {**left_out, "statements": max(0, len(statements) - MOST)},
     }
+
+
+def _related(
+    snapshot: Snapshot,
+    entity_kind: str,
+    kinds: Sequence[MeasureSet],
+    time_range: TimeRange,
+    **ids: str,
+) -> tuple[list[EntityName], int]:
+    """The entities whose ids begin or end with the service's; of many the busiest, and their count.
+
+    The count is 0 if none is left out.
+    """
+    few = snapshot.find(entity_kind, **ids, most=MANY + 1)
+    if len(few) <= MANY:
+        return few, 0
+    keys: dict[int, None] = {}
+    count = 0
+    metrics = snapshot.metrics()
+    for kind in kinds:
+        chosen = kind.chosen(metrics, time_range)
+        ranking = busiest(snapshot, chosen, time_range, MOST, kind=entity_kind, **ids)
+        if ranking is not None:
+            keys |= dict.fromkeys(ranking.keys)
+            count = max(count, ranking.total)
+    return list(snapshot.entity_names(keys).values()), count
 
 
 def _busiest(

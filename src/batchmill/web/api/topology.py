@@ -10,10 +10,12 @@ from batchmill.store import EntityName, Snapshot
 from batchmill.web.api.measures import (
     CALLEE_SIDE,
     CALLER_SIDE,
+    MANY,
     SERVICE,
     Measures,
     RangeRows,
     RowReader,
+    busiest,
 )
 from batchmill.web.api.parameters import TimeRange
 from batchmill.web.api.service import name_of
@@ -40,12 +42,17 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
     edges: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
     incoming: dict[str, RangeRows] = {}
     caller_side: Measures | None = None
+    are_many = snapshot.count("service_relation") > MANY
+    edge_count = 0
     # The callee's measures where it reports them; a database is known from its callers only.
     for kind in (CALLEE_SIDE, CALLER_SIDE):
         reader = RowReader(snapshot, kind.chosen(metrics, time_range))
         if not reader.metrics:
             continue
-        rows = reader.ranged(time_range, newest)
+        keys: list[int] | None = None
+        if are_many and (ranking := busiest(snapshot, reader.metrics, time_range, MOST_EDGES)):
+            keys, edge_count = ranking.keys, max(edge_count, ranking.total)
+        rows = reader.ranged(time_range, newest, keys)
         measures = reader.measures
         for key, named in snapshot.entity_names(rows).items():
             ends = named.id.split("-")
@@ -61,7 +68,7 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
             if place not in edges and any(value is not None for value in over.values()):
                 shown = {node: over.get(node) for node in ("cpm", "avg", "p99", "success")}
                 edges[place] = (measures.calls(rows[key]), shown)
-    nodes = _nodes(snapshot, time_range, newest, edges, incoming, caller_side)
+    nodes, node_count = _nodes(snapshot, time_range, newest, edges, incoming, caller_side)
     if layer is not None:
         inside = {node.id for node in nodes.values() if layer in node.layers}
         edges = {ends: edge for ends, edge in edges.items() if inside & set(ends)}
@@ -89,8 +96,8 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
             for (caller, callee), (_, measures) in shown_edges
         ],
         "left_out": {
-            "nodes": len(nodes) - len(busy),
-            "edges": len(edges) - len(shown_edges),
+            "nodes": max(len(nodes), node_count) - len(busy),
+            "edges": max(len(edges), edge_count) - len(shown_edges),
         },
     }
 
@@ -102,10 +109,21 @@ def _nodes(
     edges: Mapping[tuple[str, str], Any],
     incoming: Mapping[str, RangeRows],
     caller_side: Measures | None,
-) -> dict[str, _Node]:
-    """Every service with calls of its own, and every end of an edge."""
+) -> tuple[dict[str, _Node], int]:
+    """Every service with calls of its own, and every end of an edge; of many the busiest.
+
+    Also how many services there are, if some are left out; else 0.
+    """
     reader = RowReader(snapshot, SERVICE.chosen(snapshot.metrics(), time_range))
-    rows = reader.ranged(time_range, newest)
+    keys: list[int] | None = None
+    count = 0
+    if snapshot.count("service") > MANY:
+        ranking = busiest(snapshot, reader.metrics, time_range, MOST_NODES)
+        if ranking is not None:
+            ends = {end for ends in edges for end in ends}
+            called = [entity.key for entity in snapshot.find("service", ids=sorted(ends))]
+            keys, count = list({*ranking.keys, *called}), ranking.total
+    rows = reader.ranged(time_range, newest, keys)
     measures, minutes = reader.measures, time_range.minutes(newest)
     served = snapshot.entity_names(rows)
     nodes = {
@@ -138,4 +156,4 @@ def _nodes(
     for id_, entity in known.items():
         nodes[id_].name = entity.name
         nodes[id_].layers = sorted(layers.get(entity.key, ()))
-    return nodes
+    return nodes, count
