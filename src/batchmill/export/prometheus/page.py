@@ -43,6 +43,7 @@ _COUNTER_HELP = {
     "late": "Rows of minutes that were over when they came; they count all the same.",
     "quarantined": "Rows that did not fit, by reason; they are in the quarantine.",
     "expired": "Rows that came too late for the TTL.",
+    "overflow": "Rows of too many new entities, counted under overflow.",
     "duplicates": "Rows delivered again, and counted once.",
     "unused": "Rows that no metric reads.",
     "unresolved": "Spans whose partner did not come in time, by reason.",
