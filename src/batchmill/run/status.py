@@ -374,10 +374,10 @@ class RunStatus:
 
 def _overflow_line(offender: Report) -> str:
     """Of what there were too many new entities in the last hour."""
-    names = count_of(int(offender["names"]), "new name")
+    names, rows = int(offender["names"]), int(offender["rows"])
     return (
-        f"overflow   {names} of too many {offender['parent']} ({offender['source']}), "
-        f"such as {offender['example']}: {count_of(int(offender['rows']), 'row')}"
+        f"overflow   too many {offender['parent']} ({offender['source']}): "
+        f"{count_of(names, 'new name')}, {count_of(rows, 'row')}, such as {offender['example']}"
     )
 
 

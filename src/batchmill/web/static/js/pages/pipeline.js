@@ -122,7 +122,7 @@ function overflow() {
     (row) => `${row.source} ${row.parent}`,
     "None.",
   );
-  setText(list.note, "last hour; beyond `max_new_entities` a minute, new names are counted as one entity named overflow");
+  setText(list.note, "last hour; beyond the limit (max_new_entities), they are counted as one entity named overflow");
   return {
     element: list.element,
     show({ pipeline = {} }) {
