@@ -249,7 +249,8 @@ class EntityLimiter:
             return {}
         source = kind.source
         names = {id_: kind.under(own, parents[id_]) for id_, own in refused.items()}
-        ids = {id_: kind.id_of(own) for id_, own in names.items()}
+        id_of = {own: kind.id_of(own) for own in set(names.values())}
+        ids = {id_: id_of[own] for id_, own in names.items()}
         rows: Counter[str] = Counter()
         for id_, overflow_id in ids.items():
             rows[overflow_id] += weights[id_]

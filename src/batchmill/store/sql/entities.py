@@ -149,7 +149,7 @@ def store_entities(
         if old is not None and old.matches(row, roles, day):  # as nearly always
             known[entity] = old
             continue
-        layers = frozenset(map(fit_text, row.layers))
+        layers = _fit_layers(row.layers)
         new = Known(0, fit_text(replace_nul(row.name)), roles, layers, day)
         before = mentioned.get(entity)
         mentioned[entity] = before.merge(new) if before else new
@@ -205,6 +205,12 @@ def fit_text(text: str) -> str:
     mark = "~" + hashlib.sha256(whole).hexdigest()[:32]
     kept = replace_nul(text).encode("utf-8", "replace")[: MAX_TEXT_BYTES - len(mark)]
     return kept.decode("utf-8", "ignore") + mark
+
+
+@lru_cache(maxsize=1024)
+def _fit_layers(layers: frozenset[str]) -> frozenset[str]:
+    """Layers as they are stored; the many entities with the same ones share an object."""
+    return frozenset(map(fit_text, layers))
 
 
 def _write(
