@@ -140,7 +140,9 @@ def _keys(
             return keys, None
     elif snapshot.count("service") <= MANY:
         return None, None
-    most = max(MANY, query.offset + query.limit)
+    most = query.offset + query.limit
+    if (query.sort, query.descending) != ("cpm", True):
+        most = max(MANY, most)
     ranking = busiest(
         *(snapshot, reader.metrics, query.range),
         most=_ALL if keys else most,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from batchmill.store import EntityName, Snapshot
 from batchmill.web.api.measures import (
@@ -25,6 +26,10 @@ MOST_NODES = 500
 MOST_EDGES = 2_000
 
 
+_Edges: TypeAlias = dict[tuple[str, str], tuple[int, dict[str, Any]]]
+"""By caller and callee: how many calls, and their measures."""
+
+
 @dataclass(slots=True)
 class _Node:
     id: str
@@ -39,7 +44,7 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
     newest = snapshot.newest_minute()
     minutes = time_range.minutes(newest)
     metrics = snapshot.metrics()
-    edges: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
+    edges: _Edges = {}
     incoming: dict[str, RangeRows] = {}
     caller_side: Measures | None = None
     are_many = snapshot.count("service_relation") > MANY
@@ -106,7 +111,7 @@ def _nodes(
     snapshot: Snapshot,
     time_range: TimeRange,
     newest: int | None,
-    edges: Mapping[tuple[str, str], Any],
+    edges: _Edges,
     incoming: Mapping[str, RangeRows],
     caller_side: Measures | None,
 ) -> tuple[dict[str, _Node], int]:
@@ -120,9 +125,11 @@ def _nodes(
     if snapshot.count("service") > MANY:
         ranking = busiest(snapshot, reader.metrics, time_range, MOST_NODES)
         if ranking is not None:
-            ends = {end for ends in edges for end in ends}
-            called = [entity.key for entity in snapshot.find("service", ids=sorted(ends))]
-            keys, count = list({*ranking.keys, *called}), ranking.total
+            # The busiest ends of edges, too: their own figures are shown, if they have any.
+            ends = sorted(_calls_by_end(edges).items(), key=lambda end: (-end[1], end[0]))
+            busy = snapshot.find("service", ids=[id_ for id_, _ in ends[:MOST_NODES]])
+            keys = list({*ranking.keys, *(entity.key for entity in busy)})
+            count = ranking.total
     rows = reader.ranged(time_range, newest, keys)
     measures, minutes = reader.measures, time_range.minutes(newest)
     served = snapshot.entity_names(rows)
@@ -141,8 +148,11 @@ def _nodes(
         for id_, entity in nodes.items()
         if any(value is not None for value in entity.measures.values())
     }
-    for id_ in {end for ends in edges for end in ends} - nodes.keys():
-        node = nodes[id_] = _Node(id_, name_of(id_))
+    for id_, calls in _calls_by_end(edges).items():
+        if id_ in nodes:
+            continue
+        # Who only calls, such as the users, is as busy as its calls are many.
+        node = nodes[id_] = _Node(id_, name_of(id_), calls=calls)
         if caller_side is not None and id_ in incoming:  # as its callers report it
             node.calls = caller_side.calls(incoming[id_])
             node.measures = caller_side.over(incoming[id_], minutes)
@@ -157,3 +167,12 @@ def _nodes(
         nodes[id_].name = entity.name
         nodes[id_].layers = sorted(layers.get(entity.key, ()))
     return nodes, count
+
+
+def _calls_by_end(edges: _Edges) -> Counter[str]:
+    """How many calls each end of an edge has made and got."""
+    calls: Counter[str] = Counter()
+    for ends, (count, _) in edges.items():
+        for id_ in set(ends):
+            calls[id_] += count
+    return calls
