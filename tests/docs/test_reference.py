@@ -38,7 +38,7 @@ from tests.kit.files import ROOT
 
 pytest.importorskip("pyspark")
 
-from batchmill.aggregate import validity
+from batchmill.aggregate import OVERFLOW, validity
 from batchmill.spans import links
 from batchmill.spark.batch import maker, tasks
 from batchmill.spark.input import deltas, rows, segments
@@ -158,7 +158,7 @@ def test_every_counter_of_the_store_is_explained() -> None:
     counted |= {DOUBTFUL, EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
     counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
     counted |= {exporter_stats.POINTS_REFUSED, exporter_stats.ROWS_DROPPED}
-    counted |= {l2.INVALID}
+    counted |= {l2.INVALID, OVERFLOW}
     listed = {
         name
         for row in tables(COUNTERS, "The pipeline")

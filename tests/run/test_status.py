@@ -240,7 +240,9 @@ def test_status_reads_what_a_run_left(
     (home.spool / "Span" / "1.parquet").write_bytes(b"x" * 10)
     home.checkpoint.mkdir()
     now = time.time()
-    progress = {"last_batch": 4, "committed_at": now, "spans": 1234}
+    progress: dict[str, Any] = {"last_batch": 4, "committed_at": now, "spans": 1234}
+    offender = {"source": "Endpoint", "parent": "endpoints of shop", "names": 1, "rows": 5000}
+    progress["overflow"] = [offender | {"example": "GET /x"}]
     write_json(home.progress, progress | {"left_out": {"quarantined": {"no time": 5}}})
     write_json(home.ingest, {"pid": os.getpid(), "queue_rows": 7, "level": "NORMAL"})
     processes = process() | {
@@ -263,6 +265,7 @@ def test_status_reads_what_a_run_left(
         "1 segment, 10 bytes",
         "batch 4, 0 s ago; 1,234 spans counted",
         "dropped    5 quarantined: no time",
+        "too many endpoints of shop (Endpoint): 1 new name, 5,000 rows, such as GET /x",
     ):
         assert line in out
     content = json.loads(printed[1])

@@ -158,3 +158,16 @@ def test_another_writer_may_have_removed_an_entity(backend: Backend, who: tuple[
     assert dangling(store) == []
     assert [value.value for value in store.values("calls", entity="e", start=last)] == [2]
     assert names(store) == ["e", "new3"]
+
+
+def test_unknown_entities_are_looked_up_where_they_are_many(backend: Backend) -> None:
+    """Few that this process has not met are taken for unknown; of more, the database is asked."""
+    store = backend.open()
+    Writer(store).write(*(Measurement(1, entity=f"e{number}") for number in range(3)))
+    ids = [f"id-e{number}" for number in range(5)]
+    assert store.unknown_entities("endpoint", ids) == {"id-e3", "id-e4"}
+    assert store.unknown_entities("service", ids[:2]) == {"id-e0", "id-e1"}
+    other = backend.open()
+    assert other.unknown_entities("endpoint", ids, few=5) == set(ids)
+    assert other.unknown_entities("endpoint", ids, few=4) == {"id-e3", "id-e4"}
+    assert other.unknown_entities("endpoint", ODD) == set(ODD)

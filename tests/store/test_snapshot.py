@@ -150,3 +150,26 @@ def test_the_oldest_minute_of_a_source(backend: Backend) -> None:
     writer.write(Measurement(1, minute=MINUTE + 5))
     writer.write(Measurement(1, minute=MINUTE + 3))
     assert store.read(lambda snapshot: snapshot.oldest_minute("Endpoint")) == MINUTE + 3
+
+
+def test_the_busiest_entities_are_found_by_the_database(backend: Backend) -> None:
+    """By the sum of a count over some buckets; with how many there are altogether."""
+    store = backend.open()
+    Writer(store).write(
+        *(
+            Measurement(1, minute=MINUTE + minute, entity=f"e{number}")
+            for number in range(5)
+            for minute in range(number + 1)
+            for _ in range(2)
+        )
+    )
+    hours = Buckets(Grain.HOUR, MINUTE // 100, MINUTE // 100)
+
+    def work(snapshot: Snapshot) -> tuple[list[str], int, int]:
+        (metric,) = (metric for metric in snapshot.metrics() if metric.name == "calls")
+        ranking = snapshot.busiest(metric, hours, most=2)
+        names = snapshot.entity_names(ranking.keys)
+        begins = snapshot.busiest(metric, hours, kind="endpoint", id_begins="id-e3")
+        return [names[key].id for key in ranking.keys], ranking.total, begins.total
+
+    assert store.read(work) == (["id-e4", "id-e3"], 5, 1)

@@ -393,6 +393,8 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         }
         expect_table(page, "Dropped and refused", expected)
         expect_table(page, "Requests", {"http": ["ok", "40"]})
+        worst = ["Endpoint", "412", "5,000", "GET /aqzrt"]
+        expect_table(page, "Too many new names", {"endpoints of shop": worst})
         number = page.locator(".stage", has_text="OTLP").locator("dd").nth(1)
         expect(number).to_have_text("1,000")
         write_json(home.ingest, ingest_status(received=2500))
@@ -464,6 +466,15 @@ def progress_status() -> dict[str, Any]:
         "catch_up_s": 250.0,
         "new_lag_s": 6.2,
         "left_out": {"duplicates": {"delivered again": 7}},
+        "overflow": [
+            {
+                "source": "Endpoint",
+                "parent": "endpoints of shop",
+                "names": 412,
+                "rows": 5000,
+                "example": "GET /aqzrt",
+            }
+        ],
         "batches": [{"batch": n, "at": time.time(), **batch} for n in range(2)],
     }
 

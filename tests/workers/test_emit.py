@@ -382,3 +382,19 @@ def test_oal_from_a_file(url: str, tmp_path: Path) -> None:
     with embedded(url, oal=tmp_path / "scripts") as mill:
         mill.emit(MillSale("a", 1))
     assert totals(url) == (1, 1)
+
+
+def test_shops_without_end_are_counted_under_overflow(tmp_path: Path) -> None:
+    """No more new entities than the limit of a minute, or two if one ends; no sale is lost."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    with embedded(url, max_new_entities=10) as mill:
+        for number in range(100):
+            assert mill.emit(MillSale(f"shop {number}", 1))
+    assert totals(url) == (100, 100)
+    with open_store(url) as store:
+        names = {entity.name for entity in store.entities()}
+        counters = store.counters()
+    assert "overflow" in names
+    assert 11 <= len(names) <= 21
+    reason = "too many new entities in a minute"
+    assert counters["overflow", "MillSale", reason] == 100 - (len(names) - 1)

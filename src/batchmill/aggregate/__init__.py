@@ -11,6 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.aggregate.errors import DeltasError
+from batchmill.aggregate.overflow import (
+    OVERFLOW,
+    EntityAccount,
+    EntityBudget,
+    EntityLimiter,
+    Offender,
+    Overflow,
+    UnknownEntities,
+    worst,
+)
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
     LARGEST_DOUBLE,
@@ -63,6 +73,7 @@ __all__ = [
     "LARGEST_DOUBLE",
     "MOST_MS",
     "NORMALISED",
+    "OVERFLOW",
     "SERVICE_DATABASE",
     "STATEMENT_SOURCE",
     "TIMESTAMP",
@@ -72,8 +83,13 @@ __all__ = [
     "Contribution",
     "Deltas",
     "DeltasError",
+    "EntityAccount",
     "EntityBook",
+    "EntityBudget",
+    "EntityLimiter",
     "Made",
+    "Offender",
+    "Overflow",
     "ROW_COUNT",
     "Reasons",
     "Runs",
@@ -85,6 +101,7 @@ __all__ = [
     "TallyColumn",
     "TopNThresholds",
     "Total",
+    "UnknownEntities",
     "contribution",
     "entity_number",
     "from_arrow",
@@ -99,6 +116,7 @@ __all__ = [
     "statements_to_arrow",
     "timestamps",
     "to_arrow",
+    "worst",
 ]
 
 _MODULES = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from batchmill.aggregate.aggregator import Aggregator
 from batchmill.aggregate.columns import (
+    Groups,
     Longs,
     Tallies,
     distinct,
@@ -27,6 +28,7 @@ from batchmill.aggregate.columns import (
     numbered_starts,
 )
 from batchmill.aggregate.deltas import Deltas
+from batchmill.aggregate.overflow import EntityLimiter, Names, role_fields
 from batchmill.aggregate.plan import SourcePlan
 from batchmill.errors import ConfigError
 from batchmill.sources import Grain, SourceType, entity_id, split_entity_id
@@ -39,6 +41,9 @@ _WIDE = 1 << 30
 """If all upper halves are below this, the whole number fits 64 bits."""
 _REMEMBERED = 20_000
 """Of how many entities of an event type the ids are remembered."""
+_AT_ONCE = 50_000
+"""Of more entities of an event type, only the ids are made before limits are applied: they take
+little memory."""
 
 FIXED_LAYERS: Mapping[str, str] = {
     "DatabaseAccess": "VIRTUAL_DATABASE",
@@ -75,27 +80,73 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
 
 
 class EntityBook:
-    """Numbers the entities of one batch; several sources may have the same entity."""
+    """Numbers the entities of one batch; several sources may have the same entity.
 
-    def __init__(self) -> None:
+    With a limiter, entities that are over its limit have the number of an overflow entity.
+    """
+
+    def __init__(self, limiter: EntityLimiter | None = None) -> None:
+        self._limiter = limiter
         self._numbers: dict[tuple[str, str], int] = {}
         self._rows: list[EntityRow] = []
+        self._moved: dict[tuple[str, str], str] = {}
+        """Services of statements that are over the limit: stream and id to the id of another."""
 
     def number(self, kind: str, id: str, names: tuple[str, ...], layers: set[str]) -> int:  # noqa: A002
         """The entity's number; a new entity gets the next one."""
         return self._number_of(_row(kind, id, names, layers))
 
+    def service_number(self, stream: str, id: str, layers: set[str]) -> int:  # noqa: A002
+        """The number of a service that statements are about."""
+        id_ = self._moved.get((stream, id), id)
+        return self.number("service", id_, split_entity_id("service", id_), layers)
+
+    def limit_services(self, places: Iterable[tuple[str, str]]) -> None:
+        """Apply the limit to the services of statements, given as stream and id, one a row."""
+        if self._limiter is None:
+            return
+        by_stream: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for stream, id_ in places:
+            by_stream[stream][id_] += 1
+        for stream, rows in sorted(by_stream.items()):
+            for id_, other in self._limiter.service_replacements(stream, rows).items():
+                self._moved[stream, id_] = other
+
     def rows(self) -> list[EntityRow]:
         """Every entity, by number."""
         return list(self._rows)
 
-    def numbers_of(self, source: SourceType, roles: Sequence[pa.Array]) -> Longs:
-        """The entity of each row, from its role columns (in the order of the entity's roles)."""
+    def numbers_of(self, source: SourceType, roles: Sequence[pa.Array], rows: Longs) -> Longs:
+        """The entity of each row, from its role columns (in the order of the entity's roles).
+
+        ``rows`` says how many events each row stands for.
+        """
         groups = group([numbered(column) for column in roles])
         values = [column.take(pa.array(groups.firsts)).to_pylist() for column in roles]
-        entity_of = _entities(source)
-        numbers = [self._number_of(entity_of(*row)) for row in zip(*values, strict=True)]
+        entities = self._entities(source, list(zip(*values, strict=True)), groups, rows)
+        numbers = [self._number_of(entity) for entity in entities]
         return np.asarray(numbers, dtype=np.int64)[groups.codes]
+
+    def _entities(
+        self, source: SourceType, names: list[Names], groups: Groups, rows: Longs
+    ) -> Iterable[EntityRow]:
+        """The entity of each group of rows, or its overflow entity."""
+        entity_of = _entities(source)
+        if self._limiter is None:
+            return (entity_of(*own) for own in names)
+        entities: list[EntityRow] = []
+        if len(names) <= _AT_ONCE:
+            entities = [entity_of(*own) for own in names]
+            ids = [entity.id for entity in entities]
+        else:
+            fields = role_fields(source)
+            ids = [entity_id(source, dict(zip(fields, own, strict=True))) for own in names]
+        counts = np.zeros(len(names), np.int64)
+        np.add.at(counts, groups.codes, rows)
+        other = self._limiter.replacements(source, names, ids, counts.tolist())
+        if entities and not other:
+            return entities
+        return (entity_of(*other.get(place, own)) for place, own in enumerate(names))
 
     def _number_of(self, entity: EntityRow) -> int:
         number = self._numbers.setdefault((entity.kind, entity.id), len(self._rows))
@@ -109,7 +160,7 @@ class EntityBook:
 @functools.lru_cache(64)
 def _entities(source: SourceType) -> Callable[..., EntityRow]:
     """A function from what the roles are to the entity; it remembers those of earlier batches."""
-    fields = [role for role in source.entity.roles.values() if not role.startswith("=")]
+    fields = role_fields(source)
 
     @functools.lru_cache(_REMEMBERED)
     def entity(*values: str | None) -> EntityRow:
@@ -163,7 +214,7 @@ def contribution(
     result.rows = int(deltas.rows.sum())
     result.rows_by_minute = rows_by_minute(deltas)
     columns = _ColumnMap(aggregator.plan, layout)
-    entities = book.numbers_of(aggregator.plan.source, deltas.roles)
+    entities = book.numbers_of(aggregator.plan.source, deltas.roles, deltas.rows)
     cells: dict[str, Any] = {}
     for grain in Grain:
         deltas = replace(deltas, grain=grain, starts=deltas.starts // grain.minutes * grain.minutes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import nsmallest
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from batchmill.errors import ConfigError, check_int
-from batchmill.sources import Grain, service_id, split_entity_id
+from batchmill.sources import Grain, service_id
 from batchmill.store import StatementRow, TopNRow
 
 if TYPE_CHECKING:
@@ -211,6 +211,12 @@ class SlowestStatements:
         """The memory that it takes, roughly."""
         return _RECORD_BYTES * (sum(map(len, self.records.values())) + len(self.runs))
 
+    def places(self) -> Iterator[tuple[str, str]]:
+        """Stream and entity of each record and each statement, for the limit of new entities."""
+        for (stream, entity, _), records in self.records.items():
+            yield from ((stream, entity) for _ in records)
+        yield from ((stream, entity) for (stream, entity, _), _ in self.runs)
+
     def topn_rows(self, book: EntityBook) -> list[TopNRow]:
         """The records as a store takes them."""
         return [
@@ -258,7 +264,7 @@ def entity_number(stream: str, entity: str, book: EntityBook) -> int:
     """The number of the entity of a record."""
     layer = "VIRTUAL_CACHE" if stream in (CACHE_READ, CACHE_WRITE) else "VIRTUAL_DATABASE"
     layers = {"GENERAL" if stream == SERVICE_DATABASE else layer}
-    return book.number("service", entity, split_entity_id("service", entity), layers)
+    return book.service_number(stream, entity, layers)
 
 
 def _streams(call: Statement) -> tuple[tuple[str, str], ...]:

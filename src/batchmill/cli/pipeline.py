@@ -106,6 +106,10 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     add.values("--apdex", "SERVICE=MS", text, type=pair)
     add.value("--ttl-days", "N", "keep metrics for so long (default: 7)", type=whole())
     add.value("--top-n", "N", "keep so many slow statements (default: 50)", type=whole())
+    text = "new entities of an event type a minute, the rest under `overflow`; 0: no limit "
+    add.value("--max-new-entities", "N", f"{text}(default: 5000)", type=whole(0))
+    text = "leave ids in span names that look like URLs (default: GET /orders/{id})"
+    add.switch("--keep-names", text)
     text = "how long a span waits for its parent or child (default: 300)"
     add.value("--span-wait", "S", text, type=whole(0))
     text = "count a span once that is delivered again within that time, such as 10m"
@@ -126,6 +130,8 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         max_batch_files=given.batch_files,
         ttl_days=given.ttl_days,
         top_n=given.top_n,
+        max_new_entities=given.max_new_entities,
+        normalise_names=not given.keep_names,
         span_wait_s=given.span_wait,
         slow_database_ms=given.slow_database,
         slow_cache_ms=given.slow_cache,
@@ -304,7 +310,9 @@ def batch_line(report: BatchReport) -> str:
     ]
     unused = sum(_unused([report]).values())
     doubtful = sum(n for (what, *_), n in result.counters.items() if what == DOUBTFUL)
+    overflow = stats.overflow.rows.total()
     for count, text in (
+        (overflow, f"{count_of(overflow, 'row')} of too many new entities"),
         (stats.late, f"{stats.late:,} late"),
         (stats.duplicates, f"{count_of(stats.duplicates, 'span')} delivered before"),
         (result.expired, f"{result.expired:,} older than the TTL"),

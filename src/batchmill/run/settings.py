@@ -261,6 +261,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("apdex", PAIRS, (), "apdex thresholds, SERVICE=MS"),
     Setting("ttl_days", COUNT, 7, "how long metrics are kept"),
     Setting("top_n", COUNT, 50, "how many of the slowest statements are kept"),
+    Setting(
+        "max_new_entities",
+        _whole(0, 10**9),
+        5_000,
+        "new entities of an event type a minute; the rest is counted as `overflow`; 0 for no limit",
+    ),
+    Setting("keep_names", SWITCH, False, "leave ids in span names that look like URLs"),
     Setting("drain", SECONDS, 15.0, "how long shutdown waits for the pipeline to read the rest"),
     Setting("web", SWITCH, True, "serve the web UI"),
     Setting("web_port", PORT, 8080, "port of the web UI; 0 for any free port"),

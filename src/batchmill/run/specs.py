@@ -89,7 +89,9 @@ def pipeline_spec(settings: RunSettings, home: Home) -> Spec:
         arguments += ["--remove-read", "--spool", str(home.spool)]
     arguments += ["--checkpoint", str(home.checkpoint), "--quarantine", str(home.quarantine)]
     arguments += _options(
-        settings, *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex")
+        settings,
+        *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex"),
+        *("max_new_entities", "keep_names"),
     )
     if settings["dedup"] != "off":
         arguments += _options(settings, "dedup")

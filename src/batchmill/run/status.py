@@ -384,9 +384,19 @@ class RunStatus:
             )
         for name, report in state.exports.items():
             lines.append(f"{name:<10} {export_text(report, now) or 'no report yet'}")
+        lines += [_overflow_line(offender) for offender in progress.get("overflow", ())]
         for what, reasons in state.drops().items():
             lines += [f"dropped    {n:,} {what}: {reason}" for reason, n in reasons.items()]
         return lines
+
+
+def _overflow_line(offender: Report) -> str:
+    """Of what there were too many new entities in the last hour."""
+    names, rows = int(offender["names"]), int(offender["rows"])
+    return (
+        f"overflow   too many {offender['parent']} ({offender['source']}): "
+        f"{count_of(names, 'new name')}, {count_of(rows, 'row')}, such as {offender['example']}"
+    )
 
 
 def read_status(home: Home, max_lag_s: float = LAG_S) -> RunStatus:

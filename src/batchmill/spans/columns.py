@@ -28,6 +28,7 @@ from batchmill.spans.meaning import (
     SENDS,
     STEPS,
 )
+from batchmill.spans.names import normalise_names
 from batchmill.spans.tags import tag_columns
 from batchmill.spans.texts import Longs, Mask, Texts, at, first, masked, one_array
 from batchmill.spool import ATTRIBUTE_COLUMNS
@@ -60,7 +61,9 @@ _MOST_MICROS = 2**31 * 1000 - 1
 """More than 24 days in milliseconds do not fit an int."""
 
 
-def compact(spans: pa.Table, *, keys: Collection[str] | None = None) -> pa.Table:
+def compact(
+    spans: pa.Table, *, keys: Collection[str] | None = None, normalise: bool = True
+) -> pa.Table:
     """One row for each span of ``SPAN_SCHEMA``, with all columns that are derived from it.
 
     Beyond the span's own columns: ``latency`` in whole ms, ``latencyMicros``, ``status`` as a
@@ -70,7 +73,8 @@ def compact(spans: pa.Table, *, keys: Collection[str] | None = None) -> pa.Table
     ``statement``; ``broker`` (of a message that was sent or processed) with ``broker_endpoint``;
     ``provider`` and ``model`` with the two token counts. Columns that do not apply to a span are
     null. With ``keys``, ``tags`` and ``tag`` have the attributes with these keys only; the map
-    ``attributes`` is not read where each of them has a column of its own.
+    ``attributes`` is not read where each of them has a column of its own. With ``normalise``,
+    ``name`` has no ids in it where it looks like a URL: see :mod:`.names`.
 
     ``kind`` is INTERNAL also for spans that are only steps of a call or of a message: connecting to
     a database, and receiving a message.
@@ -90,10 +94,13 @@ def compact(spans: pa.Table, *, keys: Collection[str] | None = None) -> pa.Table
     )
     micros = np.clip(_micros(spans["end_time"]) - _micros(spans["time"]), 0, _MOST_MICROS)
     tags, tag = tag_columns(spans, kind.one_of(*_SERVING), keys)
+    name = given.column("name")
+    if normalise:
+        name = normalise_names(name, given.filled(ATTRIBUTE_COLUMNS["http.route"]).present)
     return pa.table(
         {
             **{name: _id(spans[name]) for name in ("trace_id", "span_id", "parent_span_id")},
-            "name": given.column("name").array(),
+            "name": name.array(),
             "kind": kind.array(),
             "time": one_array(spans["time"]),
             "latency": pa.array((micros // 1000).astype(np.int32)),

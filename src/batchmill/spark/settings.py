@@ -49,6 +49,12 @@ class PipelineSettings(AggregationSettings):
     """How long a span waits for its parent or child to arrive."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept, as far as the clock confirms it."""
+    max_new_entities: int = 5_000
+    """How many new entities of an event type a minute may bring, by the clock of the pipeline; what
+    is over it is counted under entities named ``overflow``. 0: no limit."""
+    normalise_names: bool = True
+    """Whether ids in names of spans that look like URLs are replaced by ``{id}``, unless the span
+    has ``http.route``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +69,7 @@ class PipelineSettings(AggregationSettings):
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_number("span_wait_s", self.span_wait_s, 0)
         check_int("ttl_days", self.ttl_days, 1)
+        check_int("max_new_entities", self.max_new_entities, 0)
 
 
 def check_dedup_s(seconds: float | None) -> float | None:

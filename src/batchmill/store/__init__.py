@@ -68,7 +68,7 @@ from batchmill.store.results import (
     Value,
 )
 from batchmill.store.retry import RetryPolicy
-from batchmill.store.sql.snapshot import Snapshot
+from batchmill.store.sql.snapshot import Ranking, Snapshot
 from batchmill.store.sql.stream import Exempt
 from batchmill.store.sql.values import Selection
 from batchmill.store.states import (
@@ -122,6 +122,7 @@ __all__ = [
     "PartShare",
     "PartsMissingError",
     "PartsResult",
+    "Ranking",
     "RetryPolicy",
     "RowsMismatchError",
     "Selection",

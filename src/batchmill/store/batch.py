@@ -145,7 +145,8 @@ class Batch:
     drop_carry: list[str] = field(default_factory=list)
     """Paths of files that are pending no more."""
     outgoing: list[Outgoing] = field(default_factory=list)
-    """The files with its changes, if there is an outbox; an entity's are in one of them."""
+    """The files with its changes, if there is an outbox; an entity's are in one of them, but for
+    overflow entities."""
     settle: bool = False
     """Not a numbered batch: ``number`` is ignored, and the stream's last number stays."""
     parts: int | None = None
@@ -182,6 +183,8 @@ class PartShare:
     """How many rows went into these parts, by source."""
     layout: Layout
     """As :meth:`Store.register` returned it to the driver."""
+    overflows: bool = False
+    """Whether there are rows of entities that other parts may write, too: overflow entities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,6 +255,17 @@ class Store(Closing):
             lambda session: retention.repair_clock(session, now_s, after, apply=apply)
         )
 
+    def unknown_entities(self, kind: str, ids: Iterable[str], few: int = 0) -> set[str]:
+        """Which ids of a kind are those of no entity of this store.
+
+        Up to ``few`` that this process has not met before are not looked up: they may be known.
+        """
+        with self._writing:
+            unmet = {id_ for id_ in ids if (kind, entities_sql.fit_text(id_)) not in self._cache}
+        if len(unmet) <= few:
+            return unmet
+        return self._read(lambda session: entities_sql.find_unknown(session, kind, unmet))
+
     # Writing by parts.
 
     def task_address(self) -> TaskAddress:

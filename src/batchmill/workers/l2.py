@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from batchmill.aggregate import Aggregator, EntityBook, SlowestStatements, contribution
+from batchmill.aggregate import (
+    Aggregator,
+    EntityAccount,
+    EntityBook,
+    EntityLimiter,
+    SlowestStatements,
+    contribution,
+)
 from batchmill.oal import Metric
 from batchmill.sources import UnknownNameError, bucket_end, bucket_start
 from batchmill.store import (
@@ -141,6 +148,7 @@ class Committer:
         self._store: Store | None = None
         self._stream: Stream | None = None
         self._layout: Layout | None = None
+        self._new_entities = EntityAccount(self._settings.max_new_entities)
         self._next_try_s = 0.0
         self._give_up_s = float("inf")
         self._stopped = threading.Event()
@@ -321,7 +329,10 @@ class Committer:
         draft.tries += 1
         try:
             store = self.connect()
-            batch, late = self._batch(draft, store.newest_minute(until_s=time.time()))
+            now_s = time.time()
+            budget = self._new_entities.budget(now_s)
+            limiter = None if budget is None else EntityLimiter(budget, store.unknown_entities)
+            batch, late = self._batch(draft, store.newest_minute(until_s=now_s), limiter)
             assert self._stream is not None
             try:
                 result = self._stream.commit(batch)
@@ -334,17 +345,21 @@ class Committer:
             self._failed(draft, error)
             return False
         self._next_try_s = 0.0
+        if limiter is not None:
+            self._new_entities.add(limiter.overflow.admitted)
         self._count(draft, result, late)
         return True
 
-    def _batch(self, draft: _Waiting, newest: int | None) -> tuple[Batch, int]:
+    def _batch(
+        self, draft: _Waiting, newest: int | None, limiter: EntityLimiter | None
+    ) -> tuple[Batch, int]:
         """What a draft commits, and how many of its events are late."""
         assert self._layout is not None
         late_before = None
         if newest is not None:
             late_after = timedelta(minutes=self._settings.late_after_minutes)
             late_before = bucket_start(newest) - late_after
-        batch, book, late = Batch("", 0, 0), EntityBook(), 0
+        batch, book, late = Batch("", 0, 0), EntityBook(limiter), 0
         counters: Counter[tuple[str, str, str]] = Counter()
         minutes = [0]
         for source, buffer in draft.buffers.items():
@@ -361,11 +376,14 @@ class Committer:
         for (source, reason), count in draft.invalid.items():
             counters[INVALID, source, reason] += count
         if draft.statements is not None:
+            book.limit_services(draft.statements.places())
             batch.topn = draft.statements.topn_rows(book)
             batch.statements = draft.statements.statement_rows(book)
             minutes += [row.minute for row in batch.statements]
         batch.newest_minute = max(minutes) or None
         batch.entities = book.rows()
+        if limiter is not None:
+            counters.update(limiter.overflow.counters())
         batch.counters = {key: count for key, count in counters.items() if count}
         return batch, late
 

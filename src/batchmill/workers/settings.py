@@ -32,6 +32,9 @@ class WorkerSettings(AggregationSettings):
     """An event is counted as late if it is this many minutes behind the newest one in the store."""
     ttl_days: int = 7
     """How many days before the newest event a bucket is kept, as far as the clock confirms it."""
+    max_new_entities: int = 5_000
+    """How many new entities of an event type a minute may bring; what is over it is counted under
+    entities named ``overflow``. 0: no limit."""
     close_timeout_s: float = 30.0
     """How long closing waits for what was accepted to be committed."""
     l1_queue: Mapping[str, Any] = field(default_factory=dict)
@@ -49,4 +52,5 @@ class WorkerSettings(AggregationSettings):
         check_int("max_waiting_bytes", self.max_waiting_bytes, 1)
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_int("ttl_days", self.ttl_days, 1)
+        check_int("max_new_entities", self.max_new_entities, 0)
         check_number("close_timeout_s", self.close_timeout_s, 0)

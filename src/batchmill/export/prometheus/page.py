@@ -44,6 +44,7 @@ _COUNTER_HELP = {
     "quarantined": "Rows that did not fit, by reason; they are in the quarantine.",
     "expired": "Rows that came too late for the TTL.",
     "doubtful": "Rows that were counted, though a clock must be wrong, by reason.",
+    "overflow": "Rows of too many new entities, counted under overflow.",
     "duplicates": "Rows delivered again, and counted once.",
     "unused": "Rows that no metric reads.",
     "unresolved": "Spans whose partner did not come in time, by reason.",

@@ -17,7 +17,13 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.aggregate import STATEMENT_SOURCE, Aggregator
+from batchmill.aggregate import (
+    STATEMENT_SOURCE,
+    Aggregator,
+    EntityBudget,
+    EntityLimiter,
+    UnknownEntities,
+)
 from batchmill.errors import ConfigError
 from batchmill.oal import MapKey
 from batchmill.outbox import Outbox
@@ -66,6 +72,8 @@ class Work:
     files: StateFiles = field(default_factory=StateFiles)
     open_parts: OpenParts | None = None
     """What is known of the batch's parts, if its tasks are to commit them."""
+    budget: EntityBudget | None = None
+    """How many new entities it may bring; None: all."""
     settle: bool = False
     expire: bool = True
     """Whether spans expire once they waited long enough; a backfill keeps all until its end."""
@@ -108,12 +116,15 @@ class BatchMaker:
         store: TaskAddress | None = None,
         outbox: Outbox | None = None,
         on_rows: OnRows | None = None,
+        unknown_entities: UnknownEntities | None = None,
     ) -> None:
         """``folder`` is that of the state; ``dedup_s`` the window in which spans count once.
 
-        ``store`` and ``outbox`` are where the tasks of batches with open parts write to.
+        ``unknown_entities`` looks up entities for the limit of new ones. ``store`` and ``outbox``
+        are where the tasks of batches with open parts write to.
         """
         self._on_rows = on_rows
+        self._unknown_entities = unknown_entities
         self._aggregators = aggregators
         self._settings = settings
         self._quarantine = quarantine
@@ -121,7 +132,8 @@ class BatchMaker:
         self.parts = parts_for(spark)
         """Into how many parts new batches are divided."""
         self._plan = TaskPlan(
-            catalog, aggregators, _attribute_keys(aggregators), settings, self.parts, layout
+            *(catalog, aggregators, _attribute_keys(aggregators), settings, self.parts, layout),
+            normalise_names=settings.normalise_names,
         )
         self._folder = folder
         self._store = store
@@ -244,6 +256,7 @@ class BatchMaker:
             work.number,
             parts,
             self._outbox,
+            work.budget,
         )
 
     def _limits(self, work: Work) -> Limits:
@@ -274,7 +287,12 @@ class BatchMaker:
         for (source, _), rows in (report.events + report.derived).items():
             read[source] += rows
         if work.open_parts is None:
-            merged = result.merged.fill(batch)
+            limiter = None
+            if work.budget is not None and self._unknown_entities is not None:
+                limiter = EntityLimiter(work.budget, self._unknown_entities)
+            merged = result.merged.fill(batch, limiter)
+            if limiter is not None:
+                report.overflow.add(limiter.overflow)
             for source in read | merged:
                 _check_complete(f"rows of {source}", read[source], merged[source])
             report.newest = result.merged.newest
@@ -289,7 +307,9 @@ class BatchMaker:
         """Fill in the counters. A late span was counted when it arrived, not its rows."""
         late_before_us = self._late_before_us(work.newest)
         batch.newest_minute = report.newest or None
+        stats.overflow = report.overflow
         counters: dict[tuple[str, str, str], int] = defaultdict(int, report.counters)
+        counters.update(report.overflow.counters())
         for counts, of_spans in ((report.events, False), (report.derived, True)):
             for (source, minute), rows in counts.items():
                 stats.rows += rows

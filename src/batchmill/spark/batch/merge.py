@@ -8,8 +8,9 @@ the executors, and the driver gets nothing but reports.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from pyspark import TaskContext
 from batchmill.aggregate import (
     Deltas,
     EntityBook,
+    EntityBudget,
+    EntityLimiter,
     SlowestStatements,
     contribution,
     entity_number,
@@ -38,6 +41,7 @@ from batchmill.store import (
     OpenParts,
     PartShare,
     StatementRow,
+    Store,
     StoreError,
     TaskAddress,
     TopNRow,
@@ -89,12 +93,14 @@ class Merged:
             yield from Blob.of(Kind.STATEMENTS, merge_statements(self._statements))
         yield from Blob.of(Kind.SLOWEST, statements_to_arrow(self._slowest))
 
-    def fill(self, batch: Batch, *, as_arrays: bool = False) -> Counter[str]:
+    def fill(
+        self, batch: Batch, limiter: EntityLimiter | None = None, *, as_arrays: bool = False
+    ) -> Counter[str]:
         """Put it into a batch, as a store takes it; how many rows of each event type it is of.
 
-        With ``as_arrays``, deltas are Arrow arrays.
+        The limiter says which entities are too many. With ``as_arrays``, deltas are Arrow arrays.
         """
-        plan, book = self._plan, EntityBook()
+        plan, book = self._plan, EntityBook(limiter)
         counts: Counter[str] = Counter()
         for source, several in self._deltas.items():
             aggregator = plan.aggregators[source]
@@ -104,12 +110,12 @@ class Merged:
             counts[source] += made.rows
             batch.deltas += made.deltas
         # The columns of both tables are named after the fields.
-        if self._topn:
-            for row in merge_topn(self._topn, plan.top_n).to_pylist():
-                batch.topn.append(TopNRow(**row | _numbered(row, book)))
-        if self._statements:
-            for row in merge_statements(self._statements).to_pylist():
-                batch.statements.append(StatementRow(**row | _numbered(row, book)))
+        topn = merge_topn(self._topn, plan.top_n).to_pylist() if self._topn else []
+        runs = merge_statements(self._statements).to_pylist() if self._statements else []
+        places = ((row["stream"], row["entity"]) for row in chain(topn, runs))
+        book.limit_services(chain(places, self._slowest.places()))
+        batch.topn += [TopNRow(**row | _numbered(row, book)) for row in topn]
+        batch.statements += [StatementRow(**row | _numbered(row, book)) for row in runs]
         batch.topn += self._slowest.topn_rows(book)
         batch.statements += self._slowest.statement_rows(book)
         batch.entities = book.rows()
@@ -145,6 +151,16 @@ class PartCommit:
     opened: OpenParts
     outbox: Outbox | None
     """Where changes are written for exporters."""
+    budget: EntityBudget | None = None
+    """How many new entities the batch may bring; None: all."""
+
+    def limiter(self, store: Store, parts: int, own: Sequence[int]) -> EntityLimiter | None:
+        """The limit of some of the batch's parts; without any, of parts that are committed."""
+        if self.budget is None:
+            return None
+        # By the hash of the entity, entities are spread evenly, and so is what is left.
+        budget = replace(self.budget, parts=parts, own=tuple(own))
+        return EntityLimiter(budget, store.unknown_entities)
 
 
 @dataclass(frozen=True)
@@ -176,25 +192,46 @@ class CommitStep:
                 report.add(blob.report)
             elif not (recorded if blob.part in before else fresh).add(blob):
                 yield from write_blobs([blob])
+        own = Share(plan.parts, self.tasks, task).own
+        try:
+            self._commit([part for part in own if part not in before], fresh, recorded, report)
+        except StoreError as error:
+            # For the driver. The tasks of other parts go on; the store has tried again enough.
+            report.failures.append(error)
+        report.newest = max(report.newest, fresh.newest, recorded.newest)
+        yield from write_blobs([Blob.of_report(report)])
+
+    def _commit(
+        self, parts: Sequence[int], fresh: Merged, recorded: Merged, report: TaskReport
+    ) -> None:
+        """Commit ``parts``, and write the changes for exporters, also of parts that came before."""
+        plan, commit = self.shipped.plan, self.commit
+        store = open_for_task(commit.store)
+        limiter = commit.limiter(store, plan.parts, parts)
         batch = Batch(commit.stream, commit.epoch, commit.number)
-        rows = fresh.fill(batch, as_arrays=True)
-        if commit.outbox is not None:
+        rows = fresh.fill(batch, limiter, as_arrays=True)
+        overflows = _count(limiter, report)
+        if commit.outbox is not None or (commit.opened.recorded and limiter is not None):
+            # What the store does not have of them went under overflow.
+            limiter = commit.limiter(store, plan.parts, ())
             again = Batch(commit.stream, commit.epoch, commit.number)
-            recorded.fill(again, as_arrays=True)
+            recorded.fill(again, limiter, as_arrays=True)
+            _count(limiter, report)
+        if commit.outbox is not None:
             with explain_full_disk(commit.outbox.folder):
                 for some in (batch, again):
                     report.outgoing += commit.outbox.write(some, plan.layout)
-        own = Share(plan.parts, self.tasks, task).own
-        parts = tuple(part for part in own if part not in before)
         if parts:
-            share = PartShare(parts, commit.opened, rows, plan.layout)
-            try:
-                open_for_task(commit.store).commit_parts(batch, share)
-            except StoreError as error:
-                # For the driver. The tasks of other parts go on; the store has tried again enough.
-                report.failures.append(error)
-        report.newest = max(report.newest, fresh.newest, recorded.newest)
-        yield from write_blobs([Blob.of_report(report)])
+            share = PartShare(tuple(parts), commit.opened, rows, plan.layout, overflows)
+            store.commit_parts(batch, share)
+
+
+def _count(limiter: EntityLimiter | None, report: TaskReport) -> bool:
+    """Report what a limit has done; whether rows went under overflow entities."""
+    if limiter is None:
+        return False
+    report.overflow.add(limiter.overflow)
+    return bool(limiter.overflow.rows)
 
 
 def _numbered(row: dict[str, Any], book: EntityBook) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from batchmill.aggregate import Overflow
 from batchmill.store import CommitResult
 
 READ, HOOK, SPARK, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
@@ -47,6 +48,8 @@ class BatchStats:
     late: int = 0
     duplicates: int = 0
     """Spans that were delivered before."""
+    overflow: Overflow = field(default_factory=Overflow)
+    """What went under overflow entities, because there were too many new ones."""
 
 
 @dataclass(frozen=True)

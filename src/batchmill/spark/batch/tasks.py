@@ -35,6 +35,7 @@ from batchmill.aggregate import (
     Aggregator,
     Deltas,
     Made,
+    Overflow,
     SlowestStatements,
     TopNThresholds,
     is_deltas,
@@ -133,6 +134,8 @@ class TaskReport:
     """Why parts could not be committed."""
     answering: set[str] = field(default_factory=set)
     """Hosts outside that somebody has answered for."""
+    overflow: Overflow = field(default_factory=Overflow)
+    """What the limit of new entities has done."""
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has counted."""
@@ -144,6 +147,7 @@ class TaskReport:
         self.answering |= other.answering
         for name in ("bad", "kept", "invalid", "invalid_schemas", "outgoing", "failures"):
             getattr(self, name).extend(getattr(other, name))
+        self.overflow.add(other.overflow)
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,8 @@ class TaskPlan:
     """Into how many shares traces and entities are divided."""
     layout: Layout = field(default_factory=lambda: Layout({}))
     """Where the store keeps the states of metrics."""
+    normalise_names: bool = True
+    """Whether names of spans that look like URLs have no ids."""
 
     @property
     def top_n(self) -> int:
@@ -431,7 +437,8 @@ class _Reader:
             return
         rows = concat(tables)
         if source == SPAN.name:
-            spans = compact(rows, keys=self._plan.attributes)
+            plan = self._plan
+            spans = compact(rows, keys=plan.attributes, normalise=plan.normalise_names)
             self._report.spans += spans.num_rows
             parts = trace_parts(spans, self._plan.parts)
             yield from _split(Kind.SPANS, spans, parts, self._limits)

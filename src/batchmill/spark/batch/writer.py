@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.aggregate import Aggregator
+from batchmill.aggregate import Aggregator, EntityAccount
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
 from batchmill.spark.batch import state
@@ -104,7 +104,9 @@ class StreamWriter:
             store.task_address() if store.commits_by_part else None,
             outbox,
             on_rows,
+            store.unknown_entities,
         )
+        self._new_entities = EntityAccount(settings.max_new_entities)
 
     @property
     def parts(self) -> int:
@@ -235,6 +237,7 @@ class StreamWriter:
             number=number,
             epoch=self._epoch,
             now=now_s,
+            budget=self._new_entities.budget(now_s, number),
             parts=parts or self._maker.parts,
             newest=self._store.newest_minute(until_s=now_s),
             files=StateFiles.of(self._files),
@@ -258,6 +261,7 @@ class StreamWriter:
         watch.lap(COMMIT)
         if self._outbox is not None:
             self._outbox.remove(result.outbox_dropped)
+        self._new_entities.add(stats.overflow.admitted)
         if not work.settle:
             self.last = work.number
         gone = set(batch.drop_carry)

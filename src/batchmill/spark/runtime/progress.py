@@ -11,10 +11,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from batchmill.aggregate import OVERFLOW, Offender, worst
 from batchmill.process_stats import ProcessStats
 from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
@@ -35,6 +36,8 @@ LEFT_OUT = (
 NEWEST_BATCHES = 60
 """For how many micro-batches their times are kept."""
 _EVERY_S = 10.0
+_NOTED_S, _MOST_NOTED = 3600.0, 100
+"""For how long it is said whose entities were too many, and of how many parents a minute."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class Progress:
     of the one, or messages of the other."""
     batches: tuple[BatchTimes, ...] = ()
     """The newest micro-batches of this process, the newest last."""
+    overflow: tuple[Mapping[str, Any], ...] = ()
+    """Of which parents entities went under ``overflow`` in the last hour, in this process: the
+    worst first, as :class:`batchmill.aggregate.Offender` describes them."""
+    overflow_rows: int = 0
+    """Rows that went under ``overflow`` altogether; they are counted in ``rows``, too."""
     queues: tuple[Mapping[str, Any], ...] = ()
     """The queues of this process, as in ``batchmill status --json``."""
     levels: tuple[Mapping[str, Any], ...] = ()
@@ -131,7 +139,7 @@ def progress_of(
     """Put a stream's progress together."""
     own = next((info for info in streams if info.name == stream), None)
     left_out: dict[str, dict[str, int]] = {}
-    totals = {"rows": 0, "spans": 0, "duplicates": 0, "late": 0}
+    totals = {"rows": 0, "spans": 0, "duplicates": 0, "late": 0, OVERFLOW: 0}
     for (counter, of, reason), count in counters.items():
         if counter in LEFT_OUT:
             reasons = left_out.setdefault(counter, {})
@@ -151,6 +159,7 @@ def progress_of(
         late=totals["late"],
         left_out=left_out,
         source=source,
+        overflow_rows=totals[OVERFLOW],
     )
     return progress.with_lag(unread, now, backlog_per_s)
 
@@ -169,6 +178,30 @@ def read_progress(
         stream, store.streams(), store.counters(), unread, now, source.name, backlog_per_s
     )
     return replace(progress, clock=store.clock())
+
+
+class Offenders:
+    """The parents of which entities went under ``overflow``, over the last hour."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[float, list[Offender]]] = deque()
+
+    def add(self, offenders: Sequence[Offender], now: float) -> None:
+        """Add those of a batch; what is older than an hour is forgotten."""
+        if offenders:
+            minute = now - now % 60
+            if self._batches and self._batches[-1][0] == minute:
+                _, before = self._batches.pop()
+                offenders = worst([*before, *offenders], _MOST_NOTED)
+            self._batches.append((minute, list(offenders)))
+        while self._batches and self._batches[0][0] < now - _NOTED_S:
+            self._batches.popleft()
+
+    def worst(self, now: float) -> tuple[dict[str, Any], ...]:
+        """The worst ones."""
+        self.add((), now)
+        noted = worst(offender for _, own in self._batches for offender in own)
+        return tuple(offender.as_json() for offender in noted)
 
 
 class Upkeep:
@@ -198,6 +231,7 @@ class Upkeep:
         self._last: Progress | None = None
         self._fault = ""
         self._batches: deque[BatchTimes] = deque(maxlen=NEWEST_BATCHES)
+        self._offenders = Offenders()
         self._process = ProcessStats()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -230,13 +264,19 @@ class Upkeep:
                 self._clock(),
                 self._pace.backlog_per_s,
             )
-            return replace(progress, batches=tuple(self._batches))
+            return replace(
+                progress,
+                batches=tuple(self._batches),
+                overflow=self._offenders.worst(self._clock()),
+            )
 
     def note(self, report: BatchReport) -> None:
         """Record a finished batch and its times, and write the progress."""
         if report.applied:
             with self._lock:
-                self._batches.append(BatchTimes.of(report, round(self._clock(), 3)))
+                now = self._clock()
+                self._batches.append(BatchTimes.of(report, round(now, 3)))
+                self._offenders.add(report.stats.overflow.offenders, now)
         self.write_progress(committed=True)
 
     def write_progress(self, *, committed: bool = False) -> None:

@@ -190,6 +190,10 @@ class PostgresSession(Session):
         for slot in sorted({number % SLOTS for number in numbers}):
             self.rows("SELECT pg_advisory_xact_lock(?, ?)", (SLOT_LOCK, slot))
 
+    def lock_overflow(self) -> None:
+        """A slot of its own, taken before all other locks."""
+        self.rows("SELECT pg_advisory_xact_lock(?, ?)", (SLOT_LOCK, SLOTS))
+
     def upsert_all(self, parts: Sequence[UpsertRows]) -> None:
         """Upsert into several tables; rows that are probably new first."""
         for part in parts:

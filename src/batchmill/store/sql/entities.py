@@ -108,6 +108,9 @@ class EntityCache:
         self._known.move_to_end(entity)
         return known
 
+    def __contains__(self, entity: EntityId) -> bool:
+        return entity in self._known
+
     def add(self, entities: Mapping[EntityId, Known]) -> None:
         """Add entities that were committed."""
         for entity, known in entities.items():
@@ -156,7 +159,7 @@ def store_entities(
         if old is not None and old.matches(row, roles, day):  # as nearly always
             known[entity] = old
             continue
-        layers = frozenset(map(fit_text, row.layers))
+        layers = _fit_layers(row.layers)
         new = Known(0, fit_text(replace_nul(row.name)), roles, layers, day)
         before = mentioned.get(entity)
         mentioned[entity] = before.merge(new) if before else new
@@ -171,6 +174,20 @@ def store_entities(
     known |= written
     keys = [NO_KEY if entity is None else known[entity].key for entity in ids]
     return EntityKeys(keys, written)
+
+
+def find_unknown(session: Session, kind: str, ids: Iterable[str]) -> set[str]:
+    """Which ids of a kind are those of no entity."""
+    stored: dict[str, list[str]] = {}
+    for id_ in ids:
+        stored.setdefault(fit_text(id_), []).append(id_)
+    for chunk in chunks(sorted(stored)):
+        condition = Condition("kind = ?", (kind,)) & Condition.one_of("id", chunk)
+        for (id_,) in session.rows(
+            f"SELECT id FROM entity WHERE {condition.sql}", condition.params
+        ):
+            del stored[id_]
+    return {id_ for same in stored.values() for id_ in same}
 
 
 @lru_cache(maxsize=4096)
@@ -198,6 +215,12 @@ def fit_text(text: str) -> str:
     mark = "~" + hashlib.sha256(whole).hexdigest()[:32]
     kept = replace_nul(text).encode("utf-8", "replace")[: MAX_TEXT_BYTES - len(mark)]
     return kept.decode("utf-8", "ignore") + mark
+
+
+@lru_cache(maxsize=1024)
+def _fit_layers(layers: frozenset[str]) -> frozenset[str]:
+    """Layers as they are stored; the many entities with the same ones share an object."""
+    return frozenset(map(fit_text, layers))
 
 
 def _write(

@@ -25,6 +25,9 @@ Exactly once
 
     An answer to COMMIT that is lost looks like a second attempt to the next try.
 
+Overflow entities (:mod:`batchmill.aggregate.overflow`) belong to no part: several tasks may write
+the same one. Those tasks take turns.
+
 Beside the parts of one stream, those of other streams and whole batches are committed. All go
 through the tables in one order (see :mod:`~batchmill.store.sql.merge`). A deadlock is still
 possible while expired rows are removed; PostgreSQL ends one of the two, and it is tried again.
@@ -97,6 +100,8 @@ class PartsCommit:
         """Write what the parts change and record them, in the transaction that is open."""
         batch, share = self._batch, self._share
         self.entities = {}
+        if share.overflows:
+            session.lock_overflow()
         session.rows(f"SELECT value FROM meta WHERE key = 'columns' {session.dialect.for_share}")
         known = stream_state(session, batch.stream, session.dialect.for_share)
         if known is None or known.epoch != batch.epoch:

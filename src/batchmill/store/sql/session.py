@@ -193,6 +193,9 @@ class Session(ABC):
     def lock_slots(self, numbers: Iterable[int]) -> None:  # noqa: B027 - where writers take turns
         """Wait until no other transaction holds one of the slots of these numbers."""
 
+    def lock_overflow(self) -> None:  # noqa: B027 - where writers take turns
+        """Wait until no other transaction writes overflow entities, which parts share."""
+
     @abstractmethod
     def has_table(self, name: str) -> bool:
         """Whether there is a table of that name."""

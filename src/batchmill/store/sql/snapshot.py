@@ -39,6 +39,15 @@ MAX_LOOKUPS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
+class Ranking:
+    """Some entities, the busiest first."""
+
+    keys: list[int]
+    total: int
+    """How many there are altogether."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A store at one moment; valid during the call of ``Store.read``."""
 
@@ -114,6 +123,44 @@ class Snapshot:
         )
         return [key for (key,) in rows]
 
+    def count(self, kind: str) -> int:
+        """How many entities of a kind there are."""
+        ((count,),) = self._session.rows("SELECT count(*) FROM entity WHERE kind = ?", [kind])
+        return int(count)
+
+    def busiest(
+        self,
+        metric: StoredMetric,
+        buckets: Buckets,
+        *,
+        kind: str | None = None,
+        id_begins: str | None = None,
+        id_ends: str | None = None,
+        layer: str | None = None,
+        most: int = MAX_ROWS,
+    ) -> Ranking:
+        """The entities with the greatest sums of a metric's first cell in some buckets.
+
+        The database adds up and sorts: of a hundred thousand entities, only some keys are returned.
+        """
+        condition = Condition("t.bucket BETWEEN ? AND ?", (buckets.first, buckets.last))
+        if id_begins is not None or id_ends is not None:
+            of_them = entities_sql.of_kind(kind, None) & _by_id(id_begins, id_ends)
+            condition &= Condition(
+                f"t.entity IN (SELECT key FROM entity WHERE {of_them.sql})", of_them.params
+            )
+        if layer is not None:
+            condition &= entities_sql.in_layer("t.entity", layer)
+        cell = f"t.{metric.columns[0]}"
+        rows = self._session.rows(
+            f"SELECT t.entity, sum({cell}) AS busy, count(*) OVER () "
+            f"FROM {quote(table_name(buckets.grain, metric.source))} AS t "
+            f"WHERE {condition.sql} AND {cell} > 0 "
+            "GROUP BY t.entity ORDER BY busy DESC, t.entity LIMIT ?",
+            [*condition.params, most],
+        )
+        return Ranking([row[0] for row in rows], int(rows[0][2]) if rows else 0)
+
     def entity_names(self, keys: Iterable[int]) -> dict[int, EntityName]:
         """The entities of keys; keys without an entity are left out."""
         return entities_sql.read_names(self._session, keys)
@@ -134,16 +181,9 @@ class Snapshot:
         most: int = MAX_ROWS,
     ) -> list[EntityName]:
         """Entities to which all of these apply, by kind and id; ``most`` of them."""
-        condition = entities_sql.of_kind(kind, layer)
+        condition = entities_sql.of_kind(kind, layer) & _by_id(id_begins, id_ends)
         if id_or_name is not None:
             condition &= entities_sql.id_or_name(id_or_name)
-        if id_begins is not None:
-            # As a range, so that the index is used; text is compared byte by byte.
-            end = id_begins[:-1] + chr(ord(id_begins[-1]) + 1)
-            condition &= Condition("id >= ? AND id < ?", (id_begins, end))
-        if id_ends is not None:
-            # Not by LIKE, which ignores case in SQLite.
-            condition &= Condition("substr(id, length(id) - ? + 1) = ?", (len(id_ends), id_ends))
         return entities_sql.find_names(self._session, condition, ids, most)
 
     def keys_like(self, kind: str | None, name: str, layer: str | None = None) -> list[int]:
@@ -174,6 +214,19 @@ class Snapshot:
     def top_streams(self) -> list[str]:
         """The names of the TopN streams that have records."""
         return topn.top_streams(self._session)
+
+
+def _by_id(begins: str | None, ends: str | None) -> Condition:
+    """The condition for ids that begin or end with a text."""
+    condition = Condition()
+    if begins is not None:
+        # As a range, so that the index is used; text is compared byte by byte.
+        end = begins[:-1] + chr(ord(begins[-1]) + 1)
+        condition &= Condition("id >= ? AND id < ?", (begins, end))
+    if ends is not None:
+        # Not by LIKE, which ignores case in SQLite.
+        condition &= Condition("substr(id, length(id) - ? + 1) = ?", (len(ends), ends))
+    return condition
 
 
 def _conditions(

@@ -26,14 +26,15 @@ export function pipeline({ run }) {
     span: 60,
   });
   const throughput = panel("Spans per second", { id: "flow", sub: "last three minutes, since this page was opened" }, h("div", { class: "body" }, chart.element));
-  const parts = [flow, queues(), thresholds(), batches(), drops(), requests(), processes(), exporters()];
-  const [, ofQueues, ofThresholds, ofBatches, ofDrops, ofRequests, ofProcesses, ofExporters] = parts.map((part) => part.element);
+  const parts = [flow, queues(), thresholds(), batches(), drops(), requests(), processes(), exporters(), overflow()];
+  const [, ofQueues, ofThresholds, ofBatches, ofDrops, ofRequests, ofProcesses, ofExporters, ofOverflow] = parts.map((part) => part.element);
   const element = h(
     "div",
     { class: "page pipeline" },
     h("div", { class: "head" }, h("h1", {}, "Pipeline"), verdict, asOf),
     reasons,
     flow.element,
+    ofOverflow,
     h("div", { class: "pair" }, ofBatches, throughput.element),
     h("div", { class: "pair" }, h("div", { class: "page" }, ofQueues, ofRequests), h("div", { class: "page" }, ofThresholds, ofDrops)),
     ofProcesses,
@@ -102,6 +103,32 @@ function drops() {
     element: list.element,
     show(state) {
       list.fill(Object.entries(state.drops ?? {}).flatMap(([what, why]) => Object.entries(why).map(([reason, n]) => ({ what, reason, n }))));
+    },
+  };
+}
+
+// Whose names were too many in the last hour; hidden while there are none.
+function overflow() {
+  const list = listed(
+    "Too many new names",
+    "overflow",
+    [
+      { key: "parent", label: "Of what", header: true, make: text((row) => row.parent) },
+      { key: "source", label: "Event type", make: text((row) => row.source) },
+      whole("names", "New names"),
+      whole("rows", "Rows under overflow"),
+      { key: "example", label: "Such as", make: text((row) => row.example) },
+    ],
+    (row) => `${row.source} ${row.parent}`,
+    "None.",
+  );
+  setText(list.note, "last hour; beyond the limit (max_new_entities), they are counted as one entity named overflow");
+  return {
+    element: list.element,
+    show({ pipeline = {} }) {
+      const rows = pipeline.overflow ?? [];
+      list.element.hidden = !rows.length;
+      list.fill(rows);
     },
   };
 }

@@ -1,0 +1,339 @@
+"""What names without end do to a whole run: ``python -m benchmarks.cardinality``.
+
+Starts ``batchmill run``, sends requests with a million distinct endpoint names over ten minutes,
+beside a small shop, then 200,000 distinct service names as fast as ingest takes them. Prints, for
+each minute, the memory of each process, the size of the store, the entities in it, and how long
+pages take. It ends with an error if memory or store grow without end, or a page takes too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import sqlite3
+import string
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from batchmill.files import read_json
+from batchmill.run import Home
+from benchmarks.ingest_receiver import scratch
+from benchmarks.machine import machine, machine_line
+from benchmarks.report import Table, say
+
+PAGES = ("services", "topology", "services/shop", "pipeline")
+SECOND = 1.0
+"""How long a page may take."""
+_SPANS = 1_000
+"""In a request."""
+_LETTERS = string.ascii_lowercase
+
+
+def word(number: int) -> str:
+    """A word that no rule takes for an id; another one for each number."""
+    letters = []
+    for _ in range(6):
+        number, letter = divmod(number, len(_LETTERS))
+        letters.append(_LETTERS[letter])
+    return "".join(letters)
+
+
+def body(services: Iterator[str], names: Iterator[str], count: int) -> bytes:
+    """A request with so many spans, each of the next service, with the next name."""
+    request = ExportTraceServiceRequest()
+    by_service: dict[str, Any] = {}
+    for service, name in itertools.islice(zip(services, names, strict=False), count):
+        if service not in by_service:
+            group = request.resource_spans.add()
+            pair = group.resource.attributes.add(key="service.name")
+            pair.value.string_value = service
+            by_service[service] = group.scope_spans.add().spans
+        end = time.time_ns()
+        by_service[service].add(
+            trace_id=random.randbytes(16),
+            span_id=random.randbytes(8),
+            name=name,
+            kind=Span.SPAN_KIND_SERVER,
+            start_time_unix_nano=end - 5_000_000,
+            end_time_unix_nano=end,
+        )
+    return bytes(request.SerializeToString())
+
+
+def send(address: str, content: bytes) -> None:
+    """Send a request until it is acknowledged."""
+    headers = {"Content-Type": "application/x-protobuf"}
+    request = urllib.request.Request(f"http://{address}/v1/traces", content, headers)
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30):
+                return
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(float(error.headers.get("Retry-After", "1")))
+
+
+@dataclass
+class Sample:
+    """A run at one moment."""
+
+    at_s: float
+    rss_mib: dict[str, float]
+    """By process."""
+    store_mib: float
+    entities: int
+    counted: int
+    pages_s: dict[str, float] = field(default_factory=dict)
+
+
+class Run:
+    """A run, and what is known of it."""
+
+    def __init__(self, folder: Path, options: list[str]) -> None:
+        self.home = Home(folder / "home")
+        command = [
+            *(sys.executable, "-m", "batchmill", "run", f"--home={self.home.folder}"),
+            *("--http-port=0", "--grpc-port=0", "--web-port=0", *options),
+        ]
+        self._log = (folder / "run.log").open("wb")
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        self.began = time.monotonic()
+
+    def wait_until_ready(self) -> None:
+        """Until spans are received, and pages are served."""
+        deadline = time.monotonic() + 180
+        while not (self.report("ingest").get("http") and self.report("web").get("address")):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the run did not start: see its log")
+            time.sleep(0.2)
+
+    def report(self, name: str) -> dict[str, Any]:
+        """What a process reports."""
+        return dict(read_json(getattr(self.home, name)) or {})
+
+    @property
+    def ingest(self) -> str:
+        """Where spans are sent to."""
+        return str(self.report("ingest")["http"])
+
+    def page(self, name: str) -> float:
+        """How long an answer takes."""
+        address = str(self.report("web")["address"])
+        url = address if "://" in address else f"http://{address}"
+        began = time.perf_counter()
+        try:
+            with urllib.request.urlopen(f"{url.rstrip('/')}/api/v1/{name}", timeout=120) as answer:
+                answer.read()
+        except urllib.error.HTTPError as error:
+            say(f"  {name}: {error.code} {error.read()[:200]!r}")
+            return float("inf")
+        return time.perf_counter() - began
+
+    def sample(self) -> Sample:
+        """All figures now."""
+        processes = self.report("supervisor").get("processes", {})
+        rss: dict[str, float] = {}
+        for name, process in processes.items():
+            for child, title in _tree(int(process["pid"]), name):
+                rss[title] = rss.get(title, 0.0) + _rss_mib(child)
+        store = Path(self.home.database)
+        files = [store.with_name(store.name + end) for end in ("", "-wal")]
+        with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as database:
+            ((entities,),) = database.execute("SELECT count(*) FROM entity").fetchall()
+            (row,) = database.execute(
+                "SELECT coalesce(sum(n), 0) FROM counter WHERE what = 'rows' AND source = 'Span'"
+            ).fetchall()
+        return Sample(
+            round(time.monotonic() - self.began, 1),
+            {name: round(value, 1) for name, value in sorted(rss.items())},
+            round(sum(file.stat().st_size for file in files if file.exists()) / 2**20, 1),
+            entities,
+            int(row[0]),
+            {name: round(self.page(name), 3) for name in PAGES},
+        )
+
+    def wait_until_counted(self, spans: int) -> float:
+        """Until all spans are in the store; how many seconds that took."""
+        began = time.monotonic()
+        while int(self.report("progress").get("spans", 0)) < spans:
+            if time.monotonic() - began > 900:
+                raise RuntimeError(f"not all of {spans:,} spans were counted")
+            time.sleep(0.5)
+        return time.monotonic() - began
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+
+def _tree(pid: int, name: str) -> Iterator[tuple[int, str]]:
+    """A process and what it has started; the JVM and its Python workers by names of their own."""
+    yield pid, name
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            title = "Spark's JVM" if b"java" in command.split(b"\0")[0] else f"{name}: workers"
+            yield from _tree(int(child), title if "JVM" not in name else "Spark's workers")
+
+
+def _rss_mib(pid: int) -> float:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return 0.0
+
+
+def shop(run: Run, ended: threading.Event) -> None:
+    """The traffic of a small shop, until it is ended: 50 spans a second."""
+    names = itertools.cycle(["GET /", "GET /cart", "POST /orders"])
+    services = itertools.cycle(["shop", "cart", "orders"])
+    while not ended.wait(1.0):
+        send(run.ingest, body(services, names, 50))
+
+
+def flood(run: Run, *, endpoints: int, minutes: float) -> list[Sample]:
+    """Distinct endpoint names at a steady pace; a sample every minute."""
+    samples, sent, began = [run.sample()], 0, time.monotonic()
+    names = (f"GET /{word(number)}" for number in itertools.count(1))
+    due = 60.0
+    while sent < endpoints:
+        content = body(itertools.repeat("shop"), names, min(_SPANS, endpoints - sent))
+        send(run.ingest, content)
+        sent += _SPANS
+        elapsed = time.monotonic() - began
+        if elapsed >= due:
+            samples.append(run.sample())
+            say(_line(samples[-1]))
+            due += 60.0
+        time.sleep(max(0.0, sent / endpoints * minutes * 60 - elapsed))
+    return samples
+
+
+def burst(run: Run, services: int) -> float:
+    """Distinct service names as fast as they are taken; how many seconds that took."""
+    began, sent = time.monotonic(), 0
+    names = (f"s-{word(number)}" for number in itertools.count(1))
+    while sent < services:
+        send(run.ingest, body(names, itertools.repeat("GET /"), _SPANS))
+        sent += _SPANS
+    return time.monotonic() - began
+
+
+def _line(sample: Sample) -> str:
+    memory = ", ".join(f"{name} {mib:.0f}" for name, mib in sample.rss_mib.items())
+    pages = ", ".join(f"{name} {took:.2f}" for name, took in sample.pages_s.items())
+    return (
+        f"{sample.at_s:5.0f} s: {sample.entities:,} entities, store {sample.store_mib:.0f} MiB, "
+        f"MiB of {memory}; pages {pages} s"
+    )
+
+
+def faults(samples: list[Sample], limit_entities: int) -> list[str]:
+    """What is wrong with the last samples."""
+    wrong = []
+    last = samples[-1]
+    for page in PAGES:
+        # The median: one answer may wait for a commit on two busy cores.
+        took = sorted(sample.pages_s[page] for sample in samples)[len(samples) // 2]
+        if took > SECOND:
+            wrong.append(f"{page} takes {took:.2f} s")
+    if last.entities > limit_entities:
+        wrong.append(f"{last.entities:,} entities: more than {limit_entities:,}")
+    return wrong
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cardinality", description=__doc__)
+    parser.add_argument("--endpoints", type=int, default=1_000_000)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--services", type=int, default=200_000)
+    parser.add_argument("--option", action="append", default=[], help="of batchmill run")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    given = parser.parse_args()
+    print(machine_line())
+    with scratch() as folder:
+        run = Run(folder, given.option)
+        ended = threading.Event()
+        beside = threading.Thread(target=shop, args=(run, ended), daemon=True)
+        try:
+            run.wait_until_ready()
+            beside.start()
+            run.wait_until_counted(100)
+            samples = flood(run, endpoints=given.endpoints, minutes=given.minutes)
+            behind_s = run.wait_until_counted(given.endpoints)
+            samples.append(run.sample())
+            say(f"all endpoints counted {behind_s:.0f} s after the last was sent")
+            say(_line(samples[-1]))
+            took_s = burst(run, given.services) if given.services else 0.0
+            after_s = run.wait_until_counted(given.endpoints + given.services)
+            afterwards = [run.sample() for _ in range(3)]
+            say(f"services sent in {took_s:.1f} s, counted {after_s:.0f} s later")
+            say(_line(afterwards[-1]))
+            offenders = run.report("progress").get("overflow", [])
+        finally:
+            ended.set()
+            run.stop()
+    rows = [
+        [
+            f"{sample.at_s:.0f}",
+            f"{sample.counted:,}",
+            f"{sample.entities:,}",
+            f"{sample.store_mib:.0f}",
+            f"{sum(mib for name, mib in sample.rss_mib.items() if name == 'pipeline'):.0f}",
+            f"{sum(sample.rss_mib.values()):.0f}",
+            *(f"{sample.pages_s[page]:.2f}" for page in PAGES),
+        ]
+        for sample in [*samples, *afterwards]
+    ]
+    headers = ["s", "spans", "entities", "store, MiB", "driver, MiB", "all, MiB", *PAGES]
+    about = (__doc__ or "").split("\n\n")[1]
+    print("\n" + Table("Names without end", about, headers, rows).render())
+    for offender in offenders:
+        print(json.dumps(offender))
+    # Ten minutes and the burst's two, of five event types; and what the shop has.
+    limit = int((given.minutes + 2) * 5_000 + 3 * 5 * 5_000)
+    wrong = faults(samples, limit) + faults([*samples, *afterwards], limit)
+    document = {
+        "machine": machine(),
+        "samples": [asdict(sample) for sample in samples],
+        "afterwards": [asdict(sample) for sample in afterwards],
+        "overflow": offenders,
+        "faults": wrong,
+    }
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    for fault in dict.fromkeys(wrong):
+        print(f"FAILED: {fault}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

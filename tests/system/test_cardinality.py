@@ -1,0 +1,127 @@
+"""A million distinct endpoints in ten minutes: memory stays, the store is bounded, pages answer."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("uvicorn")
+
+from pyspark.sql import SparkSession
+
+from batchmill.oal import core_script
+from batchmill.spark import PipelineSettings
+from batchmill.testing import ManualClock
+from tests.kit.pipelines import START, counted, pipeline, set_order, sqlite
+from tests.web.kit import Client, serving
+
+pytestmark = pytest.mark.timeout(900)
+
+MINUTES = 10
+A_MINUTE = 100_000
+LIMIT = 5_000
+SHOWN = re.compile(r"(service|endpoint)_.*(cpm|sla|apdex|micros)\b.*;")
+"""The metrics that pages show, and more: all of them would take twice the time."""
+PAGES = ("/api/v1/services", "/api/v1/topology", "/api/v1/services/shop")
+
+
+def write_minute(folder: Path, minute: int, services: int = 1) -> None:
+    """A minute of spans, each with a name of its own; of one service, or of many."""
+    numbers = range(minute * A_MINUTE, (minute + 1) * A_MINUTE)
+    start = START + timedelta(minutes=minute)
+    micros = int(start.timestamp()) * 1_000_000
+    times = pa.array([micros + number % 60_000_000 for number in numbers], pa.int64())
+    kind = pa.timestamp("us", tz="UTC")
+    table = pa.table(
+        {
+            "time": times.cast(kind),
+            "end_time": times.cast(kind),
+            "trace_id": [f"{number:032x}" for number in numbers],
+            "span_id": [f"{number:016x}" for number in numbers],
+            "name": [f"GET /{_word(number)}" for number in numbers],
+            "kind": ["SERVER"] * A_MINUTE,
+            "status": ["UNSET"] * A_MINUTE,
+            "service": ["shop"] * A_MINUTE
+            if services == 1
+            else [f"s-{_word(number)}" for number in numbers],
+        }
+    )
+    path = folder / "Span" / f"{minute}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    set_order(path, minute)
+
+
+def _word(number: int) -> str:
+    """Letters, which no rule takes for an id."""
+    return "".join("abcdefghij"[int(digit)] for digit in str(number))
+
+
+def resident_mib() -> float:
+    """The memory of this process, which is the driver's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def quickest(client: Client, path: str, **params: Any) -> float:
+    """How long an answer takes, without what else the machine does: the quickest of five."""
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        client.get(path, **params)
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def test_a_million_endpoints_in_ten_minutes(spark: SparkSession, tmp_path: Path) -> None:
+    """Ten batches, a minute each; then one of a hundred thousand services."""
+    clock = ManualClock(START.timestamp() + 60)
+    for minute in range(MINUTES):
+        write_minute(tmp_path / "spool", minute)
+    write_minute(tmp_path / "spool", MINUTES, services=A_MINUTE)
+    memory: list[float] = []
+    sizes: list[int] = []
+    settings = PipelineSettings(ttl_days=365, max_batch_files=1)
+    lines = core_script().read_text("utf-8").splitlines()
+    shown = "\n".join(line for line in lines if SHOWN.match(line))
+    options: dict[str, Any] = {"oal": shown, "settings": settings, "clock": clock.now}
+    with pipeline(spark, tmp_path, **options) as running:
+
+        def note(report: Any) -> None:
+            clock.advance(60)
+            memory.append(resident_mib())
+            sizes.append(sum(file.stat().st_size for file in tmp_path.glob("metrics.db*")))
+
+        running.on_batch = note
+        running.run_available()
+        store = running.store
+        endpoints = len(store.entities("endpoint"))
+        services = len(store.entities("service"))
+        everything = len(store.entities())
+        spans = (MINUTES + 1) * A_MINUTE
+        assert counted(store, "rows")["Span", ""] == spans
+        calls = [value.value for value in store.values("service_cpm")]
+        assert sum(n for n in calls if isinstance(n, int)) == spans
+    # A few overflow entities are beyond the limit.
+    assert MINUTES * LIMIT * 0.9 <= endpoints <= (MINUTES + 1) * LIMIT + 5
+    assert services <= LIMIT + 5
+    assert everything <= (MINUTES + 1 + 4) * LIMIT + 50
+    report = f"driver, MiB: {[round(one) for one in memory]}; store: {sizes[-1] / 2**20:.0f} MiB"
+    sys.stdout.write(f"{report}\n")
+    assert memory[MINUTES - 1] - memory[3] < 100
+    # Up to 256 MiB of it are SQLite's log.
+    assert sizes[-1] < 450 * 2**20
+    window = {"from_": int(START.timestamp()), "to": int(START.timestamp()) + 3600}
+    with serving(sqlite(tmp_path)) as client:
+        took = {path: quickest(client, path, **window) for path in PAGES}
+    sys.stdout.write(f"{took}\n")
+    assert {path: seconds for path, seconds in took.items() if seconds > 1} == {}
