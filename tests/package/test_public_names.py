@@ -54,6 +54,7 @@ ERRORS = {
     "QueueConflictError",
     "QueueExistsError",
     "SelectorError",
+    "UnawaitedError",
     "WouldDeadlockError",
 }
 PRESSURE = {
@@ -518,6 +519,12 @@ def test_names_are_listed_once(module: ModuleType, names: set[str]) -> None:
 def test_names_exist(module: ModuleType, names: set[str]) -> None:
     """Each promised name is there."""
     assert [name for name in sorted(names) if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize(("module", "names"), PROMISED)
+def test_names_are_in_dir(module: ModuleType, names: set[str]) -> None:
+    """A prompt that completes names also offers those that are loaded on first use."""
+    assert names - set(dir(module)) == set()
 
 
 def test_both_modules_mean_the_same() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from batchmill.cli import main
+from batchmill.cli import run as command
 from batchmill.run import Home, RunSettings, runner
 from batchmill.run.specs import READY
 from batchmill.run.supervisor import Spec
@@ -28,7 +29,7 @@ def run(*words: str) -> int:
 
     with (
         mock.patch.object(runner, "pipeline_spec", fake_pipeline),
-        mock.patch.object(runner, "check"),
+        mock.patch.object(command, "check_run"),
     ):
         return main()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from batchmill.callables import check_plain
 from batchmill.cores import available_cores
 from batchmill.errors import ConfigError
 from batchmill.flows.assignment import Assignment, LeastLoaded
@@ -63,6 +64,7 @@ def method_or_self(field: str, value: Any, method: str, signature: str) -> Calla
     calls: tuple[object, ...] = (getattr(value, method, None), value)
     for call in calls:
         if callable(call):
+            check_plain(field, call)
             return call
     allowed = f"a callable {signature}, or an object with a method {method}{signature}"
     raise ConfigError(field, value, allowed)

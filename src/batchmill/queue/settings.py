@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from batchmill.callables import check_plain
 from batchmill.cores import available_cores
 from batchmill.errors import ConfigError
 from batchmill.queue.strategies import Balancer, PartitionSelector, Selector
@@ -344,6 +345,9 @@ class BatchQueueSettings:
         ):
             if not valid:
                 raise ConfigError(name, getattr(self, name), allowed)
+        for name, method in (("consumer", "consume"), ("error_handler", "on_error")):
+            value = getattr(self, name)
+            check_plain(name, getattr(value, method, value))
 
 
 def _none_or_has(value: object, method: str = "__call__") -> bool:
