@@ -35,7 +35,7 @@ def check_plain(field: str, function: object) -> None:
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
-    for candidate in (inner, getattr(type(inner), "__call__", None)):
+    for candidate in (inner, inspect.getattr_static(type(inner), "__call__", None)):
         for is_kind, allowed in _KINDS:
             if is_kind(candidate):
                 raise ConfigError(field, function, allowed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 
 from batchmill.cli.query import add_parser, run
 from batchmill.cli.query_view import blocks
+from batchmill.run import Home
 from batchmill.store import StatementRow, TopNRow, open_store
 from tests.kit.stores import MINUTE, Measurement, Writer, entity_row
+from tests.kit.threads import PATIENCE_S
 
 
 @pytest.fixture
@@ -51,6 +55,40 @@ def test_a_table_is_the_default(url: str, capsys: pytest.CaptureFixture[str]) ->
     assert lines[0].split() == ["time", "entity", "value"]
     assert lines[1].split() == ["2024-03-01", "12:00", "/cart[x]", "1"]
     assert len(lines) == 4
+
+
+def test_the_store_is_found_from_the_home_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `batchmill status` finds the run."""
+    home = Home(tmp_path)
+    with open_store(home.store_url) as store:
+        Writer(store).write(Measurement(7))
+    assert query("calls", "--home", str(tmp_path)) == 0
+    assert "2024-03-01 12:00" in capsys.readouterr().out
+
+
+def test_a_home_without_a_store_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the options that name another."""
+    assert query("calls", "--home", str(tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert f"there is no store at sqlite:///{tmp_path}/metrics.db" in said
+    assert "--home names the folder of another run, --store a store" in said
+
+
+def test_a_database_that_cannot_be_reached_is_given_up_after_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing listens on that port; the message says what was tried."""
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started = time.monotonic()
+    assert query("calls", "--store", f"postgresql://nobody@127.0.0.1:{port}/none") == 1
+    assert time.monotonic() - started < PATIENCE_S / 5
+    assert "Check that the database runs and can be reached" in capsys.readouterr().err
 
 
 def test_a_labelled_metric_has_a_column_for_each_label(

@@ -15,7 +15,7 @@ from batchmill.pressure import (
     strategies,
 )
 from tests.kit.batchers import levels
-from tests.kit.coroutines import RECOGNIZED, UNRECOGNIZED, awaitable_of, coroutine_function
+from tests.kit.queues import RECOGNIZED, UNRECOGNIZED, awaitable_of, coroutine_function
 
 recognized = pytest.mark.parametrize("function", RECOGNIZED.values(), ids=RECOGNIZED.keys())
 unrecognized = pytest.mark.parametrize("function", UNRECOGNIZED.values(), ids=UNRECOGNIZED.keys())

@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest import mock
 
 from batchmill.cli import main
-from batchmill.cli import run as command
 from batchmill.run import Home, RunSettings, runner
 from batchmill.run.specs import READY
 from batchmill.run.supervisor import Spec
@@ -29,7 +28,7 @@ def run(*words: str) -> int:
 
     with (
         mock.patch.object(runner, "pipeline_spec", fake_pipeline),
-        mock.patch.object(command, "check_run"),
+        mock.patch("batchmill.cli.run.check_run"),
     ):
         return main()
 

@@ -104,7 +104,9 @@ def test_what_cannot_work_is_reported_before_anything_starts(
     file = tmp_path / "kafka.properties"
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
-        check_settings(settings(**({"kafka": TOPIC, "kafka_config": str(file)} | changes)), demo=False)
+        check_settings(
+            settings(**({"kafka": TOPIC, "kafka_config": str(file)} | changes)), demo=False
+        )
     assert message in str(caught.value)
 
 

@@ -12,8 +12,16 @@ import pytest
 
 from batchmill import BatchQueueSettings, ConfigError, ThreadPolicy
 from batchmill.errors import UnawaitedError
-from tests.kit.coroutines import RECOGNIZED, UNRECOGNIZED, awaitable_of, coroutine_function
-from tests.kit.queues import Recorder, Red, make_queue, reds
+from tests.kit.queues import (
+    RECOGNIZED,
+    UNRECOGNIZED,
+    Recorder,
+    Red,
+    awaitable_of,
+    coroutine_function,
+    make_queue,
+    reds,
+)
 from tests.queue.kit import messages
 
 recognized = pytest.mark.parametrize("function", RECOGNIZED.values(), ids=RECOGNIZED.keys())
