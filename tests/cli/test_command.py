@@ -1,4 +1,4 @@
-"""The ``batchmill`` command itself: its version, missing extras, and words that it does not know."""
+"""The ``batchmill`` command itself: its version, missing extras, and words it does not know."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         options = [option for option in self._option_string_actions if option.startswith("--")]
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                command = action.choices.get(getattr(given, action.dest, None))
+                command = action.choices.get(getattr(given, action.dest, None) or "")
                 if isinstance(command, Parser):
                     options += command._options_of(given)
         return options

@@ -110,7 +110,7 @@ class Receiver:
 
 
 def _method(handler: object, name: str) -> Callable[[], object] | None:
-    method = getattr(handler, name, None)
+    method: Callable[[], object] | None = getattr(handler, name, None)
     if not callable(method):
         return None
     check_plain(name, method)
