@@ -127,10 +127,12 @@ def test_json_is_one_object_a_line(url: str, capsys: pytest.CaptureFixture[str])
             "grain": "minute",
             "bucket": MINUTE + 2,
             "time": "2024-03-01T12:02:00+00:00",
-            "entity": "id-/cart[x]",
-            "name": "/cart[x]",
+            "entity_id": "id-/cart[x]",
+            "entity_name": "/cart[x]",
             "layers": ["GENERAL", "MESH"],
             "value": 5,
+            "entity": "id-/cart[x]",  # the names that these had at first
+            "name": "/cart[x]",
         }
     ]
 

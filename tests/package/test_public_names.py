@@ -188,6 +188,7 @@ OAL = {
     "OalErrors",
     "Path",
     "Position",
+    "RANKS",
     "Script",
     "State",
     "Sum",
@@ -399,6 +400,9 @@ STORE = {
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",
+    "frame_metrics",
+    "frame_rows",
+    "frame_schema",
     "open_for_task",
     "open_store",
 }

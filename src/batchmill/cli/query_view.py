@@ -20,8 +20,8 @@ NAME_WIDTH = 32
 LEAST_CHART = 20
 NUMBERS_WIDTH = 42
 """The room for the numbers behind a chart."""
-JSON_NAMES = {"entity_id": "entity", "entity_name": "name"}
-"""Fields of a record that have another name in JSON."""
+FORMER_NAMES = {"entity_id": "entity", "entity_name": "name"}
+"""Fields that JSON has under a second name as well: the one that they had at first."""
 
 
 def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
@@ -51,8 +51,7 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     """Slow calls, one a line."""
     if as_json:
         for record in records:
-            fields = {JSON_NAMES.get(name, name): part for name, part in asdict(record).items()}
-            _print_json({**fields, "grain": record.grain.value})
+            _print_json({**_with_former_names(asdict(record)), "grain": record.grain.value})
         return
     table = _table("time", "entity", "#", "ms", "statement", "runs", "total ms", "trace")
     for record in records:
@@ -68,19 +67,22 @@ def show_json(values: Iterable[Value]) -> int:
     """Values as JSON, one object a line; how many there were."""
     count = 0
     for count, value in enumerate(values, start=1):  # noqa: B007 - the last one is the answer
-        _print_json(
-            {
-                "metric": value.metric,
-                "grain": value.grain.value,
-                "bucket": value.bucket,
-                "time": bucket_start(value.bucket).isoformat(),
-                "entity": value.entity_id,
-                "name": value.entity_name,
-                "layers": sorted(value.layers),
-                "value": value.value,
-            }
-        )
+        fields = {
+            "metric": value.metric,
+            "grain": value.grain.value,
+            "bucket": value.bucket,
+            "time": bucket_start(value.bucket).isoformat(),
+            "entity_id": value.entity_id,
+            "entity_name": value.entity_name,
+            "layers": sorted(value.layers),
+            "value": value.value,
+        }
+        _print_json(_with_former_names(fields))
     return count
+
+
+def _with_former_names(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields | {former: fields[name] for name, former in FORMER_NAMES.items()}
 
 
 def show_table(values: Sequence[Value], *, left_out: int) -> None:
