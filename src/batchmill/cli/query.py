@@ -140,7 +140,9 @@ def _show_values(
         elif values:
             total = store.count_values(arguments.metric, **selection) if shown == limit else shown
             show = view.show_chart if arguments.chart else view.show_table
-            show(values, left_out=max(0, total - shown))
+            stored = [m for m in store.metrics(include_retired=True) if m.name == arguments.metric]
+            metric = max(stored, key=lambda known: (known.active, known.version))
+            show(values, metric, left_out=max(0, total - shown))
     if not shown:
         return _nothing(f"no values of {arguments.metric} {_where(arguments, newest)}")
     return 0
