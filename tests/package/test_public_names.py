@@ -470,6 +470,7 @@ TELEMETRY = {
     "Registration",
     "Registry",
     "RegistryStats",
+    "Snapshot",
     "counter",
     "default_registry",
     "durations_by_bits",
