@@ -17,6 +17,7 @@ from batchmill.errors import (
     QueueConflictError,
     QueueExistsError,
     SelectorError,
+    UnawaitedError,
     WouldDeadlockError,
 )
 from batchmill.queue import (
@@ -73,6 +74,7 @@ __all__ = [
     "SelectorError",
     "ThreadLoad",
     "ThreadPolicy",
+    "UnawaitedError",
     "WouldDeadlockError",
     "__version__",
     "default_manager",
@@ -89,3 +91,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -101,12 +101,16 @@ class MissingExtraError(BatchmillError, ImportError):
     feature: str
     """What needs them."""
     extra: str
-    """The extra that brings them."""
+    """The extra that brings them; several have commas between them."""
     reason: str
-    template = (
-        "{feature} needs the extra {extra!r} ({reason}): "
-        "install it with: pip install 'batchmill[{extra}]'"
-    )
+
+    def __str__(self) -> str:
+        many = "," in self.extra
+        return (
+            f"{self.feature} needs the {'extras' if many else 'extra'} {self.extra!r} "
+            f"({self.reason}): install {'them' if many else 'it'} with: "
+            f"pip install 'batchmill[{self.extra}]'"
+        )
 
 
 class QueueExistsError(BatchmillError, ValueError):
@@ -175,4 +179,18 @@ class WouldDeadlockError(BatchmillError, RuntimeError):
     template = (
         "{name!r}: {call} would wait for something that can only happen after the "
         "calling handler has returned; do it from another thread, or with timeout=0"
+    )
+
+
+class UnawaitedError(BatchmillError, TypeError):
+    """A handler returned a coroutine, or another awaitable or a generator, that nothing runs."""
+
+    function: str
+    """The name of the handler."""
+    returned: str
+    """The type of what it returned."""
+    template = (
+        "{function} returned a {returned}, which nothing runs, so the call counts as failed: "
+        "run it inside the handler, with asyncio.run(…), or on your own loop with "
+        "asyncio.run_coroutine_threadsafe(…, loop).result()"
     )

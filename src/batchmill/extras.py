@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from batchmill.errors import MissingExtraError
@@ -15,6 +16,7 @@ def lazy_names(
 ) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``, which imports a public name when it is first used.
 
+    The package gets a ``__dir__`` as well, with all names of its ``__all__``.
     ``modules`` maps a module of ``package`` to the public names in it, with spaces between them.
     Where a third-party package is missing, the error says that ``feature`` needs ``extra``.
     """
@@ -31,15 +33,81 @@ def lazy_names(
                 raise
             raise MissingExtraError(feature, extra, f"{error.name} is not installed") from error
 
+    namespace = vars(sys.modules[package])
+    namespace["__dir__"] = lambda: sorted({*namespace, *namespace["__all__"]})
     return get
+
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "aggregate": ("numpy", "pyarrow"),
+    "cli": ("rich",),
+    "demo": (
+        "opentelemetry.exporter.otlp.proto.grpc",
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry.proto",
+        "opentelemetry.sdk",
+        "requests",
+    ),
+    "export": (
+        "confluent_kafka",
+        "google.protobuf",
+        "grpc",
+        "h11",
+        "opentelemetry.proto",
+        "prometheus_client",
+        "pyarrow",
+        "starlette",
+        "uvicorn",
+    ),
+    "kafka": ("confluent_kafka", "google.protobuf", "pyarrow"),
+    "otlp": (
+        "google.protobuf",
+        "google.rpc",
+        "h11",
+        "h2",
+        "opentelemetry.proto",
+        "prometheus_client",
+        "pyarrow",
+        "starlette",
+        "uvicorn",
+    ),
+    "postgres": ("psycopg",),
+    "spark": ("numpy", "pandas", "pyarrow", "pyspark"),
+    "spool": ("pyarrow",),
+    "web": ("h11", "prometheus_client", "re2", "starlette", "uvicorn"),
+}
+"""The extras of the command line, and the packages that each of them brings."""
 
 
 def require_extra(feature: str, extra: str, *packages: str) -> None:
     """Raise :class:`MissingExtraError` unless all of ``packages`` can be imported."""
-    for package in packages:
-        try:
-            installed = importlib.util.find_spec(package) is not None
-        except ModuleNotFoundError:  # the parent package of a dotted name is missing
-            installed = False
-        if not installed:
-            raise MissingExtraError(feature, extra, f"{package} is not installed")
+    missing = _missing(packages)
+    if missing:
+        raise MissingExtraError(feature, extra, _why(missing))
+
+
+def require_extras(feature: str, *extras: str, also: Iterable[str] = ()) -> None:
+    """Raise one :class:`MissingExtraError` for all of ``extras`` that are not installed.
+
+    Those of ``also`` are named in it, too, but are no reason to raise.
+    """
+    missing = {extra: _missing(EXTRAS[extra]) for extra in dict.fromkeys((*extras, *also))}
+    if any(missing[extra] for extra in extras):
+        absent = [extra for extra, packages in missing.items() if packages]
+        packages = dict.fromkeys(package for extra in absent for package in missing[extra])
+        raise MissingExtraError(feature, ",".join(absent), _why(list(packages)))
+
+
+def _missing(packages: Iterable[str]) -> list[str]:
+    return [package for package in packages if not _is_installed(package)]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name is missing
+        return False
+
+
+def _why(packages: list[str]) -> str:
+    return f"{', '.join(packages)} {'is' if len(packages) == 1 else 'are'} not installed"

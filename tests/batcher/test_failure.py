@@ -139,6 +139,22 @@ def test_retries_wait_on_the_clock() -> None:
         assert answer(future).is_success
 
 
+def test_parts_of_a_batch_are_not_retried() -> None:
+    """The whole batch is, three times; then it is split, and each part is sent once."""
+    calls: list[int] = []
+
+    def backend(batch: list[int]) -> list[int]:
+        calls.append(len(batch))
+        if 3 in batch:
+            raise ValueError("poison")
+        return batch
+
+    results, stats = _send(backend, 4, retry=QUICK, on_batch_failure=bisect())
+    assert calls == [4, 4, 4, 2, 2, 1, 1]
+    assert [result.is_success for result in results] == [True, True, True, False]
+    assert stats.retries == 2
+
+
 @pytest.mark.parametrize(
     ("attempt", "chance", "delay"),
     [(1, 0, 10), (2, 0, 20), (3, 0, 40), (4, 0, 50), (1, 1, 9), (9, 0, None)],

@@ -131,7 +131,7 @@ def test_a_backend_may_be_an_object() -> None:
 def test_a_backend_that_cannot_be_called_is_refused() -> None:
     """At once, and it is named."""
     with pytest.raises(ConfigError, match=r"backend=5 .* dispatch\(\)"):
-        MicroBatcher(5)  # type: ignore[arg-type]
+        MicroBatcher(5)  # type: ignore[call-overload]
 
 
 def test_a_backend_may_change_its_list() -> None:

@@ -1,13 +1,20 @@
-"""The ``batchmill`` command itself: its version, and what it says when its extra is missing."""
+"""The ``batchmill`` command itself: its version, missing extras, and words it does not know."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+
+import pytest
 
 import batchmill
+from batchmill.cli import main
+from batchmill.extras import EXTRAS
 from tests.kit.threads import PATIENCE_S
 
+ROOT = Path(__file__).parents[2]
 WITHOUT_RICH = """
 import sys
 sys.modules["rich"] = None
@@ -39,3 +46,57 @@ def test_missing_rich_is_named() -> None:
     assert done.returncode == 1
     assert "pip install 'batchmill[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+WITHOUT_TWO = """
+import sys
+sys.modules["rich"] = sys.modules["psycopg"] = None
+sys.argv = ["batchmill", "query", "calls", "--store", "postgresql://nobody@127.0.0.1:1/none"]
+from batchmill.cli import main
+sys.exit(main())
+"""
+
+
+def test_missing_extras_are_named_at_once() -> None:
+    """Not the second one after the first was installed."""
+    done = python("-c", WITHOUT_TWO)
+    assert done.returncode == 1
+    assert "pip install 'batchmill[cli,postgres]'" in done.stderr
+
+
+def test_packages_of_the_extras_are_those_of_the_project() -> None:
+    """The extras that commands check bring as many packages as pyproject.toml says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = project["optional-dependencies"]
+    assert {name: len(EXTRAS[name]) for name in EXTRAS} == {
+        name: len(declared[name]) for name in EXTRAS
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stauts"], "there is no command 'stauts'; did you mean status?"),
+        (["q"], "there is no command 'q'; did you mean query?"),
+        (["conf"], "there is no command 'conf'; did you mean config?"),
+        (["config", "sho"], "there is no action 'sho'; did you mean show?"),
+        (["oal", "chek"], "there is no action 'chek'; did you mean check?"),
+        (["xyzzy"], "there is no command 'xyzzy' (choose from run, "),
+        (["run", "--htpp-port=1"], "--htpp-port=1; did you mean --http-port?"),
+        (["query", "m", "--stroe", "x"], "--stroe; did you mean --store?"),
+        (["query", "m", "--grain", "hours"], "there is no value 'hours'; did you mean hour?"),
+    ],
+    ids=" ".join,
+)
+def test_word_that_is_not_known_gets_a_suggestion(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Commands, their actions and options, misspelt or abbreviated; the exit code is 2."""
+    monkeypatch.setattr(sys, "argv", ["batchmill", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err

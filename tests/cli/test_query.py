@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,11 @@ import pytest
 
 from batchmill.cli.query import add_parser, run
 from batchmill.cli.query_view import blocks
-from batchmill.store import StatementRow, TopNRow, open_store
+from batchmill.run import Home
+from batchmill.sources import Grain, service_id
+from batchmill.store import Deltas, EntityRow, StatementRow, TopNRow, open_store
 from tests.kit.stores import MINUTE, Measurement, Writer, entity_row
+from tests.kit.threads import PATIENCE_S
 
 
 @pytest.fixture
@@ -53,6 +60,40 @@ def test_a_table_is_the_default(url: str, capsys: pytest.CaptureFixture[str]) ->
     assert len(lines) == 4
 
 
+def test_the_store_is_found_from_the_home_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `batchmill status` finds the run."""
+    home = Home(tmp_path)
+    with open_store(home.store_url) as store:
+        Writer(store).write(Measurement(7))
+    assert query("calls", "--home", str(tmp_path)) == 0
+    assert "2024-03-01 12:00" in capsys.readouterr().out
+
+
+def test_a_home_without_a_store_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the options that name another."""
+    assert query("calls", "--home", str(tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert f"there is no store at sqlite:///{tmp_path}/metrics.db" in said
+    assert "--home names the folder of another run, --store a store" in said
+
+
+def test_a_database_that_cannot_be_reached_is_given_up_after_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing listens on that port; the message says what was tried."""
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started = time.monotonic()
+    assert query("calls", "--store", f"postgresql://nobody@127.0.0.1:{port}/none") == 1
+    assert time.monotonic() - started < PATIENCE_S / 5
+    assert "Check that the database runs and can be reached" in capsys.readouterr().err
+
+
 def test_a_labelled_metric_has_a_column_for_each_label(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +117,7 @@ def test_a_chart_of_the_newest_says_so(url: str, capsys: pytest.CaptureFixture[s
     """Below the chart stands how many values there are."""
     assert query("calls", "--store", url, "--chart", "--limit", "5") == 0
     *_, span, said = capsys.readouterr().out.splitlines()
-    assert span == "2024-03-01 13:05 to 2024-03-01 13:09"
+    assert span == "2024-03-01 13:05 to 2024-03-01 13:09; ▁ is 0, █ is 1"
     assert said == "the newest 5 of 73 values; --limit 73 shows all"
 
 
@@ -89,10 +130,12 @@ def test_json_is_one_object_a_line(url: str, capsys: pytest.CaptureFixture[str])
             "grain": "minute",
             "bucket": MINUTE + 2,
             "time": "2024-03-01T12:02:00+00:00",
-            "entity": "id-/cart[x]",
-            "name": "/cart[x]",
+            "entity_id": "id-/cart[x]",
+            "entity_name": "/cart[x]",
             "layers": ["GENERAL", "MESH"],
             "value": 5,
+            "entity": "id-/cart[x]",  # the names that these had at first
+            "name": "/cart[x]",
         }
     ]
 
@@ -139,17 +182,18 @@ def test_hours_and_days_can_be_selected(url: str, capsys: pytest.CaptureFixture[
 def test_a_chart_is_a_line_for_each_entity(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Name, blocks, and the figures; below it from when to when."""
     assert query("slowest", "--store", url, "--chart", "--from", "-1h") == 0
-    (line, span) = capsys.readouterr().out.splitlines()
+    (line, axis, span) = capsys.readouterr().out.splitlines()
     assert line.startswith("one ")
     assert "█" in line
     assert "min 0 max 69 last " in line
-    assert span == "2024-03-01 12:09 to 2024-03-01 13:09"
+    assert axis.startswith("    └12:09─")
+    assert span == "2024-03-01 12:09 to 2024-03-01 13:09; ▁ is 0, █ is 69 ms"
 
 
 def test_a_chart_has_a_line_for_each_label(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A labelled metric's labels are drawn one below the other."""
     assert query("percentile", "--store", url, "--chart", "--entity", "one") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 7
 
 
 def test_blocks_fit_into_the_width() -> None:
@@ -231,3 +275,74 @@ def test_a_wrong_store_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     open_store(f"sqlite:///{tmp_path}/empty.db").close()
     assert query("--list", "--store", f"sqlite:///{tmp_path}/empty.db") == 0
     assert "no metrics yet" in capsys.readouterr().err
+
+
+RELATIONS = """
+sla = from(ServiceRelation.*).percent(status == true);
+resp_time = from(ServiceRelation.latency).longAvg();
+"""
+CALLER, CALLEE = "the-gateway-of-the-shop", "the-payments-of-the-shop"
+
+
+@pytest.fixture
+def relation(tmp_path: Path) -> str:
+    """A store with one relation: three of four calls were successful, and took 7 ms."""
+    url = f"sqlite:///{tmp_path}/relations.db"
+    with open_store(url) as store:
+        writer = Writer(store, script=RELATIONS)
+        id_ = f"{service_id(CALLER, True)}-{service_id(CALLEE, True)}"
+        entity = EntityRow("service_relation", id_, CALLEE, frozenset(), {})
+        columns = [*writer.layout.columns["sla"], *writer.layout.columns["resp_time"]]
+        cells: dict[str, list[Any]] = {
+            column: [cell] for column, cell in zip(columns, (3, 4, 28, 4), strict=True)
+        }
+        deltas = Deltas("ServiceRelation", Grain.MINUTE, [MINUTE], [0], cells)
+        writer.write(entities=[entity], deltas=[deltas], newest_minute=MINUTE)
+    return url
+
+
+def test_a_share_is_shown_as_percent(relation: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The heading has the unit; both ends of the relation are named."""
+    assert query("sla", "--store", relation) == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split("  ")[-1].strip() == "value (%)"
+    assert row.split("  ")[1] == f"{CALLER} → {CALLEE}"
+    assert row.endswith(" 75.00")
+
+
+def test_a_table_has_the_unit_of_what_was_measured(
+    relation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Latencies are milliseconds."""
+    assert query("resp_time", "--store", relation) == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.endswith("value (ms)")
+    assert row.endswith(" 7")
+
+
+def test_a_chart_names_both_ends_of_a_relation(
+    relation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Something of each, where there is no room for both; the scale is in percent."""
+    assert query("sla", "--store", relation, "--chart") == 0
+    line, axis, span = capsys.readouterr().out.splitlines()
+    assert line == "the-gateway-o… → the-payments-… █ min 75.00 max 75.00 last 75.00"
+    assert axis.strip() == "└12:00"
+    assert span.endswith("▁ is 0.00, █ is 75.00 %")
+
+
+def test_a_table_is_not_wrapped_in_a_pipe(tmp_path: Path) -> None:
+    """A row is a line, however long its entity's name is."""
+    url, name = f"sqlite:///{tmp_path}/store.db", "/a-long-path" * 20
+    with open_store(url) as store:
+        Writer(store).write(Measurement(1, entity=name))
+    done = subprocess.run(
+        [sys.executable, "-m", "batchmill", "query", "calls", "--store", url],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    heading, row = done.stdout.splitlines()
+    assert heading.startswith("time ")
+    assert row.split() == ["2024-03-01", "12:00", name, "1"]

@@ -1,15 +1,22 @@
-"""Handlers, and functions of the flow, that raise."""
+"""Handlers, and functions of the flow, that raise, and handlers that would never run."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from batchmill.flows import RoundRobin
+from batchmill import ConfigError
+from batchmill.errors import UnawaitedError
+from batchmill.flows import FlowDispatcher, RoundRobin
 from tests.flows.kit import LOGGER, Recorder, Signal, assert_balanced, dispatching, hold, signals
+from tests.kit.queues import RECOGNIZED, UNRECOGNIZED, awaitable_of, coroutine_function
 from tests.kit.threads import Gate
+
+recognized = pytest.mark.parametrize("function", RECOGNIZED.values(), ids=RECOGNIZED.keys())
+unrecognized = pytest.mark.parametrize("function", UNRECOGNIZED.values(), ids=UNRECOGNIZED.keys())
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
@@ -160,3 +167,44 @@ def test_an_assignment_rule_that_fails_is_logged_once(caplog: pytest.LogCaptureF
     assert "least loaded worker was taken" in record.getMessage()
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], LookupError)
+
+
+@recognized
+def test_handler_that_would_not_run_is_refused(function: Callable[..., Any]) -> None:
+    """Making the dispatcher raises, and starts no thread."""
+    with pytest.raises(ConfigError, match=r"handler=.* a plain function"):
+        FlowDispatcher(function)
+
+
+@recognized
+def test_error_handler_that_would_not_run_is_refused(function: Callable[..., Any]) -> None:
+    """Nobody would hear of the errors."""
+    with pytest.raises(ConfigError, match=r"error_handler=.* a plain function"):
+        FlowDispatcher(print, error_handler=function)
+
+
+@unrecognized
+def test_batch_of_a_handler_that_returns_an_awaitable_has_failed(
+    function: Callable[..., Any],
+) -> None:
+    """It was not handled: it counts as failed, and the error handler gets it."""
+    reports: list[tuple[list[Any], BaseException]] = []
+    with dispatching(function, error_handler=lambda *report: reports.append(report)) as dispatcher:
+        dispatcher.dispatch(Signal("a"))
+    stats = dispatcher.stats()
+    assert (stats.handled, stats.failed) == (0, 1)
+    assert_balanced(stats)
+    [(batch, error)] = reports
+    assert batch == [Signal("a")]
+    assert isinstance(error, UnawaitedError)
+
+
+def test_error_handler_that_returns_an_awaitable_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody else has heard of the error."""
+    error_handler = awaitable_of(coroutine_function)
+    with dispatching(lambda batch: 1 / 0, error_handler=error_handler) as dispatcher:
+        dispatcher.dispatch(Signal("a"))
+    [record] = caplog.records
+    assert "the error handler failed" in record.getMessage()

@@ -1,10 +1,11 @@
-"""Queues in tests: items, handlers that record, and queues that always end."""
+"""Queues in tests: items, handlers that record or never run, and queues that always end."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,3 +154,65 @@ def owners(queue: BatchQueue[Any]) -> list[int]:
 def settled(queue: BatchQueue[Any], plan: Sequence[int]) -> None:
     """Wait until the partitions have the owners of the plan."""
     until(lambda: owners(queue) == list(plan), f"the owners are {list(plan)}")
+
+
+async def coroutine_function(*arguments: Any) -> None:
+    """Never runs where nothing awaits it."""
+    raise AssertionError("nothing was to run this")
+
+
+async def async_generator_function(*arguments: Any) -> AsyncIterator[Any]:
+    """Never runs where nothing iterates over it."""
+    yield arguments
+
+
+def generator_function(*arguments: Any) -> Iterator[Any]:
+    """Never runs where nothing iterates over it."""
+    yield arguments
+
+
+class _AsyncCall:
+    """An object that is called, by a coroutine function."""
+
+    async def __call__(self, *arguments: Any) -> None:
+        await coroutine_function(*arguments)
+
+
+class AsyncCallable(_AsyncCall):
+    """The same, inherited; and a method that is a coroutine function."""
+
+    async def method(self, *arguments: Any) -> None:
+        await coroutine_function(*arguments)
+
+
+def awaitable_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function that returns what ``function`` returns; nothing shows from outside."""
+    return lambda *arguments: function(*arguments)
+
+
+class Later:
+    """An awaitable that is no coroutine."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+RECOGNIZED: dict[str, Callable[..., Any]] = {
+    "coroutine function": coroutine_function,
+    "partial": functools.partial(coroutine_function, "an argument"),
+    "partial of a partial": functools.partial(functools.partial(coroutine_function, 1), 2),
+    "callable object": AsyncCallable(),
+    "partial of a callable object": functools.partial(AsyncCallable(), 1),
+    "bound method": AsyncCallable().method,
+    "async generator": async_generator_function,
+    "generator": generator_function,
+}
+"""What can be refused before it is called."""
+
+UNRECOGNIZED: dict[str, Callable[..., Any]] = {
+    "lambda": awaitable_of(coroutine_function),
+    "lambda of an async generator": awaitable_of(async_generator_function),
+    "lambda of a generator": awaitable_of(generator_function),
+    "another awaitable": lambda *arguments: Later(),
+}
+"""What only shows by what it returns."""

@@ -19,6 +19,7 @@ from batchmill import (
     QueueConflictError,
     QueueExistsError,
     SelectorError,
+    UnawaitedError,
     WouldDeadlockError,
 )
 from tests.kit.queues import Red
@@ -35,6 +36,12 @@ ERRORS: list[tuple[BatchmillError, type[Exception], dict[str, Any], list[str]]] 
         ImportError,
         {"feature": "the spool", "extra": "spool", "reason": "pyarrow is not installed"},
         ["the spool", "pyarrow is not installed", "pip install 'batchmill[spool]'"],
+    ),
+    (
+        UnawaitedError("consume", "coroutine"),
+        TypeError,
+        {"function": "consume", "returned": "coroutine"},
+        ["consume returned a coroutine", "asyncio.run(…)"],
     ),
     (
         QueueExistsError("orders"),

@@ -54,6 +54,7 @@ ERRORS = {
     "QueueConflictError",
     "QueueExistsError",
     "SelectorError",
+    "UnawaitedError",
     "WouldDeadlockError",
 }
 PRESSURE = {
@@ -187,6 +188,7 @@ OAL = {
     "OalErrors",
     "Path",
     "Position",
+    "RANKS",
     "Script",
     "State",
     "Sum",
@@ -402,6 +404,9 @@ STORE = {
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",
+    "frame_metrics",
+    "frame_rows",
+    "frame_schema",
     "moment_of",
     "open_for_task",
     "open_store",
@@ -470,6 +475,7 @@ TELEMETRY = {
     "Registration",
     "Registry",
     "RegistryStats",
+    "Snapshot",
     "counter",
     "default_registry",
     "durations_by_bits",
@@ -523,6 +529,12 @@ def test_names_are_listed_once(module: ModuleType, names: set[str]) -> None:
 def test_names_exist(module: ModuleType, names: set[str]) -> None:
     """Each promised name is there."""
     assert [name for name in sorted(names) if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize(("module", "names"), PROMISED)
+def test_names_are_in_dir(module: ModuleType, names: set[str]) -> None:
+    """A prompt that completes names also offers those that are loaded on first use."""
+    assert names - set(dir(module)) == set()
 
 
 def test_both_modules_mean_the_same() -> None:

@@ -28,7 +28,7 @@ def run(*words: str) -> int:
 
     with (
         mock.patch.object(runner, "pipeline_spec", fake_pipeline),
-        mock.patch.object(runner, "check"),
+        mock.patch("batchmill.cli.run.check_run"),
     ):
         return main()
 

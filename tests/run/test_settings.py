@@ -21,7 +21,7 @@ from batchmill.run import (
     load_settings,
     resolve,
 )
-from batchmill.run.runner import check
+from batchmill.run.checks import check_settings
 from batchmill.run.specs import (
     demo_spec,
     export_names,
@@ -185,15 +185,15 @@ def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
     assert demo.arguments[:3] == ["demo", "--endpoint", "http://127.0.0.1:99"]
     assert demo.environment == {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20s3%20c/ret"}
     with pytest.raises(ConfigError, match="--demo"):
-        check(settings({"tls_cert": "x"}), demo=True)
+        check_settings(settings({"tls_cert": "x"}), demo=True)
 
 
 def test_strangers_are_refused_before_anything_is_started() -> None:
     """An address that others reach takes a token, a certificate or a clear word."""
     with pytest.raises(ConfigError, match=r"bind.*0\.0\.0\.0.*token"):
-        check(settings({"bind": "0.0.0.0"}), demo=False)
-    check(settings({"bind": "0.0.0.0", "token": "t"}), demo=False)
-    check(settings({"bind": "0.0.0.0", "insecure": True}), demo=False)
+        check_settings(settings({"bind": "0.0.0.0"}), demo=False)
+    check_settings(settings({"bind": "0.0.0.0", "token": "t"}), demo=False)
+    check_settings(settings({"bind": "0.0.0.0", "insecure": True}), demo=False)
 
 
 def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from batchmill.run import (
     assess,
     resolve,
 )
-from batchmill.run.runner import check
+from batchmill.run.checks import check_settings
 from batchmill.run.screen import Tables, draw, plain_line
 from batchmill.run.specs import export_spec, ingest_spec, pipeline_spec
 from batchmill.run.status import read_backlog, topic_backlog
@@ -104,7 +104,9 @@ def test_what_cannot_work_is_reported_before_anything_starts(
     file = tmp_path / "kafka.properties"
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
-        check(settings(**({"kafka": TOPIC, "kafka_config": str(file)} | changes)), demo=False)
+        check_settings(
+            settings(**({"kafka": TOPIC, "kafka_config": str(file)} | changes)), demo=False
+        )
     assert message in str(caught.value)
 
 

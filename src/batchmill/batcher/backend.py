@@ -99,8 +99,12 @@ class BackendCaller:
         return results
 
     def _try(self, items: list[Any], whole: bool) -> tuple[Sequence[Any], BaseException | None]:
-        """Call the backend, again as the retry policy says; the results, or the last error."""
-        retry = self._settings.retry
+        """Call the backend, for a whole batch again as the retry policy says; results, or error.
+
+        A part of a batch is sent once: its batch has failed as often as the policy allows, so the
+        cause is taken to be one of its items, which is found by splitting, not by waiting.
+        """
+        retry = self._settings.retry if whole else None
         attempt = 1
         error: BaseException | None = None
         while True:

@@ -6,13 +6,13 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, cast, overload
 
 from batchmill import lifecycle
 from batchmill.batcher.backend import Backend, BackendCaller
 from batchmill.batcher.engine import Engine
 from batchmill.batcher.entries import LoopMailbox, TaskEntry, ThreadEntry
-from batchmill.batcher.result import ItemResult
+from batchmill.batcher.result import BatchResult, ItemResult
 from batchmill.batcher.settings import BatcherSettings
 from batchmill.batcher.stats import BatcherStats
 from batchmill.batcher.threads import Clock, SystemClock, current_pool
@@ -25,28 +25,81 @@ from batchmill.pressure import (
 )
 from batchmill.waiters import TaskWaiter
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells them, they are Any.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    R = TypeVar("R")
 
 BackendLike: TypeAlias = (
-    Backend | Callable[[list[Any]], Sequence[Any]] | Callable[[list[Any]], Awaitable[Sequence[Any]]]
+    Backend
+    | Callable[[list[T]], Sequence[R] | BatchResult]
+    | Callable[[list[T]], Awaitable[Sequence[R] | BatchResult]]
 )
 
 
-class MicroBatcher(Generic[T]):
+class MicroBatcher(Generic[T, R]):
     """Collects single items into batches for a backend, and answers each item by itself.
 
     Any thread and any event loop may submit. Every item is answered exactly once, with an
     :class:`ItemResult`: success, failure or dropped. Without ``thresholds`` nothing is refused
     and nothing bounds what waits; with them, they decide what is accepted under pressure.
 
+    ``T`` is the type of the items, ``R`` that of the backend's results; a type checker takes both
+    from the backend.
+
     >>> with MicroBatcher(lambda batch: [x * 2 for x in batch]) as batcher:
     ...     batcher.submit(21).result().value
     42
     """
 
+    if not TYPE_CHECKING:  # Python 3.11 knows no defaults: MicroBatcher[str] has a second type, Any
+
+        def __class_getitem__(cls, types):
+            return super().__class_getitem__(types if isinstance(types, tuple) else (types, Any))
+
+    @overload
     def __init__(
         self,
-        backend: BackendLike,
+        backend: Callable[[list[T]], Sequence[R]],
+        config: BatcherSettings | None = None,
+        thresholds: QueueThresholdSettings | None = None,
+        *,
+        name: str = "batcher",
+        clock: Clock | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        backend: Callable[[list[T]], Awaitable[Sequence[R]]],
+        config: BatcherSettings | None = None,
+        thresholds: QueueThresholdSettings | None = None,
+        *,
+        name: str = "batcher",
+        clock: Clock | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        backend: Backend | Callable[[list[T]], BatchResult | Awaitable[BatchResult]],
+        config: BatcherSettings | None = None,
+        thresholds: QueueThresholdSettings | None = None,
+        *,
+        name: str = "batcher",
+        clock: Clock | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        backend: Any,
         config: BatcherSettings | None = None,
         thresholds: QueueThresholdSettings | None = None,
         *,
@@ -65,10 +118,11 @@ class MicroBatcher(Generic[T]):
 
     @classmethod
     def with_thresholds(
-        cls, backend: BackendLike, config: BatcherSettings, thresholds: QueueThresholdSettings
-    ) -> Self:
+        cls, backend: BackendLike[T, R], config: BatcherSettings, thresholds: QueueThresholdSettings
+    ) -> MicroBatcher[T, R]:
         """A batcher that handles pressure; the same as giving ``thresholds`` to the class."""
-        return cls(backend, config, thresholds)
+        made: Any = cls(cast("Any", backend), config, thresholds)
+        return cast("MicroBatcher[T, R]", made)
 
     @property
     def name(self) -> str:
@@ -87,7 +141,7 @@ class MicroBatcher(Generic[T]):
 
     def submit(
         self, item: T, timeout: float | None = None, *, deadline_s: float | None = None
-    ) -> Future[ItemResult[T]]:
+    ) -> Future[ItemResult[T, R]]:
         """Submit one item; the future's result is an ItemResult, and it never raises.
 
         Does not wait, except with a ``timeout``: up to that many seconds for the depth to fall
@@ -107,13 +161,13 @@ class MicroBatcher(Generic[T]):
 
     def submit_many(
         self, items: Iterable[T], timeout: float | None = None, *, deadline_s: float | None = None
-    ) -> list[Future[ItemResult[T]]]:
+    ) -> list[Future[ItemResult[T, R]]]:
         """Submit several items; a future for each, in order. ``timeout`` is for each."""
         return [self.submit(item, timeout, deadline_s=deadline_s) for item in items]
 
     async def asubmit(
         self, item: T, timeout: float | None = None, *, deadline_s: float | None = None
-    ) -> ItemResult[T]:
+    ) -> ItemResult[T, R]:
         """Like :meth:`submit`, and wait for the answer; the event loop is never blocked."""
         engine = self._engine
         loop = asyncio.get_running_loop()

@@ -5,13 +5,23 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from batchmill.errors import BatchmillError
 from batchmill.pressure import ThresholdLevel
 from batchmill.wording import count_of
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells them, they are Any.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    R = TypeVar("R")
 
 
 class Outcome(enum.Enum):
@@ -23,15 +33,18 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ItemResult(Generic[T]):
-    """The result of one submitted item; it has the item whatever the outcome."""
+class ItemResult(Generic[T, R]):
+    """The result of one submitted item; it has the item whatever the outcome.
+
+    ``T`` is the item's type, ``R`` that of the backend's result.
+    """
 
     item: T
     """The item as it was submitted."""
     outcome: Outcome
     """Success, failure, or dropped under pressure."""
-    value: Any = None
-    """What the backend returned for it, on success."""
+    value: R = None  # type: ignore[assignment]
+    """What the backend returned for it, on success; else None."""
     error: BaseException | None = None
     """What went wrong, on failure."""
     level: ThresholdLevel | None = None
@@ -52,7 +65,13 @@ class ItemResult(Generic[T]):
         """Whether a threshold dropped it: not a success, and not an error."""
         return self.outcome is Outcome.DROPPED
 
-    def unwrap(self) -> Any:
+    if not TYPE_CHECKING:  # Python 3.11 knows no defaults: ItemResult[str] is ItemResult[str, Any]
+
+        def __class_getitem__(cls, types):
+            types = types if isinstance(types, tuple) else (types, Any)
+            return super(ItemResult, cls).__class_getitem__(types)
+
+    def unwrap(self) -> R:
         """The backend's value; raises the error of a failure, and DroppedError if dropped."""
         if self.outcome is Outcome.SUCCESS:
             return self.value

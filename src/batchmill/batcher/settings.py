@@ -21,7 +21,10 @@ class bisect:  # noqa: N801 - reads as a verb where it is used: on_batch_failure
     """
 
     max_calls: int = 64
-    """Calls for one batch at most (retries apart); past that, what is left fails together."""
+    """Calls for one batch at most (retries apart); past that, what is left fails together.
+
+    Only the whole batch is retried, before it is split; its parts are sent once each.
+    """
 
     def __post_init__(self) -> None:
         if self.max_calls < 3:

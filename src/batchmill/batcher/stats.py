@@ -24,6 +24,7 @@ from batchmill.telemetry import (
     NO_DURATIONS,
     ComponentKind,
     Distribution,
+    Snapshot,
     counter,
     gauge,
     histogram,
@@ -44,7 +45,7 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class BatcherStats:
+class BatcherStats(Snapshot):
     """A batcher at one moment, and its counters since the start.
 
     While no submit is under way, ``submitted == pending`` plus the six ways an item can end:

@@ -11,8 +11,9 @@ import sys
 
 from batchmill import __version__
 from batchmill.cli import demo, export, ingest, oal, pipeline, query, run, status, store, web
+from batchmill.cli.options import Parser
 from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
-from batchmill.extras import require_extra
+from batchmill.extras import require_extras
 from batchmill.run import ConfigFileError, UnknownSettingError
 
 _COMMANDS = {
@@ -30,8 +31,13 @@ _COMMANDS = {
     "export": export.run,
     "store": store.run,
 }
-_DRAWING = frozenset({"run", "top", "pipeline", "backfill", "query"})
-"""The commands that need rich."""
+_EXTRAS: dict[str, tuple[str, ...]] = {
+    "top": ("cli",),
+    "pipeline": ("cli", "spark"),
+    "backfill": ("cli", "spark"),
+    "query": ("cli",),
+}
+"""The extras that commands need in any case; `run` knows more, by its settings."""
 _WRONG_SETTINGS = (ConfigError, ConfigFileError, UnknownSettingError)
 
 
@@ -42,8 +48,7 @@ def main() -> int:
     # to before it is loaded; what goes wrong is in the errors of its calls, too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        if given.command in _DRAWING:
-            require_extra(f"batchmill {given.command}", "cli", "rich")
+        require_extras(f"batchmill {given.command}", *_needed(given))
         return _COMMANDS[given.command](given)
     except MissingExtraError as error:
         print(error, file=sys.stderr)
@@ -60,8 +65,18 @@ def main() -> int:
         return 1
 
 
+def _needed(given: argparse.Namespace) -> list[str]:
+    """The extras that the command needs, all of them: whoever misses two installs them at once."""
+    extras = list(_EXTRAS.get(given.command, ()))
+    if str(getattr(given, "store", None)).startswith(("postgresql:", "postgres:")):
+        extras.append("postgres")
+    if str(getattr(given, "source", None)).startswith("kafka:"):
+        extras.append("kafka")
+    return extras
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="batchmill", description="Typed events in, metrics out.")
+    parser = Parser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in (run, status, web, demo, oal, ingest, pipeline, query, export, store):

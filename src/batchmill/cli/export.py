@@ -337,7 +337,9 @@ def _write_remote(given: argparse.Namespace, headers: Mapping[str, str], signals
     shown = remote_address(given.to)
     token = token_of(given, EXPORT_TOKEN_VARIABLE) or None
     status = _status_file(given, shown)
-    store = _await_pipeline(lambda: open_store(given.store, create=False), status, signals)
+    store = _await_pipeline(
+        lambda: open_store(given.store, retry=RetryPolicy(), create=False), status, signals
+    )
     if store is None:
         return 0
     position = given.position or _position(Path(given.checkpoint), shown)

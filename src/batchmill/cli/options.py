@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -34,6 +35,45 @@ class SourcesError(BatchmillError, ImportError):
         "shop.events, or the path of a .py file; modules are looked for where Python finds them "
         "and in the current folder"
     )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors suggest the command or the option that may have been meant."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = list(map(str, action.choices))
+            what = action.metavar if isinstance(action.metavar, str) else "value"
+            hint = suggestion(str(value), names)
+            text = f"there is no {what} {value!r}{hint} (choose from {', '.join(names)})"
+            raise argparse.ArgumentError(action if what == "value" else None, text)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; an option that does not exist gets a suggestion."""
+        given, rest = self.parse_known_args(args, namespace)
+        if rest:
+            options = self._options_of(given)
+            unknown = [f"{word}{suggestion(word.partition('=')[0], options)}" for word in rest]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return given
+
+    def _options_of(self, given: argparse.Namespace) -> list[str]:
+        """The options of the commands that were given."""
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                command = action.choices.get(getattr(given, action.dest, None) or "")
+                if isinstance(command, Parser):
+                    options += command._options_of(given)
+        return options
+
+
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """``"; did you mean status?"``: the nearest name, or those that begin with ``word``."""
+    names = list(names)
+    near = [name for name in names if len(word.lstrip("-")) and name.startswith(word)]
+    near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def whole(least: int = 1) -> Callable[[str], int]:

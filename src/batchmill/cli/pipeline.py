@@ -28,7 +28,7 @@ from batchmill.cli.options import (
     pair,
     whole,
 )
-from batchmill.errors import BatchmillError
+from batchmill.errors import BatchmillError, ConfigError
 from batchmill.store import DOUBTFUL
 from batchmill.wording import count_of
 
@@ -52,13 +52,7 @@ def add_parser(commands: Any) -> None:
         "them into a store, each event exactly once. Ctrl-C or SIGTERM ends it after the running "
         "batch, a second Ctrl-C at once; the next run continues from there.",
     )
-    add_pipeline_options(pipeline)
-    add = Options(pipeline)
-    text = "look for segments every S seconds (default: %(default)g)"
-    add.value("--trigger", "S", text, type=number(_LONGEST_TRIGGER_S, zero=True), default=5.0)
-    add.switch("--once", "process what is there, then end; for cron jobs")
-    text = "remove segments once they are in the store; not if others read the spool, too"
-    add.switch("--remove-read", text)
+    _add_stream_options(pipeline)
     backfill = commands.add_parser(
         "backfill",
         help="add past events to a store",
@@ -68,9 +62,18 @@ def add_parser(commands: Any) -> None:
     )
     backfill.add_argument("folder", help="with one sub-folder for each event type")
     add_pipeline_options(backfill)
-    add_metrics_options(pipeline)
-    for parser in (pipeline, backfill):
-        Options(parser).switch("--verbose", "log more; print stack traces")
+
+
+def _add_stream_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``batchmill pipeline``."""
+    add_pipeline_options(parser)
+    add = Options(parser)
+    text = "look for segments every S seconds (default: %(default)g)"
+    add.value("--trigger", "S", text, type=number(_LONGEST_TRIGGER_S, zero=True), default=5.0)
+    add.switch("--once", "process what is there, then end; for cron jobs")
+    text = "remove segments once they are in the store; not if others read the spool, too"
+    add.switch("--remove-read", text)
+    add_metrics_options(parser)
 
 
 def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
@@ -116,6 +119,7 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     add.value("--dedup", "TIME", text, type=_duration)
     add.value("--slow-database", "MS", "default:200,mongodb:100")
     add.value("--slow-cache", "MS", "default:20,redis:10")
+    Options(parser).switch("--verbose", "log more; print stack traces")
 
 
 def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
@@ -155,6 +159,21 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         "remove_read": getattr(given, "remove_read", False),
         "settings": PipelineSettings(apdex_ms=apdex, **settings),
     }
+
+
+def check_pipeline(command: str, arguments: Sequence[str]) -> None:
+    """Raise if ``batchmill pipeline`` could not run with these arguments: scripts, types, values.
+
+    Wrong values end the process as argparse does, with a message of ``command``.
+    """
+    from batchmill.oal import load
+
+    parser = argparse.ArgumentParser(prog=command, usage=argparse.SUPPRESS)
+    parser.add_argument("command")
+    _add_stream_options(parser)
+    oal = pipeline_arguments(parser.parse_args(arguments))["oal"]
+    if not len(load(oal)):
+        raise ConfigError("oal", oal, "scripts that define at least one metric")
 
 
 def run(given: argparse.Namespace) -> int:

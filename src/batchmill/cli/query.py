@@ -8,10 +8,10 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.options import Options, whole
+from batchmill.cli.options import Options, add_home_options, home_of, whole
 from batchmill.errors import BatchmillError, ConfigError
 from batchmill.sources import Grain, UnknownNameError, bucket_start
-from batchmill.store import Store, open_store
+from batchmill.store import Store, StoreMissingError, open_store
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -42,7 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("metric", nargs="?", help="the metric's name")
     add = Options(parser)
     text = "sqlite:///path.db, sqlite:////absolute/path.db or postgresql://user@host/database"
-    add.value("--store", "URL", text, required=True)
+    add.value("--store", "URL", f"{text} (default: that of --home)")
+    add_home_options(parser)
     add.switch("--list", "list the metrics")
     add.value("--top", "STREAM", "show the slowest calls of a TopN stream")
     add.value("--entity", "ENTITY", "only this entity: its id or its name")
@@ -69,10 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     if sum(map(bool, (arguments.metric, arguments.list, arguments.top))) != 1:
         return _fail("name a metric, or use --list or --top STREAM: one of them", 2)
     try:
-        with open_store(arguments.store, create=False) as store:
+        with open_store(arguments.store or home_of(arguments).store_url, create=False) as store:
             return _answer(store, arguments)
     except (ConfigError, UnknownNameError) as error:
         return _fail(str(error), 2)
+    except StoreMissingError as error:
+        where = (
+            "" if arguments.store else "; --home names the folder of another run, --store a store"
+        )
+        return _fail(f"{error}{where}", 1)
     except BatchmillError as error:
         return _fail(str(error), 1)
 
@@ -134,7 +140,9 @@ def _show_values(
         elif values:
             total = store.count_values(arguments.metric, **selection) if shown == limit else shown
             show = view.show_chart if arguments.chart else view.show_table
-            show(values, left_out=max(0, total - shown))
+            stored = [m for m in store.metrics(include_retired=True) if m.name == arguments.metric]
+            metric = max(stored, key=lambda known: (known.active, known.version))
+            show(values, metric, left_out=max(0, total - shown))
     if not shown:
         return _nothing(f"no values of {arguments.metric} {_where(arguments, newest)}")
     return 0

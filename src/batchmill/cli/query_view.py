@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from batchmill.sources import Grain, bucket_end, bucket_start
+from batchmill.sources import (
+    EntityIdError,
+    Grain,
+    bucket_end,
+    bucket_start,
+    split_entity_id,
+)
 from batchmill.store import StoredMetric, TopRecord, Value
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 GAP = " "
 NAME_WIDTH = 32
 LEAST_CHART = 20
+TICKS = 20
+"""How far apart the times below a chart are."""
+ARROW = " → "
+WIDEST = 100_000
 NUMBERS_WIDTH = 42
 """The room for the numbers behind a chart."""
-JSON_NAMES = {"entity_id": "entity", "entity_name": "name"}
-"""Fields of a record that have another name in JSON."""
+FORMER_NAMES = {"entity_id": "entity", "entity_name": "name"}
+"""Fields that JSON has under a second name as well: the one that they had at first."""
 
 
 def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
@@ -51,8 +63,7 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     """Slow calls, one a line."""
     if as_json:
         for record in records:
-            fields = {JSON_NAMES.get(name, name): part for name, part in asdict(record).items()}
-            _print_json({**fields, "grain": record.grain.value})
+            _print_json({**_with_former_names(asdict(record)), "grain": record.grain.value})
         return
     table = _table("time", "entity", "#", "ms", "statement", "runs", "total ms", "trace")
     for record in records:
@@ -68,54 +79,146 @@ def show_json(values: Iterable[Value]) -> int:
     """Values as JSON, one object a line; how many there were."""
     count = 0
     for count, value in enumerate(values, start=1):  # noqa: B007 - the last one is the answer
-        _print_json(
-            {
-                "metric": value.metric,
-                "grain": value.grain.value,
-                "bucket": value.bucket,
-                "time": bucket_start(value.bucket).isoformat(),
-                "entity": value.entity_id,
-                "name": value.entity_name,
-                "layers": sorted(value.layers),
-                "value": value.value,
-            }
-        )
+        fields = {
+            "metric": value.metric,
+            "grain": value.grain.value,
+            "bucket": value.bucket,
+            "time": bucket_start(value.bucket).isoformat(),
+            "entity_id": value.entity_id,
+            "entity_name": value.entity_name,
+            "layers": sorted(value.layers),
+            "value": value.value,
+        }
+        _print_json(_with_former_names(fields))
     return count
 
 
-def show_table(values: Sequence[Value], *, left_out: int) -> None:
+def _with_former_names(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields | {former: fields[name] for name, former in FORMER_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How people read the values of a metric."""
+
+    name: str = ""
+    divisor: int = 1
+    """A value is so many times what is shown."""
+
+    @classmethod
+    def of(cls, metric: StoredMetric) -> Unit:
+        """The unit of a metric, by its function, else by what it measures.
+
+        Shares are kept as whole numbers out of 10,000, and shown as percent.
+        """
+        if metric.function in _UNITS:
+            return _UNITS[metric.function]
+        measured = _MEASURED.match(metric.definition)
+        return _FIELD_UNITS.get(measured[1], cls()) if measured else cls()
+
+    def heading(self, label: str) -> str:
+        """The heading of a column of such values."""
+        return f"{label or 'value'} ({self.name})" if self.name else label or "value"
+
+    def shown(self, number: float | None) -> str:
+        """A value, without the unit's name."""
+        if number is None or self.divisor == 1:
+            return _number(number)
+        return f"{number / self.divisor:,.{len(str(self.divisor)) - 1}f}"
+
+
+_UNITS = {
+    "percent": Unit("%", 100),
+    "rate": Unit("%", 100),
+    "apdex": Unit("", 10_000),
+    "cpm": Unit("per min"),
+    "count": Unit(),
+    "histogram": Unit(),
+    "labelCount": Unit(),
+}
+_FIELD_UNITS = {
+    "latency": Unit("ms"),
+    "latencyMicros": Unit("µs"),
+    "usePercent": Unit("%"),
+}
+_MEASURED = re.compile(r"from\(\w+\.(\w+)\)")
+
+
+def show_table(values: Sequence[Value], metric: StoredMetric, *, left_out: int) -> None:
     """Values as a table, with a column for each label."""
+    unit = Unit.of(metric)
     labels = list(dict.fromkeys(label for value in values for label in _numbers(value)))
-    table = _table("time", "entity", *(label or "value" for label in labels))
+    table = _table("time", "entity", *map(unit.heading, labels))
     for value in values:
         numbers = _numbers(value)
-        shown = (_number(numbers.get(label)) for label in labels)
-        _add(table, time_text(value.bucket), value.entity_name, *shown)
+        shown = (unit.shown(numbers.get(label)) for label in labels)
+        _add(table, time_text(value.bucket), _name(value), *shown)
     _print(table)
     _say_left_out(len(values), left_out)
 
 
-def show_chart(values: Sequence[Value], *, left_out: int) -> None:
-    """Values as a line of blocks for each entity, or for each of its labels."""
-    console = Console()
+def show_chart(values: Sequence[Value], metric: StoredMetric, *, left_out: int) -> None:
+    """Values as a line of blocks for each entity, or for each of its labels; all on one scale."""
+    console, unit = Console(), Unit.of(metric)
     lines: dict[tuple[str, str], dict[int, float]] = {}
     for value in values:
         for label, number in _numbers(value).items():
-            name = f"{value.entity_name} {label}".strip()
-            lines.setdefault((name, value.entity_id), {})[value.bucket] = number
+            lines.setdefault((_name(value), label), {})[value.bucket] = number
     first, last = values[0].bucket, values[-1].bucket
     slots = _slots(values[0].grain, first, last)
-    longest = min(NAME_WIDTH, max(len(name) for name, _ in lines))
-    width = max(LEAST_CHART, console.width - longest - NUMBERS_WIDTH)
-    for (name, _), points in sorted(lines.items()):
-        drawn = blocks([points.get(bucket) for bucket in slots], width)
+    names = {key: _short(key[0], NAME_WIDTH - len(key[1])) + f" {key[1]}".rstrip() for key in lines}
+    longest = max(map(len, names.values()))
+    width = min(len(slots), max(LEAST_CHART, console.width - longest - NUMBERS_WIDTH))
+    everything = [number for points in lines.values() for number in points.values()]
+    low, high = min(0, *everything), max(everything)
+    for key, points in sorted(lines.items()):
+        drawn = blocks([points.get(bucket) for bucket in slots], width, low, high)
         present = list(points.values())
-        newest = points[max(points)]
-        figures = f"min {_number(min(present))} max {_number(max(present))} last {_number(newest)}"
-        shown = name if len(name) <= longest else name[: longest - 1] + "…"
-        console.print(Text(f"{shown:<{longest}} {drawn} {figures}"), soft_wrap=True)
-    console.print(Text(f"{time_text(first)} to {time_text(last)}"), soft_wrap=True)
+        least, most, newest = map(unit.shown, (min(present), max(present), points[max(points)]))
+        figures = f"min {least} max {most} last {newest}"
+        console.print(Text(f"{names[key]:<{longest}} {drawn} {figures}"), soft_wrap=True)
+    console.print(Text(f"{'':{longest}} {_time_axis(slots, width)}".rstrip()), soft_wrap=True)
+    scale = f"{BLOCKS[0]} is {unit.shown(low)}, {BLOCKS[-1]} is {unit.shown(high)} {unit.name}"
+    span = f"{time_text(first)} to {time_text(last)}; {scale.rstrip()}"
+    console.print(Text(span), soft_wrap=True)
     _say_left_out(len(values), left_out)
+
+
+def _time_axis(slots: Sequence[int], width: int) -> str:
+    """The times below a chart, each where its tick stands."""
+    forms = {Grain.MINUTE: "%H:%M", Grain.HOUR: "%d %H:%M", Grain.DAY: "%m-%d"}
+    axis = ""
+    for place in range(width):
+        if place % TICKS == 0 or place < len(axis):
+            if place >= len(axis):
+                start = bucket_start(slots[len(slots) * place // width])
+                axis += f"└{start.strftime(forms[Grain.of(slots[0])])}"
+        else:
+            axis += "─"
+    return axis
+
+
+def _name(value: Value) -> str:
+    """An entity's name; of a relation both ends."""
+    for kind in ("service_relation", "instance_relation", "endpoint_relation"):
+        with contextlib.suppress(EntityIdError):
+            names = split_entity_id(kind, value.entity_id)
+            if names[-1] == value.entity_name:
+                half = len(names) // 2
+                return f"{' '.join(names[:half])}{ARROW}{' '.join(names[half:])}"
+    return value.entity_name
+
+
+def _short(name: str, width: int) -> str:
+    """A name that fits; of a relation, something of both ends."""
+    if len(name) <= width:
+        return name
+    caller, arrow, callee = name.partition(ARROW)
+    if not arrow:
+        return f"{name[: width - 1]}…"
+    room = width - len(ARROW)
+    of = max(room // 2, room - len(callee))
+    return f"{_short(caller, of)}{ARROW}{_short(callee, max(room // 2, room - len(caller)))}"
 
 
 def _say_left_out(shown: int, left_out: int) -> None:
@@ -124,10 +227,16 @@ def _say_left_out(shown: int, left_out: int) -> None:
         _print(Text(f"the newest {shown} of {total} values; --limit {total} shows all"))
 
 
-def blocks(numbers: Sequence[float | None], width: int) -> str:
-    """A line of blocks, from 0 or the least to the greatest; a gap where there is nothing.
+def blocks(
+    numbers: Sequence[float | None],
+    width: int,
+    low: float | None = None,
+    high: float | None = None,
+) -> str:
+    """A line of blocks, from ``low`` to ``high``; a gap where there is nothing.
 
-    With more numbers than places, each place stands for the greatest of its share.
+    Without them, from 0 or the least number to the greatest. With more numbers than places, each
+    place stands for the greatest of its share.
 
     >>> blocks([0, 5, None, 10], 10)
     '▁▄ █'
@@ -141,7 +250,8 @@ def blocks(numbers: Sequence[float | None], width: int) -> str:
     present = [n for n in numbers if n is not None]
     if not present:
         return GAP * len(numbers)
-    low, high = min(0, *present), max(present)
+    low = min(0, *present) if low is None else low
+    high = max(present) if high is None else high
     spread = (high - low) or 1
     top = len(BLOCKS) - 1
     return "".join(GAP if n is None else BLOCKS[int((n - low) / spread * top)] for n in numbers)
@@ -184,7 +294,10 @@ def _add(table: Table, *cells: Any) -> None:
 
 
 def _print(shown: Table | Text) -> None:
-    Console().print(shown)
+    console = Console()
+    if not console.is_terminal:  # a line is a line, for grep and awk, however long it is
+        console = Console(width=WIDEST)
+    console.print(shown)
 
 
 def _print_json(content: dict[str, Any]) -> None:

@@ -6,10 +6,21 @@ import argparse
 import json
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from batchmill.cli.options import add_settings_options, number, settings_of
-from batchmill.run import FILE, HIDDEN, PREFIX, SettingValue
+from batchmill.cli.pipeline import check_pipeline
+from batchmill.run import (
+    FILE,
+    HIDDEN,
+    PREFIX,
+    Home,
+    RunSettings,
+    SettingValue,
+    check_settings,
+    pipeline_spec,
+)
 
 FOREVER = "forever"
 LONGEST_DEMO_S = 86_400.0
@@ -48,10 +59,19 @@ def add_parser(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run it; the exit code."""
+    settings = settings_of(given)
+    check_run(settings, demo=given.demo is not None)
     from batchmill.run import Demo, run_processes
 
     demo = None if given.demo is None else Demo(given.demo, given.demo_seed)
-    return run_processes(settings_of(given), demo)
+    return run_processes(settings, demo)
+
+
+def check_run(settings: RunSettings, *, demo: bool) -> None:
+    """Raise, before anything is started, if a process of the run would not start."""
+    check_settings(settings, demo=demo)
+    home = Home(Path(settings["home"]).absolute())
+    check_pipeline("batchmill run", pipeline_spec(settings, home).arguments)
 
 
 def _demo_seconds(text: str) -> float:

@@ -32,6 +32,7 @@ from batchmill.sources import (
     source_of,
 )
 from batchmill.spool import BadRowsError, Overloaded
+from batchmill.telemetry import Snapshot
 
 if TYPE_CHECKING:
     from batchmill.client.edge import Edge
@@ -46,7 +47,7 @@ _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class ClientStats:
+class ClientStats(Snapshot):
     """What became of a client's events.
 
     While no call is under way, ``emitted == written + failed + waiting``; refused ones are none of

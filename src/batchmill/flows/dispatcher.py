@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from batchmill import lifecycle
 from batchmill.errors import ConfigError, WouldDeadlockError
@@ -19,7 +19,15 @@ from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.flows")
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells T, it is Any, and no annotation is needed.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class FlowDispatcher(Generic[T]):

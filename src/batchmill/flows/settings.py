@@ -7,13 +7,22 @@ import math
 import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from batchmill.callables import check_plain
 from batchmill.cores import available_cores
 from batchmill.errors import ConfigError
 from batchmill.flows.assignment import Assignment, LeastLoaded
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells T, it is Any, and no annotation is needed.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 FlowIdOf: TypeAlias = Callable[[Any], Hashable | None]
 IsFinished: TypeAlias = Callable[[Any], object]
@@ -63,6 +72,7 @@ def method_or_self(field: str, value: Any, method: str, signature: str) -> Calla
     calls: tuple[object, ...] = (getattr(value, method, None), value)
     for call in calls:
         if callable(call):
+            check_plain(field, call)
             return call
     allowed = f"a callable {signature}, or an object with a method {method}{signature}"
     raise ConfigError(field, value, allowed)

@@ -13,6 +13,7 @@ from batchmill.telemetry import (
     NO_DURATIONS,
     ComponentKind,
     Distribution,
+    Snapshot,
     counter,
     gauge,
     histogram,
@@ -38,7 +39,7 @@ MEMORY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyStats:
+class LatencyStats(Snapshot):
     """Percentiles of a duration in seconds, each within 2 % (below 100 ns: 0)."""
 
     count: int
@@ -52,7 +53,7 @@ class LatencyStats:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStats:
+class WorkerStats(Snapshot):
     """One worker at the moment of the snapshot, and its counters since the start."""
 
     index: int
@@ -85,7 +86,7 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowStats:
+class FlowStats(Snapshot):
     """A dispatcher at one moment, and its counters since the start.
 
     Taken in one critical section, so it always balances:

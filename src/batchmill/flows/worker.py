@@ -19,6 +19,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from batchmill import lifecycle
+from batchmill.callables import check_done
 from batchmill.flows.stats import Histogram, Rate, WorkerStats
 from batchmill.telemetry import BATCH_SIZES, DURATIONS_S
 from batchmill.waiters import ThreadWaiter, give_way
@@ -84,7 +85,9 @@ class Worker:
             signals = [entry[0] for entry in batch]
             started = clock()
             try:
-                core.consume(signals)
+                answer = core.consume(signals)
+                if answer is not None:
+                    check_done(core.consume, answer)
                 succeeded = True
             except BaseException as error:  # noqa: BLE001 - user code; reported, the worker goes on
                 succeeded = False
@@ -163,6 +166,6 @@ def _report(core: FlowCore, batch: list[Any], error: BaseException) -> None:
         )
         return
     try:
-        core.on_error(batch, error)
+        check_done(core.on_error, core.on_error(batch, error))
     except BaseException:
         log.exception("batchmill flows %s: the error handler failed", core.name)

@@ -23,7 +23,7 @@ from batchmill.oal.states import (
     Sum,
     Tally,
 )
-from batchmill.oal.values import LOG_BITS, double_limbs, exact_double
+from batchmill.oal.values import LOG_BITS, RANKS, double_limbs, exact_double
 
 __all__ = [
     "ApdexCount",
@@ -48,6 +48,7 @@ __all__ = [
     "OalErrors",
     "Path",
     "Position",
+    "RANKS",
     "Script",
     "State",
     "Sum",

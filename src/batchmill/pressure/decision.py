@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import time as wall_clock
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from batchmill.callables import check_plain
 from batchmill.errors import ConfigError
 from batchmill.pressure.levels import QueueFullError, ThresholdLevel
 
@@ -155,6 +156,7 @@ def handler_function(
     if not callable(method):
         allowed = "a callable from context to decision, or an object with handle(context)"
         raise ConfigError(field, handler, allowed)
+    check_plain(field, method)
     return method
 
 
@@ -169,4 +171,5 @@ def listener_function(
     if not callable(method):
         allowed = "callables that take an event, or objects with on_threshold(event)"
         raise ConfigError(field, listener, allowed)
+    check_plain(field, method)
     return method

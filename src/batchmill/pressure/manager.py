@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchmill import lifecycle
+from batchmill.callables import check_done
 from batchmill.pressure import strategies
 from batchmill.pressure.decision import (
     EventKind,
@@ -308,7 +309,7 @@ class QueueThresholdManager:
         for event in events:
             for listener in self._listeners.values():
                 try:
-                    listener(event)
+                    check_done(listener, listener(event))
                 except Exception:
                     log.exception("batchmill %s: listener %r failed", self.name, listener)
                     with self._lock:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from batchmill.pressure.decision import QueueAction
 from batchmill.pressure.levels import ThresholdLevel
 from batchmill.pressure.settings import QueueThresholdSettings
-from batchmill.telemetry import ComponentKind, counter, gauge, up_down
+from batchmill.telemetry import ComponentKind, Snapshot, counter, gauge, up_down
 
 
 @dataclass(frozen=True, slots=True)
-class ThresholdStats:
+class ThresholdStats(Snapshot):
     """What thresholds decided since the start."""
 
     decisions: Mapping[tuple[ThresholdLevel, QueueAction], int]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from batchmill.callables import check_done, check_plain
 from batchmill.errors import ConfigError
 from batchmill.pressure.decision import (
     QueueDecision,
@@ -118,13 +119,14 @@ def dead_letter(
     It happens at CRITICAL_PLUS; below, ``otherwise`` decides (default: accept at WARNING, reject
     at CRITICAL). An item is never lost: either the sink has it, or its sender gets the error.
     """
+    check_plain("sink", sink)
     below = graceful_degradation() if otherwise is None else handler_function(otherwise)
 
     def decide(context: QueueThresholdContext[Any]) -> QueueDecision:
         if context.level is not ThresholdLevel.CRITICAL_PLUS:
             return below(context)
         try:
-            sink(context.item)
+            check_done(sink, sink(context.item))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the sender must hear of it
             error = QueueFullError(
                 context.depth,

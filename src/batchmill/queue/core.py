@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from batchmill import lifecycle
+from batchmill.callables import check_done
 from batchmill.queue import deadlock
 from batchmill.queue.admission import Gate
 from batchmill.queue.layout import Layout, Rebalancer
@@ -94,7 +95,7 @@ class QueueCore:
         if receiver.on_idle is None:
             return
         try:
-            receiver.on_idle()
+            check_done(receiver.on_idle, receiver.on_idle())
         except BaseException as error:
             with self.layout.lock:
                 self.failed_idle_calls += 1
@@ -116,7 +117,7 @@ class QueueCore:
             return
         with receiver.lock or contextlib.nullcontext():
             try:
-                receiver.on_shutdown()
+                check_done(receiver.on_shutdown, receiver.on_shutdown())
             except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
                 with self.layout.lock:
                     self.failed_last_calls += 1
@@ -150,7 +151,8 @@ class QueueCore:
             )
             return
         try:
-            getattr(handler, "on_error", handler)(batch, error)
+            on_error = getattr(handler, "on_error", handler)
+            check_done(on_error, on_error(batch, error))
         except BaseException:
             log.exception("batchmill queue %s: the error handler failed", self.name)
 

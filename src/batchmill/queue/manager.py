@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchmill import lifecycle
 from batchmill.cores import available_cores
@@ -23,6 +23,16 @@ from batchmill.queue.settings import BatchQueueSettings, ThreadPolicy
 from batchmill.queue.stats import LOST_NOT_DRAINED, BatchQueueManagerStats, BatchQueueStats
 
 log = logging.getLogger("batchmill.queue")
+
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells T, it is Any, and no annotation is needed.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class BatchQueueManager:
@@ -64,10 +74,10 @@ class BatchQueueManager:
     def create(
         self,
         name: str,
-        config: BatchQueueSettings,
+        config: BatchQueueSettings[T],
         *,
         downstream: Iterable[str | BatchQueue[Any]] = (),
-    ) -> BatchQueue[Any]:
+    ) -> BatchQueue[T]:
         """Make a queue of that name; a name that is taken raises and starts nothing.
 
         ``downstream`` are the queues of this manager that its handlers pass items on to, by name or
@@ -82,10 +92,10 @@ class BatchQueueManager:
     def get_or_create(
         self,
         name: str,
-        config: BatchQueueSettings,
+        config: BatchQueueSettings[T],
         *,
         downstream: Iterable[str | BatchQueue[Any]] = (),
-    ) -> BatchQueue[Any]:
+    ) -> BatchQueue[T]:
         """The queue of that name, made with ``config`` if there is none: the first call decides.
 
         A later call that wants a direct consumer where there are handlers, or the reverse, raises.
@@ -241,17 +251,15 @@ class BatchQueueManager:
             core.upstream = tuple(upstream[name])
 
     def _make(
-        self, name: str, config: BatchQueueSettings, downstream: tuple[str, ...]
-    ) -> BatchQueue[Any]:
+        self, name: str, config: BatchQueueSettings[T], downstream: tuple[str, ...]
+    ) -> BatchQueue[T]:
         if self._shutting_down:
             raise QueueClosedError("manager", f"creating queue {name!r}")
         scheduler = None
         if config.shared_scheduler is not None:
             scheduler = self._shared(*config.shared_scheduler)
         try:
-            queue: BatchQueue[Any] = BatchQueue(
-                name, config, scheduler=scheduler, on_done=self._queue_done
-            )
+            queue = BatchQueue(name, config, scheduler=scheduler, on_done=self._queue_done)
         except BaseException:
             if scheduler is not None and not scheduler.users and config.shared_scheduler:
                 del self._schedulers[config.shared_scheduler[0]]

@@ -39,6 +39,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from batchmill.callables import check_plain
 from batchmill.errors import ConfigError
 from batchmill.queue.settings import Handler
 from batchmill.waiters import Countdown, Waiter
@@ -94,6 +95,7 @@ class Receiver:
             raise ConfigError(
                 "handler", handler, "a callable, or an object with a consume(batch) method"
             )
+        check_plain("handler", consume)
         self.consume: Callable[[list[Any]], object] = consume
         self.on_idle = _method(handler, "on_idle")
         self.on_shutdown = _method(handler, "on_shutdown") or self.on_idle
@@ -108,8 +110,11 @@ class Receiver:
 
 
 def _method(handler: object, name: str) -> Callable[[], object] | None:
-    method = getattr(handler, name, None)
-    return method if callable(method) else None
+    method: Callable[[], object] | None = getattr(handler, name, None)
+    if not callable(method):
+        return None
+    check_plain(name, method)
+    return method
 
 
 class Lane:

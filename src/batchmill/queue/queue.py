@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from batchmill import lifecycle
 from batchmill.cores import available_cores
@@ -16,7 +16,7 @@ from batchmill.queue import admission, deadlock
 from batchmill.queue.core import QueueCore
 from batchmill.queue.partition import Lane, Lists, Route
 from batchmill.queue.scheduler import Scheduler
-from batchmill.queue.settings import BatchQueueSettings, Guard, HandlerConsumer
+from batchmill.queue.settings import BatchQueueSettings, Guard, Handler
 from batchmill.queue.stats import BatchQueueStats
 from batchmill.queue.strategies import TypeHash
 from batchmill.waiters import Countdown, ThreadWaiter
@@ -24,8 +24,17 @@ from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.queue")
 
-T = TypeVar("T")
-U = TypeVar("U")
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells T, it is Any, and no annotation is needed.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+    U = TypeVar("U")
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    U = TypeVar("U")
 
 _NONE = type(None)
 
@@ -69,7 +78,7 @@ class BatchQueue(Generic[T]):
     def __init__(
         self,
         name: str,
-        config: BatchQueueSettings,
+        config: BatchQueueSettings[T],
         *,
         scheduler: Scheduler | None = None,
         on_done: Callable[[QueueCore], None] | None = None,
@@ -108,7 +117,7 @@ class BatchQueue(Generic[T]):
         return self._core.name
 
     @property
-    def config(self) -> BatchQueueSettings:
+    def config(self) -> BatchQueueSettings[T]:
         """The settings the queue was made with."""
         return self._core.settings
 
@@ -177,7 +186,7 @@ class BatchQueue(Generic[T]):
     def add_handler(
         self,
         cls: type[U],
-        handler: HandlerConsumer[U] | Callable[[list[U]], object],
+        handler: Handler[U],
         weight: float = 1.0,
     ) -> None:
         """Register ``handler`` for every item whose class is exactly ``cls``.

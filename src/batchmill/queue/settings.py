@@ -10,13 +10,22 @@ import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, runtime_checkable
 
+from batchmill.callables import check_plain
 from batchmill.cores import available_cores
 from batchmill.errors import ConfigError
 from batchmill.queue.strategies import Balancer, PartitionSelector, Selector
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of every type checker's own; where nothing tells T, it is Any, and no annotation is needed.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _YEAR_MS = 365 * 24 * 3600 * 1000
 
@@ -189,7 +198,7 @@ class HandlerConsumer(Protocol[T]):
         """Handle ``batch``; an exception marks all of it failed. The list is yours to keep."""
 
 
-Handler: TypeAlias = HandlerConsumer[Any] | Callable[[list[Any]], object]
+Handler: TypeAlias = HandlerConsumer[T] | Callable[[list[T]], object]
 
 
 class QueueErrorHandler(Protocol):
@@ -252,8 +261,8 @@ class GuardFactory(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchQueueSettings:
-    """The settings of a :class:`BatchQueue`.
+class BatchQueueSettings(Generic[T]):
+    """The settings of a :class:`BatchQueue`; ``T`` is what its ``consumer`` takes.
 
     >>> BatchQueueSettings(threads=ThreadPolicy.fixed(1)).buffer_size
     10000
@@ -277,7 +286,7 @@ class BatchQueueSettings:
     strategy: BufferStrategy = BufferStrategy.BLOCKING
     """What happens to a producer when the partition is full."""
 
-    consumer: Handler | None = None
+    consumer: Handler[T] | None = None
     """Takes every batch, whatever the classes in it; excludes ``add_handler``."""
 
     serialize: bool = False
@@ -344,6 +353,9 @@ class BatchQueueSettings:
         ):
             if not valid:
                 raise ConfigError(name, getattr(self, name), allowed)
+        for name, method in (("consumer", "consume"), ("error_handler", "on_error")):
+            value = getattr(self, name)
+            check_plain(name, getattr(value, method, value))
 
 
 def _none_or_has(value: object, method: str = "__call__") -> bool:

@@ -11,6 +11,7 @@ from batchmill.telemetry import (
     NO_DURATIONS,
     ComponentKind,
     Distribution,
+    Snapshot,
     counter,
     durations_by_bits,
     gauge,
@@ -33,7 +34,7 @@ LOST_NOT_DRAINED = "not_drained"
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionStats:
+class PartitionStats(Snapshot):
     """One partition at the moment of the snapshot."""
 
     index: int
@@ -85,7 +86,7 @@ class PartitionMove:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchQueueStats:
+class BatchQueueStats(Snapshot):
     """A queue at one moment, and its counters since the start.
 
     At any quiet moment ``accepted == consumed + failed + dropped["unregistered"] + pending``.
@@ -190,7 +191,7 @@ class BatchQueueStats:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchQueueManagerStats:
+class BatchQueueManagerStats(Snapshot):
     """The queues of a manager at one moment, and what its latest ``shutdown_all`` came to."""
 
     queues: tuple[BatchQueueStats, ...]

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Set
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+from batchmill.callables import check_done
 from batchmill.queue.partition import CONSUMED, FAILED, UNREGISTERED, Lane, Partition, Receiver
 from batchmill.telemetry import LONGEST_BITS
 
@@ -295,7 +296,9 @@ class DrainTask:
                 core.warn_unregistered(lane)
                 outcome = UNREGISTERED
             else:
-                receiver.consume(batch)
+                answer = receiver.consume(batch)
+                if answer is not None:
+                    check_done(receiver.consume, answer)
                 outcome = CONSUMED
         except BaseException as error:  # noqa: BLE001 - user code; reported, the thread lives
             outcome = FAILED

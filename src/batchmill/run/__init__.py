@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
 from batchmill.run.balance import read_counted
+from batchmill.run.checks import check_settings
 from batchmill.run.home import Home, HomeError, HomeInUseError, HomeSourceError
 from batchmill.run.settings import (
     FILE,
@@ -26,7 +27,12 @@ from batchmill.run.settings import (
     resolve,
 )
 from batchmill.run.signals import Signals, serve_until_signal
-from batchmill.run.specs import EXPORT_HEADERS_VARIABLE, EXPORT_TOKEN_VARIABLE, TOKEN_VARIABLE
+from batchmill.run.specs import (
+    EXPORT_HEADERS_VARIABLE,
+    EXPORT_TOKEN_VARIABLE,
+    TOKEN_VARIABLE,
+    pipeline_spec,
+)
 from batchmill.run.status import (
     LAG_S,
     Backlog,
@@ -76,7 +82,9 @@ __all__ = [
     "UnknownSettingError",
     "WorkerError",
     "assess",
+    "check_settings",
     "load_settings",
+    "pipeline_spec",
     "read_counted",
     "read_status",
     "resolve",

@@ -9,6 +9,7 @@ waits for that.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,14 @@ class Home:
             for folder in (self.folder, self.run, self.log, self.spool):
                 folder.mkdir(0o700, parents=True, exist_ok=True)
 
+    def check_writable(self) -> None:
+        """Raise :class:`HomeError` unless files can be made in every folder that is there."""
+        folders = (self.folder, self.run, self.log, self.spool, self.checkpoint, self.quarantine)
+        for folder in folders:
+            if folder.exists():
+                with self._usable(), tempfile.TemporaryFile(dir=folder, prefix=".check-"):
+                    pass
+
     @contextlib.contextmanager
     def locked(self, wait_s: float = LEFTOVERS_S) -> Iterator[int]:
         """Lock the folder; yields the lock's file handle, which the processes are to inherit.
@@ -143,7 +152,8 @@ class Home:
         try:
             yield
         except OSError as error:
-            raise HomeError(str(self.folder), error.strerror or str(error)) from error
+            where = f": {error.filename}" if error.filename else ""
+            raise HomeError(str(self.folder), f"{error.strerror or error}{where}") from error
 
     def _pid(self) -> str:
         pid = (read_json(self.supervisor) or {}).get("pid")

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
-from batchmill.export import require_exporter
-from batchmill.extras import require_extra
+from batchmill.errors import BatchmillError, MissingExtraError
+from batchmill.extras import require_extras
 from batchmill.files import read_json, write_json
 from batchmill.run.balance import balance, read_counted, read_sent
+from batchmill.run.checks import check_ports, check_store
 from batchmill.run.home import Home
 from batchmill.run.screen import Screen, TableReader, draw_tables, read_tables
 from batchmill.run.settings import RunSettings
 from batchmill.run.signals import Signals
 from batchmill.run.specs import (
     EXPORTER_PREFIX,
-    SPOOL_SETTINGS,
     WEB,
     demo_spec,
     export_names,
@@ -67,10 +66,11 @@ class Demo:
 def run_processes(settings: RunSettings, demo: Demo | None = None) -> int:
     """Run ingest, pipeline, exporters and web UI until Ctrl-C, or until the demo is over.
 
-    The exit code is 0, 1 if the demo does not balance, and 130 after a second Ctrl-C.
+    Raises before anything is started if a folder, a port or the store cannot be used; what can be
+    known without them, :func:`batchmill.run.checks.check_settings` has checked before. The exit
+    code is 0, 1 if the demo does not balance, and 130 after a second Ctrl-C.
     """
     home = Home(Path(settings["home"]).absolute())
-    check(settings, demo=demo is not None)
     home.prepare()
     limits = {"limit": settings["log_mb"] * 2**20, "files": settings["log_files"]}
     log = RotatingLog(home.log / "run.log", **limits)
@@ -80,6 +80,9 @@ def run_processes(settings: RunSettings, demo: Demo | None = None) -> int:
         TableReader(home.store_url) as reader,
         Screen() as screen,
     ):
+        # Only now: the processes of a killed run have ended, and do not listen any more.
+        check_ports(settings)
+        check_store(home)
         home.bind_source(settings["kafka"])
 
         def say(text: str) -> None:
@@ -91,46 +94,6 @@ def run_processes(settings: RunSettings, demo: Demo | None = None) -> int:
 
         with Supervisor(inherit=inherit, log=child_log, say=say) as supervisor:
             return _Run(settings, home, supervisor, signals, reader, screen, say).go(demo)
-
-
-def check(settings: RunSettings, *, demo: bool) -> None:
-    """Raise, before anything is started, if something that the run needs is missing or wrong."""
-    from batchmill.spark import find_java
-
-    require_extra("the pipeline", "spark", "pyspark")
-    find_java()
-    if demo and settings["tls_cert"]:
-        raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
-    _check_kafka(settings)
-    for target in (*settings["export_to"], settings["export_traces"], settings["export_logs"]):
-        if target is not None:
-            require_exporter(target)
-    if settings["token"] and settings["token_file"]:
-        raise ConfigError("token_file", settings["token_file"], "left out where there is a token")
-    if not (settings["token"] or settings["token_file"] or settings["tls_client_ca"]):
-        from batchmill.http import Access
-
-        Access().check_bind(settings["bind"], settings["insecure"])
-
-
-def _check_kafka(settings: RunSettings) -> None:
-    from batchmill.kafka import check_accepted, read_options
-
-    options: dict[str, str] = {}
-    if file := settings["kafka_config"]:
-        try:
-            options = read_options(Path(file))
-        except OSError as error:
-            allowed = f"a file that can be read ({error.strerror})"
-            raise ConfigError("kafka_config", file, allowed) from None
-    if not settings["kafka"]:
-        return
-    require_extra("Kafka", "kafka", "confluent_kafka")
-    check_accepted(options)
-    for name in SPOOL_SETTINGS:
-        if not settings.is_default(name):
-            allowed = "left out with kafka: a topic has no segments, and its retention bounds it"
-            raise ConfigError(name, settings[name], allowed)
 
 
 def remove_exporters(home: Home, keep: Sequence[str]) -> list[str]:
@@ -229,7 +192,7 @@ class _Run:
         if not self._settings["web"]:
             return
         try:
-            require_extra("the web server", "web", "starlette", "uvicorn")
+            require_extras("the web server", "web")
         except MissingExtraError as error:
             self._say(f"web UI disabled: {error}")
         else:

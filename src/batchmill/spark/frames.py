@@ -7,32 +7,25 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from batchmill.sources import Grain, UnknownNameError, bucket_start
-from batchmill.store import Selection, Store, Value, open_store
-
-_SCHEMA = pa.schema(
-    [
-        ("metric", pa.string()),
-        ("source", pa.string()),
-        ("entity_id", pa.string()),
-        ("entity_name", pa.string()),
-        ("layers", pa.list_(pa.string())),
-        ("grain", pa.string()),
-        ("time", pa.timestamp("us", "UTC")),
-        ("label", pa.string()),
-        ("value", pa.float64()),
-    ]
+from batchmill.sources import Grain, bucket_start
+from batchmill.store import (
+    Selection,
+    Store,
+    frame_metrics,
+    frame_rows,
+    frame_schema,
+    open_store,
 )
+
 _COLUMNS = (
     "metric string, source string, entity_id string, entity_name string, layers array<string>, "
     "grain string, time timestamp, label string, value double"
 )
-"""The same as Spark writes it."""
+"""Those of ``Store.to_arrow``, as Spark writes them."""
 _FILE = "sqlite:///"
 _ROWS = 10_000
 """How many values a task holds at a time."""
@@ -62,9 +55,10 @@ class _ReadValues:
             for number in batch[0].to_pylist():
                 own = self.slices[number]
                 with open_store(self.url, create=False) as store:
-                    rows = _rows(own, store.iter_values(own.metric, own.selection))
+                    values = store.iter_values(own.metric, own.selection)
+                    rows = frame_rows(own.metric, own.source, values)
                     while some := list(islice(rows, _ROWS)):
-                        yield pa.RecordBatch.from_pylist(some, _SCHEMA)
+                        yield pa.RecordBatch.from_pylist(some, frame_schema())
 
 
 def metrics(
@@ -100,14 +94,10 @@ def metrics(
 def _slices(
     store: Store, names: Sequence[str], chosen: Selection, *, divided: bool
 ) -> Iterator[_Slice]:
-    stored = sorted(store.metrics(include_retired=True), key=lambda metric: metric.active)
-    known = {metric.name: metric for metric in stored}
     spans = _days(store.newest_minute(), chosen) if divided else [chosen]
-    for name in names or [metric.name for metric in stored if metric.active]:
-        if name not in known:
-            raise UnknownNameError("metric", name, tuple(known))
+    for metric in frame_metrics(store, names):
         for selection in spans:
-            yield _Slice(name, known[name].source, selection)
+            yield _Slice(metric.name, metric.source, selection)
 
 
 def _days(newest: int | None, chosen: Selection) -> list[Selection]:
@@ -128,20 +118,3 @@ def _moment(bound: datetime | int | None) -> datetime | None:
         return None
     moment = bucket_start(bound) if isinstance(bound, int) else bound
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def _rows(own: _Slice, values: Iterable[Value]) -> Iterator[dict[str, Any]]:
-    for value in values:
-        numbers = value.value if isinstance(value.value, dict) else {None: value.value}
-        for label, number in numbers.items():
-            yield {
-                "metric": own.metric,
-                "source": own.source,
-                "entity_id": value.entity_id,
-                "entity_name": value.entity_name,
-                "layers": sorted(value.layers),
-                "grain": value.grain.value,
-                "time": bucket_start(value.bucket),
-                "label": label,
-                "value": float(number),
-            }

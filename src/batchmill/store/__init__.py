@@ -50,6 +50,7 @@ from batchmill.store.errors import (
     StoreVersionError,
     TooManyColumnsError,
 )
+from batchmill.store.frames import frame_metrics, frame_rows, frame_schema
 from batchmill.store.results import (
     BucketValues,
     CellRows,
@@ -158,6 +159,9 @@ __all__ = [
     "encode_label_sums",
     "encode_labels",
     "encode_numbers",
+    "frame_metrics",
+    "frame_rows",
+    "frame_schema",
     "moment_of",
     "open_for_task",
     "open_store",

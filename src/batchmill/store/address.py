@@ -19,6 +19,8 @@ from batchmill.store.retry import RetryPolicy
 if TYPE_CHECKING:
     from batchmill.store.store import Store
 
+READING = RetryPolicy(give_up_after_s=5)
+"""How long readers wait for a database that cannot be reached: a person may be waiting for them."""
 HIDDEN = "…"
 FILE = "sqlite:///"
 ALLOWED = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database"
@@ -44,8 +46,9 @@ def open_store(
     """Open the store at ``url``; create it if there is none, migrate it if it is an older one.
 
     ``ttl_days``: whole days that are kept before the newest one, by event time. ``top_n``: how many
-    of the slowest calls are kept for each entity and bucket. With ``create=False`` a missing store
-    is a :class:`StoreMissingError`.
+    of the slowest calls are kept for each entity and bucket. With ``create=False``, for readers, a
+    missing store is a :class:`StoreMissingError`, and one that cannot be reached is given up after
+    seconds, unless ``retry`` says otherwise; a writer tries for minutes.
 
     >>> open_store("mysql://somewhere")
     Traceback (most recent call last):
@@ -55,7 +58,7 @@ sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database
     """
     check_int("ttl_days", ttl_days, 1)
     check_int("top_n", top_n, 1)
-    policy = retry or RetryPolicy()
+    policy = retry or (RetryPolicy() if create else READING)
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
         from batchmill.store.sqlite import SqliteStore

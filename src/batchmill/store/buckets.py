@@ -11,10 +11,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from batchmill.errors import ConfigError
 from batchmill.sources import Grain, bucket_start
 
 Moment: TypeAlias = int | datetime
 """A bucket of any grain, or a moment."""
+
+
+def to_grain(grain: Grain | str) -> Grain:
+    """A grain, also by its word.
+
+    >>> to_grain("hour")
+    <Grain.HOUR: 'hour'>
+    """
+    try:
+        return Grain(grain)
+    except ValueError:
+        words = " or ".join(repr(known.value) for known in Grain)
+        raise ConfigError("grain", grain, f"a Grain, or {words}") from None
+
 
 _PER_DAY = {Grain.MINUTE: 10_000, Grain.HOUR: 100, Grain.DAY: 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -13,7 +14,12 @@ from batchmill.errors import ConfigError, check_numbers
 from batchmill.store.errors import StoreClosedError, StoreUnavailableError
 from batchmill.waiters import back_off_ms
 
+log = logging.getLogger("batchmill.store")
+
 T = TypeVar("T")
+
+_SILENT_S = 3.0
+"""After so long without success, the log says that a database is waited for."""
 
 
 class TransientError(Exception):
@@ -65,6 +71,7 @@ class Retrier:
         """The result of ``work``, which is called again when it raises :class:`TransientError`."""
         start = time.monotonic()
         attempt = 0
+        warned = False
         while True:
             self.check_open()
             attempt += 1
@@ -77,6 +84,14 @@ class Retrier:
                 if spent + delay > self._policy.give_up_after_s:
                     why = " ".join(str(cause).split())
                     raise StoreUnavailableError(self._url, attempt, spent, why) from cause
+                if spent + delay > _SILENT_S and not warned:
+                    warned = True
+                    log.warning(
+                        "batchmill store %s cannot be used, trying again for %.0f s: %s",
+                        self._url,
+                        self._policy.give_up_after_s - spent,
+                        " ".join(str(cause).split()),
+                    )
             self.wait(delay)
 
     def check_open(self) -> None:

@@ -54,6 +54,7 @@ NO_ROOM_BYTES = 1024 * 1024
 """With less than this free, a failed write is a full disk, whatever SQLite calls it."""
 
 SQLITE = Dialect(
+    name="sqlite",
     whole="INTEGER",
     floating="REAL",
     text="TEXT",
@@ -104,7 +105,9 @@ class SqliteSession(Session):
 
     def has_table(self, name: str) -> bool:
         return bool(
-            self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+            self.rows(
+                "SELECT 1 FROM sqlite_master WHERE type IN ('table', 'view') AND name = ?", (name,)
+            )
         )
 
 

@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar, Unpack
 
 from batchmill.errors import ConfigError
+from batchmill.extras import require_extra
 from batchmill.lifecycle import Closing
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
+from batchmill.store import frames
 from batchmill.store.batch import (
     Batch,
     Claim,
@@ -26,7 +28,7 @@ from batchmill.store.batch import (
     PartShare,
     PartsResult,
 )
-from batchmill.store.buckets import Moment
+from batchmill.store.buckets import Moment, to_grain
 from batchmill.store.clock import STEP_S, ClockReading, ClockState, minute_of, span_of
 from batchmill.store.errors import StoreError, StoreInUseError
 from batchmill.store.results import (
@@ -56,8 +58,12 @@ from batchmill.store.sql.session import Session
 from batchmill.store.sql.snapshot import Snapshot
 from batchmill.store.sql.stream import Checkpoint, Exempt
 from batchmill.store.sql.values import Page, Position, Selection, SelectionFields
+from batchmill.store.views import refresh_views
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
     from batchmill.store.address import TaskAddress
 
 log = logging.getLogger("batchmill.store")
@@ -159,16 +165,20 @@ class Store(Closing):
         computes a metric of that name with another definition.
         """
         wanted = list(metrics)
-        with self._writing:
-            layout = self._write(
-                lambda session: registry.register(
-                    session,
-                    wanted,
-                    retire=retire,
-                    stream=stream if owner is None else owner,
-                    has_writer=lambda other: self._has_writer(session, other),
-                )
+
+        def work(session: Session) -> Layout:
+            registered = registry.register(
+                session,
+                wanted,
+                retire=retire,
+                stream=stream if owner is None else owner,
+                has_writer=lambda other: self._has_writer(session, other),
             )
+            refresh_views(session)
+            return registered
+
+        with self._writing:
+            layout = self._write(work)
             self._layouts[stream] = layout
         return layout
 
@@ -374,6 +384,26 @@ class Store(Closing):
 
         return values_sql.by_pages(read_page)
 
+    def to_arrow(
+        self, *metrics: str, selection: Selection = ALL, **fields: Unpack[SelectionFields]
+    ) -> pa.Table:
+        """The selected values of these metrics, or of all that are computed, as an Arrow table.
+
+        A row is one number, in the columns ``metric``, ``source``, ``entity_id``, ``entity_name``,
+        ``layers``, ``grain``, ``time`` (the start of the minute, hour or day), ``label`` and
+        ``value``; ``batchmill.spark.metrics`` has the same. A metric with labels, such as a
+        percentile, has a row for each of them. ``limit`` is for each metric. Takes pyarrow.
+        """
+        return frames.read_arrow(self, metrics, replace(selection, **fields))
+
+    def to_pandas(
+        self, *metrics: str, selection: Selection = ALL, **fields: Unpack[SelectionFields]
+    ) -> pd.DataFrame:
+        """The same as :meth:`to_arrow`, as a DataFrame of pandas."""
+        require_extra("to_pandas()", "spark", "pandas", "pyarrow")
+        frame: pd.DataFrame = self.to_arrow(*metrics, selection=selection, **fields).to_pandas()
+        return frame
+
     def count_values(
         self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> int:
@@ -389,7 +419,7 @@ class Store(Closing):
         return self._read(lambda session: values_sql.read_states(session, metric, wanted))
 
     def bucket_values(
-        self, bucket: int, *, grain: Grain = Grain.MINUTE, most: int | None = None
+        self, bucket: int, *, grain: Grain | str = Grain.MINUTE, most: int | None = None
     ) -> BucketValues:
         """Every metric of every entity in one bucket, read at one moment; one query a source.
 
@@ -397,7 +427,8 @@ class Store(Closing):
         """
         if most is not None and most < 0:
             raise ConfigError("most", most, "a whole number of at least 0, or None for all")
-        return self._read(lambda session: values_sql.read_bucket(session, grain, bucket, most))
+        wanted = to_grain(grain)
+        return self._read(lambda session: values_sql.read_bucket(session, wanted, bucket, most))
 
     def totals(
         self, metrics: Sequence[StoredMetric], wanted: Mapping[int, Collection[str]]
@@ -425,14 +456,15 @@ class Store(Closing):
         stream: str,
         *,
         entity: str | None = None,
-        grain: Grain = Grain.MINUTE,
+        grain: Grain | str = Grain.MINUTE,
         bucket: Moment | tuple[Moment | None, Moment | None] | None = None,
         n: int | None = None,
     ) -> list[TopRecord]:
         """The slowest calls by bucket, entity id and rank; ``bucket`` is one, or first and last."""
         start, end = bucket if isinstance(bucket, tuple) else (bucket, bucket)
-        condition = Selection(grain=grain, entity=entity, start=start, end=end).condition()
-        return self._read(lambda session: topn.read_top(session, stream, grain, condition, n))
+        wanted = to_grain(grain)
+        condition = Selection(grain=wanted, entity=entity, start=start, end=end).condition()
+        return self._read(lambda session: topn.read_top(session, stream, wanted, condition, n))
 
     def top_streams(self) -> list[str]:
         """The names of the TopN streams that have records."""

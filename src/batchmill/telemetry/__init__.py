@@ -40,6 +40,7 @@ from batchmill.telemetry.registry import (
     default_registry,
     register,
 )
+from batchmill.telemetry.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from batchmill.telemetry.otel import observe
@@ -61,6 +62,7 @@ __all__ = [
     "Registration",
     "Registry",
     "RegistryStats",
+    "Snapshot",
     "counter",
     "default_registry",
     "durations_by_bits",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from batchmill.telemetry import ComponentKind, counter, up_down
+from batchmill.telemetry import ComponentKind, Snapshot, counter, up_down
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedStats:
+class EmbeddedStats(Snapshot):
     """What became of what was emitted.
 
     ``accepted`` is the sum of ``committed``, ``expired``, ``invalid`` (all reasons), ``failed`` and

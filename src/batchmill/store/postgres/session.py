@@ -25,6 +25,7 @@ from batchmill.store.sql.session import (
 )
 
 POSTGRES = Dialect(
+    name="postgresql",
     whole="BIGINT",
     floating="DOUBLE PRECISION",
     text=TEXT,
@@ -214,6 +215,11 @@ class PostgresSession(Session):
 
     def has_table(self, name: str) -> bool:
         return self.rows("SELECT to_regclass(?)", (quote(name),))[0][0] is not None
+
+    def drop_view(self, name: str) -> bool:
+        dependent = "SELECT 1 FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid WHERE "
+        dependent += "d.refobjid = to_regclass(?) AND r.ev_class <> d.refobjid"
+        return not self.rows(dependent, (quote(name),)) and super().drop_view(name)
 
     def install(self) -> None:
         """Create the functions that compact tallies."""

@@ -38,6 +38,8 @@ COMPACT = {
 class Dialect:
     """What SQLite and PostgreSQL write differently."""
 
+    name: str
+    """``sqlite`` or ``postgresql``."""
     whole: str
     """The type of 64-bit whole numbers."""
     floating: str
@@ -199,6 +201,11 @@ class Session(ABC):
     @abstractmethod
     def has_table(self, name: str) -> bool:
         """Whether there is a table of that name."""
+
+    def drop_view(self, name: str) -> bool:
+        """Remove a view, if it is there; False if others depend on it."""
+        self.run(f"DROP VIEW IF EXISTS {quote(name)}")
+        return True
 
     def install(self) -> None:  # noqa: B027 - not every database needs any
         """Create the functions that the schema needs in this database."""

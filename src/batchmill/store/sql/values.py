@@ -9,7 +9,7 @@ from typing import TypedDict
 from batchmill.errors import ConfigError
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
-from batchmill.store.buckets import Moment, first_bucket, last_bucket
+from batchmill.store.buckets import Moment, first_bucket, last_bucket, to_grain
 from batchmill.store.results import BucketValues, EntityValues, StateRow, StoredMetric, Value
 from batchmill.store.sql.entities import fit_text, id_or_name, in_layer, read_layers
 from batchmill.store.sql.registry import all_metrics, find_metric
@@ -38,7 +38,7 @@ _ORDER = ("t.bucket", "e.id", "t.entity")
 class SelectionFields(TypedDict, total=False):
     """The fields of a :class:`Selection`, as keyword arguments."""
 
-    grain: Grain
+    grain: Grain | str
     entity: str | None
     start: Moment | None
     end: Moment | None
@@ -51,6 +51,7 @@ class Selection:
     """Which values of a metric to read."""
 
     grain: Grain = Grain.MINUTE
+    """Also by its word, such as ``"hour"``."""
     entity: str | None = None
     """The id or the name of an entity; None: all."""
     start: Moment | None = None
@@ -62,6 +63,7 @@ class Selection:
     """How many values at most: the newest."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "grain", to_grain(self.grain))
         if self.limit is not None and self.limit < 0:
             raise ConfigError("limit", self.limit, "a whole number of at least 0, or None for all")
 

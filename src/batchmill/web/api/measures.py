@@ -19,10 +19,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
-from batchmill.store import BucketList, Buckets, Cell, Snapshot, StoredMetric
-from batchmill.web.api.coverage import Coverage
 from batchmill.sources import Grain
 from batchmill.store import BucketList, Buckets, Cell, Ranking, Snapshot, StoredMetric
+from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
 
