@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -30,8 +31,7 @@ from tests.kit.servers.postgres import Postgres, make_postgres
 from tests.kit.threads import PATIENCE_S
 
 TOKEN = "soak"
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""Debian's package libfaketime."""
+SOURCE = Path(__file__).parent
 DISK_KIB = 3 * 2**20
 _POLL_S = 0.5
 
@@ -93,6 +93,25 @@ class Service:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(PATIENCE_S)
+
+
+class Clock:
+    """A wall clock of other processes that can be moved while they run: see ``clock.c``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, library = folder / "clock", folder / "clock.so"
+        self.set(0)
+        subprocess.run(
+            ["cc", "-O2", "-shared", "-fPIC", "-o", library, SOURCE / "clock.c", "-ldl"],
+            check=True,
+            capture_output=True,
+        )
+        self.environment = {"LD_PRELOAD": str(library), "SOAK_CLOCK": str(self._file)}
+
+    def set(self, seconds: float) -> None:
+        """Let it be so wrong from now on."""
+        with self._file.open("r+b" if self._file.exists() else "wb", buffering=0) as file:
+            file.write(struct.pack("q", round(seconds)))
 
 
 class Peer:
@@ -168,8 +187,8 @@ class Stage:
     postgres: Postgres | None
     disk: bool
     """Whether the disk can be filled."""
-    clock: Path | None
-    """The file that moves the clock of the processes; None: it cannot be moved."""
+    clock: Clock | None
+    """Moves the clock of the processes; None: it cannot be moved."""
     notes: list[str] = field(default_factory=list)
     """What is left out, and why."""
     _end: threading.Event = field(default_factory=threading.Event)
@@ -203,11 +222,9 @@ class Stage:
         resize(self.folder, DISK_KIB)
 
     def move_clock(self, seconds: float) -> None:
-        """The processes' clocks are so wrong, within a second."""
+        """The processes' clocks are so wrong from now on."""
         assert self.clock is not None
-        fresh = self.clock.with_suffix(".new")
-        fresh.write_text(f"{seconds:+.0f}\n")
-        fresh.replace(self.clock)
+        self.clock.set(seconds)
 
     def stop(self, wait_s: float) -> dict[str, int | None]:
         """End all services in order; their exit codes."""
@@ -243,12 +260,7 @@ def stage(
         clock, environment = _clock(work, without, notes), dict(os.environ)
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "BATCHMILL_TOKEN": TOKEN, **env}
         if clock is not None:
-            environment |= {
-                "LD_PRELOAD": str(FAKETIME),
-                "FAKETIME_TIMESTAMP_FILE": str(clock),
-                "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            }
+            environment |= clock.environment
         http, grpc, web, page, peer_port, side_http, side_grpc = free_ports(7)
         peer = Peer(peer_port)
         peer.open()
@@ -295,15 +307,14 @@ def stage(
         yield made
 
 
-def _clock(work: Path, without: frozenset[str], notes: list[str]) -> Path | None:
+def _clock(work: Path, without: frozenset[str], notes: list[str]) -> Clock | None:
     if "machine clock" in without:
         return None
-    if not FAKETIME.exists():
-        notes.append(f"the machine's clock is not moved: {FAKETIME} is missing (libfaketime)")
+    try:
+        return Clock(work)
+    except (OSError, subprocess.SubprocessError) as error:
+        notes.append(f"the machine's clock is not moved: clock.c cannot be compiled: {error}")
         return None
-    clock = work / "clock"
-    clock.write_text("+0\n")
-    return clock
 
 
 def _below(pid: int) -> tuple[int, int]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.kit.jvm import java_missing, jvm_options
 
-for needed in ("grpc", "opentelemetry.exporter.otlp.proto.http", "pyspark", "uvicorn"):
-    pytest.importorskip(needed)
+pytest.importorskip("pyspark")
+pytest.importorskip("grpc")
+pytest.importorskip("opentelemetry.sdk")
+pytest.importorskip("uvicorn")
 
 from tests.kit.pipelines import QUICK_SPARK
+from tests.kit.processes import Life
 from tests.soak.report import plot, read_samples, write
 from tests.soak.schedule import Plan, Traffic
 from tests.soak.soak import run_soak
+from tests.soak.stage import Clock
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -33,6 +40,25 @@ PLAN = Plan(
     calm_end_s=4,
     longest_s=4,
 )
+
+
+def test_the_clock_of_a_process_is_moved_while_it_runs(tmp_path: Path) -> None:
+    """The wall clock alone: how long it sleeps does not change."""
+    source = """
+import sys, time
+for line in sys.stdin:
+    start = time.monotonic()
+    time.sleep(0.01)
+    assert 0.01 <= time.monotonic() - start < 60
+    print(round(time.time()), flush=True)
+"""
+    clock = Clock(tmp_path)
+    with Life([sys.executable, "-c", source], env={**os.environ, **clock.environment}) as process:
+        for seconds in (0, 40 * 86_400, -40 * 86_400, 0):
+            clock.set(seconds)
+            process.tell("now")
+            process.must_hear(r"\d+")
+            assert abs(int(process.lines[-1]) - time.time() - seconds) < 60
 
 
 def test_a_short_soak_keeps_its_books(tmp_path: Path) -> None:
