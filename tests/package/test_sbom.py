@@ -48,7 +48,7 @@ def test_the_page_of_licences_has_every_locked_package(tmp_path: Path) -> None:
 AUDIT = runpy.run_path(str(ROOT / "scripts" / "audit.py"))
 LOCKED = "good==1.0 \\\n    --hash=sha256:0\nBad_Name[x]==2.0 ; python_version < '4'\n"
 KNOWN = {"vulnerabilities": [{"id": "CVE-1", "fixed_in": ["2.1"]}]}
-NONE = {"vulnerabilities": []}
+NONE: dict[str, Any] = {"vulnerabilities": []}
 
 
 def audit(pages: dict[str, Any]) -> tuple[bool, list[str]]:

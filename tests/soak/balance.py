@@ -59,10 +59,8 @@ class Balance:
 
 def read_counted(store: Store) -> Counted:
     """What a store has counted."""
-    return counted_of(
-        store.counters(),
-        sum(int(value.value) for value in store.values("service_cpm", grain=Grain.MINUTE)),
-    )
+    values = [value.value for value in store.values("service_cpm", grain=Grain.MINUTE)]
+    return counted_of(store.counters(), sum(n for n in values if isinstance(n, int)))
 
 
 def counted_of(counters: Counters, calls: int) -> Counted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import threading
 import time
@@ -49,6 +50,9 @@ BOUNDS: Mapping[str, Bound] = {
     "files: ": Bound(ratio=1.5, slack=100, most=20_000),
     "files: main/spool": Bound(ratio=1.5, slack=600, most=20_000),
     "bytes: ": Bound(ratio=1.5, slack=64 * MIB),
+    # A JVM that is killed leaves its folder behind, and each is killed some times.
+    "files: temporary": Bound(ratio=2.0, slack=2_000),
+    "bytes: temporary": Bound(ratio=2.0, slack=512 * MIB, most=4_096 * MIB),
     "bytes: main/store": Bound(ratio=1.5, slack=64 * 1024, per_second=True),
     "bytes: main/log": Bound(ratio=1.5, slack=20 * MIB, most=200 * MIB),
     # A busy machine takes minutes to start Spark again, and a burst comes meanwhile.
@@ -56,6 +60,7 @@ BOUNDS: Mapping[str, Bound] = {
     "unread: ": Bound(ratio=1.5, slack=600, most=20_000),
     "page: ": Bound(ratio=2.0, slack=1.0),
     "batches: ": Bound(ratio=10, per_second=True, slack=1),
+    "rate: ": Bound(slack=math.inf),
     "pending: ": Bound(ratio=1.5, slack=100_000, most=300_000),
 }
 """Beginnings of the names of series, and how much each may grow; see :func:`growth.problems`."""
@@ -73,6 +78,8 @@ class Probes:
         self.unanswered = 0
         """Pages that were not answered in time, or not at all."""
         self.load_average: list[float] = []
+        self._acknowledged: dict[str, tuple[float, int]] = {}
+        """When the last sample was, and how many spans were acknowledged then."""
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name="probe")
             for work in (self._sample, self._ask_pages)
@@ -128,10 +135,20 @@ class Probes:
                 values[f"lag: {road}"] = round(backlog.oldest_s, 2)
                 values[f"unread: {road}"] = float(backlog.count)
             values[f"pending: {road}"] = float(self._loads[road].pending())
+            values[f"rate: {road}"] = self._rate(road)
+        sizes = list(_sizes(stage.scratch))
+        values |= {"files: temporary": float(len(sizes)), "bytes: temporary": float(sum(sizes))}
         batches = (read_json(stage.home.progress) or {}).get("last_batch")
         if batches is not None:
             values["batches: main"] = float(batches)
         self._note(values)
+
+    def _rate(self, road: str) -> float:
+        """Acknowledged spans a second since the sample before."""
+        now_s, count = self.now_s, self._loads[road].counts().get("acknowledged", 0)
+        before_s, before = self._acknowledged.get(road, (0.0, 0))
+        self._acknowledged[road] = now_s, count
+        return round((count - before) / (now_s - before_s), 1)
 
     def _ask_pages(self) -> None:
         for name, path in PAGES.items():

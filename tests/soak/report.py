@@ -66,6 +66,11 @@ class Result:
             f"{len(self.events)} disturbances of {len(kinds)} kinds, load {self.load_average:.1f}",
             *(f"  note: {note}" for note in self.notes),
             *(f"  {line}" for line in self.balances),
+            *(
+                f"  {road}: {counts['missed']:,} spans were not made, as too many waited"
+                for road, counts in self.counts.items()
+                if counts.get("missed")
+            ),
             f"  pages that were not answered: {self.unanswered_pages}",
         ]
         lines += [f"  FAILED: {problem}" for problem in self.problems]
@@ -106,6 +111,7 @@ def read_samples(folder: Path) -> dict[str, list[tuple[float, float]]]:
 def plot(summary: Mapping[str, Any], series: Mapping[str, Series]) -> Plot:
     """The curves: memory, descriptors, threads, files, bytes, lag and pages over time."""
     panels = [
+        ("rate: ", "Acknowledged spans a second", "", 1.0),
         ("memory: ", "Memory", "MiB", 1.0),
         ("descriptors: ", "Open descriptors", "", 1.0),
         ("threads: ", "Threads", "", 1.0),

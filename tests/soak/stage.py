@@ -176,6 +176,8 @@ class Stage:
     """Everything that runs, while :func:`stage` is entered."""
 
     folder: Path
+    scratch: Path
+    """For temporary files of all processes; not on the small disk."""
     home: Home
     side: Home
     ports: tuple[int, int]
@@ -259,6 +261,10 @@ def stage(
             notes.append("no side road: PostgreSQL is not installed")
         clock, environment = _clock(work, without, notes), dict(os.environ)
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "BATCHMILL_TOKEN": TOKEN, **env}
+        # A JVM that is killed leaves its folder for temporary files behind.
+        scratch = work / "tmp"
+        scratch.mkdir(exist_ok=True)
+        environment |= {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
         if clock is not None:
             environment |= clock.environment
         http, grpc, web, page, peer_port, side_http, side_grpc = free_ports(7)
@@ -297,8 +303,8 @@ def stage(
         for service in services.values():
             stack.callback(service.kill)
         made = Stage(
-            folder, home, side, (http, grpc), (side_http, side_grpc), web, store_urls, services,
-            peer, postgres, disk, clock, notes,
+            folder, scratch, home, side, (http, grpc), (side_http, side_grpc), web, store_urls,
+            services, peer, postgres, disk, clock, notes,
         )  # fmt: skip
         keeper = threading.Thread(target=made.keep_alive, name="keeper")
         keeper.start()

@@ -63,7 +63,7 @@ class Checkpoint:
 
     def segments_until(self, last: int | None) -> int:
         """How many segments went into the batches up to that one."""
-        account = self._account(tuple, 0.0, 0)
+        account = self._account(frozenset, 0.0, 0)
         plan = account.open_plan
         if plan is not None and last is not None and plan.batch <= last:
             account.finish(plan.batch)
