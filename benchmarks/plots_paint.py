@@ -5,6 +5,7 @@ Text is kept as text. Without dates and random ids, the same plot gives the same
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 from itertools import cycle
@@ -281,9 +282,10 @@ def _curves(axes: Axes, panel: Curves) -> None:
         )
     axes.set_xlim(0, max(points[-1][0] for points in panel.lines.values()))
     axes.set_ylim(0, None)
-    axes.vlines(
-        list(panel.marks), 0, 0.025, transform=axes.get_xaxis_transform(), color=GOAL, lw=0.6
-    )
+    # One path with gaps for all marks, not a path for each.
+    across = [x for mark in panel.marks for x in (mark, mark, math.nan)]
+    upwards = [0.0, 0.025, math.nan] * len(panel.marks)
+    axes.plot(across, upwards, transform=axes.get_xaxis_transform(), color=GOAL, lw=0.6)
     axes.set_title(f"{panel.title}, {panel.unit}" if panel.unit else panel.title, x=-0.52, pad=7)
     axes.set_xlabel(panel.across, size=8, labelpad=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))

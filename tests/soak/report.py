@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from benchmarks.machine import machine
 from benchmarks.plots_model import Curves, Plot
 from tests.soak.growth import Series
 from tests.soak.schedule import Plan
+
+_MOST_POINTS = 120
 
 
 @dataclass(kw_only=True)
@@ -96,6 +99,8 @@ def draw(folder: Path, target: Path) -> None:
     content = (folder / "samples.csv").read_bytes()
     source = f"samples.csv sha256:{hashlib.sha256(content).hexdigest()}"
     paint(plot(summary, read_samples(folder)), target, machine=summary["machine"], source=source)
+    # A tenth of a point is enough, and a third of the bytes.
+    target.write_text(re.sub(r"(\d+\.\d)\d+", r"\1", target.read_text("utf-8")), "utf-8")
 
 
 def read_samples(folder: Path) -> dict[str, list[tuple[float, float]]]:
@@ -128,7 +133,9 @@ def plot(summary: Mapping[str, Any], series: Mapping[str, Series]) -> Plot:
             across="minutes; marks: disturbances",
             unit=unit,
             lines={
-                name.removeprefix(prefix): [(at_s / 60, value * scale) for at_s, value in points]
+                name.removeprefix(prefix): [
+                    (at_s / 60, value * scale) for at_s, value in _thinned(points)
+                ]
                 for name, points in series.items()
                 if name.startswith(prefix)
             },
@@ -141,6 +148,13 @@ def plot(summary: Mapping[str, Any], series: Mapping[str, Series]) -> Plot:
         f"bursts of {summary['burst']:g} times"
     )
     return Plot(title=title, panels=[panel for panel in curves if panel.lines])
+
+
+def _thinned(points: Series) -> Series:
+    """At most 120 points for a plot: of neighbours, the one with the largest value."""
+    step = -(-len(points) // _MOST_POINTS)
+    groups = [points[at : at + step] for at in range(0, len(points), step)]
+    return [max(group, key=lambda point: point[1]) for group in groups]
 
 
 def _figures(series: Series) -> dict[str, float]:
