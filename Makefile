@@ -32,13 +32,13 @@ PACKAGE := $(VENV)/.package-editable
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run queues test test-system test-oldest docs bench lint format lock build dist clean
+.PHONY: help run queues test test-system test-oldest soak docs bench lint format lock audit build dist clean
 # Two pip processes must not write to one environment at the same time, so `make -j` has no effect.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## list the commands
-	@echo "batchmill: make <command>   (ARGS=... is passed to run, queues, test, test-system, test-oldest and bench)"
+	@echo "batchmill: make <command>   (ARGS=... is passed to run, queues, test, test-system, test-oldest, soak and bench)"
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
 		printf '  %-12s %s\n' "$$name" "$$what"; done
 
@@ -67,6 +67,9 @@ OLDEST_TESTS := $(wildcard tests/spark/batch/test_any_split.py tests/spark/batch
 test-oldest: .test-setup $(OLDEST)/.installed ## run the tests that depend on PySpark most on the oldest PySpark
 	@$(TEST_JARS) || echo "==> without their jars, the tests with a Kafka broker and Iceberg $(if $(CI),fail,are skipped)" >&2
 	@$(WITH_SYSTEM) PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/pytest $(WORKERS) $(or $(ARGS),$(OLDEST_TESTS))
+
+soak: .test-setup $(VENV)/.bench-installed ## a run under load, kills, full disks and strangers for 30 minutes (ARGS="--hours 2 --seed 5")
+	@$(WITH_SYSTEM) $(BIN)/python -m tests.soak $(ARGS)
 
 .PHONY: .test-setup
 .test-setup: $(VENV)/.run-installed $(VENV)/.test-installed $(PACKAGE)
@@ -102,6 +105,9 @@ lint: $(VENV)/.dev-installed ## check style, format, types and import rules
 format: $(VENV)/.dev-installed ## format the code, and apply ruff's fixes
 	$(BIN)/ruff check --fix-only $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
+
+audit: | $(VENV)/.made ## look up known vulnerabilities of all locked packages, where PyPI can be reached
+	@$(BIN)/python scripts/audit.py requirements/*.lock
 
 build: $(VENV)/.build-installed ## build the sdist and the wheel into dist/
 	@rm -rf dist

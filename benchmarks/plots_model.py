@@ -72,11 +72,35 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Curves:
+    """A panel with several lines over time, such as one for each process."""
+
+    title: str
+    across: str
+    unit: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    marks: Sequence[float] = ()
+    """Moments at which something happened."""
+
+    def facts(self) -> list[str]:
+        """What it shows, in words."""
+        unit = f" ({self.unit})" if self.unit else ""
+        facts = [f"{self.title}{unit}"]
+        for name, points in self.lines.items():
+            values = [value for _, value in points]
+            facts.append(
+                f"{name}: median {number(median(values))}, "
+                f"from {number(min(values))} to {number(max(values))}"
+            )
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plot:
     """A plot of one benchmark's results."""
 
     title: str
-    panels: Sequence[Bars | Curve]
+    panels: Sequence[Bars | Curve | Curves]
 
     def facts(self) -> list[str]:
         """What it shows, in words: the figures as the labels have them."""

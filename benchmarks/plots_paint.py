@@ -5,8 +5,10 @@ Text is kept as text. Without dates and random ids, the same plot gives the same
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.plots_model import Bar, Bars, Curve, Plot, number
+from benchmarks.plots_model import Bar, Bars, Curve, Curves, Plot, number
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "batchmill",
@@ -45,6 +47,12 @@ WIDTH = 9.0
 BAR, GAP, AROUND = 0.235, 0.16, 0.95
 """Inches: a bar, between groups, and a panel's title and axis."""
 CURVE = 1.9
+LINE = 0.17
+"""Inches: a name in the legend of several lines."""
+LINES = (
+    *("#1f6feb", "#e0912f", "#2da44e", "#c8341e", "#8250df", "#0e7c86", "#bf3989", "#6e7781"),
+    *("#79b0ff", "#f0c27b", "#7fd39b", "#e58d7f", "#c2a5f0", "#7cc4cb"),
+)
 
 
 def paint(plot: Plot, target: Path, *, machine: Mapping[str, Any], source: str) -> None:
@@ -55,7 +63,7 @@ def paint(plot: Plot, target: Path, *, machine: Mapping[str, Any], source: str) 
         figure = Figure(figsize=(WIDTH, total), facecolor="white")
         figure.text(0.02, 1 - 0.17 / total, plot.title, size=13, weight="bold", va="top")
         figure.text(
-            0.02, 1 - 0.44 / total, _small_print(machine), size=8, va="top", color="#59636e"
+            0.02, 1 - 0.44 / total, _small_print(plot, machine), size=8, va="top", color="#59636e"
         )
         top = total - 0.75
         for panel, height in zip(plot.panels, heights, strict=True):
@@ -63,6 +71,8 @@ def paint(plot: Plot, target: Path, *, machine: Mapping[str, Any], source: str) 
             axes = figure.add_axes((0.335, (top - 0.38 - inner) / total, 0.605, inner / total))
             if isinstance(panel, Bars):
                 _bars(axes, panel)
+            elif isinstance(panel, Curves):
+                _curves(axes, panel)
             else:
                 _curve(axes, panel)
             top -= height
@@ -83,16 +93,20 @@ def paint(plot: Plot, target: Path, *, machine: Mapping[str, Any], source: str) 
     target.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", "utf-8")
 
 
-def _small_print(machine: Mapping[str, Any]) -> str:
+def _small_print(plot: Plot, machine: Mapping[str, Any]) -> str:
     where = f"{machine.get('cores_used', '?')} shared cores, Python {machine.get('python', '?')}"
+    if not any(isinstance(panel, Bars) for panel in plot.panels):
+        return f"{where}."
     return (
         f"Bars: medians; lines on them: from the least to the greatest. {where}: read the ratios."
     )
 
 
-def _height(panel: Bars | Curve) -> float:
+def _height(panel: Bars | Curve | Curves) -> float:
     if isinstance(panel, Curve):
         return CURVE + AROUND
+    if isinstance(panel, Curves):
+        return max(CURVE, LINE * len(panel.lines)) + AROUND
     bars = sum(len(group) for group in panel.groups.values())
     return bars * _pitch(panel) + (len(panel.groups) - 1) * GAP + AROUND + _legend_height(panel)
 
@@ -105,7 +119,7 @@ def _pitch(panel: Bars) -> float:
     return max(BAR, 0.15 * lines + 0.08)
 
 
-def _legend_height(panel: Bars | Curve) -> float:
+def _legend_height(panel: Bars | Curve | Curves) -> float:
     return 0.32 if isinstance(panel, Bars) and _is_grouped(panel) else 0.0
 
 
@@ -254,3 +268,28 @@ def _curve(axes: Axes, panel: Curve) -> None:
     axes.set_xlabel(panel.across, size=8, labelpad=2)
     axes.set_ylabel(panel.unit, size=8)
     axes.grid(color=GRID, linewidth=0.8)
+
+
+def _curves(axes: Axes, panel: Curves) -> None:
+    """Lines of one colour each, with their names to the left, and ticks where things happened."""
+    for (name, points), color in zip(panel.lines.items(), cycle(LINES), strict=False):
+        axes.plot(
+            [round(x, 2) for x, _ in points],
+            [round(y, 3) for _, y in points],
+            color=color,
+            linewidth=0.9,
+            label=name,
+        )
+    axes.set_xlim(0, max(points[-1][0] for points in panel.lines.values()))
+    axes.set_ylim(0, None)
+    # One path with gaps for all marks, not a path for each.
+    across = [x for mark in panel.marks for x in (mark, mark, math.nan)]
+    upwards = [0.0, 0.025, math.nan] * len(panel.marks)
+    axes.plot(across, upwards, transform=axes.get_xaxis_transform(), color=GOAL, lw=0.6)
+    axes.set_title(f"{panel.title}, {panel.unit}" if panel.unit else panel.title, x=-0.52, pad=7)
+    axes.set_xlabel(panel.across, size=8, labelpad=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(-0.53, 1.0), fontsize=7, frameon=False, borderpad=0
+    )

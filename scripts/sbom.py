@@ -1,7 +1,8 @@
 """Writes the software bill of materials of a release, in CycloneDX's JSON.
 
 ``python scripts/sbom.py requirements/run.lock FILE``: the components are those of the lock file,
-with the hashes of their files; licences are what the installed packages say of themselves.
+with the hashes of their files; licences are what the installed packages say of themselves. With a
+FILE that ends with ``.md`` it writes the page of the licences instead: ``docs/licences.md``.
 """
 
 from __future__ import annotations
@@ -68,6 +69,30 @@ def bill(lock: str) -> dict[str, Any]:
     }
 
 
+def licence_page(lock: str) -> str:
+    """The licences of all packages, as a page of the documentation."""
+    lines = [
+        "# Licences of dependencies",
+        "",
+        "What `pip install 'batchmill[…]'` with all extras installs, with the licences that the",
+        "packages state. batchmill itself is under the Apache License 2.0; its in-process library",
+        "needs none of these packages. PySpark's package contains the jars of Spark; their",
+        "licences are in its folder `pyspark/licenses`. `make dist` writes the same list, with the",
+        "hashes of all files, as a software bill of materials (CycloneDX): `dist/sbom.cdx.json`.",
+        "",
+        "<!-- Made by `python scripts/sbom.py requirements/run.lock docs/licences.md`. -->",
+        "",
+        "| package | version | licence |",
+        "|---|---|---|",
+    ]
+    for part in components(lock):
+        names = [entry.get("expression") or entry["license"]["name"] for entry in part["licenses"]]
+        lines.append(f"| {part['name']} | {part['version']} | {', '.join(names)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    text = json.dumps(bill(Path(sys.argv[1]).read_text("utf-8")), indent=1)
-    Path(sys.argv[2]).write_text(text + "\n", "utf-8")
+    locked, target = Path(sys.argv[1]).read_text("utf-8"), Path(sys.argv[2])
+    page = target.suffix == ".md"
+    content = licence_page(locked) if page else json.dumps(bill(locked), indent=1)
+    target.write_text(content + "\n", "utf-8")

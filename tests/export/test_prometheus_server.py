@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 
@@ -23,6 +19,11 @@ from batchmill.http import Access
 from batchmill.store import RetryPolicy, open_store
 from batchmill.telemetry.exposition import TextFormat
 from tests.kit.queues import make_queue
+from tests.kit.servers.certificates import (
+    check_replaced_without_restart,
+    read_trusting,
+    write_certificate,
+)
 from tests.kit.servers.prometheus import (
     Key,
     expected,
@@ -261,22 +262,32 @@ def test_a_scraper_that_drips_is_cut_off(url: str) -> None:
 
 def test_the_page_may_be_encrypted(url: str, tmp_path: Path) -> None:
     """With a certificate the page is served over TLS, and who speaks something else is cut off."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make certificates with")
-    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem"
-    more = "-out cert.pem -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(
-        ["openssl", *made.split(), *more.split()], cwd=tmp_path, check=True, capture_output=True
-    )
-    access = Access(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem")
+    access = write_certificate(tmp_path)
     with serving(url, access=access) as server:
         with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as plain:
             plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             until(lambda: server.answers() == {"TLS failed": 1})
-        trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-        with urlopen(server.address, timeout=WAIT_S, context=trusted) as response:
-            page = response.read().decode()
+        page = read_trusting(server.address, access).decode()
     assert metrics_of(parsed(page)) == stored(url)
+
+
+def test_the_certificate_of_the_page_is_replaced_without_a_restart(
+    url: str, tmp_path: Path
+) -> None:
+    """The next scrape gets the new one."""
+    with serving(url, access=write_certificate(tmp_path)) as server:
+        check_replaced_without_restart(server.address, tmp_path)
+
+
+def test_the_page_of_a_process_is_encrypted_too(tmp_path: Path) -> None:
+    """That of ``metrics_port``; its certificate is replaced without a restart as well."""
+    access = write_certificate(tmp_path)
+    with (
+        TelemetryServer(PrometheusSettings(port=0, access=access)) as server,
+        make_queue("encrypted", consumer=lambda batch: None),
+    ):
+        assert b"batchmill" in read_trusting(server.address, access)
+        check_replaced_without_restart(server.address, tmp_path)
 
 
 def test_headers_are_bounded(url: str) -> None:

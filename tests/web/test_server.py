@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +19,11 @@ from batchmill.store import open_store
 from batchmill.telemetry.exposition import TextFormat
 from batchmill.web import WebServer, WebSettings, make_app, query_pool
 from tests.kit.queues import make_queue
+from tests.kit.servers.certificates import (
+    check_replaced_without_restart,
+    read_trusting,
+    write_certificate,
+)
 from tests.kit.servers.prometheus import parsed
 from tests.kit.threads import WAIT_S
 from tests.oracle.functions import log_floor
@@ -177,29 +178,18 @@ def test_without_a_token_only_its_own_host_names_are_served(
 
 def test_answers_are_encrypted_where_there_is_a_certificate(tmp_path: Path) -> None:
     """As for senders of spans; in the clear nobody is answered."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"),
-            *("ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=web"),
-            *("-keyout", "web.key", "-out", "web.pem", "-addext", "subjectAltName=IP:127.0.0.1"),
-        ],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
-    access = Access(tls_cert=tmp_path / "web.pem", tls_key=tmp_path / "web.key")
+    access = write_certificate(tmp_path)
     with serving(_url(tmp_path), access=access) as client:
         assert client.address.startswith("https://")
-        context = ssl.create_default_context(cafile=str(tmp_path / "web.pem"))
-        host, _, port = client.address.partition("://")[2].rpartition(":")
-        link = http.client.HTTPSConnection(host, int(port), timeout=WAIT_S, context=context)
-        with contextlib.closing(link):
-            link.request("GET", "/api/v1/status")
-            assert link.getresponse().status == 200
+        assert b"version" in read_trusting(f"{client.address}/api/v1/status", access)
         with pytest.raises((OSError, http.client.HTTPException)):
             client.raw("/api/v1/status")
+
+
+def test_the_certificate_is_replaced_without_a_restart(tmp_path: Path) -> None:
+    """The next connection gets the new one."""
+    with serving(_url(tmp_path), access=write_certificate(tmp_path)) as client:
+        check_replaced_without_restart(f"{client.address}/api/v1/status", tmp_path)
 
 
 def test_strangers_are_not_let_in_by_mistake() -> None:

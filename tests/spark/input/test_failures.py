@@ -21,6 +21,7 @@ from batchmill.spark.failures import (
     error_text,
     explain_full_disk,
     is_disk_full,
+    is_out_of_memory,
 )
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, open_segment
@@ -42,6 +43,24 @@ def test_a_full_disk_is_known_by_number_and_by_word() -> None:
     assert is_disk_full(RuntimeError("java.io.IOException: No space left on device"))
     assert not is_disk_full(OSError(errno.EIO, "x"))
     assert disk_full_error(OSError(errno.EIO, "x"), [Path("/")]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.lang.OutOfMemoryError: Java heap space",
+        "org.apache.spark.SparkException: Job aborted: GC overhead limit exceeded",
+        "Total size of serialized results is bigger than spark.driver.maxResultSize (4.0 GiB)",
+        "ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",
+    ],
+)
+def test_too_little_memory_is_known_by_what_java_says(text: str) -> None:
+    """Also as the cause of another error."""
+    error = RuntimeError("a batch failed")
+    error.__cause__ = ValueError(text)
+    assert is_out_of_memory(error)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("a batch failed"))
 
 
 def test_of_several_folders_the_full_one_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ from pyspark.sql import SparkSession
 from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
 from batchmill.store import Batch
 from benchmarks.road_backlog import TARGET_S, measure
-from tests.kit.jvm import java_missing
+from tests.kit.files import ROOT
+from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import (
     NOW,
     OF_SPANS,
+    QUICK_SPARK,
     SMALL,
     START,
     counted,
@@ -29,7 +34,7 @@ from tests.kit.pipelines import (
     stored,
     write_segment,
 )
-from tests.kit.threads import until
+from tests.kit.threads import PATIENCE_S, until
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
@@ -197,6 +202,71 @@ def test_a_batch_in_which_the_process_died_twice_is_made_smaller(
         attempts = failing(running, monkeypatch, Killed(), most=32)
         running.run_available()
         assert attempts == [32, 32]
+        assert differences(stored(running.store), expected_of(ROWS)) == []
+
+
+JVM_DIES = """
+import os, signal, sys
+from pathlib import Path
+from pyspark import SparkContext
+from batchmill.spark import PipelineError
+from tests.kit.pipelines import SMALL, pipeline
+from tests.spark.runtime.test_backlog import own_session
+
+folder, most = Path(sys.argv[1]), int(sys.argv[2])
+spark = own_session()
+with pipeline(spark, folder, oal=SMALL) as running:
+    commit = running.store.commit
+
+    def limited(batch):
+        print(sum(batch.rows.values()), flush=True)
+        if sum(batch.rows.values()) > most:
+            os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+            SparkContext._gateway.proc.wait()
+            spark.range(1).count()
+        return commit(batch)
+
+    running.store.commit = limited
+    try:
+        running.run_available()
+    except PipelineError as error:
+        print(error, flush=True)
+    finally:
+        os._exit(0)  # nothing that needs the JVM
+"""
+
+
+def own_session() -> SparkSession:
+    """For a process of its own, which kills it."""
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    for key, value in QUICK_SPARK.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+@pytest.mark.system
+def test_a_batch_in_which_the_jvm_died_twice_is_made_smaller(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The system may kill it alone, as it is the largest; the driver lives, and says what it is."""
+    fill(tmp_path, 4)
+    outputs = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", JVM_DIES, str(tmp_path), "32"],
+            env={**os.environ, "SPARK_SUBMIT_OPTS": jvm_options()},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_S,
+        )
+        outputs.append(done.stdout.splitlines())
+    for rows, message in outputs[:2]:
+        assert rows == "64"
+        assert message.startswith("the JVM of Spark ended in batch 0: ")
+    assert outputs[2] == ["32", "32"]
+    with pipeline(spark, tmp_path, oal=SMALL) as running:
         assert differences(stored(running.store), expected_of(ROWS)) == []
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 from batchmill.spark import Pipeline
-from batchmill.spark.runtime.session import _collector, _memory
+from batchmill.spark.failures import is_out_of_memory
+from batchmill.spark.runtime.session import _collector, _memory, rows_for
 from tests.kit.files import ROOT
 from tests.kit.jvm import jvm_options
 from tests.kit.pipelines import SMALL, counted, endpoint_events, pipeline, write_segment
@@ -123,6 +127,29 @@ def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_pa
         (value,) = running.store.values("hours")
         assert value.value == {"{n=19}": 1}
     assert theirs.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+def test_the_rows_of_a_batch_follow_the_heap(spark: SparkSession) -> None:
+    """That of the JVM that shuffles them: one row for each 512 bytes of it."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    heap = int(jvm.java.lang.Runtime.getRuntime().maxMemory())
+    assert rows_for(spark) == heap // 512 > 100_000
+
+
+def test_a_worker_that_was_killed_may_have_had_too_little_memory(spark: SparkSession) -> None:
+    """The system kills the largest process without a word; a wrong column is another error."""
+
+    def die(number: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with pytest.raises(PySparkException) as killed:
+        spark.range(1).select(udf(die, "long")("id")).collect()
+    assert is_out_of_memory(killed.value)
+    with pytest.raises(PySparkException) as wrong:
+        spark.range(1).select("nothing").collect()
+    assert not is_out_of_memory(wrong.value)
 
 
 @pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"])

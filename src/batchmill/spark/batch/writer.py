@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.aggregate import Aggregator, EntityAccount
@@ -120,6 +121,18 @@ class StreamWriter:
             return not self._spark.sparkContext._jsc.sc().isStopped()
         except Exception:  # noqa: BLE001 - whatever py4j raises if the JVM is gone
             return False
+
+    @property
+    def jvm_is_gone(self) -> bool:
+        """Whether the JVM of Spark has ended, without being told to."""
+        context = self._spark.sparkContext._jsc
+        if context is None:  # the session was stopped
+            return False
+        try:
+            context.sc().isStopped()
+        except (Py4JError, OSError):
+            return True
+        return False
 
     def may_be_recut(self, number: int) -> bool:
         """Whether the store has nothing of a batch, so that it may get another input."""

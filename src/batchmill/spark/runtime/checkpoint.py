@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Checkpoint:
         return Marks() if account is None else Marks(account.done, account.planned)
 
     def books(
-        self, present: Callable[[], Container[str]], now: float, parts: int, *, write: bool
+        self, present: Callable[[], Set[str]], now: float, parts: int, *, write: bool
     ) -> Books:
         """The books; those of version 1 are taken over, see :func:`.takeover.account_of`.
 
@@ -63,13 +63,13 @@ class Checkpoint:
 
     def segments_until(self, last: int | None) -> int:
         """How many segments went into the batches up to that one."""
-        account = self._account(tuple, 0.0, 0)
+        account = self._account(frozenset, 0.0, 0)
         plan = account.open_plan
         if plan is not None and last is not None and plan.batch <= last:
             account.finish(plan.batch)
         return account.segments
 
-    def _account(self, present: Callable[[], Container[str]], now: float, parts: int) -> Account:
+    def _account(self, present: Callable[[], Set[str]], now: float, parts: int) -> Account:
         account = read_account(self.folder)
         if account is not None:
             return account

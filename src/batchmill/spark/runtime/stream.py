@@ -204,6 +204,13 @@ class StreamRun:
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
+                    if not self._ending and self._writer.jvm_is_gone:
+                        # Perhaps of this batch: that counts, as the end of this process does.
+                        raise PipelineError(
+                            f"the JVM of Spark ended in batch {plan.batch}: it ran out of memory, "
+                            "or was killed (the log of the system may say why). Start again: the "
+                            "batch is repeated, and made smaller if that happens again"
+                        ) from error
                     if not isinstance(error, FencedError):  # then the books are another writer's
                         with contextlib.suppress(OSError):
                             self._books.excuse()

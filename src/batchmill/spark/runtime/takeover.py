@@ -6,7 +6,7 @@
     <checkpoint>/spark/sources/0/0              for a topic: the offsets that it began with
 
 The log of files has a line for each segment that was ever read, which may be millions. It is read
-once, line by line, and only names of segments that still exist are kept. Then the folder is
+once, block by block, and only names of segments that still exist are kept. Then the folder is
 removed: a checkpoint has books of one kind only.
 """
 
@@ -17,7 +17,7 @@ import json
 import re
 import shutil
 import urllib.parse
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ from batchmill.spark.runtime.books import Account, Plan
 FOLDER = "spark"
 _REMOVED = "removed.json"
 """Up to where segments were removed; not needed any more."""
-_ENTRY = re.compile(rb'\{"path":"file://([^"\\%]+)","timestamp":\d+,"batchId":(\d+)\}\s*')
-"""An entry of the log of files whose name needs no decoding; others take longer."""
+_ENTRIES = re.compile(
+    rb'^\{"path":"file://([^"\\%]+)","timestamp":\d+,"batchId":(\d+)\}$', re.MULTILINE
+)
+"""Entries of the log of files whose names need no decoding; others take longer."""
+_BLOCK_BYTES = 2**18
 _UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
@@ -55,7 +58,7 @@ def marks_of(checkpoint: Path) -> Marks:
 
 
 def account_of(
-    checkpoint: Path, present: Callable[[], Container[str]], now: float, parts: int
+    checkpoint: Path, present: Callable[[], Set[str]], now: float, parts: int
 ) -> Account:
     """What Spark's files say.
 
@@ -105,18 +108,25 @@ def remove(checkpoint: Path) -> None:
 
 
 def _add_files(
-    account: Account, spark: Path, done: int, planned: int, present: Container[str]
+    account: Account, spark: Path, done: int, planned: int, present: Set[str]
 ) -> list[str]:
     """Put the files up to the offset ``done`` into the account; gives those up to ``planned``."""
-    names = []
+    names: list[str] = []
+    wanted = {path.encode() for path in present}
     for file in _log_files(spark / "sources" / "0", planned):
-        for path, offset in _entries(file):
-            if offset <= done:
-                account.segments += 1
-                if path in present:
-                    account.read.add(path)
-            elif offset <= planned:
-                names.append(path)
+        for entries in _entries(file):
+            if max(map(int, {offset for _, offset in entries})) <= done:
+                # The usual case, and of millions of entries, so without a look at each.
+                account.segments += len(entries)
+                account.read |= {path.decode() for path in wanted.intersection(dict(entries))}
+                continue
+            for path, offset in entries:
+                if int(offset) <= done:
+                    account.segments += 1
+                    if path in wanted:
+                        account.read.add(path.decode())
+                elif int(offset) <= planned:
+                    names.append(path.decode())
     return sorted(names)
 
 
@@ -133,18 +143,25 @@ def _log_files(log: Path, until: int) -> list[Path]:
     return [*files, *(log / str(offset) for offset in range(newest + 1, until + 1))]
 
 
-def _entries(file: Path) -> Iterator[tuple[str, int]]:
-    """The entries of a file of the log: a path, and the offset that it belongs to."""
-    with file.open("rb") as lines:
-        if lines.readline().strip() != b"v1":
+def _entries(file: Path) -> Iterator[list[tuple[bytes, bytes]]]:
+    """The entries of a file of the log, many at a time: a path, and the offset it belongs to."""
+    with file.open("rb") as log:
+        if log.readline().strip() != b"v1":
             raise ValueError(f"{file} is not of version v1")
-        for line in lines:
-            if (match := _ENTRY.fullmatch(line)) is not None:
-                yield match[1].decode(), int(match[2])
-            elif line.strip():
-                entry = json.loads(line)
-                path = urllib.parse.unquote(urllib.parse.urlsplit(entry["path"]).path)
-                yield path, entry["batchId"]
+        while block := log.read(_BLOCK_BYTES) + log.readline():
+            entries = _ENTRIES.findall(block)
+            if len(entries) != block.rstrip(b"\n").count(b"\n") + 1:  # not every line is one
+                lines = filter(None, map(bytes.strip, block.splitlines()))
+                entries = list(map(_decoded, lines))
+            if entries:
+                yield entries
+
+
+def _decoded(line: bytes) -> tuple[bytes, bytes]:
+    """An entry whose name may have any characters."""
+    entry = json.loads(line)
+    path = urllib.parse.unquote(urllib.parse.urlsplit(entry["path"]).path)
+    return path.encode(), b"%d" % entry["batchId"]
 
 
 def _offsets(spark: Path, number: int) -> dict[str, Any]:
