@@ -6,6 +6,16 @@ PostgreSQL takes the extra ``postgres``.
 """
 
 from batchmill.store.address import TaskAddress, open_for_task, open_store
+from batchmill.store.alerts import (
+    AlertBook,
+    AlertChange,
+    AlertChangeResult,
+    AlertEpisode,
+    AlertPhase,
+    Notification,
+    StoredAlert,
+    StoredAlertRule,
+)
 from batchmill.store.batch import (
     EXPIRED,
     TOO_OLD,
@@ -82,6 +92,11 @@ from batchmill.store.states import (
 from batchmill.store.store import Store
 
 __all__ = [
+    "AlertBook",
+    "AlertChange",
+    "AlertChangeResult",
+    "AlertEpisode",
+    "AlertPhase",
     "Batch",
     "BatchGapError",
     "BucketList",
@@ -107,6 +122,7 @@ __all__ = [
     "MetricConflictError",
     "NamesClashError",
     "NotAStoreError",
+    "Notification",
     "OpenParts",
     "OutboxDepth",
     "OutboxFile",
@@ -133,6 +149,8 @@ __all__ = [
     "StoreRefusedError",
     "StoreUnavailableError",
     "StoreVersionError",
+    "StoredAlert",
+    "StoredAlertRule",
     "StoredEntity",
     "StoredMetric",
     "StreamInfo",
