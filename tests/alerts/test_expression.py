@@ -14,7 +14,9 @@ Values = Sequence[float | None]
 PERCENTILES: Mapping[str, Values] = {"{p=50}": [10, 20, 30], "{p=99}": [100, 2000, 3000]}
 
 
-def compute(text: str, absent: float | None = None, **metrics: Values | Mapping[str, Values]) -> object:
+def compute(
+    text: str, absent: float | None = None, **metrics: Values | Mapping[str, Values]
+) -> object:
     """The values of an expression over three minutes; without labels only the numbers."""
     labelled = {
         name: values if isinstance(values, Mapping) else {"": values}

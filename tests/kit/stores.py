@@ -294,6 +294,10 @@ ADDED = {
         *(f"ALTER TABLE stream DROP COLUMN {name}" for name in PART_COLUMNS),
         "DELETE FROM meta WHERE key = 'columns'",
     ],
+    5: [
+        *(f"DROP TABLE alert_{name}" for name in ("rule", "state", "episode", "notification")),
+        "DELETE FROM meta WHERE key = 'alerts'",
+    ],
 }
 """How to undo the step to each version of the schema."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from batchmill.alerts.evaluation import (
@@ -80,7 +80,7 @@ class AlertEngine(Closing):
         """By rule id, the last minute that was evaluated."""
         self._alerts: dict[str, dict[str, StoredAlert]] = {}
         """By rule id and entity id."""
-        self._loaded = False
+        self._loaded = self._took_over = False
         self._faults: dict[str, str] = {}
         self._lag_s = 0.0
         self.senders = [
@@ -133,9 +133,7 @@ class AlertEngine(Closing):
         closed = min(minutes_before(newest, 1), over)
         # Without data, time goes on for rules that fire then.
         silent = max(closed, last_minute_over(now_s - self.settings.idle_s))
-        ends = {
-            rule.id: silent if rule.no_data is NoData.FIRING else closed for rule in self.rules
-        }
+        ends = {rule.id: silent if rule.no_data is NoData.FIRING else closed for rule in self.rules}
         due: dict[int, list[Rule]] = {}
         for rule in self.rules:
             for minute in self._due_minutes(rule, ends[rule.id]):
@@ -216,23 +214,34 @@ class AlertEngine(Closing):
 
     def _load(self) -> None:
         """Read positions and states; what rules and receivers that are gone have left is ended."""
+        waiting = {} if self._took_over else self._store.notifications_waiting()
         book = self._store.alerts()
         known = {rule.id for rule in self.rules}
         gone = [rule for rule in book.rules if rule not in known]
         if gone:
             self._end_rules(gone, [alert for alert in book.alerts if alert.rule not in known])
             book = self._store.alerts()
-        keys = {sender.receiver.key for sender in self.senders}
-        for target, count in self._store.notifications_waiting().items():
-            if target not in keys:
-                self._recorder.drop(GONE, self._store.drop_notifications(target))
-                log.warning("dropped %s for %s", count_of(count, "notification"), target)
+        self._take_over(waiting)
         with self._lock:
             self._positions = {id_: rule.minute for id_, rule in book.rules.items()}
             self._alerts = {}
             for alert in book.alerts:
                 self._alerts.setdefault(alert.rule, {})[alert.entity_id] = alert
         self._loaded = True
+
+    def _take_over(self, waiting: Mapping[str, int]) -> None:
+        """Count what an earlier process left to send; drop what is for nobody any more."""
+        self._took_over = True
+        keys = {sender.receiver.key for sender in self.senders}
+        for target, count in waiting.items():
+            self._recorder.queue(target, count)
+            if target not in keys:
+                self._store.drop_notifications(target)
+                self._recorder.drop(target, GONE, count)
+                log.warning(
+                    "dropped %s for %s, which is no receiver any more",
+                    *(count_of(count, "notification"), target),
+                )
 
     def _end_rules(self, gone: Sequence[str], alerts: Sequence[StoredAlert]) -> None:
         now_s = int(self._clock())
@@ -261,13 +270,11 @@ class AlertEngine(Closing):
             log.warning("another process evaluates alerts on this store: reading its state")
             self._loaded = False
             return False
-        self._recorder.add("queued", len(change.notifications))
-        for count in result.dropped.values():
-            self._recorder.drop(FULL, count)
-        if change.notifications:
-            for sender in self.senders:
-                new = [one for one in change.notifications if one.target == sender.receiver.key]
-                sender.wake(len(new))
+        for sender in self.senders if change.notifications else ():
+            key = sender.receiver.key
+            self._recorder.queue(key, sum(new.target == key for new in change.notifications))
+            self._recorder.drop(key, FULL, result.dropped.get(key, 0))
+            sender.wake()
         return True
 
     def _notifications(self, messages: Sequence[Message]) -> list[Notification]:
@@ -300,31 +307,17 @@ class AlertEngine(Closing):
 
     def stats(self) -> AlertStats:
         """All counters at one moment."""
-        recorder = self._recorder
         with self._lock:
-            phases = [
-                alert.phase for alerts in self._alerts.values() for alert in alerts.values()
-            ]
+            phases = [alert.phase for alerts in self._alerts.values() for alert in alerts.values()]
             minute = max(self._positions.values(), default=None)
-        failing, failing_s = recorder.failing()
         return AlertStats(
             rules=len(self.rules),
             minute=minute,
-            minutes=recorder.counts["minutes"],
-            minutes_skipped=recorder.counts["minutes_skipped"],
             firing=phases.count(AlertPhase.FIRING),
             pending=phases.count(AlertPhase.PENDING),
             faults=dict(self._faults),
-            queued=recorder.counts["queued"],
-            sent=dict(recorder.sent),
-            dropped=dict(recorder.dropped),
-            waiting={sender.receiver.key: sender.waiting for sender in self.senders},
-            requests=dict(recorder.requests),
-            retries=recorder.counts["retries"],
-            failing=failing,
-            failing_s=failing_s,
-            store_faults=recorder.counts["store_faults"],
             lag_s=self._lag_s,
+            **self._recorder.fields(),
         )
 
 

@@ -291,9 +291,9 @@ OF_VALUE: Mapping[str, Callable[[float], float]] = {
     "ceil": math.ceil,
     "floor": math.floor,
 }
-NOT_SUPPORTED = frozenset(
-    "avg_labels baseline decrease increase is_present latest_labels rate relabels "
-    "sort_label_values sort_values top_n top_n_of view_as_seq trace_id".split()
+NOT_SUPPORTED = (
+    *("avg_labels", "baseline", "decrease", "increase", "is_present", "latest_labels", "rate"),
+    *("relabels", "sort_label_values", "sort_values", "top_n", "top_n_of", "view_as_seq"),
 )
 """Functions that MQE has and that are not read here."""
 LABEL_FUNCTIONS = ("avg", "max", "min", "sum")
@@ -412,7 +412,9 @@ class _Parser:
         self._expect(")")
         if name == "aggregate_labels":
             if argument not in LABEL_FUNCTIONS:
-                raise self._error(f"aggregate_labels(…, {' or '.join(LABEL_FUNCTIONS)}) is expected")
+                raise self._error(
+                    f"aggregate_labels(…, {' or '.join(LABEL_FUNCTIONS)}) is expected"
+                )
             return OverLabels(argument, of)
         if name == "round":
             if argument and not argument.isdecimal():

@@ -73,9 +73,7 @@ class Receiver:
         key = _without_secrets(url)
         if parts.query:  # two of them may differ by that alone
             key += f"#{hashlib.sha256(url.encode()).hexdigest()[:8]}"
-        return cls(
-            key, parts.hostname, port, path, parts.scheme == "https", is_alertmanager, sent
-        )
+        return cls(key, parts.hostname, port, path, parts.scheme == "https", is_alertmanager, sent)
 
     def connect(self, timeout_s: float) -> HttpClient:
         """A connection to it."""
@@ -212,8 +210,4 @@ def _meaning(answer: HttpAnswer) -> Delivery:
     if 200 <= answer.status < 300:
         return Delivery(True, name)
     later = answer.status in (408, 429) or answer.status >= 500
-    return Delivery(
-        False, name, answer.text, refused=not later, retry_after_s=answer.retry_after_s
-    )
-
-
+    return Delivery(False, name, answer.text, refused=not later, retry_after_s=answer.retry_after_s)

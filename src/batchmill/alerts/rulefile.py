@@ -197,7 +197,11 @@ class Fields:
         if value is None:
             self.wrong(f"{name} is missing")
             return 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least < value < most
+        ):
             self.invalid(name, f"a number above {least:g} and below {most:g}")
             return 0.0
         return float(value)
@@ -284,7 +288,7 @@ def _rule(fields: Fields) -> list[Rule]:
         condition = _compared(fields, node)
     else:
         if "count" in fields.given:
-            fields.wrong("count needs a comparison, such as comparison = \"> 500\"")
+            fields.wrong('count needs a comparison, such as comparison = "> 500"')
         period = fields.whole("period", 1, 1)
         if node is not None:
             condition = whole_condition(fields, node, period)
@@ -300,7 +304,7 @@ def _compared(fields: Fields, node: Node | None) -> Threshold | None:
     match = _COMPARISON.fullmatch(comparison)
     if match is None:
         if comparison:
-            fields.invalid("comparison", f"one of {' '.join(COMPARISONS)} and a number: \"< 95\"")
+            fields.invalid("comparison", f'one of {" ".join(COMPARISONS)} and a number: "< 95"')
         return None
     if node is None:
         return None

@@ -106,8 +106,14 @@ class Threshold:
     def counted(self) -> OverTime | None:
         """Where the condition is "so many minutes": the node that counts them."""
         root = self.condition
-        if isinstance(root, Binary) and root.sign in (">", ">=") and isinstance(root.left, OverTime):
-            return root.left if root.left.function == "sum" and _is_condition(root.left.of) else None
+        if (
+            isinstance(root, Binary)
+            and root.sign in (">", ">=")
+            and isinstance(root.left, OverTime)
+        ):
+            return (
+                root.left if root.left.function == "sum" and _is_condition(root.left.of) else None
+            )
         return None
 
 
@@ -245,9 +251,7 @@ def _subject(node: Node) -> Node:
     while True:
         if isinstance(node, Binary) and node.is_condition:
             node = node.left
-        elif isinstance(node, OverTime) and _is_condition(node.of):
-            node = node.of
-        elif isinstance(node, Within):
+        elif (isinstance(node, OverTime) and _is_condition(node.of)) or isinstance(node, Within):
             node = node.of
         else:
             return node

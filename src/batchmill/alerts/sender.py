@@ -52,17 +52,14 @@ class NotificationSender:
         self._idle = threading.Event()
         self._failures = 0
         self._resend_due_s = 0.0
-        self.waiting = 0
-        """What waited when the store was last asked."""
         self._thread = threading.Thread(target=self._run, name="batchmill-alerts-sender")
 
     def start(self) -> None:
         """Begin to send."""
         self._thread.start()
 
-    def wake(self, new: int) -> None:
+    def wake(self) -> None:
         """There is something new to send."""
-        self.waiting += new
         self._idle.clear()
         self._awake.set()
 
@@ -107,21 +104,16 @@ class NotificationSender:
             waiting = self._store.notifications(
                 self.receiver.key, limit=self._settings.max_batch + 1
             )
-            self.waiting = max(self.waiting, len(waiting)) if waiting else 0
             if not waiting:
                 return True
             # A webhook's body is about the alerts of one name.
-            _, group = next(
-                itertools.groupby(waiting[: self._settings.max_batch], key=self._group)
-            )
+            _, group = next(itertools.groupby(waiting[: self._settings.max_batch], key=self._group))
             if not self._send(list(group)):
                 return False
         return True
 
     def _group(self, notification: Notification) -> Any:
-        return (
-            "" if self.receiver.is_alertmanager else notification.content["labels"]["alertname"]
-        )
+        return "" if self.receiver.is_alertmanager else notification.content["labels"]["alertname"]
 
     def _send(self, notifications: list[Notification]) -> bool:
         contents = [notification.content for notification in notifications]
@@ -142,13 +134,12 @@ class NotificationSender:
             log.warning("%s answers again, after %s", key, count_of(self._failures, "failure"))
             self._failures = 0
         if delivery.refused:
-            self._recorder.drop(f"refused: {delivery.answer}", count)
+            self._recorder.drop(key, f"refused: {delivery.answer}", count)
             log.warning(
                 "%s refused %s for good (%s %s): not sent again",
                 *(key, count_of(count, "notification"), delivery.answer, delivery.text),
             )
         self._store.settle_notifications([notification.seq for notification in notifications])
-        self.waiting = max(0, self.waiting - count)
         return True
 
     _pause_s = _IDLE_S

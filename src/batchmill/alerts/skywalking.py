@@ -36,10 +36,11 @@ from batchmill.alerts.rules import (
 DEFAULT_PERIOD = 10
 _RANKS = ("50", "75", "90", "95", "99")
 _OPERATORS = {"=": "==", **{sign: sign for sign in COMPARISONS}}
-_FIELDS = frozenset(
-    "expression metrics-name op threshold count period silence-period message tags include-names "
-    "exclude-names include-names-regex exclude-names-regex include-labels exclude-labels "
-    "only-as-condition recovery-observation-period hooks".split()
+_FIELDS = (
+    *("expression", "metrics-name", "op", "threshold", "count", "period", "silence-period"),
+    *("message", "tags", "include-names", "exclude-names", "include-names-regex"),
+    *("exclude-names-regex", "include-labels", "exclude-labels", "only-as-condition"),
+    *("recovery-observation-period", "hooks"),
 )
 _NOT_READ = {"include-labels-regex": "a regular expression of labels"}
 _NOT_READ["exclude-labels-regex"] = _NOT_READ["include-labels-regex"]

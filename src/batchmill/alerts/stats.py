@@ -6,7 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from batchmill.errors import check_ints, check_numbers, check_positive
 from batchmill.telemetry import ComponentKind, counter, gauge, up_down
@@ -74,9 +75,10 @@ class AlertStats:
     faults: Mapping[str, str]
     """Rules that could not be evaluated, and why."""
     queued: int
-    """Notifications to send, one for each receiver."""
+    """Notifications to send, one for each receiver; those that an earlier process left included.
+    ``queued == sent + dropped + waiting``."""
     sent: Mapping[str, int]
-    """Notifications that were accepted, by receiver; those that waited for this process included."""
+    """Notifications that were accepted, by receiver."""
     dropped: Mapping[str, int]
     """Notifications that nobody got, by reason."""
     waiting: Mapping[str, int]
@@ -94,47 +96,67 @@ class AlertStats:
     """How long after its end the last minute was evaluated."""
 
 
-@dataclass
 class StatsRecorder:
     """Counts what the alerting process does; any thread may add."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    sent: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    requests: Counter[str] = field(default_factory=Counter)
-    _failing: dict[str, tuple[float, str]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._queued: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._dropped: Counter[tuple[str, str]] = Counter()
+        self._requests: Counter[str] = Counter()
+        self._failing: dict[str, tuple[float, str]] = {}
 
     def add(self, name: str, count: int = 1) -> int:
         """Add to a counter; what it is then."""
         with self._lock:
-            self.counts[name] += count
-            return self.counts[name]
+            self._counts[name] += count
+            return self._counts[name]
 
-    def drop(self, reason: str, count: int) -> None:
-        """Count notifications that nobody got."""
+    def queue(self, receiver: str, count: int) -> None:
+        """Count notifications that a receiver is to be sent."""
         with self._lock:
-            self.dropped[reason] += count
+            self._queued[receiver] += count
+
+    def drop(self, receiver: str, reason: str, count: int) -> None:
+        """Count notifications that a receiver did not get."""
+        with self._lock:
+            self._dropped[receiver, reason] += count
 
     def request(self, receiver: str, answer: str, taken: int, *, failed: str = "") -> None:
         """Count a request; with ``failed``, one that is tried again, and why."""
         with self._lock:
-            self.requests[answer] += 1
+            self._requests[answer] += 1
             if taken:
-                self.sent[receiver] += taken
+                self._sent[receiver] += taken
             if failed:
-                self.counts["retries"] += 1
+                self._counts["retries"] += 1
                 since = self._failing.get(receiver, (time.monotonic(), ""))[0]
                 self._failing[receiver] = (since, failed)
             else:
                 self._failing.pop(receiver, None)
 
-    def failing(self) -> tuple[dict[str, str], float]:
-        """Receivers that fail, and for how long the longest has."""
+    def fields(self) -> dict[str, Any]:
+        """All that is counted here, as fields of :class:`AlertStats`."""
         with self._lock:
+            dropped: Counter[str] = Counter()
+            waiting = self._queued - self._sent
+            for (receiver, reason), count in self._dropped.items():
+                dropped[reason] += count
+                waiting[receiver] -= count
             oldest = min((since for since, _ in self._failing.values()), default=None)
-            texts = {receiver: why for receiver, (_, why) in self._failing.items()}
-            return texts, 0.0 if oldest is None else time.monotonic() - oldest
+            names = ("minutes", "minutes_skipped", "retries", "store_faults")
+            return {
+                **{name: self._counts[name] for name in names},
+                "queued": self._queued.total(),
+                "sent": dict(self._sent),
+                "dropped": dict(dropped),
+                "waiting": {receiver: count for receiver, count in waiting.items() if count > 0},
+                "requests": dict(self._requests),
+                "failing": {receiver: why for receiver, (_, why) in self._failing.items()},
+                "failing_s": 0.0 if oldest is None else time.monotonic() - oldest,
+            }
 
 
 ALERTS: ComponentKind[AlertStats] = ComponentKind(
@@ -147,9 +169,7 @@ ALERTS: ComponentKind[AlertStats] = ComponentKind(
             "Alert rules that cannot be evaluated.",
             lambda stats: len(stats.faults),
         ),
-        counter(
-            "evaluated_minutes", "{minute}", "Minutes evaluated.", lambda stats: stats.minutes
-        ),
+        counter("evaluated_minutes", "{minute}", "Minutes evaluated.", lambda stats: stats.minutes),
         counter(
             "skipped_minutes",
             "{minute}",

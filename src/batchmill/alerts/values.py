@@ -137,16 +137,12 @@ def _judge_burn(
         described = describe(entity)
         if not rule.scope.applies(described.all):
             continue
-        rates = [
-            burn_rate(*calls.get(key, (0, 0)), condition.objective) for calls in (long, short)
-        ]
+        rates = [burn_rate(*calls.get(key, (0, 0)), condition.objective) for calls in (long, short)]
         if rates[1] is None and rule.no_data is NoData.KEEP:
             verdict = Verdict.UNKNOWN
         else:
             over = [rate is not None and rate > condition.factor for rate in rates]
-            verdict = (
-                Verdict.HOLDS if all(over) else Verdict.PARTLY if any(over) else Verdict.FAILS
-            )
+            verdict = Verdict.HOLDS if all(over) else Verdict.PARTLY if any(over) else Verdict.FAILS
         outcomes[entity.id] = Outcome(described, verdict, rates[0])
     return outcomes
 

@@ -457,9 +457,7 @@ class Store(Closing):
         """The alert rules with their positions, and the state of every alert."""
         return self._read(alerts_sql.read_book)
 
-    def alert_episodes(
-        self, start_s: int, end_s: int, *, limit: int = 1000
-    ) -> list[AlertEpisode]:
+    def alert_episodes(self, start_s: int, end_s: int, *, limit: int = 1000) -> list[AlertEpisode]:
         """The alerts that fired in a time, in seconds since 1970, newest first."""
         return self._read(
             lambda session: alerts_sql.read_episodes(session, start_s, end_s, limit=limit)

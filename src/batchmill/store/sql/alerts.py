@@ -33,9 +33,7 @@ CREATE INDEX alert_episode_time ON alert_episode (starts_s);
 CREATE TABLE alert_notification (
     seq {identity}, target {text} NOT NULL, content {text} NOT NULL)
 """
-_STATE = (
-    "rule, entity_id, entity_name, phase, since_s, notified_s, cleared, value, message, labels"
-)
+_STATE = "rule, entity_id, entity_name, phase, since_s, notified_s, cleared, value, message, labels"
 _EPISODE = "rule, entity_id, entity_name, starts_s, ends_s, severity, value, message"
 
 
