@@ -83,6 +83,7 @@ class AlertEngine(Closing):
         self._loaded = self._took_over = False
         self._faults: dict[str, str] = {}
         self._lag_s = 0.0
+        self._newest: int | None = None
         self.senders = [
             NotificationSender(store, receiver, self.settings, self._recorder, self.notified, clock)
             for receiver in {receiver.key: receiver for receiver in receivers}.values()
@@ -127,6 +128,7 @@ class AlertEngine(Closing):
         if not self._loaded:
             self._load()
         newest, now_s = self._store.newest_minute(), self._clock()
+        self._newest = newest
         if newest is None:
             return 0
         over = last_minute_over(now_s - self.settings.grace_s)
@@ -304,6 +306,16 @@ class AlertEngine(Closing):
                 if alert.phase is AlertPhase.FIRING
             ]
         return sorted(alerts, key=lambda alert: (-alert.since_s, alert.rule, alert.entity_id))
+
+    def next_due_s(self) -> float | None:
+        """In how many seconds the next minute is closed; None: no later one is committed yet."""
+        with self._lock:
+            position = max(self._positions.values(), default=None)
+        newest = self._newest
+        if position is None or newest is None or minutes_between(position, newest) < 2:
+            return None
+        closed_s = bucket_end(position).timestamp() + MINUTE_S + self.settings.grace_s
+        return max(0.0, round(closed_s - self._clock(), 1))
 
     def stats(self) -> AlertStats:
         """All counters at one moment."""

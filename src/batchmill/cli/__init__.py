@@ -10,7 +10,8 @@ import os
 import sys
 
 from batchmill import __version__
-from batchmill.cli import demo, export, ingest, oal, pipeline, query, run, status, web
+from batchmill.alerts import AlertRulesError
+from batchmill.cli import alerts, demo, export, ingest, oal, pipeline, query, run, status, web
 from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
 from batchmill.extras import require_extra
 from batchmill.run import ConfigFileError, UnknownSettingError
@@ -28,10 +29,11 @@ _COMMANDS = {
     "backfill": pipeline.run,
     "query": query.run,
     "export": export.run,
+    "alerts": alerts.run,
 }
 _DRAWING = frozenset({"run", "top", "pipeline", "backfill", "query"})
 """The commands that need rich."""
-_WRONG_SETTINGS = (ConfigError, ConfigFileError, UnknownSettingError)
+_WRONG_SETTINGS = (AlertRulesError, ConfigError, ConfigFileError, UnknownSettingError)
 
 
 def main() -> int:
@@ -63,6 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (run, status, web, demo, oal, ingest, pipeline, query, export):
+    for command in (run, status, web, demo, oal, ingest, pipeline, query, export, alerts):
         command.add_parser(commands)
     return parser

@@ -26,7 +26,13 @@ from batchmill.run.settings import (
     resolve,
 )
 from batchmill.run.signals import Signals, serve_until_signal
-from batchmill.run.specs import EXPORT_HEADERS_VARIABLE, EXPORT_TOKEN_VARIABLE, TOKEN_VARIABLE
+from batchmill.run.specs import (
+    ALERTS_HEADERS_VARIABLE,
+    ALERTS_TO_VARIABLE,
+    EXPORT_HEADERS_VARIABLE,
+    EXPORT_TOKEN_VARIABLE,
+    TOKEN_VARIABLE,
+)
 from batchmill.run.status import (
     LAG_S,
     Backlog,
@@ -47,6 +53,8 @@ if TYPE_CHECKING:
     from batchmill.run.top.view import show_run
 
 __all__ = [
+    "ALERTS_HEADERS_VARIABLE",
+    "ALERTS_TO_VARIABLE",
     "EXPORT_HEADERS_VARIABLE",
     "EXPORT_TOKEN_VARIABLE",
     "FILE",
