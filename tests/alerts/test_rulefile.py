@@ -320,11 +320,11 @@ def test_newer_rules_of_skywalking(tmp_path: Path) -> None:
 def test_what_of_skywalking_is_not_read_is_listed(tmp_path: Path) -> None:
     """Rule by rule, with the reason."""
     old = "\n".join(load(tmp_path, OLD, "alarm-settings.yml").left_out)
-    assert "webhooks: not read" in old
+    assert "webhooks: name the receivers" in old
     assert "rule endpoint_rule: include-labels-regex is not supported" in old
     assert "composite rule broken_rule: there is no rule other_rule" in old
     new = "\n".join(load(tmp_path, NEW, "alarm-settings.yml").left_out)
-    assert "hooks: not read" in new
+    assert "hooks: name the receivers" in new
     assert "rule resp_time_rule: hooks are not read" in new
     assert "rule baseline_rule: expression: the function baseline() is not supported" in new
 

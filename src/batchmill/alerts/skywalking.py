@@ -53,7 +53,7 @@ def read_settings(path: str, content: Mapping[str, Any]) -> RuleFile:
     left_out: list[str] = []
     for key in content:
         if key not in ("rules", "composite-rules"):
-            left_out.append(f"{key}: not read; name the receivers with alerts_to or --to")
+            left_out.append(f"{key}: name the receivers with alerts_to or --to")
     given, composites = content.get("rules") or {}, content.get("composite-rules") or {}
     for key, value in (("rules", given), ("composite-rules", composites)):
         if not isinstance(value, dict):

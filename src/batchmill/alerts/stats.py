@@ -64,6 +64,7 @@ class AlertStats:
     """The alerting process at one moment; counters are those of this process."""
 
     rules: int
+    """How many rules there are; those of an SLO one for each window."""
     minute: int | None
     """The last minute that was evaluated."""
     minutes: int
@@ -71,7 +72,9 @@ class AlertStats:
     minutes_skipped: int
     """Minutes skipped after a pause, too far back."""
     firing: int
+    """Alerts that fire."""
     pending: int
+    """Alerts that are pending."""
     faults: Mapping[str, str]
     """Rules that could not be evaluated, and why."""
     queued: int
@@ -86,6 +89,7 @@ class AlertStats:
     requests: Mapping[str, int]
     """Requests by response: ``HTTP 200``, ``unreachable`` and the like; retries included."""
     retries: int
+    """Requests that failed and were tried again."""
     failing: Mapping[str, str]
     """Receivers whose newest request failed, and why."""
     failing_s: float
@@ -121,8 +125,9 @@ class StatsRecorder:
 
     def drop(self, receiver: str, reason: str, count: int) -> None:
         """Count notifications that a receiver did not get."""
-        with self._lock:
-            self._dropped[receiver, reason] += count
+        if count:
+            with self._lock:
+                self._dropped[receiver, reason] += count
 
     def request(self, receiver: str, answer: str, taken: int, *, failed: str = "") -> None:
         """Count a request; with ``failed``, one that is tried again, and why."""
