@@ -155,7 +155,7 @@ def demo_spec(settings: RunSettings, http: str, seconds: float, seed: int | None
     host, _, port = http.rpartition(":")
     if host in ("0.0.0.0", "[::]", "::", ""):
         host = "127.0.0.1"
-    arguments = ["demo", "--incidents", "--endpoint", f"http://{host}:{port}"]
+    arguments = ["demo", "--endpoint", f"http://{host}:{port}", "--incidents"]
     arguments += ["--forever"] if math.isinf(seconds) else ["--seconds", f"{seconds:g}"]
     if seed is not None:
         arguments += ["--seed", str(seed)]
