@@ -185,12 +185,12 @@ def _join(text: str, fields: Fields, rules: Mapping[str, Rule]) -> Node | None:
     tokens: list[str] = []
     position = 0
     while position < len(text.rstrip()):
-        token = _NAME_IN_COMPOSITE.match(text, position)
-        if token is None:
+        match = _NAME_IN_COMPOSITE.match(text, position)
+        if match is None:
             fields.wrong(f"expression={text!r} may have names of rules, &&, || and parentheses")
             return None
-        tokens.append(token[1])
-        position = token.end()
+        tokens.append(match[1])
+        position = match.end()
     for token in tokens:
         if token not in ("&&", "||", "(", ")") and token not in rules:
             fields.wrong(f"there is no rule {token} that could be read")

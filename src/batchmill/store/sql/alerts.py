@@ -113,7 +113,7 @@ def apply_change(session: Session, change: AlertChange) -> AlertChangeResult:
     # Others that change alerts wait here until the end of the transaction.
     session.rows(f"SELECT value FROM meta WHERE key = 'alerts' {session.dialect.for_update}")
     if change.expected:
-        positions = dict(session.rows("SELECT id, minute FROM alert_rule"))
+        positions: dict[str, int] = dict(session.rows("SELECT id, minute FROM alert_rule"))
         if any(positions.get(rule) != minute for rule, minute in change.expected.items()):
             return AlertChangeResult(applied=False)
     session.run_many("DELETE FROM alert_rule WHERE id = ?", [(rule,) for rule in change.removed])
