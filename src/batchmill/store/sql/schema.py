@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchmill.sources import Grain
+from batchmill.store import alert_tables
 from batchmill.store.buckets import day_of
 from batchmill.store.errors import NamesClashError, NotAStoreError, StoreVersionError
-from batchmill.store.sql import alerts
 from batchmill.store.sql.session import Dialect, Session, quote, read_meta, table_name
 from batchmill.store.states import Cell
 
@@ -121,7 +121,7 @@ def _add_parts(session: Session) -> None:
 
 def _add_alerts(session: Session) -> None:
     """Alert rules, their states and history, notifications, and a lock for all of them."""
-    alerts.create_tables(session)
+    alert_tables.create_tables(session)
     session.run("INSERT INTO meta VALUES ('alerts', '')")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from batchmill.store import alert_tables
 from batchmill.store.alerts import AlertBook, AlertEpisode
 from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.results import (
@@ -20,7 +21,6 @@ from batchmill.store.results import (
     StreamInfo,
     TopRecord,
 )
-from batchmill.store.sql import alerts as alerts_sql
 from batchmill.store.sql import entities as entities_sql
 from batchmill.store.sql import topn
 from batchmill.store.sql.registry import all_metrics
@@ -172,13 +172,13 @@ class Snapshot:
 
     def alerts(self) -> AlertBook:
         """The alert rules with their positions, and the state of every alert."""
-        return alerts_sql.read_book(self._session)
+        return alert_tables.read_book(self._session)
 
     def alert_episodes(
         self, start_s: int, end_s: int, *, entity_ids: Sequence[str] | None = None, limit: int
     ) -> list[AlertEpisode]:
         """The alerts that fired in a time, newest first; of some entities, or of all."""
-        return alerts_sql.read_episodes(
+        return alert_tables.read_episodes(
             self._session, start_s, end_s, entity_ids=entity_ids, limit=limit
         )
 
