@@ -12,7 +12,7 @@ from batchmill.run import Home
 from batchmill.store import open_store
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import QUICK_SPARK
-from tests.kit.processes import Life
+from tests.kit.processes import Life, wait_for_json
 from tests.kit.servers.alertmanager import Webhooks
 
 pytest.importorskip("pyspark")
@@ -37,7 +37,9 @@ def test_a_demo_of_a_minute_shows_an_alert(tmp_path: Path) -> None:
             "BATCHMILL_ALERTS_TO": hooks.address,
         }
         with Life(command, tmp_path / "errors", environment) as life:
-            life.must_hear(FIRES, 300)
+            life.must_hear("OpenTelemetry: http://127.0.0.1:.*")
+            wait_for_json(home.ingest, "acknowledged_spans", timeout_s=300)
+            life.must_hear(FIRES)
             life.end(0)
         assert ("firing", "service_errors", "catalogue") in hooks.alerts()
     assert any(line.startswith("balance: ") for line in life.lines)
