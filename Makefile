@@ -2,7 +2,7 @@
 #
 # They need Python 3.11 or newer, make, and a package index that pip can reach. They install into .venv,
 # from requirements/*.lock: exact versions, verified by hash. Spark also needs Java 17 or newer, the quick
-# OTLP decoder a C compiler; some tests need PostgreSQL, Prometheus, Chromium, or Maven (for the jars of Kafka and Hadoop). scripts/system-packages.sh finds them
+# OTLP decoder a C compiler; some tests need PostgreSQL, Prometheus, Alertmanager, Chromium, or Maven (for the jars of Kafka and Hadoop). scripts/system-packages.sh finds them
 # or, as root on a machine with apt-get, installs them.
 
 # The first Python that is new enough. To use another one: make test PYTHON=/path/to/python3
@@ -76,6 +76,7 @@ soak: .test-setup $(VENV)/.bench-installed ## a run under load, kills, full disk
 	@$(FIND_JAVA) || echo "==> without Java, the tests that start Spark are skipped" >&2
 	@$(FIND_POSTGRES) || echo "==> without initdb, the tests of the PostgreSQL store are skipped" >&2
 	@$(FIND_PROMETHEUS) || echo "==> without prometheus, the tests that start a Prometheus server are skipped" >&2
+	@$(FIND_ALERTMANAGER) || echo "==> without prometheus-alertmanager, the tests that start an Alertmanager are skipped" >&2
 	@$(FIND_CHROMIUM) || echo "==> without chromium, the tests of the web UI $(if $(CI),fail,are skipped)" >&2
 	@$(SPARK_ARCHIVE)
 
@@ -122,7 +123,7 @@ UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --system-certs \
 	--custom-compile-command 'make lock'
-RUN_EXTRAS := --extra aggregate --extra cli --extra demo --extra export --extra kafka --extra otel \
+RUN_EXTRAS := --extra aggregate --extra alerts --extra cli --extra demo --extra export --extra kafka --extra otel \
 	--extra otlp --extra postgres --extra prometheus --extra spark --extra spool --extra web
 
 lock: $(VENV)/.uv-$(UV_VERSION) ## update requirements/*.lock (UPGRADE=1: to the newest versions)
@@ -201,10 +202,11 @@ FIND_JAVA = [ "$${JAVA_HOME:-}" = "$$(cat $(VENV)/.java-home 2>/dev/null)" ] || 
 FIND_COMPILER = $(call find,compiler,cc)
 FIND_POSTGRES = $(call find,postgres,initdb)
 FIND_PROMETHEUS = $(call find,prometheus,prometheus)
+FIND_ALERTMANAGER = $(call find,alertmanager,prometheus-alertmanager)
 FIND_MAVEN = $(call find,maven,mvn)
 FIND_CHROMIUM = $(call find,chromium,chromium)
 WITH_SYSTEM = JAVA_HOME="$$(cat $(VENV)/.java-home 2>/dev/null)" \
-	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
+	PATH="$$PATH:$$(cat $(VENV)/.postgres-home 2>/dev/null)/bin:$$(cat $(VENV)/.maven-home 2>/dev/null)/bin:$$(cat $(VENV)/.prometheus-home 2>/dev/null)/bin:$$(cat $(VENV)/.alertmanager-home 2>/dev/null)/bin:$$(cat $(VENV)/.chromium-home 2>/dev/null)/bin"
 
 # The jars of Kafka and Hadoop are in a cache outside of the repository (see tests/kit/jvm.py): Maven is needed once.
 TEST_JARS = [ ! -f tests/kit/jvm.py ] || $(BIN)/python -m tests.kit.jvm jars --there || { \

@@ -5,6 +5,7 @@
 #   scripts/system-packages.sh compiler   a folder with a C compiler, bin/cc
 #   scripts/system-packages.sh postgres   a folder with PostgreSQL's bin/initdb
 #   scripts/system-packages.sh prometheus a folder with Prometheus' bin/prometheus
+#   scripts/system-packages.sh alertmanager a folder with Debian's bin/prometheus-alertmanager
 #   scripts/system-packages.sh maven      a folder with Maven's bin/mvn
 #   scripts/system-packages.sh chromium   a folder with the browser bin/chromium
 #
@@ -63,6 +64,12 @@ find_postgres() {
 
 find_prometheus() {
 	program=$(command -v prometheus) || return 1
+	[ "$(basename "$(dirname "$program")")" = bin ] || return 1
+	dirname "$(dirname "$program")"
+}
+
+find_alertmanager() {
+	program=$(command -v prometheus-alertmanager) || return 1
 	[ "$(basename "$(dirname "$program")")" = bin ] || return 1
 	dirname "$(dirname "$program")"
 }
@@ -136,6 +143,14 @@ prometheus)
 	say "  Fedora:          sudo dnf install golang-github-prometheus"
 	say "  macOS:           brew install prometheus"
 	;;
+alertmanager)
+	find_alertmanager && exit
+	install "the tests of alerts start an Alertmanager" prometheus-alertmanager &&
+		find_alertmanager && exit
+	say "Alertmanager was not found as prometheus-alertmanager in a bin folder on the PATH."
+	say "  Debian, Ubuntu:  sudo apt-get install --no-install-recommends prometheus-alertmanager"
+	say "  others:          its release has one program, alertmanager: link it as prometheus-alertmanager"
+	;;
 maven)
 	find_maven && exit
 	install "the tests with a Kafka broker download its jars with Maven" maven && find_maven && exit
@@ -153,7 +168,7 @@ chromium)
 	say "  macOS:           brew install --cask chromium, and link it as chromium in a bin folder on the PATH"
 	;;
 *)
-	say "usage: $0 java|compiler|postgres|prometheus|maven|chromium"
+	say "usage: $0 java|compiler|postgres|prometheus|alertmanager|maven|chromium"
 	exit 2
 	;;
 esac

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator
 
 from batchmill import BatchQueueManagerStats, BatchQueueStats, PartitionStats, ThreadLoad
+from batchmill.alerts import AlertStats
 from batchmill.batcher import BatcherStats
 from batchmill.client import ClientStats
 from batchmill.export import ExporterStats, RemoteWriteStats
@@ -45,6 +46,7 @@ STATS: dict[type, str] = {
     ExporterStats: "`Exporter.stats()`",
     OutboxDepth: "`ExporterStats.waiting`",
     RemoteWriteStats: "`RemoteWriter.stats()`",
+    AlertStats: "`AlertEngine.stats()`",
     RegistryStats: "`batchmill.telemetry.default_registry.stats()`",
     Distribution: "`BatchQueueStats.batch_sizes` and others like it",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from batchmill.alerts.stats import ALERTS
 from batchmill.batcher.stats import BATCHER
 from batchmill.flows.stats import FLOWS
 from batchmill.pressure.stats import THRESHOLDS
@@ -27,6 +28,7 @@ KINDS: dict[ComponentKind[Any], str] = {
     THRESHOLDS: "Thresholds",
     FLOWS: "Flows",
     WORKERS: "Workers (`Embedded`)",
+    ALERTS: "Alerts",
     TELEMETRY: "The registry itself",
 }
 

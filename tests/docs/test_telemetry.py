@@ -11,16 +11,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from batchmill import BatchQueue, BatchQueueSettings, Embedded, ThreadPolicy
+from batchmill.alerts import DEMO_RULES, AlertEngine, load_rules
 from batchmill.batcher import MicroBatcher
 from batchmill.flows import FlowDispatcher, FlowSettings
 from batchmill.oal import core_script
 from batchmill.pressure import QueueThresholdSettings
+from batchmill.store import open_store
 from batchmill.telemetry import PrometheusCollector
 from tests.docs import telemetry
 from tests.docs.kit import code_in, tables
 from tests.kit.threads import WAIT_S
 
 BEGIN_WITH_THE_FIRST = {
+    *(f"batchmill_alerts_{name}_notifications_total" for name in ("sent", "dropped")),
+    "batchmill_alerts_waiting_notifications",
+    "batchmill_alerts_requests_total",
     "batchmill_queue_refused_hand_overs_total",
     "batchmill_workers_invalid_events_total",
 }
@@ -41,6 +46,8 @@ def page(tmp_path: Path) -> Iterator[str]:
         batcher,
         FlowDispatcher[int](lambda batch: None, flows, name="listed") as dispatcher,
         Embedded(oal=core_script(), store=f"sqlite:///{tmp_path}/metrics.db", name="listed"),
+        open_store(f"sqlite:///{tmp_path}/alerts.db") as store,
+        AlertEngine(store, load_rules(DEMO_RULES).rules),
     ):
         dispatcher.dispatch(1)
         queue.produce(1)
@@ -64,5 +71,5 @@ def test_every_metric_on_a_page_is_listed(page: str) -> None:
     ours = {name: labels for name, labels in shown.items() if name in listed}
     assert ours.items() <= listed.items()
     assert listed.keys() - ours.keys() <= BEGIN_WITH_THE_FIRST
-    own = re.compile(r"batchmill_(queue|batcher|thresholds|flows|workers|telemetry)_")
+    own = re.compile(r"batchmill_(queue|batcher|thresholds|flows|workers|alerts|telemetry)_")
     assert not [name for name in shown if own.match(name) and name not in listed]

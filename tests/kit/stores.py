@@ -286,6 +286,10 @@ ADDED = {
         *(f"ALTER TABLE stream DROP COLUMN {name}" for name in ("clock_ms", "steady_ms")),
         "DELETE FROM meta WHERE key IN ('clock', 'last_minute')",
     ],
+    6: [
+        *(f"DROP TABLE alert_{name}" for name in ("rule", "state", "episode", "notification")),
+        "DELETE FROM meta WHERE key = 'alerts'",
+    ],
 }
 """How to undo the step to each version of the schema."""
 

@@ -189,7 +189,7 @@ def test_core_depends_on_nothing(metadata: Message) -> None:
 def test_extras_are_the_documented_ones(metadata: Message) -> None:
     """The wheel offers one extra for each part beyond the core, and `all`."""
     parts = {"cli", "spool", "aggregate", "otlp", "demo", "jre", "spark", "postgres", "kafka"}
-    parts |= {"export", "web", "prometheus", "otel", "iceberg"}
+    parts |= {"alerts", "export", "web", "prometheus", "otel", "iceberg"}
     assert set(metadata.get_all("Provides-Extra", [])) == parts | {"all"}
 
 
@@ -201,6 +201,7 @@ def test_wheel_is_typed(wheel: Path) -> None:
 @pytest.mark.parametrize(
     "file",
     [
+        "alerts/demo.toml",
         *("oal/core.oal", "sources/catalog.json", "spark/log4j2.properties"),
         *("web/static/index.html", "web/static/js/main.js", "web/static/vendor/uplot/LICENSE"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 import batchmill
 import batchmill.aggregate
+import batchmill.alerts
 import batchmill.batcher
 import batchmill.client
 import batchmill.export
@@ -332,6 +333,14 @@ AGGREGATE = {
     "timestamps",
 }
 STORE = {
+    "AlertBook",
+    "AlertChange",
+    "AlertChangeResult",
+    "AlertEpisode",
+    "AlertPhase",
+    "Notification",
+    "StoredAlert",
+    "StoredAlertRule",
     "Batch",
     "BatchGapError",
     "BucketList",
@@ -419,7 +428,26 @@ OUTBOX = {
     "OutboxFileError",
     "OutboxSettings",
 }
+ALERTS = {
+    "AlertEngine",
+    "AlertRulesError",
+    "AlertSettings",
+    "AlertStats",
+    "BurnRate",
+    "DEMO_RULES",
+    "ExpressionError",
+    "NoData",
+    "Receiver",
+    "Rule",
+    "RuleFile",
+    "Scope",
+    "Threshold",
+    "load_rules",
+}
 EXPORT = {
+    "HttpAnswer",
+    "HttpClient",
+    "check_headers",
     "PROMETHEUS_ADDRESSES",
     "ExportedValue",
     "Exporter",
@@ -506,6 +534,7 @@ PROMISED = [
     pytest.param(batchmill.workers, WORKERS, id="batchmill.workers"),
     pytest.param(batchmill.store, STORE, id="batchmill.store"),
     pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
+    pytest.param(batchmill.alerts, ALERTS, id="batchmill.alerts"),
     pytest.param(batchmill.export, EXPORT, id="batchmill.export"),
     pytest.param(batchmill.web, WEB, id="batchmill.web"),
     pytest.param(batchmill.telemetry, TELEMETRY, id="batchmill.telemetry"),

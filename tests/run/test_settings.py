@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from batchmill.alerts import AlertRulesError
 from batchmill.cli import main
 from batchmill.errors import ConfigError
 from batchmill.run import (
@@ -23,6 +24,7 @@ from batchmill.run import (
 )
 from batchmill.run.checks import check_settings
 from batchmill.run.specs import (
+    alerts_spec,
     demo_spec,
     export_names,
     export_spec,
@@ -188,6 +190,28 @@ def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
         check_settings(settings({"tls_cert": "x"}), demo=True)
 
 
+def test_addresses_of_receivers_of_alerts_are_no_secret_for_others(tmp_path: Path) -> None:
+    """They go where other users of the machine cannot see them, and are not shown."""
+    url = "https://user:pw@host/hook"
+    resolved = settings({"alerts_to": [url], "alerts_headers": ["Authorization=Bearer t"]})
+    spec = alerts_spec(resolved, Home(tmp_path), "alerts.toml", 15.0)
+    assert url not in " ".join(spec.arguments)
+    assert spec.environment == {
+        "BATCHMILL_ALERTS_TO": url,
+        "BATCHMILL_ALERTS_HEADERS": "Authorization=Bearer t",
+    }
+    assert resolved.values["alerts_to"].shown() == "(hidden)"
+    with pytest.raises(ConfigError, match="alertmanager"):
+        settings({"alerts_to": ["ftp://host"]})
+
+
+def test_alert_rules_are_checked_before_anything_is_started(tmp_path: Path) -> None:
+    """A file that is wrong ends the run at once."""
+    (tmp_path / "alerts.toml").write_text("rule = [{name = 'a'}]")
+    with pytest.raises(AlertRulesError, match="expression is missing"):
+        check_settings(settings({"alerts": str(tmp_path / "alerts.toml")}), demo=False)
+
+
 def test_strangers_are_refused_before_anything_is_started() -> None:
     """An address that others reach takes a token, a certificate or a clear word."""
     with pytest.raises(ConfigError, match=r"bind.*0\.0\.0\.0.*token"):
@@ -205,7 +229,8 @@ def test_every_child_takes_what_it_is_given(tmp_path: Path) -> None:
     given |= {"metrics_port": 9465, "insecure": True, "ingest_processes": 2}
     resolved = settings({**given, "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"})
     home = Home(tmp_path)
-    for spec in (ingest_spec(resolved, home), pipeline_spec(resolved, home)):
+    alerts = alerts_spec(resolved, home, "alerts.toml", 5.0)
+    for spec in (ingest_spec(resolved, home), pipeline_spec(resolved, home), alerts):
         _parser().parse_args(list(spec.arguments))
     _parser().parse_args(list(demo_spec(settings(), "h:1", 60.0, 1).arguments))
     _parser().parse_args(list(demo_spec(settings(), "h:1", float("inf"), None).arguments))

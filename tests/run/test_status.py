@@ -310,6 +310,32 @@ def test_the_pipeline_page_has_its_figures(tmp_path: Path) -> None:
     assert page["pipeline"] == {"last_batch": 7}
 
 
+def test_alerts_are_in_the_status(tmp_path: Path) -> None:
+    """How many fire, what was sent and dropped; rules and receivers that fail degrade the run."""
+    report = {
+        "firing": 1,
+        "pending": 2,
+        "rules": 3,
+        "sent": {"http://host/hook": 4},
+        "waiting": {"http://host/hook": 5},
+        "dropped": {"too many waiting": 6},
+        "faults": {"slow": "the store has no metric x (yet)"},
+        "failing": {"http://host/hook": "HTTP 503"},
+        "failing_s": 100.0,
+    }
+    state = run_state(process() | {"alerts": {"state": "running"}}, alerts=report)
+    status = assess(Home(tmp_path), state)
+    text = "1 firing, 2 pending, of 3 rules; 4 notifications sent; 5 waiting"
+    assert f"alerts     {text}; failing: http://host/hook (HTTP 503)" in status.lines()
+    assert state.drops()["notifications of alerts"] == {"too many waiting": 6}
+    assert status.as_json()["alerts"] == report
+    assert "the alert rule slow cannot be evaluated: the store has no metric x (yet)" in str(
+        status.reasons
+    )
+    assert "http://host/hook accepts no notification (HTTP 503)" in str(status.reasons)
+    assert assess(Home(tmp_path), run_state()).as_json()["alerts"] is None
+
+
 def test_flows_and_levels_are_printed(tmp_path: Path) -> None:
     """Flows of every process that has some; levels that are not normal."""
     flows = {"active": 12, "assigned": 345, "completed": 333}

@@ -10,7 +10,20 @@ import os
 import sys
 
 from batchmill import __version__
-from batchmill.cli import demo, export, ingest, oal, pipeline, query, run, status, store, web
+from batchmill.alerts import AlertRulesError
+from batchmill.cli import (
+    alerts,
+    demo,
+    export,
+    ingest,
+    oal,
+    pipeline,
+    query,
+    run,
+    status,
+    store,
+    web,
+)
 from batchmill.cli.options import Parser
 from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
 from batchmill.extras import require_extras
@@ -30,6 +43,7 @@ _COMMANDS = {
     "query": query.run,
     "export": export.run,
     "store": store.run,
+    "alerts": alerts.run,
 }
 _EXTRAS: dict[str, tuple[str, ...]] = {
     "top": ("cli",),
@@ -38,7 +52,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     "query": ("cli",),
 }
 """The extras that commands need in any case; `run` knows more, by its settings."""
-_WRONG_SETTINGS = (ConfigError, ConfigFileError, UnknownSettingError)
+_WRONG_SETTINGS = (AlertRulesError, ConfigError, ConfigFileError, UnknownSettingError)
 
 
 def main() -> int:
@@ -79,6 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (run, status, web, demo, oal, ingest, pipeline, query, export, store):
+    for command in (run, status, web, demo, oal, ingest, pipeline, query, export, alerts, store):
         command.add_parser(commands)
     return parser

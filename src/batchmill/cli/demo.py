@@ -11,11 +11,12 @@ import os
 import secrets
 import socket
 import sys
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
 from batchmill.cli.options import Options, number
-from batchmill.demo import Stop, plan, play
+from batchmill.demo import LONGEST_S, Stop, incidents, plan, play
 from batchmill.errors import MissingExtraError
 from batchmill.wording import count_of
 
@@ -46,6 +47,8 @@ def add_parser(commands: Any) -> None:
     length.switch("--forever", "until Ctrl-C")
     text = "requests per second on average, of about eight spans each (default: %(default)g)"
     add.value("--rate", "N", text, type=number(MOST_PER_S), default=20.0)
+    text = "let the catalogue's database fail for whole minutes: two of fifteen, or the first one"
+    add.switch("--incidents", f"{text} of a run of less than four")
     text = "for the same spans again, ids included; a receiver that drops duplicates drops them"
     add.value("--seed", "N", f"{text} (default: a new one each time)", type=int)
 
@@ -74,6 +77,9 @@ def run(given: argparse.Namespace) -> int:
         f"a shop of eight services, about {given.rate:g} requests/s, sends to {endpoint} "
         f"{'until Ctrl-C' if seconds is None else f'for {seconds:g} s'} (--seed {seed})"
     )
+    # The visits happen a little before now.
+    begin_s = time.time() - LONGEST_S
+    trouble = incidents(begin_s, seconds) if given.incidents else lambda offset_s: False
     with Stop() as stop, LastWords() as words:
         sender = Sender(
             exporter,
@@ -83,7 +89,7 @@ def run(given: argparse.Namespace) -> int:
         played = play(
             Shop(seed, sender),
             sender,
-            plan(seed, given.rate, seconds),
+            plan(seed, given.rate, seconds, trouble),
             stop,
             seconds=seconds,
             on_stop=lambda: _say("stopping after sending the rest (Ctrl-C again stops at once)"),

@@ -167,7 +167,7 @@ def _headers(given: argparse.Namespace) -> dict[str, str]:
     return headers
 
 
-def _await_pipeline(
+def await_pipeline(
     find: Callable[[], T], status: StatusFile, signals: Signals, *, wait: bool = True
 ) -> T | None:
     """What ``find`` returns once the pipeline has made it; None: a signal came first."""
@@ -215,7 +215,7 @@ def _send_changes(
         outbox = Outbox.of(Path(given.checkpoint))
         return outbox, open_store(given.store, retry=_PATIENCE, create=False)
 
-    parts = _await_pipeline(find, status, signals, wait=not (given.once or given.forget))
+    parts = await_pipeline(find, status, signals, wait=not (given.once or given.forget))
     if parts is None:
         return 0
     outbox, store = parts
@@ -337,7 +337,7 @@ def _write_remote(given: argparse.Namespace, headers: Mapping[str, str], signals
     shown = remote_address(given.to)
     token = token_of(given, EXPORT_TOKEN_VARIABLE) or None
     status = _status_file(given, shown)
-    store = _await_pipeline(
+    store = await_pipeline(
         lambda: open_store(given.store, retry=RetryPolicy(), create=False), status, signals
     )
     if store is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.demo.steps import INSTANCES, Request, Step
-from batchmill.demo.traffic import Played, Stop, plan, play
+from batchmill.demo.traffic import LONGEST_S, Played, Stop, incidents, plan, play
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INSTANCES",
+    "LONGEST_S",
     "LastWords",
     "Played",
     "Request",
@@ -26,6 +27,7 @@ __all__ = [
     "Shop",
     "Step",
     "Stop",
+    "incidents",
     "make_exporter",
     "plan",
     "play",

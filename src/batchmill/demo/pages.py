@@ -30,8 +30,12 @@ Page = Callable[[Draft], int]
 """What ``web`` does for a page; returns the status."""
 
 
-def visit(chance: random.Random) -> Step:
-    """A visitor's request for one page, from the gateway on."""
+def visit(chance: random.Random, *, incident: bool = False) -> Step:
+    """A visitor's request for one page, from the gateway on.
+
+    During an incident the catalogue's database is overloaded: what it is asked takes long, and half
+    of it fails.
+    """
     [page] = chance.choices(list(PAGES), weights=[weight for weight, _ in PAGES.values()])
     method, route = page.split(" ", 1)
     path = route.replace("{id}", str(_product(chance)))
@@ -42,7 +46,7 @@ def visit(chance: random.Random) -> Step:
         call_cache(gateway, "GET", f"session:{chance.randrange(10_000)}")
         return call_http(gateway, "web", method, route, path, make)
 
-    root = Draft(chance, "gateway", "SERVER", "")
+    root = Draft(chance, "gateway", "SERVER", "", incident=incident)
     receive_http(root, method, route, path, through_the_gateway)
     return root.step()
 
@@ -60,7 +64,7 @@ def _home(web: Draft) -> int:
 def _offers(catalogue: Draft) -> int:
     catalogue.work(1)
     text = "SELECT id, title, price FROM products WHERE offered ORDER BY price LIMIT 12"
-    return _ok(run_statement(catalogue, PRODUCTS, text, "products", 6))
+    return _ok(_read_products(catalogue, text, 6))
 
 
 def _search(web: Draft) -> int:
@@ -73,7 +77,7 @@ def _search(web: Draft) -> int:
             f"SELECT id, title, price FROM products WHERE description ILIKE '%{word}%' "
             f"ORDER BY price LIMIT 24 OFFSET {24 * catalogue.chance.randrange(4)}"
         )
-        return _ok(run_statement(catalogue, PRODUCTS, text, "products", 28, slow=0.04))
+        return _ok(_read_products(catalogue, text, 28, slow=0.04))
 
     return call_http(web, "catalogue", "GET", "/search", f"/search?q={word}", find)
 
@@ -88,7 +92,7 @@ def _product_page(web: Draft) -> int:
         if catalogue.chance.random() < 0.6:
             return 200
         text = f"SELECT * FROM products WHERE id = {wanted}"
-        if not run_statement(catalogue, PRODUCTS, text, "products", 3, broken=0.01):
+        if not _read_products(catalogue, text, 3, broken=0.01):
             return 500
         if wanted > 0.97 * MOST_PRODUCTS:  # sold out, and gone
             return 404
@@ -183,6 +187,14 @@ def _confirm(mail: Draft) -> None:
 def _product(chance: random.Random) -> int:
     # The first ones sell best.
     return min(1 + int(chance.expovariate(1 / 80)), MOST_PRODUCTS)
+
+
+def _read_products(
+    catalogue: Draft, text: str, usual_ms: float, *, slow: float = 0.0, broken: float = 0.0
+) -> bool:
+    if catalogue.incident:
+        slow, broken = 1.0, 0.5
+    return run_statement(catalogue, PRODUCTS, text, "products", usual_ms, slow=slow, broken=broken)
 
 
 def _ok(succeeded: bool) -> int:

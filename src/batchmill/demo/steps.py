@@ -86,8 +86,11 @@ class Draft:
         *,
         instance: str = "",
         start_us: int = 0,
+        incident: bool = False,
     ) -> None:
+        """``incident``: the shop has trouble with one of its databases now."""
         self.chance = chance
+        self.incident = incident
         self.service = service
         self.instance = instance or chance.choice(INSTANCES[service])
         self.kind = kind
@@ -117,6 +120,7 @@ class Draft:
             name,
             instance="" if other else self.instance,
             start_us=self.now_us,
+            incident=self.incident,
         )
         self._children.append(made)
         return made

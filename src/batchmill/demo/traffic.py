@@ -27,6 +27,12 @@ SWING = 0.6
 """How far the waves go above and below the mean, as a share of it."""
 LONGEST_S = 4.0
 """No request takes longer, with all that follows from it."""
+LONG_RUN_S = 240.0
+"""From this length on a run has incidents of two minutes."""
+INCIDENT_EVERY = 15
+"""Minutes from one incident to the next."""
+INCIDENT_MINUTES = (2, 3)
+"""The minutes of an incident, counted from the first minute of the run."""
 CLOSING_S = 10.0
 """How long after Ctrl-C the sender tries to send the rest."""
 _POLL_S = 0.1
@@ -37,7 +43,29 @@ def rate_at(seconds: float, mean_per_s: float) -> float:
     return mean_per_s * (1 + SWING * math.sin(2 * math.pi * seconds / WAVE_S))
 
 
-def plan(seed: int, mean_per_s: float, seconds: float | None = None) -> Iterator[Request]:
+def incidents(begin_s: float, seconds: float | None = None) -> Callable[[float], bool]:
+    """When the shop has an incident: a function of the seconds since the start of a run.
+
+    ``begin_s`` is the time at the start. Incidents last whole minutes of the clock, as alerts are
+    about those: two minutes in each quarter of an hour. A run that is too short for that begins
+    with one, which ends with the first minute.
+    """
+    first = math.floor(begin_s / 60)
+    long = seconds is None or seconds >= LONG_RUN_S
+
+    def is_incident(offset_s: float) -> bool:
+        minute = math.floor((begin_s + offset_s) / 60) - first
+        return minute % INCIDENT_EVERY in INCIDENT_MINUTES if long else minute == 0
+
+    return is_incident
+
+
+def plan(
+    seed: int,
+    mean_per_s: float,
+    seconds: float | None = None,
+    is_incident: Callable[[float], bool] = lambda offset_s: False,
+) -> Iterator[Request]:
     """The requests of a run in the order in which they begin; without end if ``seconds`` is None.
 
     Visitors come independently of each other (a Poisson process), more and fewer of them in waves.
@@ -52,7 +80,7 @@ def plan(seed: int, mean_per_s: float, seconds: float | None = None) -> Iterator
         # Thinning: arrivals at the highest rate, of which the wave's share is kept.
         if arrivals.random() * highest < rate_at(at_s, mean_per_s):
             # A generator for each request: none depends on those before it.
-            root = visit(random.Random(f"{seed}:{index}"))
+            root = visit(random.Random(f"{seed}:{index}"), incident=is_incident(at_s))
             yield Request(index, round(at_s * 1_000_000), root)
             index += 1
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.export.exporter import Exporter, ExporterInUseError, forget_exporter
+from batchmill.export.http import HttpAnswer, HttpClient, check_headers
 from batchmill.export.prometheus.series import (
     SeriesLimits,
     by_label,
@@ -56,6 +57,8 @@ __all__ = [
     "ExporterInUseError",
     "ExporterSettings",
     "ExporterStats",
+    "HttpAnswer",
+    "HttpClient",
     "KafkaForwarder",
     "PageSettings",
     "PrometheusServer",
@@ -71,6 +74,7 @@ __all__ = [
     "TelemetryServer",
     "by_label",
     "check_address",
+    "check_headers",
     "complete_minute",
     "entity_labels",
     "help_text",

@@ -28,6 +28,8 @@ from batchmill.run.settings import (
 )
 from batchmill.run.signals import Signals, serve_until_signal
 from batchmill.run.specs import (
+    ALERTS_HEADERS_VARIABLE,
+    ALERTS_TO_VARIABLE,
     EXPORT_HEADERS_VARIABLE,
     EXPORT_TOKEN_VARIABLE,
     TOKEN_VARIABLE,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from batchmill.run.top.view import show_run
 
 __all__ = [
+    "ALERTS_HEADERS_VARIABLE",
+    "ALERTS_TO_VARIABLE",
     "EXPORT_HEADERS_VARIABLE",
     "EXPORT_TOKEN_VARIABLE",
     "FILE",

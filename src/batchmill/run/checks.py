@@ -11,6 +11,7 @@ import errno
 import socket
 from pathlib import Path
 
+from batchmill.alerts import load_rules
 from batchmill.errors import ConfigError
 from batchmill.export import is_scraped, page_address, require_exporter
 from batchmill.extras import require_extras
@@ -33,6 +34,8 @@ def check_settings(settings: RunSettings, *, demo: bool) -> None:
         raise ConfigError("--demo", "with tls_cert", "without TLS: the demo sends plain HTTP")
     for name in _FILES:
         _check_file(name, settings[name])
+    if settings["alerts"]:
+        load_rules(settings["alerts"])
     _check_kafka(settings)
     for target in (*settings["export_to"], settings["export_traces"], settings["export_logs"]):
         if target is not None:

@@ -73,6 +73,7 @@ class Home:
         self.supervisor = self.run / "supervisor.json"
         self.ingest = self.run / "ingest.json"
         self.web = self.run / "web.json"
+        self.alerts = self.run / "alerts.json"
 
     def export(self, name: str) -> Path:
         """The report of an exporter, by its name as a process."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batchmill.alerts import DEMO_RULES
 from batchmill.errors import BatchmillError, MissingExtraError
 from batchmill.extras import require_extras
 from batchmill.files import read_json, write_json
@@ -20,8 +21,10 @@ from batchmill.run.screen import Screen, TableReader, draw_tables, read_tables
 from batchmill.run.settings import RunSettings
 from batchmill.run.signals import Signals
 from batchmill.run.specs import (
+    ALERTS,
     EXPORTER_PREFIX,
     WEB,
+    alerts_spec,
     demo_spec,
     export_names,
     export_spec,
@@ -50,6 +53,12 @@ WEB_END_S = 10.0
 DEMO_STARTS = 5
 """A demo is not begun if the pipeline fails to start so many times in a row."""
 DEMO_END_S = 15.0
+DEMO_GRACE_S = 10.0
+"""How long after its end a minute of the demo is evaluated, unless it is set."""
+DEMO_ALERTS_S = 30.0
+"""How long the end of a demo waits until a minute is evaluated that is over."""
+ALERTS_END_S = 10.0
+"""Its own limit for requests under way is 5."""
 DEMO_READ_S = 120.0
 """How long the end of a demo waits for all of its spans to be counted."""
 _PATIENCE = RetryPolicy(give_up_after_s=5.0)
@@ -147,6 +156,8 @@ class _Run:
         self._status_due_s = 0.0
         self._introduced = self._web_said = False
         self._not_shown = ""
+        self._firing: dict[tuple[str, str, int], str] = {}
+        """The messages of the alerts that fire, as far as they were said."""
 
     def go(self, demo: Demo | None) -> int:
         """Run until a signal, or until the demo is over; the exit code."""
@@ -158,6 +169,7 @@ class _Run:
             targets = settings["export_to"]
             for name, target in zip(export_names(targets), targets, strict=True):
                 self._supervisor.start(export_spec(settings, home, name, target))
+            self._start_alerts(demo)
             self._start_web()
             if self._until(lambda: self._is_running("ingest")):
                 self._await_web()
@@ -187,6 +199,47 @@ class _Run:
                 self._say(f"removed the former exporter to {target}")
         except (BatchmillError, OSError) as error:  # the pipeline will have it, too, and say more
             self._say(f"former exporters are not removed: {error}")
+
+    def _start_alerts(self, demo: Demo | None) -> None:
+        """Start the evaluation of alert rules; a demo without any has rules of its own."""
+        settings = self._settings
+        rules = settings["alerts"] or (None if demo is None else str(DEMO_RULES))
+        if rules is None:
+            return
+        quick = demo is not None and settings.is_default("alerts_grace")
+        grace_s = DEMO_GRACE_S if quick else settings["alerts_grace"]
+        self._supervisor.start(alerts_spec(settings, self._home, rules, grace_s))
+
+    def _await_alerts(self) -> None:
+        """Wait until a minute of the demo that is over was evaluated, if that is soon."""
+        if ALERTS not in self._processes:
+            return
+        deadline = time.monotonic() + DEMO_ALERTS_S
+
+        def is_evaluated() -> bool:
+            due_s = (read_json(self._home.alerts) or {}).get("next_due_s")
+            is_soon = due_s is not None and due_s < DEMO_ALERTS_S
+            return time.monotonic() > deadline or (self._is_read() and not is_soon)
+
+        self._until(is_evaluated)
+
+    def _say_alerts(self) -> None:
+        """Say which alerts have begun to fire, and which are resolved."""
+        if ALERTS not in self._processes:
+            return
+        report = read_json(self._home.alerts) or {}
+        if "alerts" not in report or report.get("pid") != self._processes[ALERTS].pid:
+            return
+        firing = {
+            (alert["rule"], alert["entity"], alert["since_s"]): alert["message"]
+            for alert in report["alerts"]
+        }
+        for key, message in firing.items():
+            if key not in self._firing:
+                self._say(f"alert {key[0]} fires: {message}")
+        for key in self._firing.keys() - firing.keys():
+            self._say(f"alert {key[0]} is resolved: {key[1]}")
+        self._firing = firing
 
     def _start_web(self) -> None:
         if not self._settings["web"]:
@@ -224,6 +277,7 @@ class _Run:
         traffic = self._supervisor.start(spec)
         if self._until(lambda: traffic.state is State.ENDED):
             self._say("the demo's traffic is over: the pipeline reads the rest")
+            self._await_alerts()
         else:
             traffic.terminate()
             self._until_closed(lambda: traffic.state is State.ENDED, DEMO_END_S)
@@ -259,6 +313,8 @@ class _Run:
             self._until_closed(self._is_read, drain_s)
         self._end("pipeline", PIPELINE_END_S)
         self._end_exporters()
+        if ALERTS in self._processes:
+            self._end(ALERTS, ALERTS_END_S)
         # The web UI last, so that the end can be watched.
         if WEB in self._processes:
             self._end(WEB, WEB_END_S)
@@ -335,6 +391,7 @@ class _Run:
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_S
             self._write_status()
+            self._say_alerts()
         if self._screen.is_due(now_s):
             try:
                 self._screen.show(read_state(self._home, self._report()), self._reader.tables)

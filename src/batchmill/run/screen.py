@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchmill.errors import BatchmillError
-from batchmill.run.status import Backlog, Report, RunState, export_text
+from batchmill.run.status import Backlog, Report, RunState, alerts_text, export_text
 from batchmill.run.top.history import History
 from batchmill.sources import Grain
 from batchmill.store import RetryPolicy, Store, TopRecord, Value, open_store
@@ -273,6 +273,8 @@ def draw_stages(state: RunState, spans_per_s: float) -> Table:
         if name == "web":
             is_in = state.state_of(name)
             add(name, is_in, str(state.web.get("address", "")) if is_in == "running" else "")
+        elif name == "alerts":
+            add(name, state.state_of(name), alerts_text(state.alerts))
         elif name not in ("ingest", "pipeline"):
             add(name, state.shown_state(name), export_text(state.exports.get(name), state.now))
     return table

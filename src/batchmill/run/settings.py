@@ -178,6 +178,16 @@ def _address(text: str) -> str:
     return check_address(text)
 
 
+def _receivers(given: Any) -> tuple[str, ...]:
+    """Addresses of receivers of alerts, with white space between two."""
+    from batchmill.alerts import Receiver
+
+    urls = _texts(given, None)
+    for url in urls:
+        Receiver.parse(url)
+    return urls
+
+
 def _export_topic(given: Any) -> str:
     address = _address(_text(given))
     if not address.startswith("kafka://"):
@@ -201,6 +211,13 @@ TARGETS = Kind(
     "otlp+grpc://host:port, otlp+http://host:port, kafka://host:port/topic, "
     f"{PROMETHEUS_ADDRESSES}, without a login, or a list of them",
     "TARGET",
+    many=True,
+)
+RECEIVERS = Kind(
+    _receivers,
+    "http://host:port/path or https://…, alertmanager+http://host:port or alertmanager+https://…, "
+    "or a list of them",
+    "URL",
     many=True,
 )
 TARGET = Kind(_export_topic, "kafka://host:port/topic", "TARGET")
@@ -318,6 +335,21 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "export_forward_mb", COUNT, 64, "how many MiB of them; beyond either, they are dropped"
+    ),
+    Setting("alerts", PATH, None, "a file of alert rules: TOML, YAML, or an alarm-settings.yml"),
+    Setting(
+        "alerts_to",
+        RECEIVERS,
+        (),
+        "where notifications are sent: webhooks, or alertmanager+http://host:port",
+        secret=True,
+    ),
+    Setting("alerts_headers", PAIRS, (), "sent with each notification", secret=True),
+    Setting(
+        "alerts_grace",
+        SECONDS,
+        15.0,
+        "how long after its end a minute is evaluated, for rows that come late",
     ),
     Setting("log_mb", COUNT, 10, "the size at which a log file is rotated"),
     Setting("log_files", _whole(1, 100), 3, "how many log files of a process are kept"),

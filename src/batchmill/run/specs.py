@@ -17,9 +17,12 @@ from batchmill.run.home import Home
 from batchmill.run.settings import RunSettings
 from batchmill.run.supervisor import Spec
 
+ALERTS = "alerts"
 EXPORT = "export"
 WEB = "web"
 TOKEN_VARIABLE = "BATCHMILL_TOKEN"
+ALERTS_HEADERS_VARIABLE = "BATCHMILL_ALERTS_HEADERS"
+ALERTS_TO_VARIABLE = "BATCHMILL_ALERTS_TO"
 EXPORT_HEADERS_VARIABLE = "BATCHMILL_EXPORT_HEADERS"
 EXPORT_TOKEN_VARIABLE = "BATCHMILL_EXPORT_TOKEN"
 EXPORTER_PREFIX = "run "
@@ -133,12 +136,28 @@ def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Sp
     )
 
 
+def alerts_spec(settings: RunSettings, home: Home, rules: str, grace_s: float) -> Spec:
+    """The process that evaluates alert rules."""
+    arguments = ["alerts", "run", "--rules", rules, "--store", home.store_url]
+    arguments += ["--grace", f"{grace_s:g}", "--status", str(home.alerts)]
+    environment = {}
+    # Addresses of webhooks are often secrets.
+    if settings["alerts_to"]:
+        environment[ALERTS_TO_VARIABLE] = " ".join(settings["alerts_to"])
+    if settings["alerts_headers"]:
+        environment[ALERTS_HEADERS_VARIABLE] = ",".join(settings["alerts_headers"])
+    if settings["metrics_port"]:
+        arguments += _metrics_page(settings, 1 + len(settings["export_to"]))
+        environment |= _token(settings)
+    return Spec(name=ALERTS, arguments=arguments, environment=environment, ready_file=home.alerts)
+
+
 def demo_spec(settings: RunSettings, http: str, seconds: float, seed: int | None) -> Spec:
     """The process that sends the demo's traffic to ``http``, ingest's address."""
     host, _, port = http.rpartition(":")
     if host in ("0.0.0.0", "[::]", "::", ""):
         host = "127.0.0.1"
-    arguments = ["demo", "--endpoint", f"http://{host}:{port}"]
+    arguments = ["demo", "--endpoint", f"http://{host}:{port}", "--incidents"]
     arguments += ["--forever"] if math.isinf(seconds) else ["--seconds", f"{seconds:g}"]
     if seed is not None:
         arguments += ["--seed", str(seed)]

@@ -155,6 +155,8 @@ class RunState:
     exports: Mapping[str, Report] = field(default_factory=dict)
     """The report of each exporter, by its name as a process."""
     web: Report = field(default_factory=dict)
+    alerts: Report = field(default_factory=dict)
+    """The report of the process that evaluates alert rules."""
     stopped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The ids of the processes that are stopped (SIGSTOP), by the name of theirs in the run."""
 
@@ -194,7 +196,12 @@ class RunState:
         if pids := self.stopped.get(name):
             numbers = " ".join(map(str, pids))
             return f"{name} is stopped (SIGSTOP): `kill -CONT {numbers}` lets it go on"
-        reports = {"pipeline": self.progress, "web": self.web, **self.exports}
+        reports = {
+            "pipeline": self.progress,
+            "web": self.web,
+            "alerts": self.alerts,
+            **self.exports,
+        }
         silent_s = self.now - float(reports.get(name, {}).get("written_at", self.now))
         if name == "ingest":
             silent_s = self.ingest_silent_s
@@ -228,6 +235,7 @@ class RunState:
             add(f"{signal} not handed on", report.get("dropped", {}))
         for report in self.exports.values():
             add("exported values", report.get("dropped", {}))
+        add("notifications of alerts", self.alerts.get("dropped", {}))
         for what, reasons in self.progress.get("left_out", {}).items():
             add(str(what), reasons)
         return drops
@@ -243,7 +251,7 @@ class RunState:
     def _components(self, key: str) -> list[dict[str, Any]]:
         """What the processes that run report under a key, each with its process."""
         reports: dict[str, Report] = {"ingest": self.ingest} if self.ingest_alive else {}
-        others = {"pipeline": self.progress, **self.exports, "web": self.web}
+        others = {"pipeline": self.progress, **self.exports, "web": self.web, "alerts": self.alerts}
         for name, report in others.items():
             if self.state_of(name) in ("running", "stopping"):
                 reports[name] = report
@@ -281,6 +289,7 @@ def read_state(home: Home, supervisor: Report | None = None) -> RunState:
             if name.startswith("export")
         },
         web=(read_json(home.web) or {}) if "web" in processes else {},
+        alerts=(read_json(home.alerts) or {}) if "alerts" in processes else {},
         stopped=stopped_processes(_pids(supervisor if supervised else {}, ingest)),
     )
 
@@ -342,6 +351,7 @@ class RunStatus:
             "web": state.web.get("address"),
             "batches": list(state.progress.get("batches", ())),
             "exports": {name: _rest(report) for name, report in state.exports.items()},
+            "alerts": _rest(state.alerts) if "alerts" in state.processes else None,
             "ingest": _rest(state.ingest),
             "pipeline": _rest(state.progress),
         }
@@ -384,6 +394,8 @@ class RunStatus:
             )
         for name, report in state.exports.items():
             lines.append(f"{name:<10} {export_text(report, now) or 'no report yet'}")
+        if "alerts" in state.processes:
+            lines.append(f"alerts     {alerts_text(state.alerts) or 'no report yet'}")
         lines += [_overflow_line(offender) for offender in progress.get("overflow", ())]
         for what, reasons in state.drops().items():
             lines += [f"dropped    {n:,} {what}: {reason}" for reason, n in reasons.items()]
@@ -475,8 +487,16 @@ def _process_faults(state: RunState) -> tuple[list[str], list[str]]:
 
 
 def _report_faults(state: RunState, max_lag_s: float) -> list[str]:
-    """Exporters that send nothing."""
-    faults = []
+    """Exporters that send nothing, receivers of alerts that take nothing, rules that fail."""
+    faults = [
+        f"the alert rule {rule} cannot be evaluated: {why}"
+        for rule, why in state.alerts.get("faults", {}).items()
+    ]
+    if float(state.alerts.get("failing_s", 0.0)) > max_lag_s:
+        faults += [
+            f"alerts: {receiver} accepts no notification ({why}); they wait in the store"
+            for receiver, why in state.alerts.get("failing", {}).items()
+        ]
     for name, report in state.exports.items():
         if float(report.get("failing_s", 0.0)) > max_lag_s:
             target = str(report.get("target"))
@@ -521,6 +541,21 @@ def export_text(report: Report | None, now: float) -> str:
     dropped = sum((report.get("dropped") or {}).values())
     text += f"; {dropped:,} dropped" if dropped else ""
     return text + (f"; failing: {report['failing']}" if report.get("failing") else "")
+
+
+def alerts_text(report: Report | None) -> str:
+    """The report of the alerting process in one line; empty if there is none."""
+    if not report or "firing" not in report:
+        return ""
+    text = f"{report['firing']:,} firing, {report.get('pending', 0):,} pending"
+    text += f", of {count_of(report.get('rules', 0), 'rule')}"
+    if sent := sum((report.get("sent") or {}).values()):
+        text += f"; {count_of(sent, 'notification')} sent"
+    if waiting := sum((report.get("waiting") or {}).values()):
+        text += f"; {waiting:,} waiting"
+    for receiver, why in (report.get("failing") or {}).items():
+        text += f"; failing: {receiver} ({why})"
+    return text
 
 
 def duration(seconds: float) -> str:

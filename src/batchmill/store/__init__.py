@@ -6,6 +6,16 @@ PostgreSQL takes the extra ``postgres``.
 """
 
 from batchmill.store.address import TaskAddress, open_for_task, open_store
+from batchmill.store.alerts import (
+    AlertBook,
+    AlertChange,
+    AlertChangeResult,
+    AlertEpisode,
+    AlertPhase,
+    Notification,
+    StoredAlert,
+    StoredAlertRule,
+)
 from batchmill.store.batch import (
     DOUBTFUL,
     EXPIRED,
@@ -86,6 +96,11 @@ from batchmill.store.states import (
 from batchmill.store.store import Store
 
 __all__ = [
+    "AlertBook",
+    "AlertChange",
+    "AlertChangeResult",
+    "AlertEpisode",
+    "AlertPhase",
     "Batch",
     "BatchGapError",
     "BucketList",
@@ -115,6 +130,7 @@ __all__ = [
     "MetricConflictError",
     "NamesClashError",
     "NotAStoreError",
+    "Notification",
     "OpenParts",
     "OutboxDepth",
     "OutboxFile",
@@ -142,6 +158,8 @@ __all__ = [
     "StoreRefusedError",
     "StoreUnavailableError",
     "StoreVersionError",
+    "StoredAlert",
+    "StoredAlertRule",
     "StoredEntity",
     "StoredMetric",
     "StreamInfo",

@@ -17,7 +17,14 @@ from batchmill.lifecycle import Closing
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
-from batchmill.store import frames
+from batchmill.store import alert_tables, frames
+from batchmill.store.alerts import (
+    AlertBook,
+    AlertChange,
+    AlertChangeResult,
+    AlertEpisode,
+    Notification,
+)
 from batchmill.store.batch import (
     Batch,
     Claim,
@@ -534,6 +541,38 @@ class Store(Closing):
             return paths
 
         return self._write(work)
+
+    # Alerts.
+
+    def alerts(self) -> AlertBook:
+        """The alert rules with their positions, and the state of every alert."""
+        return self._read(alert_tables.read_book)
+
+    def alert_episodes(self, start_s: int, end_s: int, *, limit: int = 1000) -> list[AlertEpisode]:
+        """The alerts that fired in a time, in seconds since 1970, newest first."""
+        return self._read(
+            lambda session: alert_tables.read_episodes(session, start_s, end_s, limit=limit)
+        )
+
+    def change_alerts(self, change: AlertChange) -> AlertChangeResult:
+        """Write what an evaluation of alert rules changes, in one transaction."""
+        return self._write_beside(lambda session: alert_tables.apply_change(session, change))
+
+    def notifications(self, target: str, *, limit: int = 100) -> list[Notification]:
+        """The notifications of alerts that wait for a target, oldest first."""
+        return self._read(lambda session: alert_tables.read_notifications(session, target, limit))
+
+    def notifications_waiting(self) -> dict[str, int]:
+        """How many notifications wait, by target."""
+        return self._read(alert_tables.waiting)
+
+    def settle_notifications(self, seqs: Sequence[int]) -> None:
+        """Remove notifications that were sent, or that nobody will accept."""
+        self._write_beside(lambda session: alert_tables.settle(session, seqs))
+
+    def drop_notifications(self, target: str) -> int:
+        """Remove all that waits for a target; how many notifications there were."""
+        return self._write_beside(lambda session: alert_tables.drop_target(session, target))
 
     # Closing.
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from batchmill.run.home import Home
 from batchmill.run.screen import STATE_STYLES, size
-from batchmill.run.status import export_text, read_status
+from batchmill.run.status import alerts_text, export_text, read_status
 from batchmill.run.top.history import History, StatusJson
 from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, seconds, short
 from batchmill.run.top.panels import (
@@ -250,12 +250,16 @@ def _drops(status: StatusJson, sheet: Sheet, *, titled: bool = True) -> list[Tex
 
 
 def _exports(status: StatusJson, sheet: Sheet) -> list[Text]:
-    """A line for each exporter."""
-    return [
-        cut_line(
-            Text(f"{name:<10} {export_text(report, _now(status)) or 'no report yet'}"), sheet.width
-        )
+    """A line for each exporter, and one for alerts."""
+    texts = {
+        name: export_text(report, _now(status))
         for name, report in status.get("exports", {}).items()
+    }
+    if status.get("alerts") is not None:
+        texts["alerts"] = alerts_text(status["alerts"])
+    return [
+        cut_line(Text(f"{name:<10} {text or 'no report yet'}"), sheet.width)
+        for name, text in texts.items()
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchmill.sources import Grain
+from batchmill.store import alert_tables
 from batchmill.store.buckets import day_of
 from batchmill.store.errors import NamesClashError, NotAStoreError, StoreVersionError
 from batchmill.store.sql.session import Dialect, Session, quote, read_meta, table_name
@@ -129,7 +130,20 @@ def _add_clocks(session: Session) -> None:
     )
 
 
-MIGRATIONS: list[Step] = [_create, _add_owners, _add_outbox, _add_parts, _add_clocks]
+def _add_alerts(session: Session) -> None:
+    """Alert rules, their states and history, notifications, and a lock for all of them."""
+    alert_tables.create_tables(session)
+    session.run("INSERT INTO meta VALUES ('alerts', '')")
+
+
+MIGRATIONS: list[Step] = [
+    _create,
+    _add_owners,
+    _add_outbox,
+    _add_parts,
+    _add_clocks,
+    _add_alerts,
+]
 """The steps from each version of the schema to the next; the first creates an empty store.
 
 A step that a release has shipped is never changed: a new one is added behind it.

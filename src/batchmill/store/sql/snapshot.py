@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from batchmill.sources import Grain
+from batchmill.store import alert_tables
+from batchmill.store.alerts import AlertBook, AlertEpisode
 from batchmill.store.buckets import BucketList, Buckets
 from batchmill.store.results import (
     CellRow,
@@ -214,6 +216,18 @@ class Snapshot:
     def top_streams(self) -> list[str]:
         """The names of the TopN streams that have records."""
         return topn.top_streams(self._session)
+
+    def alerts(self) -> AlertBook:
+        """The alert rules with their positions, and the state of every alert."""
+        return alert_tables.read_book(self._session)
+
+    def alert_episodes(
+        self, start_s: int, end_s: int, *, entity_ids: Sequence[str] | None = None, limit: int
+    ) -> list[AlertEpisode]:
+        """The alerts that fired in a time, newest first; of some entities, or of all."""
+        return alert_tables.read_episodes(
+            self._session, start_s, end_s, entity_ids=entity_ids, limit=limit
+        )
 
 
 def _by_id(begins: str | None, ends: str | None) -> Condition:

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.run import StatusReader
 from batchmill.store import Snapshot
-from batchmill.web.api import listing, openapi, overview, service, topology
+from batchmill.web.api import alerts, listing, openapi, overview, service, topology
 from batchmill.web.api.listing import epoch
 from batchmill.web.api.measures import MeasureCache
 from batchmill.web.api.parameters import checked, read_params, read_range
@@ -50,6 +50,7 @@ class Api:
             Route(f"{V1}/services/{{id:path}}", self.service),
             Route(f"{V1}/topology", self.topology),
             Route(f"{V1}/topn", self.topn),
+            Route(f"{V1}/alerts", self.alerts),
             Route(f"{V1}/openapi.json", self.openapi),
         ]
 
@@ -122,6 +123,12 @@ class Api:
         params = self._params(request, listing.TOPN_PARAMS)
         time_range = read_range(params, self._clock())
         return await self._respond(lambda snapshot: listing.topn(snapshot, time_range, params))
+
+    async def alerts(self, request: Request) -> Response:
+        """Alerts and their rules."""
+        params = self._params(request, alerts.PARAMS)
+        time_range = read_range(params, self._clock())
+        return await self._respond(lambda snapshot: alerts.alerts(snapshot, time_range, params))
 
     async def openapi(self, request: Request) -> Response:
         """The OpenAPI document."""

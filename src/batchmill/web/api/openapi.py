@@ -43,6 +43,7 @@ _WHO = {"id": TEXT, "name": TEXT}
 _LAYERED = {**_WHO, "layers": _list(TEXT)}
 _RANGE = {"from_": _WHOLE, "to": _WHOLE}
 _LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
+_ALERTED: Schema = _object(**_WHO, service={"type": ["string", "null"]})
 # A moment and a number as text; not as prefixItems, which few readers of such documents know.
 _SAMPLE: Schema = {
     "type": "array",
@@ -182,6 +183,45 @@ SCHEMAS: Mapping[str, Schema] = {
                 total_ms=_WHOLE,
             )
         ),
+    ),
+    "Alerts": _object(
+        **_RANGE,
+        evaluated={"type": ["integer", "null"]},
+        rules=_list(
+            _object(
+                id=TEXT,
+                condition=TEXT,
+                severity=TEXT,
+                metrics=_list(TEXT),
+                firing=_COUNT,
+                pending=_COUNT,
+            )
+        ),
+        alerts=_list(
+            _object(
+                rule=TEXT,
+                entity=_ALERTED,
+                phase={"enum": ["firing", "pending"]},
+                since=_WHOLE,
+                severity=TEXT,
+                value=_FIGURE,
+                message=TEXT,
+                labels=_LABELS,
+                notified={"type": "boolean"},
+            )
+        ),
+        history=_list(
+            _object(
+                rule=TEXT,
+                entity=_ALERTED,
+                from_=_WHOLE,
+                to={"type": ["integer", "null"]},
+                severity=TEXT,
+                value=_FIGURE,
+                message=TEXT,
+            )
+        ),
+        more={"type": "boolean"},
     ),
     "Pipeline": {"type": "object"},
     "PrometheusError": _object(status={"const": "error"}, errorType=TEXT, error=TEXT),
@@ -367,6 +407,15 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
             _query("layer", _SOME_TEXT),
             _query("limit", _number(1, 1000, 100)),
             _query("offset", _number(0, 10_000_000, 0)),
+        ],
+    ),
+    "/api/v1/alerts": _get(
+        "The alerts that fire or are pending, those that fired in a range, and the rules.",
+        "Alerts",
+        [
+            *_TIME,
+            _query("entity", _SOME_TEXT, "Id or name of one entity."),
+            _query("limit", _number(1, 1000, 200)),
         ],
     ),
     "/api/v1/services": _get(

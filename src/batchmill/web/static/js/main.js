@@ -6,6 +6,7 @@ import { setAttribute, setText } from "./dom.js";
 import { moment, sentence, zone } from "./format.js";
 import { LiveStream } from "./live.js";
 import { Notices } from "./notices.js";
+import { alerts } from "./pages/alerts.js";
 import { overview } from "./pages/overview.js";
 import { pipeline } from "./pages/pipeline.js";
 import { service } from "./pages/service.js";
@@ -15,7 +16,7 @@ import { Rates } from "./pipeline/rates.js";
 import { format, kept, parse } from "./route.js";
 import { startTheme } from "./theme.js";
 
-const PAGES = { services: overview, service, topology, pipeline };
+const PAGES = { services: overview, service, topology, alerts, pipeline };
 const GAP_MS = 2000; // between two requests, however fast commits come
 const HIDDEN_MS = 30_000;
 const IDLE_MS = 30_000; // without events, because the range moves with the time

@@ -1,5 +1,6 @@
 // One service: charts, endpoints, instances, callers, callees and slow statements.
 
+import { alertMarks, alertsPanel } from "../alerts.js";
 import { get } from "../api.js";
 import { TimeChart } from "../charts.js";
 import { h, panel, setChildren, setText } from "../dom.js";
@@ -25,6 +26,7 @@ export function service({ query, argument, amend }) {
   const back = h("a", {}, "All services");
   const range = controls((chosen) => amend((to) => write(to, chosen)));
   const tiles = summary();
+  const alerts = alertsPanel("Alerts in this time range");
   const charts = CHARTS.map(chartOf);
   const values = valuesTable();
   const endpoints = measured("Endpoints", "endpoints", "Endpoint");
@@ -37,6 +39,7 @@ export function service({ query, argument, amend }) {
     { class: "page" },
     h("div", { class: "head" }, h("div", {}, h("div", { class: "sub" }, back), heading), tags, h("span", { class: "push" }), range.element),
     tiles.element,
+    alerts.element,
     h("div", { class: "charts" }, ...charts.map((chart) => chart.element)),
     values.element,
     endpoints.element,
@@ -57,7 +60,14 @@ export function service({ query, argument, amend }) {
     element,
     reads,
     destroy: () => charts.forEach(({ chart }) => chart.destroy()),
-    load: (signal) => get(`services/${encodeURIComponent(argument)}`, parameters(read(query)), { signal }),
+    load: async (signal) => {
+      const range = parameters(read(query));
+      const [data, fired] = await Promise.all([
+        get(`services/${encodeURIComponent(argument)}`, range, { signal }),
+        get("alerts", { ...range, entity: argument }, { signal }),
+      ]);
+      return { ...data, fired };
+    },
     show(data) {
       page.title = data.service.name;
       setText(heading, data.service.name);
@@ -67,7 +77,11 @@ export function service({ query, argument, amend }) {
         tags.replaceChildren(...layers.map((layer) => h("span", { class: "tag" }, layer)));
       }
       tiles.show(data.range);
-      for (const chart of charts) chart.show(data);
+      for (const chart of charts) {
+        chart.show(data);
+        chart.chart.mark(alertMarks(data.fired.history));
+      }
+      alerts.show(data.fired.history, query);
       values.show(data);
       for (const list of [endpoints, instances, callers, callees, statements]) list.show(data, query);
     },

@@ -1,0 +1,323 @@
+"""``batchmill alerts``: checks rules, lists alerts, and evaluates rules on a store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchmill.alerts import (
+    AlertEngine,
+    AlertSettings,
+    BurnRate,
+    Receiver,
+    RuleFile,
+    load_rules,
+)
+from batchmill.cli.export import await_pipeline
+from batchmill.cli.logs import configure_logs
+from batchmill.cli.options import (
+    Options,
+    add_home_options,
+    add_metrics_options,
+    add_sources_option,
+    home_of,
+    import_sources,
+    metrics_page,
+    number,
+    only_given,
+)
+from batchmill.errors import ConfigError
+from batchmill.oal import core_script, load
+from batchmill.process_stats import ProcessStats
+from batchmill.run import (
+    ALERTS_HEADERS_VARIABLE,
+    ALERTS_TO_VARIABLE,
+    Signals,
+    StatusFile,
+)
+from batchmill.store import AlertPhase, Store, open_store
+from batchmill.wording import count_of
+
+if TYPE_CHECKING:
+    from batchmill.oal import MetricSet
+
+STATUS_S = 1.0
+SHOWN_FIRING = 20
+"""How many alerts a report lists."""
+HISTORY = 50
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    alerts = commands.add_parser("alerts", help="check alert rules, list alerts, evaluate rules")
+    actions = alerts.add_subparsers(dest="action", required=True, metavar="action")
+    _add_check(actions)
+    _add_list(actions)
+    _add_run(actions)
+
+
+def _add_check(actions: Any) -> None:
+    check = actions.add_parser(
+        "check",
+        help="print the rules in a file, or everything that is wrong with it",
+        description="Print the rules in a file, or everything that is wrong with it. The exit code "
+        "is 0 if all of it can be used, 1 if parts of a SkyWalking file are left out, 2 if it "
+        "cannot be used.",
+    )
+    check.add_argument("file", help="a file of rules, TOML or YAML, or an alarm-settings.yml")
+    add = Options(check)
+    add.values("--oal", "FILE", "scripts whose metrics the rules use (default: the core metrics)")
+    add.value("--store", "URL", "a store whose metrics the rules use, instead of scripts")
+    add_sources_option(check)
+
+
+def _add_list(actions: Any) -> None:
+    listed = actions.add_parser(
+        "list",
+        help="print the alerts that fire or are pending, and those that fired",
+        description="Print the alerts that fire or are pending, then those that fired before. The "
+        "exit code is 0 whether or not any fires. Times are in UTC.",
+    )
+    add_home_options(listed)
+    Options(listed).value("--store", "URL", "a store, instead of that of a run")
+    listed.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def _add_run(actions: Any) -> None:
+    run = actions.add_parser(
+        "run",
+        help="evaluate rules on a store and send notifications, until Ctrl-C",
+        description="Evaluate rules on every closed minute of a store, and send notifications. "
+        "`batchmill run` does so itself if the setting alerts names a file. State is in the store: "
+        "a restart neither forgets nor repeats.",
+    )
+    add = Options(run)
+    add.value("--rules", "FILE", "the rules", required=True)
+    add.value("--store", "URL", "default: %(default)s", default="sqlite:///metrics.db")
+    better = f"better in {ALERTS_TO_VARIABLE}, with spaces between them: all users of this machine "
+    text = "a webhook, http://… or https://…, or an alertmanager+http://host:port; may be repeated"
+    add.values("--to", "URL", f"{text}; {better}see command lines")
+    text = f"sent with each request; better in {ALERTS_HEADERS_VARIABLE}, with commas between them"
+    add.values("--header", "NAME=VALUE", text)
+    text = "a minute is closed when it is over for so long, and a later one committed (default: 15)"
+    add.value("--grace", "S", text, type=number(zero=True))
+    add.value("--poll", "S", "how often to look for closed minutes (default: 1)", type=number())
+    add.value("--timeout", "S", "for an answer (default: 10)", type=number())
+    text = "the longest wait between two tries (default: 30)"
+    add.value("--retry-max", "S", text, type=number())
+    add.value("--status", "FILE", "report there each second how it is doing", type=Path)
+    add.switch("--verbose", "log more")
+    add_metrics_options(run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Do what the action says; the exit code."""
+    return {"check": _check, "list": _list, "run": _run}[given.action](given)
+
+
+# Checking.
+
+
+def _check(given: argparse.Namespace) -> int:
+    rules = load_rules(given.file)
+    import_sources(given.sources)
+    problems = _unknown_metrics(rules, _metrics(given))
+    if problems:
+        print(*(f"{given.file}: {problem}" for problem in problems), sep="\n", file=sys.stderr)
+        return 2
+    for rule in rules.rules:
+        print(f"{rule.id}: {rule.condition.text}; {rule.severity}")
+    for text in rules.left_out:
+        print(f"not read: {text}", file=sys.stderr)
+    note = f", {count_of(len(rules.left_out), 'part')} not read" if rules.left_out else ""
+    print(f"{given.file}: {count_of(len(rules.rules), 'rule')}{note}")
+    return 1 if rules.left_out else 0
+
+
+def _metrics(given: argparse.Namespace) -> Mapping[str, tuple[str, str]]:
+    """Source and function of each metric, by name."""
+    if given.store is not None:
+        with open_store(given.store, create=False) as store:
+            return {metric.name: (metric.source, metric.function) for metric in store.metrics()}
+    metrics: MetricSet = load([Path(path) for path in given.oal] if given.oal else core_script())
+    return {metric.name: (metric.source, metric.function) for metric in metrics}
+
+
+def _unknown_metrics(rules: RuleFile, known: Mapping[str, tuple[str, str]]) -> list[str]:
+    problems = []
+    for rule in rules.rules:
+        names = rule.condition.metrics
+        missing = [name for name in names if name not in known]
+        if missing:
+            word = "metric" if len(missing) == 1 else "metrics"
+            problems.append(
+                f"rule {rule.id!r}: there is no {word} {', '.join(missing)}; `batchmill oal check` "
+                "and `batchmill query --list` show those there are"
+            )
+            continue
+        sources = sorted({known[name][0] for name in names})
+        if len(sources) > 1:
+            problems.append(
+                f"rule {rule.id!r}: its metrics are of different sources ({', '.join(sources)}): a "
+                "rule needs metrics of one"
+            )
+        function = known[names[0]][1]
+        if isinstance(rule.condition, BurnRate) and function != "percent":
+            problems.append(
+                f"rule {rule.id!r}: {names[0]} is {function}(), and an SLO needs percent()"
+            )
+    return problems
+
+
+# Listing.
+
+
+def _list(given: argparse.Namespace) -> int:
+    url = given.store or home_of(given).store_url
+    with open_store(url, create=False) as store:
+        book = store.alerts()
+        now_s = int(datetime.now(UTC).timestamp())
+        history = [
+            episode
+            for episode in store.alert_episodes(0, now_s + 86_400, limit=HISTORY)
+            if episode.ends_s is not None
+        ]
+    alerts = sorted(
+        (alert for alert in book.alerts if alert.phase is not AlertPhase.SILENT),
+        key=lambda alert: (alert.phase is AlertPhase.PENDING, -alert.since_s, alert.rule),
+    )
+    if given.json:
+        for alert in alerts:
+            _print_json({**asdict(alert), "phase": alert.phase.value})
+        for episode in history:
+            _print_json({**asdict(episode), "phase": "resolved"})
+        return 0
+    rows = [
+        (
+            *(alert.phase.value, alert.labels.get("severity", ""), alert.rule, alert.entity_name),
+            *(_moment(alert.since_s), ""),
+            alert.message or f"{alert.value:.6g}" if alert.value is not None else alert.message,
+        )
+        for alert in alerts
+    ]
+    rows += [
+        (
+            *("resolved", episode.severity, episode.rule, episode.entity_name),
+            *(_moment(episode.starts_s), _moment(episode.ends_s or 0), episode.message),
+        )
+        for episode in history
+    ]
+    if rows:
+        _print_table(("state", "severity", "rule", "entity", "since", "until", "message"), rows)
+    firing = sum(alert.phase is AlertPhase.FIRING for alert in alerts)
+    pending = len(alerts) - firing
+    print(f"{firing:,} firing, {pending:,} pending; {count_of(len(book.rules), 'rule')}")
+    return 0
+
+
+def _print_json(content: Mapping[str, Any]) -> None:
+    print(json.dumps(content, ensure_ascii=False))
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as their longest cell, whatever the terminal."""
+    table = [head, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+# Running.
+
+
+def _run(given: argparse.Namespace) -> int:
+    configure_logs(verbose=given.verbose)
+    rules = load_rules(given.rules)
+    receivers = _receivers(given)
+    settings = AlertSettings(
+        **only_given(
+            grace_s=given.grace,
+            poll_s=given.poll,
+            timeout_s=given.timeout,
+            max_ms=None if given.retry_max is None else given.retry_max * 1000,
+        )
+    )
+    status = StatusFile(given.status, "alerts", rules_file=str(Path(given.rules).absolute()))
+    for text in rules.left_out:
+        print(f"not read: {text}", file=sys.stderr)
+    with Signals() as signals, metrics_page(given):
+        store = await_pipeline(lambda: open_store(given.store, create=False), status, signals)
+        if store is None:
+            return 0
+        with store:
+            _follow(store, rules, receivers, settings, status, signals)
+    return 0
+
+
+def _receivers(given: argparse.Namespace) -> list[Receiver]:
+    headers: dict[str, str] = {}
+    for text in [*os.environ.get(ALERTS_HEADERS_VARIABLE, "").split(","), *given.header]:
+        name, equals, value = text.partition("=")
+        if text and not (name.strip() and equals):
+            raise ConfigError("header", "…", "NAME=VALUE")
+        if text:
+            headers[name.strip()] = value.strip()
+    urls = [*os.environ.get(ALERTS_TO_VARIABLE, "").split(), *given.to]
+    return [Receiver.parse(url, headers) for url in dict.fromkeys(urls)]
+
+
+def _follow(
+    store: Store,
+    rules: RuleFile,
+    receivers: Sequence[Receiver],
+    settings: AlertSettings,
+    status: StatusFile,
+    signals: Signals,
+) -> None:
+    process = ProcessStats()
+    with AlertEngine(store, rules.rules, receivers, settings) as engine:
+        engine.start()
+        to = ", ".join(receiver.key for receiver in receivers) or "nobody: set alerts_to"
+        print(
+            f"{count_of(len(rules.rules), 'rule')} of {rules.path}; notifying {to}; Ctrl-C ends it",
+            flush=True,
+        )
+        while not signals.count:
+            status.write({**report(engine, rules), **process.report(), "state": "running"})
+            signals.wait(STATUS_S)
+    status.write({**report(engine, rules), "state": "ended"})
+    print("ended: the next run continues from here", flush=True)
+
+
+def report(engine: AlertEngine, rules: RuleFile) -> dict[str, Any]:
+    """What the process reports of itself each second."""
+    stats = engine.stats()
+    firing = engine.firing()
+    return {
+        **asdict(stats),
+        "failing_s": round(stats.failing_s, 1),
+        "lag_s": round(stats.lag_s, 1),
+        "left_out": list(rules.left_out),
+        "next_due_s": engine.next_due_s(),
+        "alerts": [
+            {
+                "rule": alert.rule,
+                "entity": alert.entity_name,
+                "since_s": alert.since_s,
+                "message": alert.message,
+            }
+            for alert in firing[:SHOWN_FIRING]
+        ],
+    }

@@ -1,0 +1,103 @@
+"""Alerts: the rules, what fires or is pending, and what fired in a range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchmill.sources import bucket_end
+from batchmill.store import AlertPhase, Snapshot
+from batchmill.web.api.parameters import TimeRange, whole
+
+PARAMS = ("from", "to", "grain", "entity", "limit")
+MOST = 1_000
+"""Episodes of the history."""
+
+
+def alerts(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str]) -> dict[str, Any]:
+    """All alerts; with ``entity``, those of one entity."""
+    book = snapshot.alerts()
+    entity = params.get("entity")
+    limit = whole(params, "limit", 200, 1, MOST)
+    ids = None if entity is None else _ids(snapshot, entity)
+    current = [
+        alert
+        for alert in book.alerts
+        if alert.phase is not AlertPhase.SILENT and (ids is None or alert.entity_id in ids)
+    ]
+    episodes = snapshot.alert_episodes(
+        time_range.start_s,
+        time_range.end_s,
+        entity_ids=None if ids is None else sorted(ids),
+        limit=limit + 1,
+    )
+    shown = {alert.entity_id for alert in current} | {one.entity_id for one in episodes}
+    services = _services(snapshot, shown)
+    minutes = [rule.minute for rule in book.rules.values()]
+    return {
+        "from": time_range.start_s,
+        "to": time_range.end_s,
+        "evaluated": int(bucket_end(max(minutes)).timestamp()) if minutes else None,
+        "rules": [
+            {
+                "id": rule.id,
+                "condition": str(rule.definition.get("condition", "")),
+                "severity": str(rule.definition.get("severity", "")),
+                "metrics": list(rule.definition.get("metrics", ())),
+                "firing": _count(book.alerts, rule.id, AlertPhase.FIRING),
+                "pending": _count(book.alerts, rule.id, AlertPhase.PENDING),
+            }
+            for rule in book.rules.values()
+        ],
+        "alerts": [
+            {
+                "rule": alert.rule,
+                "entity": _entity(alert.entity_id, alert.entity_name, services),
+                "phase": alert.phase.value,
+                "since": alert.since_s,
+                "severity": alert.labels.get("severity", ""),
+                "value": alert.value,
+                "message": alert.message,
+                "labels": dict(alert.labels),
+                "notified": alert.is_notified,
+            }
+            for alert in sorted(current, key=lambda alert: (-alert.since_s, alert.rule))
+        ],
+        "history": [
+            {
+                "rule": episode.rule,
+                "entity": _entity(episode.entity_id, episode.entity_name, services),
+                "from": episode.starts_s,
+                "to": episode.ends_s,
+                "severity": episode.severity,
+                "value": episode.value,
+                "message": episode.message,
+            }
+            for episode in episodes[:limit]
+        ],
+        "more": len(episodes) > limit,
+    }
+
+
+def _count(alerts: Any, rule: str, phase: AlertPhase) -> int:
+    return sum(alert.rule == rule and alert.phase is phase for alert in alerts)
+
+
+def _ids(snapshot: Snapshot, entity: str) -> set[str]:
+    """The ids of an entity by id or name."""
+    return {found.id for found in snapshot.find(id_or_name=entity)} or {entity}
+
+
+def _services(snapshot: Snapshot, ids: set[str]) -> dict[str, str]:
+    """The id of the service that an entity is, or belongs to, by the entity's id."""
+    services = {}
+    for entity in snapshot.find(ids=sorted(ids)) if ids else ():
+        if entity.kind in ("service", "instance", "endpoint"):
+            services[entity.id] = entity.id.partition("_")[0]
+        elif entity.kind == "service_relation":
+            services[entity.id] = entity.id.partition("-")[2]
+    return services
+
+
+def _entity(id_: str, name: str, services: Mapping[str, str]) -> dict[str, Any]:
+    return {"id": id_, "name": name, "service": services.get(id_)}

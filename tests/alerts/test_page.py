@@ -1,0 +1,202 @@
+"""Alerts in the web API and, in a real browser, on their page and on the charts of a service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchmill.alerts import AlertEngine, AlertSettings, load_rules
+from batchmill.sources import service_id
+from batchmill.store import Store, open_store
+from tests.alerts.kit import ERRORS, Shop, ends, rules_of
+from tests.kit.servers.browser import (
+    PHONE,
+    Watched,
+    keep_shot,
+    running_chromium,
+    table_rows,
+    watched_page,
+)
+from tests.web.kit import START_S
+from tests.web.kit import serving as serving_api
+from tests.web.pages_kit import BEGIN, OWN, filled_store, serving
+
+pytest.importorskip("playwright.sync_api")
+pytest.importorskip("uvicorn")
+
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+RULES = """
+[[rule]]
+name = "errors"
+expression = "service_sla / 100"
+comparison = "< 95"
+severity = "critical"
+message = "{name}: {value} %"
+
+[[rule]]
+name = "slow"
+expression = "service_resp_time"
+comparison = "> 500"
+message = "{name} takes {value} ms"
+
+[[rule]]
+name = "slow_for_long"
+expression = "service_resp_time"
+comparison = "> 500"
+period = 100
+"""
+
+
+def test_the_api_lists_alerts_of_a_range_and_of_an_entity(tmp_path: Path) -> None:
+    """What fires, what fired in the range, and the rules with their position."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        shop = Shop(store)
+        shop.minute(0, web=(1, 9), cart=(1, 9))
+        shop.minute(1, web=(1, 9), cart=(10, 0))
+        shop.minute(2, web=(1, 9))
+        with shop.engine(rules_of(tmp_path, ERRORS)) as engine:
+            for number in (0, 1):
+                shop.over(number)
+                engine.evaluate()
+        with serving_api(url) as client:
+            span: dict[str, Any] = {"from_": START_S, "to": ends(9)}
+            answer = client.get("/api/v1/alerts", **span)
+            assert answer["evaluated"] == ends(1)
+            [rule] = answer["rules"]
+            assert (rule["id"], rule["firing"], rule["pending"]) == ("errors", 1, 0)
+            assert rule["condition"] == "service_sla / 100 < 95 in 1 minute"
+            [alert] = answer["alerts"]
+            web = service_id("web", True)
+            assert alert["entity"] == {"id": web, "name": "web", "service": web}
+            assert (alert["phase"], alert["since"], alert["value"]) == ("firing", ends(0), 10)
+            times = [(one["entity"]["name"], one["from"], one["to"]) for one in answer["history"]]
+            assert times == [("cart", ends(0), ends(1)), ("web", ends(0), None)]
+            own = client.get("/api/v1/alerts", entity="cart", **span)
+            assert own["alerts"] == []
+            assert [one["entity"]["name"] for one in own["history"]] == ["cart"]
+            before = client.get("/api/v1/alerts", from_=START_S - 600, to=START_S)
+            assert before["history"] == []
+            one = client.get("/api/v1/alerts", limit=1, **span)
+            assert (len(one["history"]), one["more"]) == (1, True)
+
+
+def evaluate(store: Store, folder: Path) -> None:
+    """Evaluate the rules on the hour of known calls, minute by minute."""
+    (folder / "alerts.toml").write_text(RULES)
+    times = [BEGIN + 80.0]
+    engine = AlertEngine(
+        store,
+        load_rules(folder / "alerts.toml").rules,
+        settings=AlertSettings(),
+        clock=lambda: times[-1],
+    )
+    with engine:
+        engine.evaluate()
+        times.append(BEGIN + 3700.0)
+        engine.evaluate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    with running_chromium() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server on a store with alerts."""
+    folder = tmp_path_factory.mktemp("alerts")
+    with filled_store(folder) as (url, store, _):
+        evaluate(store, folder)
+        with serving(folder, f"--store={url}") as (at, _):
+            yield at
+
+
+@pytest.fixture
+def seen(browser: Browser, address: str) -> Iterator[Watched]:
+    """A page of that server."""
+    with watched_page(browser, address) as watched:
+        yield watched
+
+
+def test_the_page_shows_firing_pending_history_and_rules(seen: Watched) -> None:
+    """Each in a table, the newest first; the entity leads to its service."""
+    page = seen.open(f"#/alerts?{OWN}")
+    expect(page.locator("#alerts-firing")).to_be_visible()
+    [firing] = table_rows(page, "Firing")
+    assert firing[:3] == ["slow", "cart", "warning"]
+    assert firing[4:] == ["700", "cart takes 700 ms"]
+    [pending] = table_rows(page, "Pending")
+    assert pending[:3] == ["slow_for_long", "cart", "warning"]
+    history = table_rows(page, "History")
+    assert [row[:3] for row in history] == [
+        ["errors", "shop", "critical"],
+        ["errors", "shop", "critical"],
+        ["errors", "shop", "critical"],
+        ["slow", "cart", "warning"],
+    ]
+    assert [row[5] for row in history[:3]] == ["60.0 s", "60.0 s", "60.0 s"]
+    states = {row[0]: row[3] for row in table_rows(page, "Rules")}
+    assert states == {"errors": "ok", "slow": "1 alert firing", "slow_for_long": "1 alert pending"}
+    keep_shot(page, "alerts")
+    page.locator("nav a[data-page=alerts][aria-current=page]").wait_for()
+    page.get_by_role("table", name="Firing").get_by_role("link", name="cart").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("cart")
+
+
+def test_a_service_has_its_alerts_on_its_charts(seen: Watched) -> None:
+    """The time in which an alert fired is drawn in its colour, listed, and said to readers."""
+    page = seen.open(f"#/service/shop?{OWN}")
+    chart = page.locator(".chart").first
+    expect(chart).to_have_attribute("aria-label", re.compile("errors fired from .* to "))
+    rows = table_rows(page, "Alerts in this time range")
+    assert [row[0] for row in rows] == ["errors", "errors", "errors"]
+    # The bar at the top of the marked time, in the colour of what is bad.
+    script = """(chart) => {
+        const canvas = chart.querySelector("canvas");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        let bar = 0;
+        for (let at = 0; at < data.length; at += 4) {
+            const [red, green, blue] = data.slice(at, at + 3);
+            if (red > 150 && green < 90 && blue < 90) bar += 1;
+        }
+        return bar;
+    }"""
+    assert chart.evaluate(script) > 50
+    keep_shot(page, "service-alerts")
+    page = seen.open(f"#/service/cart?from={BEGIN - 7200}&to={BEGIN - 3600}")
+    expect(page.get_by_role("heading", level=1)).to_have_text("cart")
+    expect(page.locator("section[aria-labelledby=list-alerts]")).to_be_hidden()
+
+
+def test_the_page_fits_a_phone_in_dark(browser: Browser, address: str) -> None:
+    """Nothing is wider than the screen."""
+    for scheme in ("light", "dark"):
+        with watched_page(browser, address, PHONE, color_scheme=scheme) as watched:
+            page = watched.open(f"#/alerts?{OWN}")
+            expect(page.locator("#alerts-history")).to_be_visible()
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= PHONE[0]
+            keep_shot(page, f"alerts-phone-{scheme}")
+
+
+def test_without_rules_the_page_says_how_to_begin(browser: Browser, tmp_path: Path) -> None:
+    """It names the setting and the command that checks a file."""
+    with (
+        filled_store(tmp_path) as (url, _, _),
+        serving(tmp_path, f"--store={url}") as (at, _),
+        watched_page(browser, at) as watched,
+    ):
+        page = watched.open("#/alerts")
+        expect(page.get_by_role("heading", level=2)).to_have_text("No alert rules")
+        expect(page.get_by_text("batchmill alerts check FILE")).to_be_visible()
