@@ -26,6 +26,10 @@ from batchmill.spool.sink import (
 )
 from batchmill.spool.span import (
     ATTRIBUTE_COLUMNS,
+    EVENTS,
+    KEPT_COLUMNS,
+    SEGMENT_COLUMNS,
+    STATUS_MESSAGE,
     FOREIGN,
     RESOURCE_COLUMNS,
     SPAN_COLUMNS,
@@ -43,6 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTRIBUTE_COLUMNS",
+    "EVENTS",
+    "KEPT_COLUMNS",
+    "SEGMENT_COLUMNS",
+    "STATUS_MESSAGE",
     "BadRowsError",
     "EventBatch",
     "FOREIGN",

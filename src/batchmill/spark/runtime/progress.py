@@ -23,6 +23,7 @@ from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.store import Store, StreamInfo
+from batchmill.traces import SpanKeeper
 
 log = logging.getLogger("batchmill.spark")
 
@@ -98,6 +99,9 @@ class Progress:
     """The queues of this process (a store's writers), as in ``batchmill status --json``."""
     levels: tuple[Mapping[str, Any], ...] = ()
     """Its thresholds, the same way."""
+    kept: Mapping[str, Any] | None = None
+    """The spans that are kept for people who look at traces, and how many were dropped; None: they
+    are not kept."""
 
     def with_lag(self, unread: Unread, now: float, backlog_per_s: float = 0.0) -> Progress:
         """The same, with a newer ``unread``; ``backlog_per_s``: how fast a backlog is read."""
@@ -183,8 +187,10 @@ class Upkeep:
         pace: Pace,
         clock: Callable[[], float],
         trim: Callable[[], object] = lambda: None,
+        keeper: SpanKeeper | None = None,
     ) -> None:
-        """``trim`` removes what the quarantine has too much of."""
+        """``trim`` removes what the quarantine has too much of; ``keeper`` keeps spans."""
+        self._keeper = keeper
         self._pace = pace
         self._trim = trim
         self._writer = writer
@@ -227,7 +233,7 @@ class Upkeep:
                 self._clock(),
                 self._pace.backlog_per_s,
             )
-            return replace(progress, batches=tuple(self._batches))
+            return replace(progress, batches=tuple(self._batches), kept=self._kept())
 
     def note(self, report: BatchReport) -> None:
         """Record a finished batch and its times, and write the progress."""
@@ -250,12 +256,17 @@ class Upkeep:
                     unread = self._source.unread(self._writer.last, now)
                     progress = self._last.with_lag(unread, now, self._pace.backlog_per_s)
                 self._last = progress
-                replace(progress, **self._process.report()).write(self._checkpoint.folder)
+                replace(progress, kept=self._kept(), **self._process.report()).write(
+                    self._checkpoint.folder
+                )
                 self._fault = ""
         except Exception as error:  # noqa: BLE001 - the progress is only for people
             if str(error) != self._fault:  # once, not every second while a broker is down
                 log.warning("the progress of %s is not written: %s", self._writer.stream, error)
             self._fault = str(error)
+
+    def _kept(self) -> dict[str, Any] | None:
+        return None if self._keeper is None else asdict(self._keeper.stats)
 
     def remove_read(self) -> None:
         """Let the input remove what is not needed any more."""
