@@ -218,7 +218,7 @@ class SpanReader:
                     matches[trace_id][1],
                 )
             )
-        return tuple(summaries)
+        return tuple(sorted(summaries, key=lambda trace: -trace.start_us))
 
 
 def _nth(matches: Mapping[str, tuple[int, int]], count: int) -> int:
