@@ -49,7 +49,7 @@ LIBRARY = Path(__file__).with_name("wire.lib")
 """Built from ``wire.c`` with the package, where there is a C compiler."""
 SETTING = "BATCHMILL_DECODER"
 """Environment variable: ``python`` or ``compiled``; by default what is there."""
-_VERSION = 2
+_VERSION = 3
 _DONE, _GIVE_UP, _NO_MEMORY = range(3)
 _TIME, _END, _TRACE, _SPAN, _PARENT, _KIND, _STATUS, _RESOURCE = range(-20, -12)
 _REST_OFFSETS, _REST_KEYS, _REST_VALUES = range(-12, -9)
