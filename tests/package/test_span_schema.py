@@ -12,10 +12,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from batchmill.kafka import Spans, encode, span_rows
 from batchmill.spool import (
     ATTRIBUTE_COLUMNS,
-    KEPT_COLUMNS,
-    SEGMENT_COLUMNS,
     FOREIGN,
+    KEPT_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_COLUMNS,
     SPAN_SCHEMA,
     SpanBatch,

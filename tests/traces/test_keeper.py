@@ -67,7 +67,9 @@ def test_a_span_that_was_delivered_twice_is_kept_once(tmp_path: Path) -> None:
     """Be it in one segment or in two."""
     keeper = SpanKeeper(tmp_path / "traces", clock=lambda: NOW)
     for name in ("a", "b"):
-        keeper.take(write_spans(tmp_path, name, [made_span(1, 1), made_span(1, 1), made_span(2, 1)]))
+        keeper.take(
+            write_spans(tmp_path, name, [made_span(1, 1), made_span(1, 1), made_span(2, 1)])
+        )
     keeper.tend(everything=True)
     assert _ids(keeper.folder) == [("01", "01"), ("02", "01")]
     assert keeper.stats.duplicates == 4

@@ -99,9 +99,7 @@ def test_services_have_the_names_of_their_spans(reader: SpanReader) -> None:
 def test_a_trace_is_put_together_from_several_files(tmp_path: Path) -> None:
     """Its spans arrive in several batches, and over the turn of an hour."""
     keeper = kept(tmp_path, [made_span(1, 1, at_ms=3_599_990, took_ms=50)], now=NOW + 3600)
-    keeper.take(
-        write_spans(tmp_path, "b", [made_span(1, 2, 1, at_ms=3_600_001), made_span(1, 1)])
-    )
+    keeper.take(write_spans(tmp_path, "b", [made_span(1, 2, 1, at_ms=3_600_001), made_span(1, 1)]))
     reader = SpanReader(keeper.folder)
     for _ in range(2):
         trace = reader.trace("1")
@@ -126,3 +124,10 @@ def test_the_newest_of_many_are_found(tmp_path: Path) -> None:
         keeper.tend(everything=True)
     newest = [7919 * number % 3000 for number in range(2999, 2969, -1)]
     assert _found(SpanReader(keeper.folder), limit=30) == newest
+
+
+def test_a_large_trace_does_not_hide_the_others(tmp_path: Path) -> None:
+    """Though most of the newest spans are its own."""
+    rows = [made_span(1, number, at_ms=1000 + number) for number in range(1, 900)]
+    folder = kept(tmp_path, [*rows, made_span(2, 1), made_span(3, 1, at_ms=1)]).folder
+    assert _found(SpanReader(folder), limit=3) == [1, 3, 2]

@@ -8,9 +8,7 @@ from batchmill.traces import Trace, TraceSpan
 
 
 def _span(own: str, parent: str | None, start: int, end: int, **given: Any) -> TraceSpan:
-    return TraceSpan(
-        "t", own, parent, start, end - start, "shop", own, "SERVER", "UNSET", **given
-    )
+    return TraceSpan("t", own, parent, start, end - start, "shop", own, "SERVER", "UNSET", **given)
 
 
 def _trace(*spans: TraceSpan) -> Trace:
@@ -30,9 +28,13 @@ def _critical(trace: Trace) -> dict[str, list[tuple[int, int]]]:
 def test_children_follow_their_parents_by_start() -> None:
     """As a waterfall shows them."""
     trace = _trace(
-        _span("c", "a", 50, 60), _span("d", "b", 12, 14), _span("b", "a", 10, 20), _span("a", None, 0, 100)
+        _span("c", "a", 50, 60),
+        _span("d", "b", 12, 14),
+        _span("b", "a", 10, 20),
+        _span("a", None, 0, 100),
     )
-    assert [(span.span_id, depth) for span, depth in zip(trace.spans, trace.depths, strict=True)] == [
+    ids = [span.span_id for span in trace.spans]
+    assert list(zip(ids, trace.depths, strict=True)) == [
         ("a", 0), ("b", 1), ("d", 2), ("c", 1),
     ]  # fmt: skip
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from batchmill.sources import TIME_COLUMN, FieldType, SourceType
 from batchmill.spool.sink import BadRowsError
 from batchmill.spool.span import (
-    SEGMENT_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_SCHEMA,
     SPAN_SOURCE,
     EventBatch,

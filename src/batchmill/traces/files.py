@@ -188,9 +188,7 @@ def _open_segment(path: Path) -> OpenFile:
         pc.max(table["duration_us"]).as_py(),
     )
     services: dict[str, list[list[str | None]]] = {}
-    plain = pa.table(
-        {name: table[name].cast(pa.string()) for name in ("service", "name", "kind")}
-    )
+    plain = pa.table({name: table[name].cast(pa.string()) for name in ("service", "name", "kind")})
     for row in plain.group_by(["service", "name", "kind"]).aggregate([]).to_pylist():
         services.setdefault(row["service"] or "", []).append([row["name"], row["kind"]])
     return OpenFile(path, False, (group,), services, None, table)

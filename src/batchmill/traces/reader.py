@@ -23,7 +23,6 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 MOST_SPANS = 20_000
 """How many spans of a trace are read."""
-_LEAST_TRACES = 200
 _NARROW = (
     *("trace_id", "span_id", "parent_span_id", "time", "duration_us"),
     *("service", "name", "kind", "status"),
@@ -147,7 +146,8 @@ class SpanReader:
         return [
             file
             for file in opened
-            if start_us is None or end_us is None
+            if start_us is None
+            or end_us is None
             or (file.groups and file.last_us >= start_us and file.first_us <= end_us)
         ]
 
@@ -245,17 +245,29 @@ def _note(
         table = file.read(group, ["trace_id", "time", "duration_us"])
     except FileNotFoundError:  # it was merged into another one
         return
-    times = table["time"].cast(pa.int64()).to_numpy()[places]
-    took = table["duration_us"].to_numpy()[places]
-    if len(places) > max(_LEAST_TRACES, 4 * query.limit) and file.sorted:
-        # A trace may have several of the rows: enough of the newest ones.
-        newest = np.argpartition(times, len(times) - 4 * query.limit)[-4 * query.limit :]
-        if len(set(places[newest].tolist())) >= 4 * query.limit:
-            places, times, took = places[newest], times[newest], took[newest]
-    ids = _plain(table.select(["trace_id"]).take(pa.array(places)))["trace_id"].to_pylist()
-    for trace_id, moment, duration in zip(ids, times.tolist(), took.tolist(), strict=True):
+    ids = _one(table["trace_id"]).take(pa.array(places))
+    if not pa.types.is_dictionary(ids.type):
+        ids = ids.dictionary_encode()
+    codes, traces = np.unique(ids.indices.to_numpy(), return_inverse=True)
+    moments, durations = (
+        _largest(table[name].cast(pa.int64()).to_numpy()[places], traces, len(codes))
+        for name in ("time", "duration_us")
+    )
+    newest = np.argsort(-moments, kind="stable")[: query.limit + 1]
+    texts = ids.dictionary.take(pa.array(codes[newest])).to_pylist()
+    found = zip(texts, moments[newest].tolist(), durations[newest].tolist(), strict=True)
+    for trace_id, moment, duration in found:
         known = matches.get(trace_id, (0, 0))
         matches[trace_id] = max(known[0], moment), max(known[1], duration)
+
+
+def _largest(
+    values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[np.int64]:
+    """The largest value of each group."""
+    largest = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(largest, groups, values)
+    return largest
 
 
 def _mask(file: OpenFile, group: RowGroup, query: TraceQuery) -> Mask:

@@ -51,7 +51,7 @@ def _is_text(schema: pa.Schema, name: str) -> bool:
 
 def _as_kept(table: pa.Table) -> tuple[pa.Table, int]:
     rows = table.num_rows
-    required = [name for name in ("trace_id", "span_id", "time", "end_time")]
+    required = ("trace_id", "span_id", "time", "end_time")
     if any(name not in table.column_names for name in required):
         return SCHEMA.empty_table(), rows
     valid = np.ones(rows, np.bool_)

@@ -36,8 +36,8 @@ from batchmill.ingest.decode.rows import (
     expanded_bytes,
 )
 from batchmill.spool import (
-    SEGMENT_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_COLUMNS,
     PackedSpans,
     SpanBatch,

@@ -229,7 +229,8 @@ class SegmentRemover:
             return False
         try:
             if self._is_kept(path):
-                assert self._keeper is not None and isinstance(path, Path)
+                assert self._keeper is not None
+                assert isinstance(path, Path)
                 self._keeper.take(path)
             else:
                 path.unlink()

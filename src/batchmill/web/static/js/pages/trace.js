@@ -190,9 +190,15 @@ function waterfall() {
       bar.append(point);
     }
     const label = h("span", { class: "took" }, took(span.duration));
-    const middle = (span.start + span.duration / 2) / total;
-    if (middle > 0.5) label.style.right = `calc(${100 - (100 * span.start) / total}% + 5px)`;
-    else label.style.left = `calc(${(100 * (span.start + span.duration)) / total}% + 5px)`;
+    const [before, after] = [span.start / total, 1 - (span.start + span.duration) / total];
+    if (after >= 0.2 || after > before) label.style.left = `calc(${100 * (1 - after)}% + 5px)`;
+    else label.style.right = `calc(${100 * (1 - before)}% + 5px)`;
+    if (Math.max(before, after) < 0.2) {
+      // There is no room beside the bar.
+      label.className = "took inside";
+      label.style.left = "";
+      label.style.right = `calc(${100 * after}% + 5px)`;
+    }
     const children = ends[index] - index - 1;
     const toggle = children
       ? h("button", { type: "button", class: "toggle", tabindex: "-1", onclick: (event) => { event.stopPropagation(); fold(index); } })

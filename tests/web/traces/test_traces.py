@@ -94,7 +94,11 @@ def test_a_trace_has_all_that_the_waterfall_shows(client: Client) -> None:
     answer = client.get("/api/v1/traces/1")
     assert (answer["duration_us"], answer["missing"]) == (100_000, 0)
     root, child = answer["spans"]
-    assert (root["depth"], root["start"], root["critical"]) == (0, 0, [[0, 10_000], [60_000, 100_000]])
+    assert (root["depth"], root["start"], root["critical"]) == (
+        0,
+        0,
+        [[0, 10_000], [60_000, 100_000]],
+    )
     assert (child["parent"], child["depth"], child["start"], child["duration"]) == (
         root["id"], 1, 10_000, 50_000,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -194,7 +193,7 @@ def test_ten_thousand_spans_are_shown_a_view_at_a_time(seen: Watched) -> None:
     expect(page.get_by_text("item 10000", exact=True)).to_be_visible()
     assert page.locator(".waterfall .row").count() < 120
     page.get_by_label("Find in this trace").fill("item 5003")
-    expect(page.locator(".tools [role=status]")).to_have_text("1 of 10,000")
+    expect(page.locator(".waterfall [role=status]")).to_have_text("1 of 10,000")
     expect(page.get_by_text("item 5003", exact=True)).to_be_visible()
     _fits(page)
 
