@@ -18,7 +18,7 @@ from tests.kit.servers.browser import (
     running_chromium,
     watched_page,
 )
-from tests.kit.traces import HOUR, NOW, SpanKeeper, made_span, write_spans
+from tests.traces.kit import HOUR, NOW, SpanKeeper, made_span, write_spans
 from tests.web.pages_kit import serving
 
 pytest.importorskip("playwright.sync_api")
