@@ -23,6 +23,7 @@ import batchmill.spool
 import batchmill.store
 import batchmill.telemetry
 import batchmill.testing
+import batchmill.traces
 import batchmill.web
 import batchmill.workers
 
@@ -238,22 +239,37 @@ KAFKA = {
     "read_options",
     "span_rows",
 }
+TRACES = {
+    "KeepSettings",
+    "KeepStats",
+    "SCHEMA",
+    "SpanKeeper",
+    "SpanReader",
+    "Trace",
+    "TraceQuery",
+    "TraceSpan",
+    "TraceSummary",
+}
 SPOOL = {
     "ATTRIBUTE_COLUMNS",
     "BadRowsError",
+    "EVENTS",
     "EventBatch",
     "FOREIGN",
     "Gauge",
     "GaugedSink",
+    "KEPT_COLUMNS",
     "Level",
     "Measure",
     "Overloaded",
     "PackedSpans",
     "Pressure",
     "RESOURCE_COLUMNS",
+    "SEGMENT_COLUMNS",
     "SPAN_COLUMNS",
     "SPAN_SCHEMA",
     "SPAN_SOURCE",
+    "STATUS_MESSAGE",
     "SinkSettings",
     "SinkStats",
     "SpanBatch",
@@ -529,6 +545,7 @@ PROMISED = [
     pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
     pytest.param(batchmill.kafka, KAFKA, id="batchmill.kafka"),
     pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
+    pytest.param(batchmill.traces, TRACES, id="batchmill.traces"),
     pytest.param(batchmill.aggregate, AGGREGATE, id="batchmill.aggregate"),
     pytest.param(batchmill.client, CLIENT, id="batchmill.client"),
     pytest.param(batchmill.workers, WORKERS, id="batchmill.workers"),

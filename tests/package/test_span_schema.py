@@ -13,7 +13,9 @@ from batchmill.kafka import Spans, encode, span_rows
 from batchmill.spool import (
     ATTRIBUTE_COLUMNS,
     FOREIGN,
+    KEPT_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_COLUMNS,
     SPAN_SCHEMA,
     SpanBatch,
@@ -67,7 +69,7 @@ def test_a_segment_has_these_columns() -> None:
         [
             *((name, ARROW[kind]) for _, name, kind in PINNED),
             *((name, pa.string()) for name in RESOURCE_COLUMNS.values()),
-            *((name, pa.string()) for name in ATTRIBUTE_COLUMNS.values()),
+            *((name, pa.string()) for name in SEGMENT_COLUMNS.values()),
         ]
     )
     assert span_table(SpanBatch()).schema.equals(expected)
@@ -81,9 +83,13 @@ def test_well_known_attributes_have_a_column() -> None:
         "service.instance.id": "service_instance_id",
         "host.name": "host_name",
     }
+    assert KEPT_COLUMNS == {
+        "otel.status_description": "status_message",
+        "batchmill.events": "events",
+    }
     for key, name in ATTRIBUTE_COLUMNS.items():
         assert name == key.replace(".", "_")
-    names = [*SPAN_COLUMNS, *RESOURCE_COLUMNS.values(), *ATTRIBUTE_COLUMNS.values()]
+    names = [*SPAN_COLUMNS, *RESOURCE_COLUMNS.values(), *SEGMENT_COLUMNS.values()]
     assert len(set(names)) == len(names)
 
 

@@ -274,7 +274,8 @@ def serving(store_url: str, **more: Any) -> Iterator[Client]:
     """A server on a free port, in a thread; stopped in the end."""
     run = more.pop("run", None)
     token = more.pop("token", None)
-    server = WebServer(store_url, WebSettings(port=0, **more), run=run)
+    traces = more.pop("traces", None)
+    server = WebServer(store_url, WebSettings(port=0, **more), run=run, traces=traces)
     ready, failed = threading.Event(), []
 
     def work() -> None:

@@ -73,6 +73,12 @@ def _add_stream_options(parser: argparse.ArgumentParser) -> None:
     add.switch("--once", "process what is there, then end; for cron jobs")
     text = "remove segments once they are in the store; not if others read the spool, too"
     add.switch("--remove-read", text)
+    text = "keep the spans of segments that were read in this folder, to look at traces; "
+    text += "needs --remove-read"
+    add.value("--keep-spans", "DIR", text)
+    add.value("--keep-spans-hours", "N", "for so long (default: 24)", type=whole())
+    text = "drop the oldest of them beyond so many MiB (default: 2048)"
+    add.value("--keep-spans-mb", "N", text, type=mib)
     add_metrics_options(parser)
 
 
@@ -127,6 +133,7 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
     from batchmill.oal import core_script
     from batchmill.outbox import OutboxSettings
     from batchmill.spark import PipelineSettings
+    from batchmill.traces import KeepSettings
 
     import_sources(given.sources)
     settings = only_given(
@@ -142,6 +149,10 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         skip_lost=given.skip_lost,
     )
     apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
+    keep = only_given(
+        max_age_h=getattr(given, "keep_spans_hours", None),
+        max_bytes=getattr(given, "keep_spans_mb", None),
+    )
     outbox = OutboxSettings(**only_given(max_bytes=given.outbox_mb))
     return {
         "oal": given.oal or core_script(),
@@ -156,6 +167,8 @@ def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
         "spark_conf": dict(given.conf),
         "dedup_s": given.dedup,
         "outbox": given.outbox and outbox,
+        "keep_spans": getattr(given, "keep_spans", None),
+        "keep": KeepSettings(**keep),
         "remove_read": getattr(given, "remove_read", False),
         "settings": PipelineSettings(apdex_ms=apdex, **settings),
     }

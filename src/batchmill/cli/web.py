@@ -74,7 +74,9 @@ def _server(given: argparse.Namespace) -> WebServer:
     if given.store and not given.home:
         return WebServer(given.store, settings)
     home = home_of(given)
-    return WebServer(given.store or home.store_url, settings, run=StatusReader(home))
+    return WebServer(
+        given.store or home.store_url, settings, run=StatusReader(home), traces=home.traces
+    )
 
 
 async def _serve(server: WebServer, status: StatusFile) -> None:

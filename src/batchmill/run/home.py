@@ -65,6 +65,8 @@ class Home:
         """The pipeline's report."""
         self.database = folder / "metrics.db"
         self.store_url = f"sqlite:///{self.database}"
+        self.traces = folder / "traces"
+        """Spans that are kept for people who look at traces."""
         self.log = folder / "log"
         self.source = folder / "source.json"
         """Whether a spool or a topic lies between ingest and pipeline."""

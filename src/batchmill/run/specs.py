@@ -96,6 +96,9 @@ def pipeline_spec(settings: RunSettings, home: Home) -> Spec:
         *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex"),
         *("max_new_entities", "keep_names"),
     )
+    if settings["keep_spans"] != "off":
+        arguments += ["--keep-spans", str(home.traces)]
+        arguments += _options(settings, "keep_spans_hours", "keep_spans_mb")
     if settings["dedup"] != "off":
         arguments += _options(settings, "dedup")
     if not all(map(reads_store, settings["export_to"])):

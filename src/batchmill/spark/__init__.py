@@ -1,8 +1,8 @@
 """The metrics pipeline on Apache Spark.
 
 :class:`Pipeline` reads events from a spool or a Kafka topic and commits metrics to a store, exactly
-once; :func:`metrics` reads them as a DataFrame. The package loads without pyspark, so that it can
-say which extra is missing.
+once; :func:`metrics` reads them as a DataFrame, :func:`spans` the spans that are kept. The package
+loads without pyspark, so that it can say which extra is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from batchmill.spark.errors import PipelineError
 
 if TYPE_CHECKING:
     from batchmill.spark.batch.report import BatchReport, BatchStats
-    from batchmill.spark.frames import metrics
+    from batchmill.spark.frames import metrics, spans
     from batchmill.spark.iceberg import IcebergExport, iceberg_conf
     from batchmill.spark.runtime.java import find_java
     from batchmill.spark.runtime.pipeline import Pipeline
@@ -30,11 +30,12 @@ __all__ = [
     "find_java",
     "iceberg_conf",
     "metrics",
+    "spans",
 ]
 
 _MODULES = {
     "batch.report": "BatchReport BatchStats",
-    "frames": "metrics",
+    "frames": "metrics spans",
     "iceberg": "IcebergExport iceberg_conf",
     "runtime.java": "find_java",
     "runtime.pipeline": "Pipeline",

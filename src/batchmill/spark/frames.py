@@ -1,4 +1,4 @@
-"""Reads the metrics of a store as a DataFrame."""
+"""Reads the metrics of a store, and kept spans, as DataFrames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from batchmill.errors import ConfigError
 from batchmill.sources import Grain, bucket_start
 from batchmill.store import (
     Selection,
@@ -26,6 +28,13 @@ _COLUMNS = (
     "grain string, time timestamp, label string, value double"
 )
 """Those of ``Store.to_arrow``, as Spark writes them."""
+_SPANS = (
+    "trace_id string, span_id string, parent_span_id string, time timestamp, duration_us bigint, "
+    "service string, name string, kind string, status string, status_message string, "
+    "instance string, resource map<string,string>, attributes map<string,string>, events string"
+)
+"""The columns of kept spans, as Spark writes them."""
+_HOUR = r"/hour=([0-9T-]+)/"
 _FILE = "sqlite:///"
 _ROWS = 10_000
 """How many values a task holds at a time."""
@@ -89,6 +98,41 @@ def metrics(
         slices = list(_slices(opened, names, chosen, divided=not is_file))
     numbers = spark.range(0, len(slices), 1, max(1, len(slices)))
     return numbers.mapInArrow(_ReadValues(url, slices), _COLUMNS)
+
+
+def spans(
+    spark: SparkSession,
+    folder: str | Path,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+) -> DataFrame:
+    """The kept spans of a folder, such as ``batchmill-data/traces``, as a DataFrame.
+
+    Its columns are those of :data:`batchmill.traces.SCHEMA`, and ``hour``, the hour in which a span
+    began as text (``2026-11-17T19``). With ``start`` and ``end``, both included, only files of
+    their hours are read. A span that arrived in the last seconds may be missing: it is sorted into
+    its hour first. Files are merged and dropped while the pipeline runs: read again, or copy the
+    frame, if a file is gone before it was read. Tasks must be able to open the folder.
+    """
+    place = Path(folder).resolve()
+    if not place.is_dir():
+        raise ConfigError("folder", str(folder), "a folder of kept spans: that of keep_spans")
+    first, last = _moment(start), _moment(end)
+    hours = [
+        str(path)
+        for path in sorted(place.glob("hour=*"))
+        if (first is None or path.name >= f"hour={first.astimezone(UTC):%Y-%m-%dT%H}")
+        and (last is None or path.name <= f"hour={last.astimezone(UTC):%Y-%m-%dT%H}")
+    ]
+    if not hours:
+        return spark.createDataFrame([], f"{_SPANS}, hour string")
+    reader = spark.read.schema(_SPANS).option("basePath", str(place))
+    frame = reader.parquet(*hours)
+    frame = frame.withColumn("hour", F.regexp_extract(F.input_file_name(), _HOUR, 1))
+    if first is not None:
+        frame = frame.where(F.col("time") >= F.lit(first))
+    return frame if last is None else frame.where(F.col("time") <= F.lit(last))
 
 
 def _slices(

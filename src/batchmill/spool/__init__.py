@@ -26,11 +26,15 @@ from batchmill.spool.sink import (
 )
 from batchmill.spool.span import (
     ATTRIBUTE_COLUMNS,
+    EVENTS,
     FOREIGN,
+    KEPT_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_COLUMNS,
     SPAN_SCHEMA,
     SPAN_SOURCE,
+    STATUS_MESSAGE,
     EventBatch,
     PackedSpans,
     SpanBatch,
@@ -43,6 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTRIBUTE_COLUMNS",
+    "EVENTS",
+    "KEPT_COLUMNS",
+    "SEGMENT_COLUMNS",
+    "STATUS_MESSAGE",
     "BadRowsError",
     "EventBatch",
     "FOREIGN",

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from batchmill.sources import TIME_COLUMN, FieldType, SourceType
 from batchmill.spool.sink import BadRowsError
 from batchmill.spool.span import (
-    ATTRIBUTE_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_SCHEMA,
     SPAN_SOURCE,
     EventBatch,
@@ -36,7 +36,7 @@ ARROW_SCHEMA = pa.schema(
     [
         *((column.name, _TYPES[column.kind]) for column in SPAN_SCHEMA),
         *((name, pa.string()) for name in RESOURCE_COLUMNS.values()),
-        *((name, pa.string()) for name in ATTRIBUTE_COLUMNS.values()),
+        *((name, pa.string()) for name in SEGMENT_COLUMNS.values()),
     ]
 )
 """The schema of a segment of spans: after the columns of a span, those of its well-known
@@ -153,7 +153,7 @@ def _attribute_columns(dicts: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
     sizes, keys, texts = [0], [], []
     for place, attributes in enumerate(dicts):
         for key, text in dict.items(attributes):
-            name = ATTRIBUTE_COLUMNS.get(key)
+            name = SEGMENT_COLUMNS.get(key)
             if name is None:
                 keys.append(key)
                 texts.append(text)
@@ -166,7 +166,7 @@ def _attribute_columns(dicts: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
         name: pa.array(columns[name], pa.string())
         if name in columns
         else pa.nulls(len(dicts), pa.string())
-        for name in ATTRIBUTE_COLUMNS.values()
+        for name in SEGMENT_COLUMNS.values()
     }
     rest = pa.MapArray.from_arrays(
         pa.array(sizes, pa.int32()), pa.array(keys, pa.string()), pa.array(texts, pa.string())

@@ -79,6 +79,17 @@ ATTRIBUTE_COLUMNS: Mapping[str, str] = {
 """Attributes of a span that give it its meaning, and the column of a segment that each has. The
 others of its attributes are in the column ``attributes``."""
 
+STATUS_MESSAGE = "otel.status_description"
+"""The attribute that the receiver makes of a span's status message."""
+EVENTS = "batchmill.events"
+"""The attribute that the receiver makes of a span's events: as JSON, a list of objects with
+``time`` in microseconds since 1970, ``name`` and ``attributes``."""
+KEPT_COLUMNS: Mapping[str, str] = {STATUS_MESSAGE: "status_message", EVENTS: "events"}
+"""Their columns of a segment. Metrics do not read them: they are for people who look at a trace."""
+
+SEGMENT_COLUMNS: Mapping[str, str] = {**ATTRIBUTE_COLUMNS, **KEPT_COLUMNS}
+"""All attributes of a span that have a column of a segment."""
+
 RESOURCE_COLUMNS: Mapping[str, str] = {
     "service.instance.id": "service_instance_id",
     "host.name": "host_name",

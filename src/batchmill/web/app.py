@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,8 +17,11 @@ from starlette.routing import Route
 from batchmill.http import Access
 from batchmill.run import StatusReader
 from batchmill.telemetry.exposition import TextFormat, render_telemetry
+from batchmill.traces import SpanReader
 from batchmill.web import pages
 from batchmill.web.api.handlers import Api
+from batchmill.web.api.traces import TracesApi
+from batchmill.web.jaeger import JaegerApi
 from batchmill.web.live import Live
 from batchmill.web.promql.api import PrometheusApi
 from batchmill.web.query_pool import QueryPool
@@ -30,15 +34,18 @@ def make_app(
     access: Access | None = None,
     run: StatusReader | None = None,
     hosts: Collection[str] = (),
+    traces: Path | None = None,
 ) -> Starlette:
     """The ASGI application for the store at ``store_url``, which need not exist yet.
 
     With a token in ``access``, ``/metrics`` and everything under ``/api`` require it; the static
     files contain no data. ``run`` reads the status of a run for the pipeline page; None without a
-    run. ``hosts`` are the host names that requests may use; empty for any.
+    run. ``hosts`` are the host names that requests may use; empty for any. ``traces`` is the folder
+    of kept spans; None if there is none.
     """
     pool = QueryPool(store_url)
     live = Live(pool, run)
+    reader = None if traces is None else SpanReader(traces)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -51,6 +58,8 @@ def make_app(
     app = Starlette(
         routes=[
             *Api(pool, run).routes(),
+            *TracesApi(pool, reader).routes(),
+            *JaegerApi(pool, reader).routes(),
             *PrometheusApi(pool).routes(),
             *live.routes(),
             Route(METRICS, _metrics, methods=["GET"]),

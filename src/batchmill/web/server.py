@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from batchmill.http import (
     ConnectionRefusal,
@@ -45,7 +46,7 @@ class WebSettings(ServerSettings):
 
 
 class WebServer:
-    """Serves the web UI and the API of a store.
+    """Serves the web UI and the API of a store, and the kept spans in the folder ``traces``.
 
     ``serve()`` runs on the caller's event loop, and returns after ``stop()`` once the requests in
     progress are finished. ``stop()`` may be called by any thread.
@@ -57,9 +58,12 @@ class WebServer:
         settings: WebSettings | None = None,
         *,
         run: StatusReader | None = None,
+        traces: Path | None = None,
     ) -> None:
         self.settings = settings = settings or WebSettings()
-        self._app = make_app(store_url, access=settings.access, run=run, hosts=settings.hosts)
+        self._app = make_app(
+            store_url, access=settings.access, run=run, hosts=settings.hosts, traces=traces
+        )
         self._http = HttpServer(
             self._app,
             settings,

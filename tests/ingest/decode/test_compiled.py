@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from batchmill.ingest.decode import compiled as compiled_decoder
 from batchmill.ingest.decode.compiled import CompiledSpans, decode_compiled
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Rows
-from batchmill.spool import ATTRIBUTE_COLUMNS, Spool, span_table
+from batchmill.spool import ATTRIBUTE_COLUMNS, EVENTS, STATUS_MESSAGE, Spool, span_table
 from tests.ingest.decode.test_fuzz import EDITS, SMALL, edited
 from tests.ingest.hostile import field
 from tests.ingest.kit import LIMITS, PROTOBUF, Group, S, check_equal, decoding_in, protobuf
@@ -208,3 +209,46 @@ def test_real_protobuf_agrees() -> None:
     """The bytes of these tests are requests that protobuf itself reads."""
     body = protobuf(Group([S()]))
     assert ExportTraceServiceRequest.FromString(body).resource_spans
+
+
+EVENTS_SENT = st.lists(
+    st.tuples(st.integers(0, 2**64 - 1), st.text(max_size=8), ATTRIBUTES), max_size=3
+)
+
+
+def _with_events(message: str, events: list[tuple[int, str, list[tuple[str, object]]]]) -> bytes:
+    """A request with one span that has events and a status message, and three plain ones."""
+    request = ExportTraceServiceRequest.FromString(protobuf(Group([S(), S(), S(), S()])))
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.status.message = message
+    for at, name, attributes in events:
+        holder = ExportTraceServiceRequest.FromString(protobuf(Group([S(attributes=attributes)])))
+        own = holder.resource_spans[0].scope_spans[0].spans[0].attributes
+        span.events.add(time_unix_nano=at, name=name, attributes=own)
+    return request.SerializeToString()
+
+
+@given(st.text(max_size=20), EVENTS_SENT, LIMITS_OF_TESTS)
+@example("", [(1999, '"\\\n\x01\x7fä', [("k", "\b\f\r\t\x1f"), ("n", -7), ("d", 0.5)])], LIMITS)
+@example("x" * 17, [(0, "", [("k", "a"), ("k", "b")])], SMALL)
+@example("", [(0, "x" * 200, [])] * 9, SMALL)
+def test_events_and_status_messages(
+    message: str, events: list[tuple[int, str, list[tuple[str, object]]]], limits: Limits
+) -> None:
+    """Both decoders make the same JSON of events, and cut it in the same place."""
+    check_equal(_with_events(message, events), PROTOBUF, limits)
+
+
+def test_events_are_decoded_in_c() -> None:
+    """Those of plain attributes; their JSON can be read."""
+    body = _with_events("no", [(1999, 'a "b"', [("k", "ä\n"), ("n", 7), ("b", True)])])
+    decoded = decode_compiled(body, compiled_decoder.PROTOBUF, LIMITS)
+    assert decoded is not None
+    assert isinstance(decoded.batch, CompiledSpans)
+    assert decoded.batch.odd_spans == 0
+    attributes = decoded.batch.unpacked().columns["attributes"]
+    assert attributes[1:] == [{}, {}, {}]
+    assert attributes[0][STATUS_MESSAGE] == "no"
+    assert json.loads(attributes[0][EVENTS]) == [
+        {"time": 1, "name": 'a "b"', "attributes": {"k": "ä\n", "n": "7", "b": "true"}}
+    ]

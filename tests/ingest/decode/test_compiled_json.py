@@ -58,9 +58,9 @@ SPAN = {
     "endTimeUnixNano": 1700000000005000000,
     "attributes": ATTRIBUTES,
     "droppedAttributesCount": 0,
-    "events": [{"timeUnixNano": "1", "name": "retry", "attributes": ATTRIBUTES}],
+    "events": [],
     "links": [],
-    "status": {"message": "no", "code": 2},
+    "status": {"message": "", "code": 2},
 }
 GROUP = {
     "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "cart"}}]},
@@ -88,7 +88,6 @@ PLACES = [
             *((0, "spans", 1, name) for name in (*SPAN, "unknown")),
             (0, "spans", 1, "status", "code"),
             (0, "spans", 1, "status", "message"),
-            (0, "spans", 1, "events", 0, "name"),
             *((0, "spans", 1, "attributes", index) for index in range(4)),
             (0, "spans", 1, "attributes", 0, "key"),
             (0, "spans", 1, "attributes", 0, "unknown"),
@@ -384,3 +383,25 @@ def test_requests_of_real_clients(line: bytes) -> None:
         assert decoded is not None
         assert isinstance(decoded.batch, CompiledSpans)
         assert 4 * decoded.batch.odd_spans <= len(decoded.batch)
+
+
+EVENT = {"timeUnixNano": "1700000000000001999", "name": 'a "b"\n', "attributes": ATTRIBUTES}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"events": [EVENT]},
+        {"events": [EVENT, {}, EVENT]},
+        {"events": None},
+        {"events": 7},
+        {"events": [7]},
+        {"events": [EVENT | {"name": 7}]},
+        {"status": {"message": "no", "code": 2}},
+        {"status": {"message": 7}},
+    ],
+)
+def test_events_and_status_messages(extra: dict[str, Any]) -> None:
+    """The reference decodes spans that have some: few do that are sent as JSON."""
+    group = GROUP | {"scopeSpans": [{"spans": [SPAN, SPAN, SPAN, SPAN | extra]}]}
+    check_equal(json.dumps({"resourceSpans": [group]}).encode(), JSON, LIMITS)

@@ -36,8 +36,8 @@ from batchmill.ingest.decode.rows import (
     expanded_bytes,
 )
 from batchmill.spool import (
-    ATTRIBUTE_COLUMNS,
     RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
     SPAN_COLUMNS,
     PackedSpans,
     SpanBatch,
@@ -49,11 +49,11 @@ LIBRARY = Path(__file__).with_name("wire.lib")
 """Built from ``wire.c`` with the package, where there is a C compiler."""
 SETTING = "BATCHMILL_DECODER"
 """Environment variable: ``python`` or ``compiled``; by default what is there."""
-_VERSION = 2
+_VERSION = 3
 _DONE, _GIVE_UP, _NO_MEMORY = range(3)
 _TIME, _END, _TRACE, _SPAN, _PARENT, _KIND, _STATUS, _RESOURCE = range(-20, -12)
 _REST_OFFSETS, _REST_KEYS, _REST_VALUES = range(-12, -9)
-_NAME = len(ATTRIBUTE_COLUMNS)
+_NAME = len(SEGMENT_COLUMNS)
 _CACHED_RESOURCE_BYTES = 4096
 _UNLIMITED = 2**40
 MOST_ODD = 0.25
@@ -251,7 +251,7 @@ def _call(
 def _keys() -> int:
     wire = library()
     assert wire is not None
-    keys = [key.encode() for key in ATTRIBUTE_COLUMNS]
+    keys = [key.encode() for key in SEGMENT_COLUMNS]
     ends = array("i", itertools.accumulate(map(len, keys)))
     address = wire.batchmill_keys(b"".join(keys), ends.buffer_info()[0], len(keys))
     if not address:
@@ -351,7 +351,7 @@ class CompiledSpans(PackedSpans):
         for name in ("resource", "attributes"):
             columns[name] = [dict(pairs) for pairs in columns[name]]
         attributes = columns["attributes"]
-        for key, name in ATTRIBUTE_COLUMNS.items():
+        for key, name in SEGMENT_COLUMNS.items():
             column = table[name]
             if column.null_count < len(column):
                 for pairs, text in zip(attributes, column.to_pylist(), strict=True):
@@ -458,7 +458,7 @@ def _table(
     }
     for key, name in RESOURCE_COLUMNS.items():
         columns[name] = _shared([known.get(key) for known in pairs], resource)
-    for number, name in enumerate(ATTRIBUTE_COLUMNS.values()):
+    for number, name in enumerate(SEGMENT_COLUMNS.values()):
         columns[name] = table.dictionary(number)
     return pa.table(columns)
 

@@ -88,7 +88,22 @@ def _read_span(span: _Object, rows: Rows) -> None:
         _whole(span, "endTimeUnixNano", 0, 2**64),
         _enum(_object(span, "status"), "code", _STATUSES),
     ):
-        rows.attributes.append(_pairs(span, rows))
+        pairs = _pairs(span, rows)
+        message, events = _text(_object(span, "status"), "message"), _objects(span, "events")
+        if message or span.get("events"):
+            rows.put_extras(
+                pairs,
+                message,
+                (
+                    (
+                        _whole(event, "timeUnixNano", 0, 2**64),
+                        _text(event, "name"),
+                        _pairs(event, rows),
+                    )
+                    for event in events
+                ),
+            )
+        rows.attributes.append(pairs)
 
 
 def _pairs(parent: _Object, rows: Rows) -> Pairs:

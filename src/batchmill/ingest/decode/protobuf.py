@@ -93,7 +93,18 @@ def read_spans(body: bytes, spans: Iterable[tuple[int, int, int]], rows: Rows) -
             span.end_time_unix_nano,
             span.status.code,
         ):
-            put(_pairs(span.attributes, end - start, rows))
+            pairs = _pairs(span.attributes, end - start, rows)
+            if span.events or span.status.message:
+                events = (
+                    (
+                        event.time_unix_nano,
+                        event.name,
+                        _pairs(event.attributes, end - start, rows),
+                    )
+                    for event in span.events
+                )
+                rows.put_extras(pairs, span.status.message, events)
+            put(pairs)
 
 
 def _pairs(attributes: Any, size: int, rows: Rows) -> Pairs:

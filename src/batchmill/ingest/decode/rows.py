@@ -16,7 +16,7 @@ from batchmill.ingest.decode.body import (
     TooLarge,
     expanded_too_large,
 )
-from batchmill.spool import PackedSpans, SpanBatch
+from batchmill.spool import EVENTS, STATUS_MESSAGE, PackedSpans, SpanBatch
 
 Pairs = dict[str, str]
 
@@ -26,6 +26,9 @@ KINDS = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 """By number in OTLP. 0 is unspecified, which OpenTelemetry defines as INTERNAL."""
 
 STATUSES = ("UNSET", "OK", "ERROR")
+
+EVENT_ROOM = 4
+"""The events of a span may be so many times as long as the longest attribute, as text."""
 
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
@@ -213,6 +216,34 @@ class Rows:
             if key in pairs:
                 self.cut("attribute key repeated")
             pairs[key] = text
+
+    def put_extras(
+        self, pairs: Pairs, message: str, events: Iterable[tuple[int, str, Pairs]]
+    ) -> None:
+        """Put the status message of a span, and its events, into its attributes.
+
+        An event has its time in nanoseconds, its name and its attributes.
+        """
+        longest = self.limits.max_attribute_length
+        if len(message) > longest:
+            message = message[:longest]
+            self.cut("attribute value too long")
+        texts = []
+        room = EVENT_ROOM * longest
+        for time_ns, name, attributes in events:
+            event = {"time": time_ns // 1000, "name": name, "attributes": attributes}
+            text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+            room -= len(text) + 1
+            if room < 0:
+                self.cut("events too long")
+                break
+            texts.append(text)
+        events_text = f"[{','.join(texts)}]" if texts else ""
+        for key, text in ((STATUS_MESSAGE, message), (EVENTS, events_text)):
+            if text:
+                if key in pairs:
+                    self.cut("attribute key repeated")
+                pairs[key] = text
 
     def decoded(self) -> Decoded:
         """The collected spans."""

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 2
+#define VERSION 3
 
 enum { DONE = 0, GIVE_UP = 1, NO_MEMORY = 2 };
 
@@ -275,6 +275,9 @@ typedef struct {
 
 enum { GUESSES = 64 };
 
+/* The keys of what becomes an attribute here: EVENTS and STATUS_MESSAGE of batchmill.spool. */
+static const char EVENTS[] = "batchmill.events", MESSAGE[] = "otel.status_description";
+
 typedef struct {
     const Keys *keys;
     const Limits *limits;
@@ -285,6 +288,8 @@ typedef struct {
     Spans *spans;
     Guess guesses[GUESSES];
     Bytes scratch; /* a text of JSON without its escapes */
+    Bytes events;  /* those of a span, as JSON */
+    int event_column, message_column; /* of events, and of the status message; -1: there is none */
     int error;     /* why the request is given up */
 } Reader;
 
@@ -621,6 +626,140 @@ static int read_attribute(Reader *reader, size_t row, size_t first_rest, size_t 
     return put_attribute(reader, row, first_rest, guess, (const u8 *)buffer, written);
 }
 
+/* ---- events, which are kept as JSON ---- */
+
+enum { EVENT_ROOM = 4, MOST_EVENT_ATTRIBUTES = 32 };
+
+static int put_json(Bytes *out, const u8 *text, size_t size)
+{
+    static const char SHORT[] = "btn?fr"; /* from 8 on */
+    size_t i;
+    if (!RESERVE(out, 6 * size + 2)) return 0;
+    out->data[out->length++] = '"';
+    for (i = 0; i < size; i++) {
+        u8 letter = text[i];
+        if (letter == '"' || letter == '\\') {
+            out->data[out->length++] = '\\';
+            out->data[out->length++] = letter;
+        } else if (letter >= 0x20) {
+            out->data[out->length++] = letter;
+        } else if (letter >= 8 && letter <= 13 && letter != 11) {
+            out->data[out->length++] = '\\';
+            out->data[out->length++] = (u8)SHORT[letter - 8];
+        } else {
+            memcpy(out->data + out->length, "\\u00", 4);
+            out->data[out->length + 4] = (u8)DIGITS[letter >> 4];
+            out->data[out->length + 5] = (u8)DIGITS[letter & 15];
+            out->length += 6;
+        }
+    }
+    out->data[out->length++] = '"';
+    return 1;
+}
+
+#define PUT_WORDS(out, words) put_bytes(out, (const u8 *)(words), sizeof(words) - 1)
+
+/* Write an attribute of an event: `"key":"value"`. */
+static int event_attribute(Reader *reader, const u8 *data, size_t size, Field *key)
+{
+    const Limits *limits = reader->limits;
+    Bytes *out = &reader->events;
+    Cursor cursor = {data, data + size};
+    Field value, content;
+    char buffer[64];
+    const u8 *text = (const u8 *)buffer;
+    size_t written;
+    double number;
+    if (!read_field(&cursor, key) || key->number != 1 || key->wire != 2) return ODD;
+    if (!read_field(&cursor, &value) || value.number != 2 || value.wire != 2) return ODD;
+    if (cursor.at != cursor.end || !key->size || (int64_t)key->size > limits->max_key_length)
+        return ODD;
+    cursor.at = value.data;
+    cursor.end = value.data + value.size;
+    if (!read_field(&cursor, &content) || cursor.at != cursor.end) return ODD;
+    switch (content.number << 3 | content.wire) {
+    case 1 << 3 | 2:
+        text = content.data;
+        written = content.size;
+        break;
+    case 2 << 3 | 0:
+        if (content.value > 1) return ODD;
+        written = (size_t)snprintf(buffer, sizeof buffer, content.value ? "true" : "false");
+        break;
+    case 3 << 3 | 0:
+        written = write_int((int64_t)content.value, buffer);
+        break;
+    case 4 << 3 | 1:
+        memcpy(&number, &content.value, 8);
+        written = write_double(number, buffer, sizeof buffer);
+        if (!written) return ODD;
+        break;
+    default:
+        return ODD;
+    }
+    if ((int64_t)written > limits->max_attribute_length) return ODD;
+    if (!put_json(out, key->data, key->size) || !PUT_WORDS(out, ":") ||
+        !put_json(out, text, written))
+        return failed(reader, NO_MEMORY);
+    return PLAIN;
+}
+
+/* Add an event, which is valid, to those of its span. */
+static int read_event(Reader *reader, const u8 *data, size_t size, int64_t *attributes)
+{
+    Bytes *out = &reader->events;
+    Cursor cursor = {data, data + size};
+    Field field, keys[MOST_EVENT_ATTRIBUTES], name = {0};
+    uint64_t moment = 0;
+    char buffer[32];
+    int count = 0, i, outcome;
+    while (cursor.at < cursor.end) {
+        if (!read_field(&cursor, &field)) return ODD;
+        if (field.number == 1) moment = field.value;
+        if (field.number == 2) name = field;
+    }
+    if (!PUT_WORDS(out, ",{\"time\":") ||
+        !put_bytes(out, (const u8 *)buffer, write_int((int64_t)(moment / 1000), buffer)) ||
+        !PUT_WORDS(out, ",\"name\":") || !put_json(out, name.data, name.size) ||
+        !PUT_WORDS(out, ",\"attributes\":{"))
+        return failed(reader, NO_MEMORY);
+    cursor.at = data;
+    while (cursor.at < cursor.end) {
+        if (!read_field(&cursor, &field)) return ODD;
+        if (field.number != 3) continue;
+        if (count == MOST_EVENT_ATTRIBUTES || count >= reader->limits->max_attributes) return ODD;
+        if (count && !PUT_WORDS(out, ",")) return failed(reader, NO_MEMORY);
+        outcome = event_attribute(reader, field.data, field.size, &keys[count]);
+        if (outcome != PLAIN) return outcome;
+        for (i = 0; i < count; i++)
+            if (keys[i].size == keys[count].size &&
+                memcmp(keys[i].data, keys[count].data, keys[i].size) == 0)
+                return ODD; /* the key is repeated */
+        count++;
+    }
+    *attributes += count;
+    if (!PUT_WORDS(out, "}}")) return failed(reader, NO_MEMORY);
+    if ((int64_t)out->length > EVENT_ROOM * reader->limits->max_attribute_length) return ODD;
+    return PLAIN;
+}
+
+/* Put a text into a column of the span that is being read. */
+static int put_text(Reader *reader, int column, size_t row, const u8 *text, size_t size)
+{
+    Column *place = &reader->spans->columns[column];
+    return set_column(reader, place, row, number_of(&place->dictionary, text, size));
+}
+
+/* Put the events that were read into their column. */
+static int put_events(Reader *reader, size_t row)
+{
+    Bytes *out = &reader->events;
+    if (!out->length || reader->event_column < 0) return PLAIN;
+    if (!PUT_WORDS(out, "]")) return failed(reader, NO_MEMORY);
+    out->data[0] = '['; /* in place of the comma before the first one */
+    return put_text(reader, reader->event_column, row, out->data, out->length);
+}
+
 /* Add a span, whose attributes are there already, to the columns. */
 static int add_span(Reader *reader, int32_t group, const Span *span, int64_t attributes)
 {
@@ -667,9 +806,10 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
     Cursor cursor = {data, data + size};
     Field field, status;
     Span span = {0};
-    int64_t attributes = 0;
+    int64_t attributes = 0, of_events = 0;
     size_t row = spans->times.length, first_rest = spans->rest_keys.length;
     int outcome, has_status = 0;
+    reader->events.length = 0;
     while (cursor.at < cursor.end) {
         if (!read_field(&cursor, &field)) return ODD;
         switch (field.number << 3 | field.wire) {
@@ -715,6 +855,8 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
             break;
         case 11 << 3 | 2:
             if (!is_valid(EVENT, field.data, field.size, 8)) return ODD;
+            outcome = read_event(reader, field.data, field.size, &of_events);
+            if (outcome != PLAIN) return outcome;
             break;
         case 13 << 3 | 2:
             if (!is_valid(LINK, field.data, field.size, 8)) return ODD;
@@ -727,8 +869,14 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
                 if (status.number == 3 && status.wire == 0)
                     span.code = status.value;
                 else if (status.number != 2 || status.wire != 2 ||
-                         !is_utf8(status.data, status.data + status.size))
+                         !is_utf8(status.data, status.data + status.size) ||
+                         (int64_t)status.size > limits->max_attribute_length)
                     return ODD;
+                else if (status.size && reader->message_column >= 0) {
+                    outcome = put_text(reader, reader->message_column, row, status.data,
+                                       status.size);
+                    if (outcome != PLAIN) return outcome;
+                }
             }
             break;
         }
@@ -736,7 +884,9 @@ static int read_span(Reader *reader, int32_t group, const u8 *data, size_t size)
             return ODD;
         }
     }
-    return add_span(reader, group, &span, attributes);
+    outcome = put_events(reader, row);
+    if (outcome != PLAIN) return outcome;
+    return add_span(reader, group, &span, attributes + of_events);
 }
 
 /* Take back what an odd span has put into the columns. */
@@ -935,10 +1085,13 @@ int batchmill_decode(const Keys *keys, const Limits *limits, int is_json, const 
                      .replacement_count = replacement_count, .error = DONE};
     int error;
     *out = NULL;
+    reader.event_column = look_up(&keys->keys, (const u8 *)EVENTS, sizeof EVENTS - 1);
+    reader.message_column = look_up(&keys->keys, (const u8 *)MESSAGE, sizeof MESSAGE - 1);
     reader.spans = new_spans(keys);
     if (!reader.spans) return NO_MEMORY;
     error = is_json ? json_request(&reader, (size_t)size) : read_request(&reader, (size_t)size);
     free(reader.scratch.data);
+    free(reader.events.data);
     if (error != DONE) {
         batchmill_spans_free(reader.spans);
         return error;

@@ -464,19 +464,29 @@ static const Name CODE_NAMES[] = {NAME("STATUS_CODE_UNSET"), NAME("STATUS_CODE_O
 
 static int json_status(Json *json, uint64_t *code)
 {
-    static const Name NAMES[] = {NAME("code"), NO_NAME};
+    static const Name NAMES[] = {NAME("code"), NAME("message"), NO_NAME};
+    Token message = {0};
     unsigned seen = 0;
     int index;
     if (!open_bracket(json, '{')) return 0;
     while ((index = next_member(json, NAMES, &seen)) >= 0)
-        if (!read_enum(json, CODE_NAMES, code)) return 0;
+        if (!(index == 0 ? read_enum(json, CODE_NAMES, code)
+                         : read_text(json, &message) && !message.size))
+            return 0; /* a message is for the reference */
     return index == LAST;
+}
+
+/* Whether a list has nothing in it: events are for the reference. */
+static int json_nothing(Json *json)
+{
+    int first = 1;
+    return open_bracket(json, '[') && next_item(json, ']', &first) == END;
 }
 
 static const Name SPAN_NAMES[] = {
     NAME("traceId"), NAME("spanId"), NAME("parentSpanId"), NAME("name"), NAME("kind"),
     NAME("startTimeUnixNano"), NAME("endTimeUnixNano"), NAME("attributes"), NAME("status"),
-    NO_NAME};
+    NAME("events"), NO_NAME};
 
 static int json_span(Reader *reader, Json *json, int32_t group)
 {
@@ -501,6 +511,7 @@ static int json_span(Reader *reader, Json *json, int32_t group)
             if (outcome != PLAIN) return outcome;
             break;
         case 8: valid = json_status(json, &span.code); break;
+        case 9: valid = json_nothing(json); break;
         default: valid = 0;
         }
     }

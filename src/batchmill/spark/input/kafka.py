@@ -45,6 +45,7 @@ from batchmill.spark.input.rows import SPAN
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.runtime.books import Books, Plan
 from batchmill.spark.settings import PipelineSettings
+from batchmill.traces import SpanKeeper
 
 log = logging.getLogger("batchmill.spark")
 
@@ -115,8 +116,11 @@ class KafkaInput:
         settings: PipelineSettings,
         spark: SparkSession,
         options: Mapping[str, str] | None = None,
+        keeper: SpanKeeper | None = None,
     ) -> None:
-        """``options`` are librdkafka's."""
+        """``options`` are librdkafka's; ``keeper`` takes the files of spans that are not needed any
+        more."""
+        self._keeper = keeper
         self._address = address
         self._books = books
         self._settings = settings
@@ -236,4 +240,15 @@ class KafkaInput:
             folders: list[AnyPath] = [*self._staging.iterdir()]
             for folder in folders:
                 if folder.name != keep and (until is None or int(folder.name) <= until):
+                    self._keep(folder)
                     remove_tree(folder)
+
+    def _keep(self, folder: AnyPath) -> None:
+        """Give the spans of a batch that is done to the keeper."""
+        done = self._books.done
+        if self._keeper is None or done is None or int(folder.name) > done:
+            return
+        if isinstance(folder, Path):
+            for path in sorted((folder / SPAN.name).glob("[!._]*.parquet")):
+                with contextlib.suppress(FileNotFoundError):
+                    self._keeper.take(path)

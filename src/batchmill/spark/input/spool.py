@@ -18,6 +18,8 @@ from batchmill.spark.input.choice import Cut, Pace, Room, Segment, cut, how_many
 from batchmill.spark.input.segments import spark_path
 from batchmill.spark.runtime.books import Books, Plan
 from batchmill.spark.settings import MEBIBYTE, PipelineSettings
+from batchmill.spool import SPAN_SOURCE
+from batchmill.traces import SpanKeeper
 
 log = logging.getLogger("batchmill.spark")
 
@@ -39,8 +41,10 @@ class SpoolInput:
         spark: SparkSession | None = None,
         *,
         max_rows: int = _ANY,
+        keeper: SpanKeeper | None = None,
     ) -> None:
-        """``remove_from``: the quarantine, if segments that were read are to be removed.
+        """``remove_from``: the quarantine, if segments that were read are to be removed; ``keeper``
+        takes those of spans.
 
         ``spark`` opens what is not on this machine. ``max_rows``: the most rows of a batch, unless
         the settings say it.
@@ -50,7 +54,9 @@ class SpoolInput:
         self._settings = settings
         self._spark = spark
         self._remover = (
-            None if remove_from is None else SegmentRemover(folder, books, remove_from, spark)
+            None
+            if remove_from is None
+            else SegmentRemover(folder, books, remove_from, spark, keeper)
         )
         self._max_rows = settings.max_batch_rows or max_rows
         self._waiting: Sequence[Segment] = ()
@@ -187,7 +193,7 @@ class SegmentRemover:
     leaves behind is removed after the restart, since the books still have it.
 
     A quarantined segment is removed as well, since the quarantine has a copy; where it could not be
-    copied, it stays.
+    copied, it stays. A segment of spans goes to the ``keeper``, if there is one.
     """
 
     def __init__(
@@ -196,7 +202,9 @@ class SegmentRemover:
         books: Books,
         quarantine: AnyPath,
         spark: SparkSession | None = None,
+        keeper: SpanKeeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._spool = spool
         self._books = books
         self._quarantine = quarantine
@@ -220,13 +228,24 @@ class SegmentRemover:
         if self._is_only_copy(path):
             return False
         try:
-            path.unlink()
+            if self._is_kept(path):
+                assert self._keeper is not None
+                assert isinstance(path, Path)
+                self._keeper.take(path)
+            else:
+                path.unlink()
         except FileNotFoundError:
             return False
         except OSError as error:
             self._warn(path, f"cannot be removed ({error}): let this user write its folder")
             return False
         return True
+
+    def _is_kept(self, path: AnyPath) -> bool:
+        """Whether it has spans that are to be kept; a quarantined segment has none."""
+        if self._keeper is None or path.parent.name != SPAN_SOURCE or not isinstance(path, Path):
+            return False
+        return not (self._quarantine / path.parent.name / path.name).exists()
 
     def _is_only_copy(self, path: AnyPath) -> bool:
         """Whether it was quarantined, but the quarantine has only the reason."""

@@ -34,6 +34,7 @@ from batchmill.spark.runtime.session import lease, rows_for
 from batchmill.spark.runtime.stream import StreamRun
 from batchmill.spark.settings import PipelineSettings, check_dedup_s, trigger_seconds
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
+from batchmill.traces import KeepSettings, SpanKeeper
 
 if TYPE_CHECKING:
     from batchmill.kafka import KafkaAddress
@@ -60,6 +61,10 @@ class Pipeline:
     not for a spool that another pipeline reads, too. With ``outbox``, the changes of each commit,
     including those of backfills, are written beside the checkpoint for exporters; see
     :mod:`batchmill.outbox` and ``batchmill export``.
+
+    With ``keep_spans``, a local folder, the spans of committed segments stay there for people who
+    look at traces, within the limits of ``keep``; see :mod:`batchmill.traces`. The spool must be
+    local, and its segments removed (``remove_read``). What a backfill adds is not kept.
 
     ``on_rows(source, rows)`` is called in each batch before its commit, for each event type that
     has rows in it, with these rows as a DataFrame: events, and what spans were turned into. It is
@@ -94,6 +99,8 @@ class Pipeline:
         dedup_s: float | None = None,
         remove_read: bool = False,
         outbox: bool | OutboxSettings = False,
+        keep_spans: str | Path | None = None,
+        keep: KeepSettings | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
         on_rows: Callable[[str, DataFrame], None] | None = None,
         clock: Callable[[], float] = time.time,
@@ -127,6 +134,10 @@ class Pipeline:
                 self.checkpoint,
                 "a local folder where there is an outbox: exporters read it there",
             )
+        self.keep_spans = None if keep_spans is None else self._keep_folder(keep_spans)
+        """Where spans are kept; None: they are not."""
+        self._keep = keep
+        self._keeper: SpanKeeper | None = None
         self._own_store = isinstance(store, str)
         self.store: Store = (
             open_store(
@@ -195,6 +206,8 @@ class Pipeline:
             self._begin(trigger_seconds(trigger))
             assert self._upkeep is not None
             self._upkeep.start(self.settings.span_wait_s)
+            if self._keeper is not None:
+                self._keeper.start()
 
     def run_available(self) -> list[BatchReport]:
         """Process what the spool holds now, in as many batches as it takes, and return."""
@@ -322,12 +335,13 @@ class Pipeline:
         try:
             with explain_full_disk(*local_only(self.checkpoint)):
                 books = self._books(checkpoint, write=True, parts=writer.parts)
-            source = self._input(books)
+            keeper = self._open_keeper()
+            source = self._input(books, keeper)
             pace = Pace(self.settings.target_batch_s)
             trim = functools.partial(
                 Quarantine(self.quarantine).trim, self.settings.max_quarantine_bytes
             )
-            upkeep = Upkeep(writer, checkpoint, self.store, source, pace, self._clock, trim)
+            upkeep = Upkeep(writer, checkpoint, self.store, source, pace, self._clock, trim, keeper)
             run = StreamRun(
                 writer,
                 books,
@@ -337,7 +351,9 @@ class Pipeline:
                 pace=pace,
                 clock=self._clock,
                 before_batch=upkeep.remove_read,
+                after_batch=upkeep.remove_read if keeper else lambda: None,
             )
+            self._keeper = keeper
             self._upkeep = upkeep
             upkeep.write_progress(committed=True)
             run.start(interval_s)
@@ -360,9 +376,10 @@ class Pipeline:
                     log.error("the stream %s had failed: %s", self.name, failure)
                 upkeep.remove_read()
                 upkeep.trim_quarantine()
+                self._close_keeper()
                 upkeep.write_progress()
             finally:
-                self._run = self._writer = self._upkeep = None
+                self._run = self._writer = self._upkeep = self._keeper = None
                 self._release.close()
 
     def _path(self, path: str | Path) -> AnyPath:
@@ -385,11 +402,51 @@ class Pipeline:
 
         return checkpoint.books(present, self._clock(), parts, write=write)
 
-    def _input(self, books: Books) -> Input:
+    def _keep_folder(self, folder: str | Path) -> Path:
+        """The folder of kept spans, if spans can be kept."""
+        path = self._path(folder)
+        if not isinstance(path, Path):
+            raise ConfigError("keep_spans", folder, "a local folder: leave it out for a URI")
+        source = self.checkpoint if self.spool is None else self.spool
+        if not isinstance(source, Path):
+            raise ConfigError(
+                "keep_spans",
+                folder,
+                f"left out where segments are not on this machine ({source}): spans are kept by "
+                "moving the segments that were read",
+            )
+        if self.spool is not None and not self.remove_read:
+            raise ConfigError(
+                "keep_spans",
+                folder,
+                "used with remove_read: spans are kept by moving the segments that were read",
+            )
+        _check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine, path)
+        return path.resolve()
+
+    def _open_keeper(self) -> SpanKeeper | None:
+        if self.keep_spans is None:
+            return None
+        with explain_full_disk(self.keep_spans):
+            return SpanKeeper(self.keep_spans, self._keep, self._clock)
+
+    def _close_keeper(self) -> None:
+        """Stop keeping spans; without a thread of its own, the keeper does its work now."""
+        if self._keeper is None:
+            return
+        try:
+            if not self._keeper.stop():
+                self._keeper.tend(everything=True)
+        except Exception as error:  # noqa: BLE001 - the metrics are committed
+            log.warning("kept spans cannot be sorted now, the next run does it: %s", error)
+
+    def _input(self, books: Books, keeper: SpanKeeper | None = None) -> Input:
         if self._topic is not None:
             from batchmill.spark.input.kafka import KafkaInput
 
-            return KafkaInput(self._topic, books, self.settings, self.spark, self._kafka_options)
+            return KafkaInput(
+                self._topic, books, self.settings, self.spark, self._kafka_options, keeper
+            )
         assert self.spool is not None
         remove_from = self.quarantine if self.remove_read else None
         return SpoolInput(
@@ -399,6 +456,7 @@ class Pipeline:
             remove_from,
             self.spark,
             max_rows=rows_for(self.spark),
+            keeper=keeper,
         )
 
     def _check_open(self) -> None:

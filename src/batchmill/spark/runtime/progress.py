@@ -24,6 +24,7 @@ from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.store import ClockState, Store, StreamInfo
+from batchmill.traces import SpanKeeper
 
 log = logging.getLogger("batchmill.spark")
 
@@ -108,6 +109,9 @@ class Progress:
     """Its thresholds, the same way."""
     clock: ClockState | None = None
     """What the store knew of the time at the last commit."""
+    kept: Mapping[str, Any] | None = None
+    """The spans that are kept for people who look at traces, and how many were dropped; None: they
+    are not kept."""
 
     def with_lag(self, unread: Unread, now: float, backlog_per_s: float = 0.0) -> Progress:
         """The same, with a newer ``unread``; ``backlog_per_s``: how fast a backlog is read."""
@@ -219,8 +223,10 @@ class Upkeep:
         pace: Pace,
         clock: Callable[[], float],
         trim: Callable[[], object] = lambda: None,
+        keeper: SpanKeeper | None = None,
     ) -> None:
-        """``trim`` removes what the quarantine has too much of."""
+        """``trim`` removes what the quarantine has too much of; ``keeper`` keeps spans."""
+        self._keeper = keeper
         self._pace = pace
         self._trim = trim
         self._writer = writer
@@ -267,6 +273,7 @@ class Upkeep:
             return replace(
                 progress,
                 batches=tuple(self._batches),
+                kept=self._kept(),
                 overflow=self._offenders.worst(self._clock()),
             )
 
@@ -293,12 +300,17 @@ class Upkeep:
                     unread = self._source.unread(self._writer.last, now)
                     progress = self._last.with_lag(unread, now, self._pace.backlog_per_s)
                 self._last = progress
-                replace(progress, **self._process.report()).write(self._checkpoint.folder)
+                replace(progress, kept=self._kept(), **self._process.report()).write(
+                    self._checkpoint.folder
+                )
                 self._fault = ""
         except Exception as error:  # noqa: BLE001 - the progress is only for people
             if str(error) != self._fault:  # once, not every second while a broker is down
                 log.warning("the progress of %s is not written: %s", self._writer.stream, error)
             self._fault = str(error)
+
+    def _kept(self) -> dict[str, Any] | None:
+        return None if self._keeper is None else asdict(self._keeper.stats)
 
     def remove_read(self) -> None:
         """Let the input remove what is not needed any more."""

@@ -64,6 +64,7 @@ class StreamRun:
         pace: Pace,
         clock: Callable[[], float],
         before_batch: Callable[[], None] = lambda: None,
+        after_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self.cut_short = False
         """Whether it was ended before all input was read."""
@@ -74,6 +75,7 @@ class StreamRun:
         self._stop_requested = stop_requested
         self._clock = clock
         self._before_batch = before_batch
+        self._after_batch = after_batch
         self._pace = pace
         self._released = False
         """Whether input waits again that had been chosen."""
@@ -225,6 +227,7 @@ class StreamRun:
         self._on_batch(report.with_upkeep(upkeep_s))
         with explain_full_disk(*local_only(self._books.folder)):
             self._books.finish(plan.batch)
+        self._after_batch()
         return at_once
 
     def _plan_again(self, plan: Plan, error: BaseException | None = None) -> Plan:

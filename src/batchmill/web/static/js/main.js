@@ -12,11 +12,13 @@ import { pipeline } from "./pages/pipeline.js";
 import { service } from "./pages/service.js";
 import { tokenForm, failure, unknownPage } from "./pages/states.js";
 import { topology } from "./pages/topology.js";
+import { trace } from "./pages/trace.js";
+import { traces } from "./pages/traces.js";
 import { Rates } from "./pipeline/rates.js";
 import { format, kept, parse } from "./route.js";
 import { startTheme } from "./theme.js";
 
-const PAGES = { services: overview, service, topology, alerts, pipeline };
+const PAGES = { services: overview, service, topology, traces, trace, alerts, pipeline };
 const GAP_MS = 2000; // between two requests, however fast commits come
 const HIDDEN_MS = 30_000;
 const IDLE_MS = 30_000; // without events, because the range moves with the time
@@ -88,7 +90,7 @@ function links() {
   for (const anchor of document.querySelectorAll(".nav a")) {
     const name = anchor.dataset.page;
     setAttribute(anchor, "href", format({ page: name, query: kept(route.query) }));
-    const current = name === route.page || (name === "services" && route.page === "service");
+    const current = name === route.page || (name === "services" && route.page === "service") || (name === "traces" && route.page === "trace");
     setAttribute(anchor, "aria-current", current ? "page" : null);
   }
 }

@@ -28,3 +28,11 @@ export function kept(query) {
 }
 
 export const serviceAddress = (id, query) => format({ page: "service", argument: id, query: kept(query) });
+
+// The search for traces with these parameters, in the same time.
+export function tracesAddress(parameters, query) {
+  const both = kept(query);
+  both.delete("grain");
+  for (const [name, value] of Object.entries(parameters)) both.set(name, value);
+  return format({ page: "traces", query: both });
+}

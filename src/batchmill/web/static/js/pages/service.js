@@ -5,13 +5,18 @@ import { get } from "../api.js";
 import { TimeChart } from "../charts.js";
 import { h, panel, setChildren, setText } from "../dom.js";
 import { apdex, averageMs, count, grade, moment, ms, percent, rankMs, rate, utc } from "../format.js";
-import { controls, parameters, read, write } from "../range.js";
-import { format, kept, serviceAddress } from "../route.js";
+import { BUCKET_S, controls, parameters, read, write } from "../range.js";
+import { format, kept, serviceAddress, tracesAddress } from "../route.js";
 import { bothSides, DataTable, figure, link, number, text } from "../table.js";
 
 const PERCENTILES = ["p50", "p75", "p90", "p95", "p99"];
 const share = (_u, low) => [Math.max(0, Math.min(0.98, (low ?? 1) - 0.01)), 1.0005];
 const score = (_u, low) => [Math.max(0, Math.min(0.5, (low ?? 1) - 0.05)), 1.005];
+// Which traces are examples of a number.
+const EXAMPLES = {
+  p99: (value) => (value ? { min_ms: Math.floor(value * 0.98), kind: "server" } : null),
+  success: (value) => (value !== null && value < 1 ? { status: "error" } : null),
+};
 const CHARTS = [
   { key: "cpm", title: "Load", unit: "calls per minute", format: rate, fill: true },
   { key: "avg", title: "Average response time", unit: "", format: ms, value: averageMs, fill: true },
@@ -76,7 +81,7 @@ export function service({ query, argument, amend }) {
         tags.dataset.of = layers.join();
         tags.replaceChildren(...layers.map((layer) => h("span", { class: "tag" }, layer)));
       }
-      tiles.show(data.range);
+      tiles.show(data.range, data.service.name, query);
       for (const chart of charts) {
         chart.show(data);
         chart.chart.mark(alertMarks(data.fired.history));
@@ -100,12 +105,15 @@ function summary() {
   const element = h("dl", { class: "tiles" }, ...shown.map(({ label, value }) => h("div", { class: "tile" }, h("dt", {}, label), value)));
   return {
     element,
-    show(range) {
+    show(range, name, query) {
       for (const { key, form, of, value } of shown) {
         const [number, unit] = form(range[key]) ?? ["–", ""];
         const level = of?.(range[key]);
         value.className = level && level !== "good" ? `is-${level}` : "";
-        value.replaceChildren(number, h("small", {}, unit));
+        const text = [number, h("small", {}, unit)];
+        const examples = EXAMPLES[key]?.(range[key]);
+        if (!examples) value.replaceChildren(...text);
+        else value.replaceChildren(h("a", { href: tracesAddress({ service: name, ...examples }, query), title: "Show example traces" }, ...text));
       }
     },
   };
@@ -239,7 +247,8 @@ function statementTable() {
         className: "nowrap",
         value: (row) => row.time,
         make: (cell) => (row) => {
-          setText(cell, moment(row.time, true));
+          const address = format({ page: "trace", argument: row.trace_id });
+          cell.replaceChildren(row.trace_id ? h("a", { href: address }, moment(row.time, true)) : moment(row.time, true));
           cell.title = `${utc(row.time)}, trace ${row.trace_id}`;
         },
       },

@@ -1,0 +1,133 @@
+"""Traces are found by what their spans are, and read by their ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchmill.traces import SpanKeeper, SpanReader, TraceQuery
+from tests.traces.kit import HOUR, NOW, kept, made_span, write_spans
+
+ROWS = [
+    made_span(1, 1, at_ms=1000, took_ms=100, name="GET /cart", http__route="/cart"),
+    made_span(1, 2, 1, at_ms=1010, took_ms=50, service="db", kind="CLIENT", name="SELECT"),
+    made_span(2, 1, at_ms=2000, took_ms=900, name="POST /order", status="ERROR"),
+    made_span(3, 1, at_ms=3000, took_ms=5, service="cart", name="GET /cart", user__id="7 8"),
+]
+
+
+def _found(reader: SpanReader, **given: Any) -> list[int]:
+    """The traces of a query, the newest first."""
+    query = TraceQuery(**({"start_us": HOUR * 1_000_000, "end_us": NOW * 1_000_000} | given))
+    return [int(trace.trace_id, 16) for trace in reader.search(query).traces]
+
+
+@pytest.fixture(params=["sorted", "waiting"])
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> SpanReader:
+    """The spans in a sorted file, and in a segment that waits to be sorted."""
+    if request.param == "sorted":
+        return SpanReader(kept(tmp_path, ROWS).folder)
+    keeper = SpanKeeper(tmp_path / "traces", clock=lambda: NOW)
+    keeper.take(write_spans(tmp_path, "new", ROWS))
+    return SpanReader(keeper.folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "traces"),
+    [
+        ({}, [3, 2, 1]),
+        ({"limit": 2}, [3, 2]),
+        ({"service": "shop"}, [2, 1]),
+        ({"service": "db"}, [1]),
+        ({"service": "nobody"}, []),
+        ({"name": "GET /cart"}, [3, 1]),
+        ({"service": "cart", "name": "GET /cart"}, [3]),
+        ({"kind": "CLIENT"}, [1]),
+        ({"error": True}, [2]),
+        ({"error": False}, [3, 1]),
+        ({"min_us": 100_000}, [2, 1]),
+        ({"max_us": 5_000}, [3]),
+        ({"min_us": 10_000, "max_us": 60_000}, [1]),
+        ({"attributes": {"http.route": "/cart"}}, [1]),
+        ({"attributes": {"user.id": "7 8"}}, [3]),
+        ({"attributes": {"service.instance.id": "cart-1"}}, [3]),
+        ({"attributes": {"http.route": "7 8"}}, []),
+        ({"service": "shop", "attributes": {"user.id": "7 8"}}, []),
+        ({"start_us": HOUR * 1_000_000 + 2_000_000}, [3, 2]),
+        ({"end_us": HOUR * 1_000_000 + 1_999_999}, [1]),
+    ],
+)
+def test_traces_are_found_by_their_spans(
+    reader: SpanReader, given: dict[str, Any], traces: list[int]
+) -> None:
+    """All parts of a query apply to one span; the newest trace comes first."""
+    assert _found(reader, **given) == traces
+
+
+def test_a_found_trace_is_summed_up(reader: SpanReader) -> None:
+    """With all of its spans, not only those that match."""
+    query = TraceQuery(start_us=HOUR * 1_000_000, end_us=NOW * 1_000_000, service="db")
+    (trace,) = reader.search(query).traces
+    assert (trace.service, trace.name, trace.spans, trace.errors) == ("shop", "GET /cart", 2, 0)
+    assert (trace.duration_us, trace.matched_us) == (100_000, 50_000)
+    assert trace.services == {"db": 1, "shop": 1}
+
+
+def test_a_trace_is_read_by_its_id(reader: SpanReader) -> None:
+    """Also without leading zeros, and in capitals."""
+    for given in (f"{1:032x}", "1", f"{1:016X}"):
+        trace = reader.trace(given)
+        assert trace is not None
+        assert [(span.service, span.name) for span in trace.spans] == [
+            ("shop", "GET /cart"), ("db", "SELECT"),
+        ]  # fmt: skip
+    assert reader.trace("4") is None
+    assert reader.trace("") is None
+
+
+def test_services_have_the_names_of_their_spans(reader: SpanReader) -> None:
+    """With their kinds."""
+    assert reader.services() == {
+        "shop": {("GET /cart", "SERVER"), ("POST /order", "SERVER")},
+        "db": {("SELECT", "CLIENT")},
+        "cart": {("GET /cart", "SERVER")},
+    }
+
+
+def test_a_trace_is_put_together_from_several_files(tmp_path: Path) -> None:
+    """Its spans arrive in several batches, and over the turn of an hour."""
+    keeper = kept(tmp_path, [made_span(1, 1, at_ms=3_599_990, took_ms=50)], now=NOW + 3600)
+    keeper.take(write_spans(tmp_path, "b", [made_span(1, 2, 1, at_ms=3_600_001), made_span(1, 1)]))
+    reader = SpanReader(keeper.folder)
+    for _ in range(2):
+        trace = reader.trace("1")
+        assert trace is not None
+        assert [span.span_id[-1] for span in trace.spans] == ["1", "2"]
+        keeper.tend(everything=True)
+
+
+def test_more_says_whether_the_limit_was_reached(reader: SpanReader) -> None:
+    """So that a page can say so."""
+    for limit, more in ((2, True), (3, False)):
+        query = TraceQuery(start_us=HOUR * 1_000_000, end_us=NOW * 1_000_000, limit=limit)
+        assert reader.search(query).more is more
+
+
+def test_the_newest_of_many_are_found(tmp_path: Path) -> None:
+    """Whatever files they are in."""
+    keeper = SpanKeeper(tmp_path / "traces", clock=lambda: NOW)
+    rows = [made_span(7919 * number % 3000, 1, at_ms=number) for number in range(3000)]
+    for part in range(3):
+        keeper.take(write_spans(tmp_path, str(part), rows[part::3]))
+        keeper.tend(everything=True)
+    newest = [7919 * number % 3000 for number in range(2999, 2969, -1)]
+    assert _found(SpanReader(keeper.folder), limit=30) == newest
+
+
+def test_a_large_trace_does_not_hide_the_others(tmp_path: Path) -> None:
+    """Though most of the newest spans are its own."""
+    rows = [made_span(1, number, at_ms=1000 + number) for number in range(1, 900)]
+    folder = kept(tmp_path, [*rows, made_span(2, 1), made_span(3, 1, at_ms=1)]).folder
+    assert _found(SpanReader(folder), limit=3) == [1, 3, 2]
