@@ -31,6 +31,8 @@ from batchmill.run.status import FRESH_S, StatusReader
 from batchmill.run.stopped import stopped_processes
 from batchmill.sources import Grain
 from batchmill.store import TopNRow, Value, open_store
+from tests.kit.ingest import ingest
+from tests.kit.processes import pause_process
 from tests.kit.stores import MINUTE, Measurement, Writer
 from tests.kit.threads import until
 
@@ -141,6 +143,25 @@ def test_an_ingest_that_starts_has_an_old_report() -> None:
     """It is that of the process before it: the run is not down for that."""
     state = run_state(process(ingest="starting"), ingest_silent_s=600.0)
     assert assess(Home(Path()), state).health is Health.DEGRADED
+
+
+def test_a_stopped_ingest_makes_the_command_exit_with_2(tmp_path: Path) -> None:
+    """A real one: at once, and healthy again when it goes on."""
+    with ingest(tmp_path / "home") as receiver:
+        command = [sys.executable, "-m", "batchmill", "status", f"--home={receiver.home}"]
+
+        def status() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(command, check=False, capture_output=True, text=True)
+
+        until(lambda: status().returncode == 0, "healthy")
+        pause_process(receiver.process.pid)
+        try:
+            stopped = status()
+        finally:
+            os.kill(receiver.process.pid, signal.SIGCONT)
+        assert stopped.returncode == 2
+        assert "ingest is stopped (SIGSTOP)" in stopped.stdout
+        until(lambda: status().returncode == 0, "healthy again")
 
 
 WORKING = {"written_at": NOW - 1, "catch_up_s": 250.0, "new_lag_s": 6.2}

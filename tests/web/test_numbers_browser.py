@@ -125,7 +125,7 @@ def test_an_edge_labels_the_values_of_both_sides(store_url: str, seen: Watched) 
     )
     title = page.locator(".map .edge title")
     expect(title).to_have_text(
-        re.compile("As the caller sees it.*75.00 %.*As the callee.*100.00 %")
+        re.compile(r"As the caller sees it.*75\.00 %.*\n.*As the callee.*100\.00 %")
     )
     expect(page.locator(".map .edge")).to_have_class(re.compile("bad"))
     keep_shot(page, "both-sides")
@@ -154,6 +154,7 @@ def test_the_pill_shows_the_health_of_the_run(
     browser: Browser, tmp_path: Path, store_url: str
 ) -> None:
     """A stopped ingest turns it red within seconds, as ``batchmill status`` exits with 2."""
+    fill(store_url, Call("shop", 20, BEGIN))
     home = tmp_path / "home"
     command = [sys.executable, "-m", "batchmill"]
     ingest = Life(
