@@ -244,9 +244,7 @@ TRACE_SCHEMAS: Mapping[str, Schema] = {
         resources=_list(_TEXTS),
         spans=_list(_SPAN),
     ),
-    "TraceServices": _object(
-        services={"type": "object", "additionalProperties": _list(TEXT)}, kept={"type": "object"}
-    ),
+    "TraceServices": _object(services={"type": "object"}, kept={"type": "object"}),
     "Jaeger": _object(
         data={"type": ["array", "null"]},
         **dict.fromkeys(("total", "limit", "offset"), _COUNT),
@@ -376,13 +374,9 @@ _BETWEEN = [
 
 def _jaeger(about: str, params: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A path of Jaeger's query service, whose errors have the shape of its results."""
-    faults = {
-        "400": "What is wrong with the request.",
-        "404": "There is no such trace, or spans are not kept.",
-        "503": "The store cannot be read now, or too many queries are running.",
-    }
     responses = {"200": _response("Jaeger", "The result."), **_NO_ACCESS}
-    responses |= {code: _response("Jaeger", text) for code, text in faults.items()}
+    for code in ("400", "404", "503"):
+        responses[code] = _response("Jaeger", "What is wrong.")
     return {"get": {"summary": about, "parameters": list(params), "responses": responses}}
 
 
@@ -413,9 +407,7 @@ _TRACE_PATHS: Mapping[str, Mapping[str, Any]] = {
         ],
         _NOT_KEPT,
     ),
-    "/api/v1/traces/services": _get(
-        "The services with kept spans, and the names of these.", "TraceServices", (), _NOT_KEPT
-    ),
+    "/api/v1/traces/services": _get("What is kept.", "TraceServices", (), _NOT_KEPT),
     "/api/v1/traces/{id}": _get(
         "One trace, in the order of a waterfall; times in microseconds since its start.",
         "Trace",
@@ -442,10 +434,7 @@ _TRACE_PATHS: Mapping[str, Mapping[str, Any]] = {
     "/api/traces/{id}": _jaeger("Jaeger: one trace.", [_path("id", "The trace's id.")]),
     "/api/dependencies": _jaeger(
         "Jaeger: the calls between services.",
-        [
-            _query("endTs", {"type": "integer", "minimum": 60_000, "maximum": 2**42}),
-            _query("lookback", {"type": "integer", "minimum": 60_000, "maximum": 86_400_000}),
-        ],
+        [_query(name, _number(60_000, 2**40, 86_400_000)) for name in ("endTs", "lookback")],
     ),
 }
 
