@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 ReaderOf: TypeAlias = Callable[[Path], Reader]
 
-QUICK_START, PIPELINE = DOCS / "index.md", DOCS / "pipeline.md"
+QUICK_START, PIPELINE, NOTEBOOK = (
+    DOCS / f"{name}.md" for name in ("index", "pipeline", "notebook")
+)
 """Their blocks run pipelines, all on the Spark session that the tests share."""
-PLAIN = [page for page in PAGES if page not in (QUICK_START, PIPELINE)]
+PLAIN = [page for page in PAGES if page not in (QUICK_START, PIPELINE, NOTEBOOK)]
 
 WRONG = {
     "a language that nobody runs": "```ruby\nputs 1\n```",
@@ -87,6 +89,11 @@ def test_the_blocks_of_a_page_run(page: Path, reader: ReaderOf) -> None:
 def test_the_blocks_of_the_pipeline_run(spark: SparkSession, reader: ReaderOf) -> None:
     """The page of the pipeline does what it says, on the Spark session that is there."""
     reader(PIPELINE).read()
+
+
+def test_the_blocks_of_the_notebook_run(spark: SparkSession, reader: ReaderOf) -> None:
+    """A reader can copy its cells, from top to bottom."""
+    reader(NOTEBOOK).read()
 
 
 def test_the_quick_start_runs(

@@ -89,8 +89,7 @@ def test_code_of_the_documentation_passes_mypy_strict(tmp_path: Path) -> None:
     wrong.write_text(WRONG)
     modules = [file for page in (*PAGES, wrong) for file in modules_of(page, tmp_path)]
     found = check_types(ROOT / "examples", *modules).splitlines()
-    expected, others = [], []
-    for line in found:
-        (expected if "wrong_2.py" in line else others).append(line)
+    expected = [line for line in found if "wrong_2.py" in line]
+    others = [line for line in found if line not in expected]
     assert "\n".join(others) == ""
     assert ["Incompatible types in assignment" in line for line in expected] == [True]

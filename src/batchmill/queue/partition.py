@@ -128,6 +128,8 @@ class Lane:
         self.route: Route = (partition.tokens.pop, self.buffer.append)
         self.lists: Lists = (partition.tokens, self.buffer)
         self.watchers: list[tuple[int, Countdown]] = []
+        self.linger_until_ns = 0
+        """Until when its items wait for others; 0: not decided. Its drain task's own."""
         self.reset_counters()
 
     def reset_counters(self) -> None:
@@ -202,6 +204,7 @@ class Partition:
         for lane in self.lanes:
             lane.buffer.clear()
             lane.watchers.clear()
+            lane.linger_until_ns = 0
             lane.reset_counters()
 
     def add_lane(self, cls: type | None, receiver: Receiver | None) -> Lane:
@@ -336,6 +339,27 @@ class Partition:
                     return False
                 tokens.append(self)
             return self.reserve + len(tokens) == self.capacity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no free slot; without the lock, so only a hint."""
+        return not self.reserve and not self.tokens
+
+    def arm_after(self, items: int) -> None:
+        """Wake the drain thread when that many more items were put, or the partition is full.
+
+        The wake token lies below as many others as may be taken before it. Items that come through
+        ``admit`` wake as well.
+        """
+        with self.lock:
+            if self.closed:
+                return
+            self.armed = True
+            self.reserve += self._pop_tokens(len(self.tokens))
+            between = self.out - self.used  # producers between pop and append
+            count = self._claim(max(1, items - between))
+            if count:
+                self.tokens.extend([self, *[None] * (count - 1)])
 
     def close(self) -> None:
         """Accept no more items, and wake the producers that wait for room."""

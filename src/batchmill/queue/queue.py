@@ -223,6 +223,8 @@ class BatchQueue(Generic[T]):
         try:
             for lane in lanes:
                 lane.watch(countdown)
+            if self._core.settings.linger_ms:
+                self._core.wake_tasks()  # what waits for more items is watched now: it is served
             countdown.done()
             finished = waiter.wait(timeout)
         finally:

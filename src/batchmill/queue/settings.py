@@ -301,6 +301,13 @@ class BatchQueueSettings(Generic[T]):
     max_batch: int = 2_000
     """Items in one handler call at most; the rest waits until the other classes had their turn."""
 
+    linger_ms: float = 0
+    """How long items may wait for others, so that handlers get fuller batches; 0: not at all.
+
+    Counted from when the drain thread sees the first of them. A batch of ``max_batch`` items, a
+    full partition, ``flush`` and ``shutdown`` do not wait.
+    """
+
     min_idle_ms: float = 1
     """First wait of an idle drain thread that has ``on_idle`` handlers to call.
 
@@ -330,6 +337,8 @@ class BatchQueueSettings(Generic[T]):
     def __post_init__(self) -> None:
         check_count("buffer_size", self.buffer_size)
         check_count("max_batch", self.max_batch)
+        if self.linger_ms != 0:
+            check_ms("linger_ms", self.linger_ms)
         for name in ("min_idle_ms", "max_idle_ms", "rebalance_interval_ms", "shutdown_timeout_ms"):
             check_ms(name, getattr(self, name))
         one_of_two = "given, or else shared_scheduler: exactly one of the two"

@@ -73,6 +73,7 @@ class DrainTask:
         "_has_idle_receivers",
         "_idle_streak",
         "_lanes",
+        "_linger_ns",
         "_max_batch",
         "_next_idle_round_ns",
         "_run_lock",
@@ -106,6 +107,7 @@ class DrainTask:
         self.core = core
         self.index = index
         self._max_batch = core.settings.max_batch
+        self._linger_ns = int(core.settings.linger_ms * 1e6)
         self.finished = False
         self.calling: Receiver | None = None
         """The handler that this task is calling now."""
@@ -253,7 +255,7 @@ class DrainTask:
             partition = self.woken_for.popleft()
             if partition.owner is self:  # it may have changed hands since
                 for lane in partition.lanes:
-                    if lane.buffer and self._serve(lane):
+                    if lane.buffer and not self._lingers(lane) and self._serve(lane):
                         worked = True
         return worked
 
@@ -262,7 +264,7 @@ class DrainTask:
         worked = False
         contended: Lane | None = None
         for lane in self._lanes:
-            if lane.buffer:
+            if lane.buffer and not self._lingers(lane):
                 if self._serve(lane):
                     worked = True
                 else:
@@ -273,6 +275,48 @@ class DrainTask:
             self._serve(contended, self.core.settings.min_idle_ms / 1000)
             worked = True
         return worked
+
+    def _lingers(self, lane: Lane) -> bool:
+        """Whether the items of ``lane`` wait for others, for a fuller batch."""
+        if not self._linger_ns:
+            return False
+        if (
+            len(lane.buffer) >= self._max_batch
+            or lane.receiver is None
+            or lane.watchers
+            or lane.partition.is_full
+            or self.core.closing
+        ):
+            return False
+        now = time.monotonic_ns()
+        if not lane.linger_until_ns:
+            lane.linger_until_ns = now + self._linger_ns
+        return now < lane.linger_until_ns
+
+    def _park_lingering(self) -> float | None:
+        """Sleep while items wait for others: seconds until the first of them are due.
+
+        A producer that fills a batch or a partition wakes the thread, and so do flush and shutdown.
+        """
+        lengths: dict[Partition, int] = {}
+        for lane in self._lanes:
+            if lane.buffer:
+                length = max(lengths.get(lane.partition, 0), len(lane.buffer))
+                lengths[lane.partition] = length
+        for partition, length in lengths.items():
+            partition.arm_after(self._max_batch - length)
+        others = self._unarmed - lengths.keys()
+        self._unarmed -= {partition for partition in others if partition.arm()}
+        # Only now: what came before the partitions were armed has woken nobody.
+        waiting = [lane for lane in self._lanes if lane.buffer]
+        if not all(map(self._lingers, waiting)):
+            self._again = True
+            return None
+        delay_s = (min(lane.linger_until_ns for lane in waiting) - time.monotonic_ns()) / 1e9
+        if self._has_idle_receivers or self._unarmed & others:
+            self._idle_round_while_busy()
+            delay_s = min(delay_s, self._back_off_s())
+        return max(0.0, delay_s)
 
     def _serve(self, lane: Lane, wait_s: float = 0.0) -> bool:
         """Hand one batch of ``lane`` to its handler; False when another thread is calling it."""
@@ -292,6 +336,7 @@ class DrainTask:
             # Taken only now: a batch taken before the lock could be overtaken by a later one.
             batch = partition.take(lane, self._max_batch)
             count = len(batch)  # now: the list is the handler's to change
+            lane.linger_until_ns = 0
             if receiver is None:
                 core.warn_unregistered(lane)
                 outcome = UNREGISTERED
@@ -350,6 +395,8 @@ class DrainTask:
 
     def _park(self) -> float | None:
         """Nothing to do: call ``on_idle``, arm the partitions, return the delay of the next run."""
+        if self._linger_ns and any(lane.buffer for lane in self._lanes):
+            return self._park_lingering()
         self.idle_cycles += 1
         self._next_idle_round_ns = 0
         if self._has_idle_receivers:

@@ -8,7 +8,6 @@ import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar, Unpack
 
 from batchmill.errors import ConfigError
@@ -64,7 +63,7 @@ from batchmill.store.sql.parts import PartsCommit
 from batchmill.store.sql.session import Session
 from batchmill.store.sql.snapshot import Snapshot
 from batchmill.store.sql.stream import Checkpoint, Exempt
-from batchmill.store.sql.values import Page, Position, Selection, SelectionFields
+from batchmill.store.sql.values import Page, Position, Selection, SelectionFields, narrowed
 from batchmill.store.views import refresh_views
 
 if TYPE_CHECKING:
@@ -371,7 +370,7 @@ class Store(Closing):
         ``start``, ``end``, ``layer``, ``limit``. A metric's name means its newest version; pass a
         :class:`StoredMetric` for a former one.
         """
-        wanted = replace(selection, **fields)
+        wanted = narrowed(selection, fields)
         return self._read(lambda session: values_sql.read_values(session, metric, wanted))
 
     def iter_values(
@@ -381,7 +380,7 @@ class Store(Closing):
 
         Each page is a read of its own: what is committed meanwhile may show in later pages.
         """
-        wanted = replace(selection, **fields)
+        wanted = narrowed(selection, fields)
         if wanted.limit is not None:
             return iter(self.values(metric, wanted))
         stored = self._read(lambda session: registry.find_metric(session, metric))
@@ -401,7 +400,7 @@ class Store(Closing):
         ``value``; ``batchmill.spark.metrics`` has the same. A metric with labels, such as a
         percentile, has a row for each of them. ``limit`` is for each metric. Takes pyarrow.
         """
-        return frames.read_arrow(self, metrics, replace(selection, **fields))
+        return frames.read_arrow(self, metrics, narrowed(selection, fields))
 
     def to_pandas(
         self, *metrics: str, selection: Selection = ALL, **fields: Unpack[SelectionFields]
@@ -415,14 +414,14 @@ class Store(Closing):
         self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> int:
         """How many values :meth:`values` would return, counted by the database."""
-        wanted = replace(selection, **fields)
+        wanted = narrowed(selection, fields)
         return self._read(lambda session: values_sql.count_values(session, metric, wanted))
 
     def states(
         self, metric: MetricRef, selection: Selection = ALL, **fields: Unpack[SelectionFields]
     ) -> list[StateRow]:
         """The merged states, selected like :meth:`values`."""
-        wanted = replace(selection, **fields)
+        wanted = narrowed(selection, fields)
         return self._read(lambda session: values_sql.read_states(session, metric, wanted))
 
     def bucket_values(

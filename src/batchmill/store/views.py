@@ -2,8 +2,9 @@
 
 Each event type has a view for each grain, such as ``endpoint_minute``: ``time``, ``bucket``,
 ``entity_id``, ``entity_name``, and a column for each metric that is computed, with the value that
-:meth:`Store.values` has. A percentile has a column for each rank, ``…_p50`` to ``…_p99``. Metrics
-with other labels have no column: their labels are not known to SQL before they are read.
+:meth:`Store.values` has. Views of relations also have ``source_name``, the caller. A percentile has
+a column for each rank, ``…_p50`` to ``…_p99``. Metrics with other labels have no column: their
+labels are not known to SQL before they are read.
 
 Views are made anew when metrics are registered, if that changes them.
 """
@@ -47,6 +48,8 @@ class Words:
     key: str
     count: str
     whole_max: str
+    caller: str
+    """Of a relation, the name of the instance or endpoint that calls, else of the service."""
     moment: str
     """The start of a bucket: of ``{year}``, ``{month}`` and so on."""
 
@@ -58,6 +61,8 @@ SQLITE = Words(
     key="CAST(substr(piece, 1, instr(piece || ':', ':') - 1) AS INTEGER)",
     count="coalesce(CAST(nullif(substr(piece, instr(piece || ':', ':') + 1), '') AS INTEGER), 1)",
     whole_max="max(0, {0})",
+    caller="coalesce(json_extract(e.roles, '$.source_name'), "
+    "json_extract(e.roles, '$.source_service'))",
     moment="printf('%04d-%02d-%02d %02d:%02d', {year}, {month}, {day}, {hour}, {minute})",
 )
 POSTGRES = Words(
@@ -67,6 +72,8 @@ POSTGRES = Words(
     key="CAST(split_part(piece, ':', 1) AS BIGINT)",
     count="coalesce(CAST(nullif(split_part(piece, ':', 2), '') AS BIGINT), 1)",
     whole_max="greatest(0, {0})",
+    caller="coalesce(CAST(e.roles AS json) ->> 'source_name', "
+    "CAST(e.roles AS json) ->> 'source_service')",
     moment="make_timestamp(CAST({year} AS INTEGER), CAST({month} AS INTEGER), "
     "CAST({day} AS INTEGER), CAST({hour} AS INTEGER), CAST({minute} AS INTEGER), 0) "
     "AT TIME ZONE 'UTC'",
@@ -129,7 +136,9 @@ def definition(source: str, grain: Grain, metrics: Sequence[StoredMetric], words
         "e.id AS entity_id",
         "e.name AS entity_name",
     ]
-    taken = {"time", "bucket", "entity_id", "entity_name"}
+    if source.endswith("Relation"):
+        columns.append(f"{words.caller} AS source_name")
+    taken = {"time", "bucket", "entity_id", "entity_name", "source_name"}
     for metric in metrics:
         for name, value in _columns(metric, grain, words):
             fits = len(name.encode()) <= MAX_NAME_BYTES and name.lower() not in taken

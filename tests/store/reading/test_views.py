@@ -13,7 +13,7 @@ import pytest
 
 from batchmill.oal import RANKS, load
 from batchmill.sources import Grain
-from batchmill.store import Deltas, Store
+from batchmill.store import Deltas, EntityRow, Store
 from batchmill.store.sql.session import Session
 from batchmill.store.states import Plan, Shape
 from batchmill.store.views import view_name
@@ -152,6 +152,29 @@ def test_view_has_time_and_entity_by_name(backend: Backend) -> None:
     for grain, text in (("hour", "2024-03-01 12:00"), ("day", "2024-03-01 00:00")):
         ((time, calls),) = query(store, f"SELECT time, calls FROM endpoint_{grain}")
         assert (str(time)[:16], calls) == (text, 2)
+
+
+def test_view_of_a_relation_has_both_ends(backend: Backend) -> None:
+    """The caller has a column of its own; the entity's name is the callee's."""
+    store = backend.open()
+    script = "c = from(ServiceRelation.*).count(); i = from(ServiceInstanceRelation.*).count();"
+    writer = Writer(store, script=script)
+    roles = {"source_service": "gateway", "dest_service": "shop"}
+    entities = [
+        EntityRow("service_relation", "a-b", "shop", frozenset(), roles),
+        EntityRow("instance_relation", "c-d", "pod-2", frozenset(), {"source_name": "pod-1"}),
+    ]
+    deltas = [
+        Deltas(source, Grain.MINUTE, [MINUTE], [entity], {writer.layout.columns[name][0]: [5]})
+        for entity, (source, name) in enumerate(
+            [("ServiceRelation", "c"), ("ServiceInstanceRelation", "i")]
+        )
+    ]
+    writer.write(entities=entities, deltas=deltas, newest_minute=MINUTE)
+    shown = "SELECT source_name, entity_name, {} FROM {}"
+    assert query(store, shown.format("c", "service_relation_minute")) == [("gateway", "shop", 5)]
+    view = "service_instance_relation_minute"
+    assert query(store, shown.format("i", view)) == [("pod-1", "pod-2", 5)]
 
 
 def test_views_follow_the_metrics(backend: Backend) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, cast
 
 from batchmill.errors import ConfigError
 from batchmill.oal import Value as Final
@@ -85,6 +85,11 @@ class Selection:
         if self.layer is not None:
             condition &= in_layer("t.entity", self.layer)
         return condition
+
+
+def narrowed(selection: Selection, fields: SelectionFields) -> Selection:
+    """The selection with some of its fields changed."""
+    return replace(selection, **cast("dict[str, Any]", fields))
 
 
 def _bound(
