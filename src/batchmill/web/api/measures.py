@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, islice, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -221,9 +222,48 @@ class Measures:
         columns = list(zip(*rows.more, strict=True))
         others = list(zip(*rows.less, strict=True))
         return {
+            measure: self._shown(measure, self._over(measure, metric, columns, others, minutes))
+            for measure, metric in self._metrics.items()
+        }
+
+    def values_over(self, rows: RangeRows, minutes: int) -> dict[str, Value]:
+        """The metrics' own values over all rows together: labels are kept, nothing is scaled."""
+        if not rows.more:
+            return dict.fromkeys(self._metrics)
+        columns = list(zip(*rows.more, strict=True))
+        others = list(zip(*rows.less, strict=True))
+        return {
             measure: self._over(measure, metric, columns, others, minutes)
             for measure, metric in self._metrics.items()
         }
+
+    def value(self, measure: str, row: Row, minutes: int) -> Value:
+        """A metric's own value of one row; calls per minute are not rounded to whole ones."""
+        if self._metrics[measure].function == "cpm":
+            count = row[self._places[measure].start]
+            return round(count / minutes, 3) if count else None
+        return self._value(measure, row, minutes)
+
+    def merged(self, rows: Sequence[Row]) -> Row:
+        """Several rows as one, with the bucket and the entity of the first."""
+        if len(rows) == 1:
+            return rows[0]
+        columns = list(zip(*rows, strict=True))
+        cells: list[Any] = []
+        for measure, metric in self._metrics.items():
+            cells += metric.plan.merge(columns[self._places[measure]])
+        return (*rows[0][:2], *cells)
+
+    def points(self, rows: Iterable[Row], time_range: TimeRange) -> list[Row | None]:
+        """One row for each point of a chart, merged from all rows of its buckets."""
+        place = _point_of(time_range)
+        grouped: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in rows:
+            grouped[place[row[0]]].append(row)
+        return [
+            self.merged(grouped[index]) if index in grouped else None
+            for index in range(len(time_range.starts))
+        ]
 
     def calls(self, rows: RangeRows) -> int:
         """The number of calls, for sorting; 0 if no metric counts them."""
@@ -240,20 +280,20 @@ class Measures:
         columns: Sequence[Sequence[Any]],
         less: Sequence[Sequence[Any]],
         minutes: int,
-    ) -> Number:
+    ) -> Value:
         place = self._places[measure]
         if _is_tally(metric):
             tally = self._tally(metric, columns[0], columns[place.start])
             if less:
                 tally = _without(tally, self._tally(metric, less[0], less[place.start]))
-            return self._shown(measure, metric.plan.value((tally,), minutes))
+            return metric.plan.value((tally,), minutes)
         cells = metric.plan.merge(columns[place])
         if less:
             away = metric.plan.merge(less[place])
             cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
         if metric.function == "cpm":
             return round(cells[0] / minutes, 3) if cells[0] else None
-        return self._shown(measure, metric.plan.final_value(cells, minutes))
+        return metric.plan.final_value(cells, minutes)
 
     def _tally(
         self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
@@ -282,6 +322,13 @@ class Measures:
         if measure in self._micros:
             return number / 1000
         return round(number / SCALE, 4) if measure in SHARES else number
+
+
+@lru_cache(maxsize=32)
+def _point_of(time_range: TimeRange) -> Mapping[int, int]:
+    """By bucket, the number of the point that it belongs to."""
+    step = time_range.merged
+    return {number: index // step for index, number in enumerate(time_range.buckets)}
 
 
 def _is_tally(metric: StoredMetric) -> bool:

@@ -19,7 +19,7 @@ from batchmill.web.api.measures import (
     RangeRows,
     RowReader,
 )
-from batchmill.web.api.parameters import TimeRange, bucket
+from batchmill.web.api.parameters import TimeRange
 
 PARAMS = ("from", "to", "grain")
 MOST = 100
@@ -42,9 +42,8 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     reader = RowReader(snapshot, SERVICE.chosen(metrics, time_range))
     whole = reader.ranged(time_range, newest, [entity.key]).get(entity.key, RangeRows([], []))
     measures = reader.measures
-    by_bucket = {row[0]: row for row in reader.rows(time_range.buckets, [entity.key])}
-    line = [by_bucket.get(bucket(time_range.grain, time)) for time in time_range.times]
-    series = measures.series(line, time_range.grain.minutes)
+    line = measures.points(reader.rows(time_range.buckets, [entity.key]), time_range)
+    series = measures.series(line, time_range.step_minutes)
     nothing: list[Number] = [None for _ in line]
     over = measures.over(whole, minutes)
     listed, left_out = {}, {}
@@ -53,7 +52,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
         ("instances", "instance", INSTANCE),
     ):
         parts = snapshot.find(entity_kind, id_begins=f"{entity.id}_", most=_MOST_PARTS)
-        shown = _busiest(snapshot, parts, [kind], time_range, newest, _PART)
+        shown = busiest(snapshot, parts, [kind], time_range, newest, _PART)
         listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
     towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
     onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
@@ -63,16 +62,16 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
         ("callees", onwards, [CALLER_SIDE, CALLEE_SIDE]),
     ):
         others = {relation.key: _other_end(relation, name == "callers") for relation in relations}
-        shown = _busiest(snapshot, relations, sides, time_range, newest, _RELATION, others)
+        shown = busiest(snapshot, relations, sides, time_range, newest, _RELATION, others)
         listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
-    statements = _statements(snapshot, entity, time_range)
+    statements = slow_statements(snapshot, entity, time_range)
     return {
         "service": {
             "id": entity.id,
             "name": entity.name,
             "layers": sorted(snapshot.layers([entity.key]).get(entity.key, ())),
         },
-        "grain": time_range.grain.value,
+        "grain": time_range.step,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
@@ -87,7 +86,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     }
 
 
-def _busiest(
+def busiest(
     snapshot: Snapshot,
     entities: Sequence[EntityName],
     kinds: Sequence[MeasureSet],
@@ -138,7 +137,7 @@ def name_of(service_id: str) -> str:
         return service_id
 
 
-def _statements(
+def slow_statements(
     snapshot: Snapshot, entity: EntityName, time_range: TimeRange
 ) -> list[dict[str, Any]]:
     """The slow statements, each normalised text once: its slowest run, and how often it ran."""
@@ -153,14 +152,16 @@ def _statements(
             if stream == BY_SERVICE
             else {}
         )
+        own = (entity.id, entity.name)
         slowest = {record.normalised or record.statement: record for record in reversed(records)}
         for text, record in slowest.items():
             runs, total_ms = totals.get(text, (0, 0))
+            span = (record.trace_id, record.span_id)
+            id_, name = own if stream == BY_DATABASE else databases.get(span, (None, None))
             lines.append(
                 {
-                    "database": entity.name
-                    if stream == BY_DATABASE
-                    else databases.get((record.trace_id, record.span_id)),
+                    "database": name,
+                    "database_id": id_,
                     "statement": record.statement,
                     "normalised": record.normalised,
                     "latency": record.latency,
@@ -176,12 +177,12 @@ def _statements(
 
 def _databases(
     snapshot: Snapshot, time_range: TimeRange, spans: Sequence[str]
-) -> dict[tuple[str, str], str]:
-    """The database of each slow statement: the same span is in that database's list, too."""
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Id and name of the database of each slow statement: the same span is in that database's list, too."""
     records = snapshot.slowest(BY_DATABASE, time_range.buckets, n=_MOST_RECORDS)
     among = frozenset(spans)
     return {
-        (record.trace_id, record.span_id): record.entity_name
+        (record.trace_id, record.span_id): (record.entity_id, record.entity_name)
         for record in records
         if record.span_id in among
     }
