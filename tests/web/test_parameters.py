@@ -69,7 +69,7 @@ def test_without_parameters_it_is_the_last_hour() -> None:
     [
         ({"from": "now", "to": "now-1h"}, "from must lie before to"),
         ({"from": "now-2d", "grain": "minute"}, "2,881 buckets of one minute, and at most 1,500"),
-        ({"grain": "week"}, "minute, hour, day or auto"),
+        ({"grain": "week"}, "minute, 5m, 10m, hour, day or auto"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(params: dict[str, str], reason: str) -> None:

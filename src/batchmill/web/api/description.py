@@ -84,7 +84,9 @@ class DescribedMetric:
         if function in ("cpm", "apdex"):
             return function
         if function == "percent":
-            return "success" if "status" in self.metric.definition.rpartition("percent")[2] else None
+            return (
+                "success" if "status" in self.metric.definition.rpartition("percent")[2] else None
+            )
         if self.unit != "ms" or "tag[" in self.measured or self.measured == "timeToFirstToken":
             return None
         if function in _AVERAGES:

@@ -14,13 +14,7 @@ from batchmill.sources import EntityIdError, Grain, split_entity_id
 from batchmill.store import EntityName, Snapshot, StoredMetric
 from batchmill.web.api.description import MEASURES, Chart, Group, groups
 from batchmill.web.api.listing import find_entity
-from batchmill.web.api.measures import (
-    MeasureSet,
-    Number,
-    RangeRows,
-    Row,
-    RowReader,
-)
+from batchmill.web.api.measures import Number, RangeRows, Row, RowReader
 from batchmill.web.api.parameters import SIZES_S, TimeRange, minute_end_s
 from batchmill.web.api.service import MOST, busiest, slow_statements
 from batchmill.web.responses import NotFound
@@ -33,11 +27,21 @@ KINDS = (
 MOST_LABELS = 12
 _MOST_PARTS = 20_000
 _PART = ("cpm", "avg", "p99", "success")
+_SIDES = {"caller": "CLIENT", "callee": "SERVER"}
+"""Who reports a call, and the detect point of those reports."""
 _ROLES = {
     "VIRTUAL_DATABASE": "Database",
     "VIRTUAL_CACHE": "Cache",
     "VIRTUAL_MQ": "Message queue",
     "VIRTUAL_GENAI": "Language model provider",
+}
+_ROLES_BY_SOURCE = {
+    "DatabaseAccess": "Database",
+    "CacheAccess": "Cache",
+    "MQAccess": "Message queue",
+    "GenAIProviderAccess": "Language model provider",
+    "MQEndpointAccess": "Topic",
+    "GenAIModelAccess": "Model",
 }
 _PARTS_OF = {
     "Message queue": ("Topics", "Topic", "Consumers", "Consumer"),
@@ -66,7 +70,7 @@ class _Listed:
     shown: Mapping[int, tuple[str, str, str]] | None = None
     """By key, the kind, id and name of another entity: the other end of a relation."""
     sides: tuple[str, ...] = ()
-    """Whose report of a call is preferred."""
+    """Who may report the calls, the preferred one first."""
 
 
 def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> dict[str, Any]:
@@ -77,10 +81,10 @@ def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> 
     same = [other for other in snapshot.find("given", ids=[named.id]) if other.key != named.key]
     keys = [named.key, *(other.key for other in same)] if named.key >= 0 else []
     layers = sorted(snapshot.layers(keys[:1]).get(named.key, ())) if keys else []
-    role = next((_ROLES[layer] for layer in layers if layer in _ROLES), None)
     page = _PageReader(snapshot, metrics, time_range, newest)
     own = [group for group in groups(metrics) if group.kind in (kind, "given", None)]
-    shown = page.groups(own, keys, layers)
+    shown = page.groups(own, keys)
+    role = _role(layers, [group["key"].partition(" ")[0] for group in shown])
     if not shown and kind == "service":
         callers = snapshot.find("service_relation", id_ends=f"-{named.id}", most=_MOST_PARTS)
         relations = [
@@ -88,19 +92,18 @@ def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> 
             for group in groups(metrics, "service_relation")
             if group.filters == ("detectPoint == CLIENT",)
         ]
-        shown = page.groups(relations, [relation.key for relation in callers], layers)
+        shown = page.groups(relations, [relation.key for relation in callers])
     return {
         "entity": {
             **_reference(kind, named.id, named.name),
             "layers": layers,
-            "role": _role(kind, role),
+            "role": role or _NAMES[kind],
             "ends": [_reference(*end) for end in _ends(kind, named.id)],
         },
         "grain": time_range.step,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
-        "data_until": None if newest is None else minute_end_s(newest),
         "groups": shown,
         "lists": [page.listed(of) for of in _lists(snapshot, kind, named, role)],
         "statements": _statements(snapshot, kind, named, time_range),
@@ -114,21 +117,16 @@ def _find(snapshot: Snapshot, kind: str, given: str) -> EntityName:
         return find_entity(snapshot, kind, given)
     except NotFound:
         # What only its callers report need not be an entity of its own.
-        if kind != "service" or not snapshot.find(
-            "service_relation", id_ends=f"-{given}", most=1
-        ):
+        if kind != "service" or not snapshot.find("service_relation", id_ends=f"-{given}", most=1):
             raise
         return EntityName(-1, kind, given, _name(kind, given))
 
 
-def _role(kind: str, role: str | None) -> str:
-    if kind == "service" and role:
-        return role
-    if role and kind in ("endpoint", "instance"):
-        parts = _PARTS_OF.get(role)
-        if parts:
-            return parts[1] if kind == "endpoint" else parts[3]
-    return _NAMES[kind]
+def _role(layers: Sequence[str], sources: Sequence[str]) -> str | None:
+    """What an entity is besides its kind, by its layers and by the metrics that it has."""
+    roles = [_ROLES[layer] for layer in layers if layer in _ROLES]
+    roles += [_ROLES_BY_SOURCE[source] for source in sources if source in _ROLES_BY_SOURCE]
+    return roles[0] if roles else None
 
 
 def _reference(kind: str, id_: str, name: str) -> dict[str, str]:
@@ -169,9 +167,7 @@ class _PageReader:
     time_range: TimeRange
     newest: int | None
 
-    def groups(
-        self, candidates: Iterable[Group], keys: Sequence[int], layers: Sequence[str]
-    ) -> list[dict[str, Any]]:
+    def groups(self, candidates: Iterable[Group], keys: Sequence[int]) -> list[dict[str, Any]]:
         """The groups that have data of these entities in the range, or of the days around it."""
         shown: list[dict[str, Any]] = []
         if not keys:
@@ -213,9 +209,7 @@ class _PageReader:
             description = self._chart(chart, measures.value, points, over)
             if description["series"]:
                 shown.append(description)
-        figures = {
-            chart["key"]: _figure(chart) for chart in shown if chart["key"] in MEASURES
-        }
+        figures = {chart["key"]: _figure(chart) for chart in shown if chart["key"] in MEASURES}
         return {
             "key": group.key,
             "title": group.title,
@@ -260,22 +254,33 @@ class _PageReader:
 
     def listed(self, of: _Listed) -> dict[str, Any]:
         """A list of a page, the busiest first."""
-        kinds = {named.kind for named in of.entities}
-        sets: list[MeasureSet] = []
-        for kind in sorted(kinds):
-            some = [group for group in groups(self.metrics, kind) if "cpm" in group.measures.names]
-            if of.sides:
-                some.sort(key=lambda group: _side(group, of.sides))
-            sets += [group.measures for group in some]
-        lines = busiest(self.snapshot, of.entities, sets, self.time_range, self.newest, _PART)
         by_id = {named.id: named for named in of.entities}
+        kinds = sorted({named.kind for named in of.entities})
+        candidates = [group for kind in kinds for group in groups(self.metrics, kind)]
+        candidates = [group for group in candidates if "cpm" in group.measures.names]
+        sides = {
+            name: {line["id"]: line for line in self._busiest(of, candidates, name)}
+            for name in of.sides
+        }
+        lines = self._busiest(of, candidates, None) if not sides else _preferred(sides)
         rows = []
         for line in lines[:MOST]:
-            named = by_id[line.pop("id")]
-            name = line.pop("name")
-            shown = (of.shown or {}).get(named.key, (named.kind, named.id, name))
-            relation = _reference(named.kind, named.id, name) if of.shown else None
-            rows.append({"entity": _reference(*shown), "relation": relation, **line})
+            named = by_id[line["id"]]
+            shown = (of.shown or {}).get(named.key, (named.kind, named.id, named.name))
+            relation = _reference(named.kind, named.id, shown[2]) if of.shown else None
+            rows.append(
+                {
+                    "entity": _reference(*shown),
+                    "relation": relation,
+                    **_measured(line),
+                    **{
+                        name: _measured(sides[name][named.id])
+                        if named.id in sides.get(name, {})
+                        else None
+                        for name in _SIDES
+                    },
+                }
+            )
         return {
             "key": of.key,
             "title": of.title,
@@ -285,11 +290,34 @@ class _PageReader:
             "left_out": max(0, len(lines) - MOST),
         }
 
+    def _busiest(
+        self, of: _Listed, candidates: Iterable[Group], side: str | None
+    ) -> list[dict[str, Any]]:
+        """The entities of a list with their measures; of one side of calls, or of either."""
+        sets = [
+            group.measures for group in candidates if side is None or _side(group) in (side, None)
+        ]
+        return busiest(self.snapshot, of.entities, sets, self.time_range, self.newest, _PART)
 
-def _side(group: Group, sides: Sequence[str]) -> int:
-    """Preferred reports first."""
-    texts = [f"detectPoint == {side}" for side in sides]
-    return next((place for place, text in enumerate(texts) if text in group.filters), len(texts))
+
+def _measured(line: Mapping[str, Any]) -> dict[str, Number]:
+    return {measure: line[measure] for measure in _PART}
+
+
+def _preferred(sides: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Each entity once, as the first side that reports it does; the busiest first."""
+    lines: dict[str, dict[str, Any]] = {}
+    for reported in sides.values():
+        for id_, line in reported.items():
+            lines.setdefault(id_, line)
+    return sorted(lines.values(), key=lambda line: (-(line["cpm"] or 0), line["id"]))
+
+
+def _side(group: Group) -> str | None:
+    """Who reports the calls of a group; None if only one side does."""
+    points = {f"detectPoint == {point}": side for side, point in _SIDES.items()}
+    sides = [points[text] for text in group.filters if text in points]
+    return sides[0] if sides and group.source != "EndpointRelation" else None
 
 
 def _figure(chart: Mapping[str, Any]) -> Number:
@@ -305,9 +333,7 @@ def _labels(lines: Mapping[str, Any], total: Mapping[str, Number]) -> list[str]:
     return sorted(lines, key=lambda label: (-(total.get(label) or 0), label))
 
 
-def _lists(
-    snapshot: Snapshot, kind: str, named: EntityName, role: str | None
-) -> Iterable[_Listed]:
+def _lists(snapshot: Snapshot, kind: str, named: EntityName, role: str | None) -> Iterable[_Listed]:
     id_ = named.id
     if kind == "service":
         yield from _parts(snapshot, named, role)
@@ -357,8 +383,8 @@ def _relations(
     """Callers and callees; each as the entity itself reports it, else as the other side does."""
     of, length = end
     for key, title, sides in (
-        ("callers", "Called by", ("SERVER", "CLIENT")),
-        ("callees", "Calls", ("CLIENT", "SERVER")),
+        ("callers", "Called by", ("callee", "caller")),
+        ("callees", "Calls", ("caller", "callee")),
     ):
         callers = key == "callers"
         where = {"id_ends": f"-{id_}"} if callers else {"id_begins": f"{id_}-"}

@@ -59,15 +59,16 @@ class Api:
         read_params(request.query_params, ())
         fault: str | None = None
         newest: int | None = None
+        url: str | None = None
         try:
-            newest = await self._pool.query(lambda store: store.newest_minute())
+            newest, url = await self._pool.query(lambda store: (store.newest_minute(), store.url))
         except Unavailable as error:
             fault = error.reason
         return as_json(
             {
                 "version": batchmill.__version__,
                 "now": int(self._clock()),
-                "store": {"ok": fault is None, "fault": fault},
+                "store": {"ok": fault is None, "fault": fault, "url": url},
                 "newest_minute": None if newest is None else epoch(newest),
                 "answers": dict(self._pool.answers),
             }

@@ -11,7 +11,7 @@ from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
 from batchmill.web.api.description import described
 from batchmill.web.api.measures import RowReader, by_entity
-from batchmill.web.api.parameters import TimeRange, bucket, choice, minute_end_s, whole
+from batchmill.web.api.parameters import TimeRange, bucket, choice, whole
 from batchmill.web.responses import BadRequest, NotFound
 
 ENTITY_PARAMS = ("kind", "name", "layer", "limit", "offset")
@@ -101,7 +101,6 @@ def values(
     reader = RowReader(snapshot, {"value": metric}, layer)
     measures = reader.measures
     newest = snapshot.newest_minute()
-    minutes = time_range.minutes(newest)
     over: dict[int, Value] = {}
     if order == "top":
         over = _over(reader, time_range, newest, keys)
@@ -142,8 +141,6 @@ def values(
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
-        "data_until": None if newest is None else minute_end_s(newest),
-        "minutes": minutes,
         "series": series,
         "left_out": left_out,
     }

@@ -37,6 +37,7 @@ def _object(**properties: Schema) -> Schema:
 
 _FIGURES = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE, "apdex": _SHARE}
 _PART = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE}
+_SIDE: Schema = {**_object(**_PART), "type": ["object", "null"]}
 _TOWARDS = {"cpm": _FIGURE, "avg": _FIGURE, "success": _SHARE}
 _WHO = {"id": TEXT, "name": TEXT}
 _LAYERED = {**_WHO, "layers": _list(TEXT)}
@@ -73,7 +74,11 @@ SCHEMAS: Mapping[str, Schema] = {
     "Status": _object(
         version=TEXT,
         now=_WHOLE,
-        store=_object(ok={"type": "boolean"}, fault={"type": ["string", "null"]}),
+        store=_object(
+            ok={"type": "boolean"},
+            fault={"type": ["string", "null"]},
+            url={"type": ["string", "null"]},
+        ),
         newest_minute={"type": ["integer", "null"]},
         answers={"type": "object", "additionalProperties": _COUNT},
     ),
@@ -110,8 +115,6 @@ SCHEMAS: Mapping[str, Schema] = {
         grain=_GRAIN,
         **_RANGE,
         times=_list(_WHOLE),
-        data_until={"type": ["integer", "null"]},
-        minutes=_COUNT,
         series=_list(
             _object(entity=_object(kind=TEXT, **_LAYERED), over=_VALUE, values=_list(_VALUE))
         ),
@@ -165,7 +168,6 @@ SCHEMAS: Mapping[str, Schema] = {
         grain=_GRAIN,
         **_RANGE,
         times=_list(_WHOLE),
-        data_until={"type": ["integer", "null"]},
         groups=_list(
             _object(
                 key=TEXT,
@@ -195,14 +197,14 @@ SCHEMAS: Mapping[str, Schema] = {
                         entity=_object(**_REFERENCE),
                         relation={"anyOf": [_object(**_REFERENCE), {"type": "null"}]},
                         **_PART,
+                        caller=_SIDE,
+                        callee=_SIDE,
                     )
                 ),
                 left_out=_COUNT,
             )
         ),
-        statements={
-            "anyOf": [_object(rows=_list(_STATEMENT), left_out=_COUNT), {"type": "null"}]
-        },
+        statements={"anyOf": [_object(rows=_list(_STATEMENT), left_out=_COUNT), {"type": "null"}]},
     ),
     "Topology": _object(
         **_RANGE,

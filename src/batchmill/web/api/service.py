@@ -178,7 +178,7 @@ def slow_statements(
 def _databases(
     snapshot: Snapshot, time_range: TimeRange, spans: Sequence[str]
 ) -> dict[tuple[str, str], tuple[str, str]]:
-    """Id and name of the database of each slow statement: the same span is in that database's list, too."""
+    """Id and name of the database of each slow statement: its list has the same span, too."""
     records = snapshot.slowest(BY_DATABASE, time_range.buckets, n=_MOST_RECORDS)
     among = frozenset(spans)
     return {
