@@ -84,7 +84,7 @@ def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> 
     page = _PageReader(snapshot, metrics, time_range, newest)
     own = [group for group in groups(metrics) if group.kind in (kind, "given", None)]
     shown = page.groups(own, keys)
-    role = _role(layers, [group["key"].partition(" ")[0] for group in shown])
+    role = _role(kind, layers, [group["key"].partition(" ")[0] for group in shown])
     if not shown and kind == "service":
         callers = snapshot.find("service_relation", id_ends=f"-{named.id}", most=_MOST_PARTS)
         relations = [
@@ -122,9 +122,9 @@ def _find(snapshot: Snapshot, kind: str, given: str) -> EntityName:
         return EntityName(-1, kind, given, _name(kind, given))
 
 
-def _role(layers: Sequence[str], sources: Sequence[str]) -> str | None:
+def _role(kind: str, layers: Sequence[str], sources: Sequence[str]) -> str | None:
     """What an entity is besides its kind, by its layers and by the metrics that it has."""
-    roles = [_ROLES[layer] for layer in layers if layer in _ROLES]
+    roles = [_ROLES[layer] for layer in layers if layer in _ROLES and kind == "service"]
     roles += [_ROLES_BY_SOURCE[source] for source in sources if source in _ROLES_BY_SOURCE]
     return roles[0] if roles else None
 

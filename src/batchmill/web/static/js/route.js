@@ -52,13 +52,12 @@ export const serviceAddress = (id, query) => entityAddress("service", id, query)
 
 export const relationAddress = (from, to, query) => entityAddress("service_relation", `${from}-${to}`, query);
 
-// The page of traces; filters: service, endpoint, from, to, …
-export function tracesAddress(filters) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(filters)) {
-    if (value !== null && value !== undefined && value !== "") query.set(name, value);
-  }
-  return format({ page: "traces", query });
+// The search for traces with these parameters, in the same time.
+export function tracesAddress(parameters, query) {
+  const both = kept(query);
+  for (const name of ["grain", "compare"]) both.delete(name);
+  for (const [name, value] of Object.entries(parameters)) both.set(name, value);
+  return format({ page: "traces", query: both });
 }
 
 export const traceAddress = (id) => format({ page: "trace", argument: id });

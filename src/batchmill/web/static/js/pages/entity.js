@@ -15,6 +15,11 @@ const TILES = [
   ["success", "Success", percent, (n) => grade(n)],
   ["apdex", "Apdex", apdex, (n) => grade(n, 0.85, 0.7)],
 ];
+// Which traces are examples of a number.
+const EXAMPLES = {
+  p99: (value) => (value ? { min_ms: Math.floor(value * 0.98), kind: "server" } : null),
+  success: (value) => (value !== null && value < 1 ? { status: "error" } : null),
+};
 // Charts that a page of each kind has at least, for the skeleton.
 const USUAL = { service: 5, instance: 4, endpoint: 4, given: 4 };
 
@@ -82,11 +87,10 @@ export function entity({ page: name, query, argument, amend }) {
     trail.replaceChildren(all, ...anchors.flatMap((anchor, index) => [index && of.endsWith("_relation") ? " → " : " / ", anchor]));
     const extra = layers.filter((layer) => layer !== "GENERAL" && !layer.startsWith("VIRTUAL_"));
     tags.replaceChildren(...[role, ...extra].map((tag) => h("span", { class: "tag" }, tag)));
-    const span = { from: read(query).from, to: read(query).to };
     const filters = tracesOf(of, data.entity);
     const metrics = data.groups[0]?.charts[0]?.metric;
     links.replaceChildren(
-      ...(filters ? [h("a", { href: tracesAddress({ ...filters, ...span }), data: { link: "traces" } }, "Example traces")] : []),
+      ...(filters ? [h("a", { href: tracesAddress(filters, query), data: { link: "traces" } }, "Example traces")] : []),
       ...(metrics ? [h("a", { href: exploreAddress(metrics, [id], query) }, "Explore its metrics")] : []),
     );
   }
@@ -122,7 +126,7 @@ function groupOf({ key }, place, zoom) {
   const values = valuesTable(place);
   const element = h("section", { class: "page group", data: { group: key } }, heading, row, grid, values.element);
 
-  function tile([measure, label, form, of], described, before) {
+  function tile([measure, label, form, of], described, before, traces) {
     const known = tiles.get(measure) ?? tiles.set(measure, { value: h("dd"), was: h("span", { class: "why" }) }).get(measure);
     known.element ??= h("div", { class: "tile", data: { measure } }, h("dt", {}, label), known.value);
     const chart = described.charts.find((some) => some.key === measure);
@@ -131,7 +135,10 @@ function groupOf({ key }, place, zoom) {
     const level = of?.(described.range[measure]);
     known.value.className = level && level !== "good" ? `is-${level}` : "";
     setText(known.was, before ? `${plain(format(before.range[measure]))} ${before.name}` : "");
-    known.value.replaceChildren(figureText, h("small", {}, unit), ...(before ? [known.was] : []));
+    const content = [figureText, h("small", {}, unit)];
+    const address = traces(EXAMPLES[measure]?.(described.range[measure] ?? null));
+    const shown = address ? [h("a", { href: address, title: "Show example traces" }, ...content)] : content;
+    known.value.replaceChildren(...shown, ...(before ? [known.was] : []));
     return known.element;
   }
 
@@ -143,9 +150,11 @@ function groupOf({ key }, place, zoom) {
       heading.hidden = !titled;
       const before = data.before?.groups.find((group) => group.key === key);
       const earlierOf = before && { ...before, name: data.before.name };
+      const filters = tracesOf(data.entity.kind, data.entity);
+      const traces = (examples) => (examples && filters ? tracesAddress({ ...filters, ...examples }, query()) : null);
       const present = TILES.filter(([measure]) => described.charts.some((chart) => chart.key === measure));
       row.hidden = !present.length;
-      setChildren(row, present.map((settings) => tile(settings, described, earlierOf)));
+      setChildren(row, present.map((settings) => tile(settings, described, earlierOf, traces)));
       const wanted = described.charts.map((chart) => {
         const part = charts.get(chart.key) ?? charts.set(chart.key, chartPanel(`${place}-${chart.key}`, zoom)).get(chart.key);
         const was = before?.charts.find((some) => some.key === chart.key);
