@@ -79,9 +79,14 @@ def _rows(minute: int) -> Iterator[tuple[str, dict[str, Any]]]:
             "EndpointRelation",
             {
                 **_COMMON,
-                **{"serviceName": "gateway", "serviceLayer": "GENERAL", "endpoint": "GET /"},
-                **{"childServiceName": "checkout", "childServiceLayer": "GENERAL"},
-                **{"childEndpoint": "POST /checkout", "rpcLatency": ms, "detectPoint": "SERVER"},
+                "serviceName": "gateway",
+                "serviceLayer": "GENERAL",
+                "endpoint": "GET /",
+                "childServiceName": "checkout",
+                "childServiceLayer": "GENERAL",
+                "childEndpoint": "POST /checkout",
+                "rpcLatency": ms,
+                "detectPoint": "SERVER",
             },
         )
         yield "MQAccess", {"name": "kafka", "operation": "Consume", **_SENT}
