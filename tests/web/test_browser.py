@@ -207,7 +207,9 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     both = ["100.00 %", "100.00 %", "Details"]
     expect_table(page, "Called by", {"shop": ["5.0", "700 ms", "696 ms", *both]})
     expect_table(
-        page, "Calls", {"orders-db": ["2.0", "5 ms", "5.0 ms", "100.00 %", "–", "Details"]}
+        page,
+        "Calls",
+        {"orders-db": ["2.0", "5 ms", "5.0 ms", "100.00 %", "\N{EN DASH}", "Details"]},
     )
     expect_value(
         page,
