@@ -1,6 +1,6 @@
 // Time charts, drawn by uPlot in the colours of the style sheet.
 
-import { h } from "./dom.js";
+import { h, setAttribute } from "./dom.js";
 import { clock, day, plain, utc } from "./format.js";
 
 const DAY_S = 86_400;
@@ -49,6 +49,7 @@ export class TimeChart {
   #data = null;
   #before = null; // the series of an earlier time, drawn dashed
   #incomplete = null;
+  #marks = [];
   #observer;
   #width = 0;
 
@@ -71,6 +72,14 @@ export class TimeChart {
       this.#chart.setData(this.#drawn());
       this.#showNewest();
     } else this.redraw();
+  }
+
+  // spans: [{from, to, colour: "--name", text}], such as the time in which an alert fired; to: null is now.
+  mark(spans) {
+    this.#marks = spans;
+    const said = spans.map((span) => span.text).join("; ");
+    setAttribute(this.element, "aria-label", said ? `${this.#settings.title}. ${said}` : this.#settings.title);
+    this.#chart?.redraw(false);
   }
 
   // Other series from the next update on.
@@ -160,7 +169,7 @@ export class TimeChart {
         ...series.map((line, index) => this.#earlier(line, index)),
       ],
       hooks: {
-        drawClear: [(chart) => this.#shade(chart)],
+        drawClear: [(chart) => this.#shade(chart), (chart) => this.#drawMarks(chart)],
         setCursor: [(chart) => chart.cursor.left < 0 && this.#showNewest()],
         setSelect: [(chart) => this.#selected(chart)],
       },
@@ -222,6 +231,26 @@ export class TimeChart {
     ctx.fillStyle = colour("--raised");
     ctx.fillRect(left, bbox.top, bbox.left + bbox.width - left, bbox.height);
     ctx.restore();
+  }
+
+  // A tinted background with a bar at its top, and a line where it begins.
+  #drawMarks(chart) {
+    const { ctx, bbox } = chart;
+    const right = bbox.left + bbox.width;
+    for (const { from, to, colour: name } of this.#marks) {
+      const begin = Math.min(right, Math.max(bbox.left, chart.valToPos(from, "x", true)));
+      const end = to === null ? right : Math.min(right, Math.max(bbox.left, chart.valToPos(to, "x", true)));
+      if (end <= bbox.left || begin >= right) continue;
+      const width = Math.max(end - begin, 3 * devicePixelRatio);
+      ctx.save();
+      ctx.fillStyle = colour(name);
+      ctx.globalAlpha = 0.12;
+      ctx.fillRect(begin, bbox.top, width, bbox.height);
+      ctx.globalAlpha = 0.9;
+      ctx.fillRect(begin, bbox.top, width, 3 * devicePixelRatio);
+      if (begin > bbox.left) ctx.fillRect(begin, bbox.top, devicePixelRatio, bbox.height);
+      ctx.restore();
+    }
   }
 
   // Without a cursor the legend shows the newest complete values.

@@ -138,6 +138,20 @@ export const number = (key, label, format, grade = null) => ({
   make: figure((row) => format(row[key]), grade && ((row) => (grade(row[key]) === "good" ? "" : grade(row[key])))),
 });
 
+// Two columns of a relation: as the caller saw its calls, and as the callee did. They differ: a call
+// that timed out failed for the caller only, and the network takes time at the caller only.
+export const bothSides = (key, label, format, grade = null) =>
+  ["caller", "callee"].map((side) => {
+    const of = (row) => row[side]?.[key] ?? null;
+    return {
+      ...number(`${side}-${key}`, `${label}, ${side}`, format, grade),
+      title: `${label} as the ${side} measured it; – if it does not report`,
+      first: key === "success" ? "asc" : "desc",
+      value: of,
+      make: figure((row) => format(of(row)), grade && ((row) => (grade(of(row)) === "good" ? "" : grade(of(row))))),
+    };
+  });
+
 // A cell with a link.
 export const link = (of) => (cell) => {
   const anchor = h("a");

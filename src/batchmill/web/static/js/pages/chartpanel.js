@@ -23,8 +23,8 @@ export function chartPanel(id, zoom, { height = 190 } = {}) {
   return {
     element,
     destroy: () => chart?.destroy(),
-    // lines: [{label, values}]; before: {name, lines} of an earlier time.
-    show({ title, unit, least, lines, before, times, incomplete, href = null, metric = "" }) {
+    // lines: [{label, values}]; before: {name, lines} of an earlier time; marks: as TimeChart.mark().
+    show({ title, unit, least, lines, before, times, incomplete, marks = [], href = null, metric = "" }) {
       setText(heading, title);
       const ranks = lines.length > 1 && lines.every(({ label }) => RANKS.includes(label));
       setText(note, ranks ? "pN: N % were at least this fast" : UNIT_NAMES[unit] ?? "");
@@ -50,6 +50,7 @@ export function chartPanel(id, zoom, { height = 190 } = {}) {
       chart.setSeries(lines.map(({ label }, index) => ({ label: label || title, colour: colourOf(label, index), fill: lines.length === 1 })));
       const was = before && { name: before.name, series: lines.map(({ label }) => before.lines.find((line) => line.label === label)?.values ?? []) };
       chart.update(times, lines.map(({ values }) => values), { incomplete, before: was });
+      chart.mark(marks);
     },
   };
 }

@@ -5,7 +5,7 @@ import { h, panel, setAttribute, setChildren, setText } from "../dom.js";
 import { apdex, count, formatOf, grade, moment, ms, percent, plain, rate, utc } from "../format.js";
 import { BUCKET_S, compareName, controls, earlier, parameters, read, write, zoomed } from "../range.js";
 import { KINDS, entityAddress, exploreAddress, format, kept, traceAddress, tracesAddress } from "../route.js";
-import { DataTable, figure, link, number, text } from "../table.js";
+import { bothSides, DataTable, figure, link, number, text } from "../table.js";
 import { chartPanel, skeletons } from "./chartpanel.js";
 
 const TILES = [
@@ -166,6 +166,7 @@ function groupOf({ key }, place, zoom) {
           before: was ? { name: data.before.name, lines: was.series } : null,
           times: data.times,
           incomplete: incompleteOf(data),
+          marks: data.marks,
           href: exploreAddress(chart.metric, [data.entity.id], query()),
           metric: chart.metric,
         });
@@ -199,7 +200,7 @@ function valuesTable(place) {
   let table = null;
 
   function columns() {
-    const at = { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, moment(row.at)); cell.title = utc(row.at); } };
+    const at = { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, `${moment(row.at)}${row.filling ? " (incomplete)" : ""}`); cell.title = utc(row.at); } };
     return [
       at,
       ...latest.described.charts.flatMap((chart, c) =>
@@ -222,7 +223,8 @@ function valuesTable(place) {
       table = new DataTable({ caption: titled && place ? `Values over time: ${described.title}` : "Values over time", columns: columns(), key: (row) => row.at });
       scroll.replaceChildren(table.element);
     }
-    table.update(data.times.map((at, i) => ({ at, values: described.charts.map((chart) => chart.series.map((line) => line.values[i])) })).reverse());
+    const incomplete = incompleteOf(data);
+    table.update(data.times.map((at, i) => ({ at, filling: incomplete !== null && at >= incomplete, values: described.charts.map((chart) => chart.series.map((line) => line.values[i])) })).reverse());
   }
 
   return {
@@ -247,26 +249,17 @@ function listOf({ key, title, label }, query) {
       make: link((row) => ({ text: row.entity.name, href: entityAddress(row.entity.kind, row.entity.id, query()) })),
     },
     number("cpm", "Calls/min", rate),
-    number("avg", "Average", formatOf("ms")),
-    number("p99", "p99", formatOf("ms")),
     ...(relations
-      ? [side("caller", "Success, caller", "Share of calls that succeed, as the caller sees it"), side("callee", "Success, callee", "Share of calls that succeed, as the callee sees it")]
-      : [number("success", "Success", percent, grade)]),
-    ...(relations
-      ? [{ key: "relation", label: "Relation", make: link((row) => ({ text: "Details", href: entityAddress(row.relation.kind, row.relation.id, query()), title: `The calls in detail: ${row.entity.name}` })) }]
-      : []),
+      ? [
+          ...bothSides("avg", "Average", formatOf("ms")),
+          ...bothSides("success", "Success", percent, grade),
+          { key: "relation", label: "Relation", make: link((row) => ({ text: "Details", href: entityAddress(row.relation.kind, row.relation.id, query()), title: `The calls in detail: ${row.entity.name}` })) },
+        ]
+      : [number("avg", "Average", formatOf("ms")), number("p99", "p99", formatOf("ms")), number("success", "Success", percent, grade)]),
   ];
   const table = new DataTable({ caption: title, columns, key: (row) => row.relation?.id ?? row.entity.id, sort: { key: "cpm", order: "desc" } });
   return listPanel(title, key, table);
 }
-
-const side = (name, label, title) => ({
-  ...number("success", label, percent, grade),
-  key: name,
-  title,
-  value: (row) => row[name]?.success ?? null,
-  make: figure((row) => percent(row[name]?.success), (row) => (grade(row[name]?.success) === "good" ? "" : grade(row[name]?.success))),
-});
 
 function listPanel(title, key, table) {
   const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table.element);
