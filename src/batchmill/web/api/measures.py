@@ -219,29 +219,78 @@ class Measures:
         """Every measure over all rows together; they cover ``minutes``."""
         if not rows.more:
             return dict.fromkeys(self._metrics)
-        columns = list(zip(*rows.more, strict=True))
-        others = list(zip(*rows.less, strict=True))
+        columns, others = map(_columns, rows)
         return {
-            measure: self._shown(measure, self._over(measure, metric, columns, others, minutes))
+            measure: self._over(measure, metric, columns, others, minutes)
             for measure, metric in self._metrics.items()
         }
+
+    def calls(self, rows: RangeRows) -> int:
+        """The number of calls, for sorting; 0 if no metric counts them."""
+        if "cpm" not in self._metrics:
+            return 0
+        start = self._places["cpm"].start
+        more, less = (sum(row[start] or 0 for row in some) for some in rows)
+        return more - less
+
+    def _over(
+        self,
+        measure: str,
+        metric: StoredMetric,
+        columns: Sequence[Sequence[Any]],
+        less: Sequence[Sequence[Any]],
+        minutes: int,
+    ) -> Number:
+        return self._shown(measure, self._merged_value(measure, metric, columns, less, minutes))
+
+    def _merged_value(
+        self,
+        measure: str,
+        metric: StoredMetric,
+        columns: Sequence[Sequence[Any]],
+        less: Sequence[Sequence[Any]],
+        minutes: int,
+    ) -> Value:
+        place = self._places[measure]
+        if _is_tally(metric):
+            tally = self._tally(metric, columns[0], columns[place.start])
+            if less:
+                tally = _without(tally, self._tally(metric, less[0], less[place.start]))
+            return metric.plan.value((tally,), minutes)
+        cells = metric.plan.merge(columns[place])
+        if less:
+            away = metric.plan.merge(less[place])
+            cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
+        if metric.function == "cpm":
+            return _rate(cells[0], minutes)
+        return metric.plan.final_value(cells, minutes)
+
+    def _tally(
+        self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
+    ) -> dict[int, int]:
+        """The merged tally; hours and days other than the newest are merged once and cached."""
+        newest = max((bucket for bucket in buckets if bucket < _HOURS), default=0)
+        steady: list[str] = []
+        others: list[str] = []
+        for bucket, text in zip(buckets, texts, strict=True):
+            if text is not None:
+                (steady if bucket < _HOURS and bucket != newest else others).append(text)
+        return self._cache.tally(metric.plan, steady, others)
 
     def values_over(self, rows: RangeRows, minutes: int) -> dict[str, Value]:
         """The metrics' own values over all rows together: labels are kept, nothing is scaled."""
         if not rows.more:
             return dict.fromkeys(self._metrics)
-        columns = list(zip(*rows.more, strict=True))
-        others = list(zip(*rows.less, strict=True))
+        columns, others = map(_columns, rows)
         return {
-            measure: self._over(measure, metric, columns, others, minutes)
+            measure: self._merged_value(measure, metric, columns, others, minutes)
             for measure, metric in self._metrics.items()
         }
 
     def value(self, measure: str, row: Row, minutes: int) -> Value:
         """A metric's own value of one row; calls per minute are not rounded to whole ones."""
         if self._metrics[measure].function == "cpm":
-            count = row[self._places[measure].start]
-            return round(count / minutes, 3) if count else None
+            return _rate(row[self._places[measure].start], minutes)
         return self._value(measure, row, minutes)
 
     def merged(self, rows: Sequence[Row]) -> Row:
@@ -265,48 +314,6 @@ class Measures:
             for index in range(len(time_range.starts))
         ]
 
-    def calls(self, rows: RangeRows) -> int:
-        """The number of calls, for sorting; 0 if no metric counts them."""
-        if "cpm" not in self._metrics:
-            return 0
-        start = self._places["cpm"].start
-        more, less = (sum(row[start] or 0 for row in some) for some in rows)
-        return more - less
-
-    def _over(
-        self,
-        measure: str,
-        metric: StoredMetric,
-        columns: Sequence[Sequence[Any]],
-        less: Sequence[Sequence[Any]],
-        minutes: int,
-    ) -> Value:
-        place = self._places[measure]
-        if _is_tally(metric):
-            tally = self._tally(metric, columns[0], columns[place.start])
-            if less:
-                tally = _without(tally, self._tally(metric, less[0], less[place.start]))
-            return metric.plan.value((tally,), minutes)
-        cells = metric.plan.merge(columns[place])
-        if less:
-            away = metric.plan.merge(less[place])
-            cells = [_less(one, other) for one, other in zip(cells, away, strict=True)]
-        if metric.function == "cpm":
-            return round(cells[0] / minutes, 3) if cells[0] else None
-        return metric.plan.final_value(cells, minutes)
-
-    def _tally(
-        self, metric: StoredMetric, buckets: Sequence[int], texts: Sequence[str | None]
-    ) -> dict[int, int]:
-        """The merged tally; hours and days other than the newest are merged once and cached."""
-        newest = max((bucket for bucket in buckets if bucket < _HOURS), default=0)
-        steady: list[str] = []
-        others: list[str] = []
-        for bucket, text in zip(buckets, texts, strict=True):
-            if text is not None:
-                (steady if bucket < _HOURS and bucket != newest else others).append(text)
-        return self._cache.tally(metric.plan, steady, others)
-
     def _finished(self, row: Row, minutes: int) -> tuple[Number, ...]:
         return tuple(
             [self._shown(measure, self._value(measure, row, minutes)) for measure in self._metrics]
@@ -324,11 +331,12 @@ class Measures:
         return round(number / SCALE, 4) if measure in SHARES else number
 
 
-@lru_cache(maxsize=32)
-def _point_of(time_range: TimeRange) -> Mapping[int, int]:
-    """By bucket, the number of the point that it belongs to."""
-    step = time_range.merged
-    return {number: index // step for index, number in enumerate(time_range.buckets)}
+def _columns(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    return list(zip(*rows, strict=True))
+
+
+def _rate(calls: Number, minutes: int) -> Number:
+    return round(calls / minutes, 3) if calls else None
 
 
 def _is_tally(metric: StoredMetric) -> bool:
@@ -350,6 +358,13 @@ def _at_rank(value: Value, rank: str) -> Number:
     if not isinstance(value, dict):
         return value
     return value.get(f"{{p={rank[1:]}}}", value.get(str(RANKS.index(rank))))
+
+
+@lru_cache(maxsize=32)
+def _point_of(time_range: TimeRange) -> Mapping[int, int]:
+    """By bucket, the number of the point that it belongs to."""
+    step = time_range.merged
+    return {number: index // step for index, number in enumerate(time_range.buckets)}
 
 
 MOST_ROWS = 500_000
