@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 IMAGES = Path(__file__).parent.parent / "docs" / "img"
-SIZE = {"width": 1440, "height": 900}
+
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -46,7 +46,7 @@ def main() -> None:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
-        page = browser.new_page(viewport=SIZE, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
         for name, where in views(given.service, given.range).items():
             page.goto(f"{given.address}/{where}")
             page.locator("main[aria-busy]").wait_for(state="detached")

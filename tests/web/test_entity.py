@@ -129,6 +129,7 @@ def test_lists_name_who_calls_and_what_belongs(client: Client) -> None:
     assert callees["redis"]["callee"] is None
     [caller] = rows(page_of(client, "endpoint", ENDPOINT), "callers").values()
     assert caller["entity"]["name"] == "gateway: GET /"
+    assert (caller["caller"], caller["callee"]["cpm"]) == (None, 2), "only the callee reports it"
     assert caller["entity"]["id"] == endpoint_id(GATEWAY, "GET /")
     assert list(rows(page_of(client, "service", QUEUE), "endpoints")) == ["orders"]
 

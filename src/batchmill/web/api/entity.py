@@ -314,10 +314,10 @@ def _preferred(sides: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[dict[s
 
 
 def _side(group: Group) -> str | None:
-    """Who reports the calls of a group; None if only one side does."""
+    """Who reports the calls of a group; None if it does not say."""
     points = {f"detectPoint == {point}": side for side, point in _SIDES.items()}
     sides = [points[text] for text in group.filters if text in points]
-    return sides[0] if sides and group.source != "EndpointRelation" else None
+    return sides[0] if sides else None
 
 
 def _figure(chart: Mapping[str, Any]) -> Number:

@@ -77,6 +77,7 @@ export function entity({ page: name, query, argument, amend }) {
     if (data.statements) statements.show(data.statements, query);
     setChildren(body, [...(wanted.length ? wanted : [nothing]), ...(shown.length ? [listing] : []), ...(data.statements ? [statements.element] : [])]);
   }
+
   // Where the entity belongs, what it is, and where to look further.
   function about({ kind: of, id, ends, role, layers }, data) {
     const mark = JSON.stringify([id, ends, role, layers, query.toString(), data.from]);

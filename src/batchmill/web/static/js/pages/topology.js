@@ -30,6 +30,7 @@ export function topology({ query, amend, run }) {
   );
   let typing = null;
   let latest = null;
+  const none = h("div", { class: "panel" }, h("p", { class: "empty" }));
   const nothing = h("div", { class: "panel" }, h("p", { class: "empty" }, "No calls between services in this time range. Choose a longer range, or wait for the next commit."));
 
   function typed() {
@@ -58,11 +59,11 @@ export function topology({ query, amend, run }) {
     const ids = new Set(part.nodes.map(({ id }) => id));
     setChildren(body, part.nodes.length ? [map.element, table.element] : [none]);
     setText(none.firstChild, `No service with “${query.get("search")}” in its name in this time range.`);
+    if (!part.nodes.length) return;
     map.show(part, data.nodes.length);
     // The table has the relations of services, also where the map has groups.
     table.show(data, part.groups ? data.edges : data.edges.filter(({ from, to }) => ids.has(from) && ids.has(to)));
   }
-  const none = h("div", { class: "panel" }, h("p", { class: "empty" }));
 
   return {
     title: "Topology",
