@@ -45,7 +45,8 @@ def write_shop(url: str, begin_s: int, minutes: int = MINUTES) -> None:
 
     A minute has 2 calls of the gateway to the checkout, of 10 ms (one of 30 ms); one of twenty
     fails at the caller, none at the callee. 3 of the database, of 5 ms; 4 reads and a write of the
-    cache, of 2 ms; 2 messages consumed from a topic after 40 ms; a ticket sold.
+    cache, of 2 ms; one to a bank, outside; 2 messages consumed from a topic after 40 ms; a ticket
+    sold in each of two shops.
     """
     begin = datetime.fromtimestamp(begin_s, UTC)
     settings: dict[str, Any] = {"ttl_days": 3650, "close_timeout_s": 60}
@@ -95,6 +96,7 @@ def _rows(minute: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for _ in range(3):
         yield "DatabaseAccess", {"name": "orders-db", **_TIMED[5]}
         yield "ServiceRelation", _towards("orders-db", "VIRTUAL_DATABASE", 5)
+    yield "ServiceRelation", _towards("bank", "UNDEFINED", 5)
     for operation in ("Read", "Read", "Read", "Read", "Write"):
         yield "CacheAccess", {"name": "redis", "operation": operation, **_TIMED[2]}
         yield "ServiceRelation", _towards("redis", "VIRTUAL_CACHE", 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchmill.sources import endpoint_id, instance_id
+from batchmill.sources import endpoint_id, instance_id, service_id
 from tests.web.entities_kit import (
     CACHE,
     CHECKOUT,
@@ -125,7 +125,8 @@ def test_lists_name_who_calls_and_what_belongs(client: Client) -> None:
     assert gateway["relation"]["id"] == f"{GATEWAY}-{CHECKOUT}"
     assert (gateway["caller"]["success"], gateway["callee"]["success"]) == (0.95, 1)
     callees = rows(page, "callees")
-    assert {name: row["cpm"] for name, row in callees.items()} == {"redis": 5, "orders-db": 3}
+    loads = {name: row["cpm"] for name, row in callees.items()}
+    assert loads == {"redis": 5, "orders-db": 3, "bank": 1}
     assert callees["redis"]["callee"] is None
     [caller] = rows(page_of(client, "endpoint", ENDPOINT), "callers").values()
     assert caller["entity"]["name"] == "gateway: GET /"
@@ -166,9 +167,13 @@ def test_points_of_several_minutes_are_merged(client: Client, grain: str, points
 
 
 def test_a_service_that_only_its_callers_know_has_a_page(client: Client) -> None:
-    """By the relations that lead to it, and it says so."""
-    client_ = page_of(client, "service", DATABASE)
-    assert list(rows(client_, "callers")) == ["checkout"]
+    """Made of the relations that lead to it; by its id, or by its name."""
+    for given in (service_id("bank", False), "bank"):
+        page = page_of(client, "service", given)
+        [group] = page["groups"]
+        assert group["title"] == "Calls, as the caller reports them"
+        assert (group["range"]["cpm"], group["range"]["avg"]) == (1, 5)
+        assert list(rows(page, "callers")) == ["checkout"]
     status, answer = client.ask("/api/v1/entities/service/nobody")
     assert (status, "no service is called 'nobody'" in answer["error"]) == (404, True)
     status, answer = client.ask("/api/v1/entities/planet/mars")

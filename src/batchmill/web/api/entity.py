@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchmill.sources import EntityIdError, Grain, split_entity_id
+from batchmill.sources import EntityIdError, Grain, service_id, split_entity_id
 from batchmill.store import EntityName, Snapshot, StoredMetric
 from batchmill.web.api.description import MEASURES, Chart, Group, groups
 from batchmill.web.api.listing import find_entity
 from batchmill.web.api.measures import Number, RangeRows, Row, RowReader
 from batchmill.web.api.parameters import SIZES_S, TimeRange, minute_end_s
-from batchmill.web.api.service import MOST, busiest, slow_statements
+from batchmill.web.api.service import MOST, name_of, slow_statements
 from batchmill.web.responses import NotFound
 
 PARAMS = ("from", "to", "grain")
@@ -117,9 +117,11 @@ def _find(snapshot: Snapshot, kind: str, given: str) -> EntityName:
         return find_entity(snapshot, kind, given)
     except NotFound:
         # What only its callers report need not be an entity of its own.
-        if kind != "service" or not snapshot.find("service_relation", id_ends=f"-{given}", most=1):
-            raise
-        return EntityName(-1, kind, given, _name(kind, given))
+        ids = [given, service_id(given, normal=False)] if kind == "service" else []
+        for id_ in ids:
+            if name_of(id_) != id_ and snapshot.find("service_relation", id_ends=f"-{id_}", most=1):
+                return EntityName(-1, kind, id_, name_of(id_))
+        raise
 
 
 def _role(kind: str, layers: Sequence[str], sources: Sequence[str]) -> str | None:
@@ -293,11 +295,33 @@ class _PageReader:
     def _busiest(
         self, of: _Listed, candidates: Iterable[Group], side: str | None
     ) -> list[dict[str, Any]]:
-        """The entities of a list with their measures; of one side of calls, or of either."""
+        """The entities of a list, the busiest first; of one side of calls, or of either.
+
+        An entity has the measures of the first event type that has calls of it.
+        """
         sets = [
             group.measures for group in candidates if side is None or _side(group) in (side, None)
         ]
-        return busiest(self.snapshot, of.entities, sets, self.time_range, self.newest, _PART)
+        ranked: list[tuple[int, dict[str, Any]]] = []
+        left = list(of.entities)
+        for measure_set in sets:
+            reader = RowReader(self.snapshot, measure_set.chosen(self.metrics, self.time_range))
+            if not reader.metrics or not left:
+                continue
+            rows = reader.ranged(self.time_range, self.newest, [named.key for named in left])
+            measures, minutes = reader.measures, self.time_range.minutes(self.newest)
+            idle = []
+            for named in left:
+                own = rows.get(named.key, RangeRows([], []))
+                over = measures.over(own, minutes)
+                if all(value is None for value in over.values()):
+                    idle.append(named)
+                    continue
+                line = {"id": named.id, **{measure: over.get(measure) for measure in _PART}}
+                ranked.append((measures.calls(own), line))
+            left = idle
+        ranked.sort(key=lambda part: (-part[0], part[1]["id"]))
+        return [line for _, line in ranked]
 
 
 def _measured(line: Mapping[str, Any]) -> dict[str, Number]:

@@ -52,7 +52,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
         ("instances", "instance", INSTANCE),
     ):
         parts = snapshot.find(entity_kind, id_begins=f"{entity.id}_", most=_MOST_PARTS)
-        shown = busiest(snapshot, parts, [kind], time_range, newest, _PART)
+        shown = _busiest(snapshot, parts, [kind], time_range, newest, _PART)
         listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
     towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
     onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
@@ -62,7 +62,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
         ("callees", onwards, [CALLER_SIDE, CALLEE_SIDE]),
     ):
         others = {relation.key: _other_end(relation, name == "callers") for relation in relations}
-        shown = busiest(snapshot, relations, sides, time_range, newest, _RELATION, others)
+        shown = _busiest(snapshot, relations, sides, time_range, newest, _RELATION, others)
         listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
     statements = slow_statements(snapshot, entity, time_range)
     return {
@@ -86,7 +86,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     }
 
 
-def busiest(
+def _busiest(
     snapshot: Snapshot,
     entities: Sequence[EntityName],
     kinds: Sequence[MeasureSet],
