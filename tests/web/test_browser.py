@@ -43,6 +43,7 @@ PAGES = {
     "services": f"#/services?{OWN}",
     "service": f"#/service/cart?{OWN}",
     "topology": f"#/topology?{OWN}",
+    "explore": f"#/explore?{OWN}",
     "pipeline": "#/pipeline",
 }
 
@@ -172,12 +173,12 @@ def test_the_range_and_the_grain_are_requested(seen: Watched) -> None:
     page.get_by_role("radio", name="6h").check()
     seen.wait_for_request("from=now-6h&to=now&grain=auto")
     expect_services(page, "shop", "cart")
-    page.get_by_label("Grain").select_option("hour")
+    page.get_by_label("Step").select_option("hour")
     expect(page).to_have_url(re.compile("grain=hour"))
     seen.wait_for_request("from=now-6h&to=now&grain=hour")
     page.get_by_role("radio", name="30d").check()
-    expect(page.get_by_label("Grain").locator("option[value=minute]")).to_be_disabled()
-    expect(page).to_have_url(re.compile("range=30d"))
+    expect(page.get_by_label("Step").locator("option[value=minute]")).to_be_disabled()
+    expect(page).to_have_url(re.compile("from=now-30d"))
     seen.wait_for_request("from=now-30d")
     expect_services(page, "shop", "cart")
 
@@ -207,9 +208,9 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     figures = ["5.0", "700 ms", "696 ms", "100.00 %"]
     expect_table(page, "Endpoints", {"POST /cart": figures})
     expect_table(page, "Instances", {"cart-1": figures})
-    called = ["5.0", "700 ms", "700 ms", "100.00 %", "100.00 %"]
+    called = ["5.0", "700 ms", "700 ms", "100.00 %", "100.00 %", "Details"]
     expect_table(page, "Called by", {"shop": called})
-    expect_table(page, "Calls", {"orders-db": ["2.0", "5 ms", NONE, "100.00 %", NONE]})
+    expect_table(page, "Calls", {"orders-db": ["2.0", "5 ms", NONE, "100.00 %", NONE, "Details"]})
     expect_value(
         page,
         lambda: [row[:5] for row in table_rows(page, "Slow statements")],
@@ -228,8 +229,8 @@ def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
     """Each service a box that leads to its page, each relation a line; the same as a table."""
     page = seen.open(PAGES["topology"])
     expected = [
-        ["shop", "cart", "5.0", *["700 ms"] * 2, *["696 ms"] * 2, *["100.00 %"] * 2],
-        ["cart", "orders-db", "2.0", "5 ms", NONE, "5.0 ms", NONE, "100.00 %", NONE],
+        ["shop", "cart", "5.0", *["700 ms"] * 2, *["696 ms"] * 2, *["100.00 %"] * 2, "Details"],
+        ["cart", "orders-db", "2.0", "5 ms", NONE, "5.0 ms", NONE, "100.00 %", NONE, "Details"],
     ]
     expect_value(page, lambda: table_rows(page, "Calls between services"), expected)
     left_to_right = """nodes => nodes

@@ -7,7 +7,10 @@ from functools import cache
 from typing import Any
 
 import batchmill
+from batchmill.web.api.entity import KINDS
+from batchmill.web.api.listing import MOST_CHOSEN, VALUE_ORDERS
 from batchmill.web.api.overview import MOST_SERVICES, ORDERS, SORTS
+from batchmill.web.api.parameters import STEPS
 
 Schema = Mapping[str, Any]
 
@@ -16,7 +19,7 @@ _WHOLE: Schema = {"type": "integer"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _FIGURE: Schema = {"type": ["number", "null"]}
 _SHARE: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
-_GRAIN: Schema = {"enum": ["minute", "hour", "day"]}
+_GRAIN: Schema = {"enum": list(STEPS)}
 
 
 def _list(of: Schema) -> Schema:
@@ -52,12 +55,34 @@ _SAMPLE: Schema = {
     "maxItems": 2,
 }
 
+_STATEMENT: Schema = _object(
+    database={"type": ["string", "null"]},
+    database_id={"type": ["string", "null"]},
+    statement=TEXT,
+    normalised=TEXT,
+    latency=_WHOLE,
+    runs=_COUNT,
+    total_ms=_WHOLE,
+    trace_id=TEXT,
+    time=_WHOLE,
+)
+_REFERENCE = {"kind": TEXT, "id": TEXT, "name": TEXT}
+_UNIT: Schema = {"enum": ["per_minute", "count", "share", "score", "ms", "bytes", ""]}
+_VALUE: Schema = {
+    "type": ["number", "object", "null"],
+    "additionalProperties": {"type": "number"},
+}
+
 SCHEMAS: Mapping[str, Schema] = {
     "Error": _object(error=TEXT),
     "Status": _object(
         version=TEXT,
         now=_WHOLE,
-        store=_object(ok={"type": "boolean"}, fault={"type": ["string", "null"]}),
+        store=_object(
+            ok={"type": "boolean"},
+            fault={"type": ["string", "null"]},
+            url={"type": ["string", "null"]},
+        ),
         newest_minute={"type": ["integer", "null"]},
         answers={"type": "object", "additionalProperties": _COUNT},
     ),
@@ -66,11 +91,16 @@ SCHEMAS: Mapping[str, Schema] = {
             _object(
                 name=TEXT,
                 source=TEXT,
+                kind={"type": ["string", "null"]},
                 function=TEXT,
                 labelled={"type": "boolean"},
+                unit=_UNIT,
+                factor=_COUNT,
+                least=_COUNT,
                 definition=TEXT,
                 active={"type": "boolean"},
                 since={"type": ["integer", "null"]},
+                series={"type": ["string", "null"]},
             )
         )
     ),
@@ -87,18 +117,11 @@ SCHEMAS: Mapping[str, Schema] = {
     "Values": _object(
         metric=TEXT,
         grain=_GRAIN,
+        **_RANGE,
         times=_list(_WHOLE),
         incomplete=_INCOMPLETE,
         series=_list(
-            _object(
-                entity=_object(**_LAYERED),
-                values=_list(
-                    {
-                        "type": ["number", "object", "null"],
-                        "additionalProperties": {"type": "number"},
-                    }
-                ),
-            )
+            _object(entity=_object(kind=TEXT, **_LAYERED), over=_VALUE, values=_list(_VALUE))
         ),
         left_out=_COUNT,
     ),
@@ -139,18 +162,7 @@ SCHEMAS: Mapping[str, Schema] = {
         instances=_list(_object(**_WHO, **_PART)),
         callers=_list(_object(**_WHO, **_BOTH_SIDES)),
         callees=_list(_object(**_WHO, **_BOTH_SIDES)),
-        statements=_list(
-            _object(
-                database={"type": ["string", "null"]},
-                statement=TEXT,
-                normalised=TEXT,
-                latency=_WHOLE,
-                runs=_COUNT,
-                total_ms=_WHOLE,
-                trace_id=TEXT,
-                time=_WHOLE,
-            )
-        ),
+        statements=_list(_STATEMENT),
         left_out=_object(
             endpoints=_COUNT,
             instances=_COUNT,
@@ -158,6 +170,52 @@ SCHEMAS: Mapping[str, Schema] = {
             callees=_COUNT,
             statements=_COUNT,
         ),
+    ),
+    "Entity": _object(
+        entity=_object(
+            **_REFERENCE, layers=_list(TEXT), role=TEXT, ends=_list(_object(**_REFERENCE))
+        ),
+        grain=_GRAIN,
+        **_RANGE,
+        times=_list(_WHOLE),
+        incomplete=_INCOMPLETE,
+        groups=_list(
+            _object(
+                key=TEXT,
+                title=TEXT,
+                range=_object(**_FIGURES),
+                charts=_list(
+                    _object(
+                        key=TEXT,
+                        title=TEXT,
+                        metric=TEXT,
+                        unit=_UNIT,
+                        least=_COUNT,
+                        series=_list(_object(label=TEXT, over=_FIGURE, values=_list(_FIGURE))),
+                        left_out=_COUNT,
+                    )
+                ),
+            )
+        ),
+        lists=_list(
+            _object(
+                key=TEXT,
+                title=TEXT,
+                label=TEXT,
+                empty=TEXT,
+                rows=_list(
+                    _object(
+                        entity=_object(**_REFERENCE),
+                        relation={"anyOf": [_object(**_REFERENCE), {"type": "null"}]},
+                        **_PART,
+                        caller=_SIDE,
+                        callee=_SIDE,
+                    )
+                ),
+                left_out=_COUNT,
+            )
+        ),
+        statements={"anyOf": [_object(rows=_list(_STATEMENT), left_out=_COUNT), {"type": "null"}]},
     ),
     "Topology": _object(
         **_RANGE,
@@ -274,7 +332,8 @@ def _ref(name: str) -> Schema:
 _ABOUT = {
     "from": "Start of the range: seconds since 1970, ISO 8601, now, or now-24h.",
     "to": "End of the range; its minute is included.",
-    "grain": "Length of a bucket; auto: minutes up to 3 hours, hours up to 7 days, else days.",
+    "grain": "Length of a bucket; auto: minutes up to 3 hours, hours up to 7 days, else days. "
+    "5m and 10m are merged from minutes.",
     "layer": "Only entities of this layer.",
     "limit": "How many at most.",
     "offset": "How many to skip.",
@@ -314,7 +373,7 @@ _SOME_TEXT: Schema = {"type": "string", "maxLength": 200, "pattern": r"^[^\u0000
 _TIME = [
     _query("from", _FROM),
     _query("to", _FROM),
-    _query("grain", _word("auto", "minute", "hour", "day")),
+    _query("grain", _word("auto", *STEPS)),
 ]
 
 
@@ -391,9 +450,15 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         "Values",
         [
             _path("metric", "The metric's name."),
-            _query("entity", _SOME_TEXT, "Id or name of one entity."),
+            _query(
+                "entity",
+                {"type": "array", "items": _SOME_TEXT, "maxItems": MOST_CHOSEN},
+                "Id or name of an entity; may be repeated.",
+            ),
             *_TIME,
             _query("layer", _SOME_TEXT),
+            _query("search", _SOME_TEXT, "A part of the entity's name, in any case."),
+            _query("order", _word(*VALUE_ORDERS), "By id, or the largest over the range first."),
             _query("limit", _number(1, 1000, 100)),
         ],
         "There is no such metric, or entity.",
@@ -417,6 +482,16 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
             _query("entity", _SOME_TEXT, "Id or name of one entity."),
             _query("limit", _number(1, 1000, 200)),
         ],
+    ),
+    "/api/v1/entities/{kind}/{id}": _get(
+        "One entity over a range: groups of charts, lists of other entities, slow statements.",
+        "Entity",
+        [
+            {**_path("kind", "The entity's kind."), "schema": _word(*KINDS)},
+            _path("id", "The entity's id, or its name."),
+            *_TIME,
+        ],
+        "There is no such entity.",
     ),
     "/api/v1/services": _get(
         "All services over a range, with their measures by bucket and over the whole range.",

@@ -83,7 +83,7 @@ def services(
     if query.search:
         keys = snapshot.keys_like("service", query.search, query.layer)
     measures, minutes = reader.measures, coverage.minutes
-    once = len(time_range.times) <= _READ_ONCE
+    once = len(time_range.buckets) <= _READ_ONCE
     # The rows of the shown buckets are read anyway: the range is computed from the same rows.
     coarsest = time_range.grain if once else Grain.DAY
     cover = coverage.totals.cover(coverage.newest, coarsest, less=measures.can_subtract)
@@ -116,7 +116,7 @@ def services(
     series = _series(by_entity(shown), coverage, measures, page)
     layers = snapshot.layers(page)
     return {
-        "grain": time_range.grain.value,
+        "grain": time_range.step,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
@@ -213,11 +213,10 @@ def _series(
 ) -> dict[int, dict[str, list[Number]]]:
     """The measures of each bucket, by entity."""
     time_range, covered = coverage.range, coverage.minutes_by_bucket
-    buckets = [bucket(time_range.grain, time) for time in time_range.times]
-    missing: dict[str, list[Number]] = {measure: [None] * len(buckets) for measure in MEASURES}
+    points = len(time_range.starts)
+    missing: dict[str, list[Number]] = {measure: [None] * points for measure in MEASURES}
     series = {}
     for key in keys:
-        by_bucket = {row[0]: row for row in rows.get(key, ())}
-        line = [by_bucket.get(bucket_number) for bucket_number in buckets]
-        series[key] = missing | measures.series(line, time_range.grain.minutes, covered)
+        line = measures.points(rows.get(key, ()), time_range)
+        series[key] = missing | measures.series(line, time_range.step_minutes, covered)
     return series

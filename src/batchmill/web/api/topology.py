@@ -15,8 +15,8 @@ from batchmill.web.api.relations import Relations, read_relations
 from batchmill.web.api.service import name_of
 
 PARAMS = ("from", "to", "grain", "layer")
-MOST_NODES = 500
-MOST_EDGES = 2_000
+MOST_NODES = 1_000
+MOST_EDGES = 5_000
 
 
 @dataclass(slots=True)
