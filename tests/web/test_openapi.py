@@ -15,6 +15,7 @@ from batchmill.store import open_store
 from batchmill.web import make_app
 from batchmill.web.api.openapi import document
 from tests.kit.threads import WAIT_S
+from tests.traces.kit import kept, made_span
 from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
 LIVE = "/api/v1/live"
@@ -48,10 +49,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return store_url
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some kept spans."""
+    return kept(tmp_path_factory.mktemp("spans"), [made_span(1, 1), made_span(1, 2, 1)]).folder
+
+
 @pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    """A server over it."""
-    with serving(url, run=FakeRun(lambda: {"state": "fine"})) as api_client:
+def client(url: str, traces: Path) -> Iterator[Client]:
+    """A server over both."""
+    with serving(url, run=FakeRun(lambda: {"state": "fine"}), traces=traces) as api_client:
         yield api_client
 
 
@@ -80,7 +87,7 @@ def test_answers_are_as_the_document_says(
 def test_every_route_is_in_the_document(url: str) -> None:
     """No path under /api is left out, and none is promised that is not there."""
     paths = [getattr(route, "path", "") for route in make_app(url).routes]
-    routes = {path.replace("{id:path}", "{id}") for path in paths if path.startswith("/api/")}
+    routes = {path.replace(":path}", "}") for path in paths if path.startswith("/api/")}
     assert routes | {LIVE} == document()["paths"].keys()
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from batchmill.traces.files import FileCache, OpenFile, RowGroup
 from batchmill.traces.keeper import KeepStats
 from batchmill.traces.layout import HOUR_US, SCHEMA, list_files
-from batchmill.traces.trace import Trace, spans_of
+from batchmill.traces.trace import Trace, TraceSpan, spans_of
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -100,7 +100,7 @@ class SpanReader:
     def traces(self, trace_ids: Sequence[str]) -> list[Trace]:
         """Several traces, as far as they are kept."""
         table = self._rows(list(trace_ids), SCHEMA.names)
-        spans = defaultdict(list)
+        spans: dict[str, list[TraceSpan]] = defaultdict(list)
         for span in spans_of(table):
             if len(spans[span.trace_id]) < MOST_SPANS:
                 spans[span.trace_id].append(span)

@@ -322,6 +322,44 @@ SCHEMAS: Mapping[str, Schema] = {
 }
 
 
+_TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+_COUNTS: Schema = {"type": "object", "additionalProperties": _COUNT}
+_MAYBE: Schema = {"type": ["integer", "null"]}
+_NO_TEXT: Schema = {"type": ["string", "null"]}
+_SPAN = _object(
+    **dict.fromkeys(("id", "service", "name", "kind", "status"), TEXT),
+    **dict.fromkeys(("parent", "message", "instance"), _NO_TEXT),
+    **dict.fromkeys(("depth", "duration", "resource"), _COUNT),
+    start=_WHOLE,
+    attributes=_TEXTS,
+    events=_list(_object(at=_MAYBE, name=TEXT, attributes={"type": "object"})),
+    critical=_list(_list(_WHOLE)),
+)
+_SUMMARY = _object(
+    **dict.fromkeys(("trace_id", "service", "name"), TEXT),
+    **dict.fromkeys(("duration_us", "spans", "errors", "matched_us"), _COUNT),
+    start_us=_WHOLE,
+    services=_COUNTS,
+)
+_FAULTS = _list(_object(code=_WHOLE, msg=TEXT))
+TRACE_SCHEMAS: Mapping[str, Schema] = {
+    "Traces": _object(**_RANGE, traces=_list(_SUMMARY), more={"type": "boolean"}, oldest=_MAYBE),
+    "Trace": _object(
+        trace_id=TEXT,
+        start_us=_WHOLE,
+        **dict.fromkeys(("duration_us", "missing"), _COUNT),
+        services=_COUNTS,
+        resources=_list(_TEXTS),
+        spans=_list(_SPAN),
+    ),
+    "TraceServices": _object(services={"type": "object"}, kept={"type": "object"}),
+    "Jaeger": _object(
+        data={"type": ["array", "null"]},
+        **dict.fromkeys(("total", "limit", "offset"), _COUNT),
+        errors={**_FAULTS, "type": ["array", "null"]},
+    ),
+}
+
 _MOMENT = r"^(now(-[0-9]{1,6}[smhdw])?|[0-9]{1,10}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{5,8}Z)$"
 
 
@@ -442,7 +480,75 @@ _BETWEEN = [
     _query("end", _SECONDS, "Up to when."),
 ]
 
+
+def _jaeger(about: str, params: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """A path of Jaeger's query service, whose errors have the shape of its results."""
+    responses = {"200": _response("Jaeger", "The result."), **_NO_ACCESS}
+    for code in ("400", "404", "503"):
+        responses[code] = _response("Jaeger", "What is wrong.")
+    return {"get": {"summary": about, "parameters": list(params), "responses": responses}}
+
+
+_NOT_KEPT = "Spans are not kept here."
+_MICROS: Schema = {"type": "integer", "minimum": 0, "maximum": 2**53}
+_TRACE_PATHS: Mapping[str, Mapping[str, Any]] = {
+    "/api/v1/traces": _get(
+        "The newest traces that have a span to which all parameters apply.",
+        "Traces",
+        [
+            _query("service", _SOME_TEXT, "The span's service."),
+            _query("endpoint", _SOME_TEXT, "The span's name."),
+            _query("status", _word("any", "error", "ok")),
+            _query("kind", _word("any", "server", "client", "producer", "consumer", "internal")),
+            _query("min_ms", {"type": "number", "minimum": 0, "maximum": 1e9}),
+            _query("max_ms", {"type": "number", "minimum": 0, "maximum": 1e9}),
+            _query(
+                "attribute",
+                {
+                    "type": "array",
+                    "maxItems": 8,
+                    "items": {"type": "string", "pattern": "^[a-z.]+="},
+                },
+                "key=value, of the span or its resource; may be repeated.",
+            ),
+            *_TIME[:2],
+            _query("limit", _number(1, 500, 20)),
+        ],
+        _NOT_KEPT,
+    ),
+    "/api/v1/traces/services": _get("What is kept.", "TraceServices", (), _NOT_KEPT),
+    "/api/v1/traces/{id}": _get(
+        "One trace, in the order of a waterfall; times in microseconds since its start.",
+        "Trace",
+        [_path("id", "The trace's id.")],
+        "No span of this trace is kept.",
+    ),
+    "/api/services": _jaeger("Jaeger: the services."),
+    "/api/services/{service}/operations": _jaeger(
+        "Jaeger: the names of a service's spans.", [_path("service", "The service's name.")]
+    ),
+    "/api/operations": _jaeger(
+        "Jaeger: the names and kinds of a service's spans.",
+        [_query("service", _SOME_TEXT, required=True), _query("spanKind", _SOME_TEXT)],
+    ),
+    "/api/traces": _jaeger(
+        "Jaeger: traces of a query, or by their ids.",
+        [
+            *(_query(name, _SOME_TEXT) for name in ("service", "operation", "tags", "tag")),
+            *(_query(name, _SOME_TEXT) for name in ("minDuration", "maxDuration", "traceID")),
+            *(_query(name, _MICROS) for name in ("start", "end")),
+            _query("limit", _number(1, 500, 20)),
+        ],
+    ),
+    "/api/traces/{id}": _jaeger("Jaeger: one trace.", [_path("id", "The trace's id.")]),
+    "/api/dependencies": _jaeger(
+        "Jaeger: the calls between services.",
+        [_query(name, _number(60_000, 2**40, 86_400_000)) for name in ("endTs", "lookback")],
+    ),
+}
+
 PATHS: Mapping[str, Mapping[str, Any]] = {
+    **_TRACE_PATHS,
     "/api/v1/status": _get("Whether the store can be read, and how new it is.", "Status"),
     "/api/v1/metrics": _get("The metrics that the store has.", "Metrics"),
     "/api/v1/metrics/{metric}/values": _get(
@@ -621,7 +727,7 @@ def document() -> Mapping[str, Any]:
             "/api/v1/openapi.json": {"get": whole},
         },
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": {**SCHEMAS, **TRACE_SCHEMAS},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],

@@ -7,7 +7,7 @@ import { controls, parameters, read, write } from "../range.js";
 import { format } from "../route.js";
 
 const FIELDS = ["service", "endpoint", "status", "kind", "min_ms", "max_ms", "attribute", "limit"];
-const SIZE = { width: 960, height: 150, left: 54, bottom: 22, top: 10, right: 12 };
+const SIZE = { width: 960, height: 150, left: 54, bottom: 22, top: 16, right: 16 };
 
 export const traceAddress = (id) => format({ page: "trace", argument: id });
 
