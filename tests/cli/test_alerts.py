@@ -26,7 +26,8 @@ def test_check_prints_the_rules(
     """One a line, in words, and how many there are."""
     assert alerts(monkeypatch, "check", str(DEMO_RULES)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "service_errors: service_sla / 100 < 75 in 1 minute; critical"
+    condition = "avg(service_sla / 100) < 75 && avg(service_cpm) >= 20 in 1 minute"
+    assert lines[0] == f"service_errors: {condition}; critical"
     assert lines[-1] == f"{DEMO_RULES}: 3 rules"
 
 

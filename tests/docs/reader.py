@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from batchmill import cli
+from batchmill.alerts import load_rules
 from batchmill.oal import parse
 from batchmill.run import resolve
 from tests.docs.kit import DRAWING, NOTES, OUTPUT, Block, blocks, matches, metric_examples
@@ -115,6 +116,11 @@ class Reader:
 
     def _settings(self, block: Block) -> None:
         file = _parsed(block, tomllib.loads)
+        if {"rule", "slo"} & file.keys():
+            path = self.folder / "alerts.toml"
+            path.write_text(block.text)
+            load_rules(path)
+            return
         resolve(file, block.place, {}, {}, self.folder)
 
     def _properties(self, block: Block) -> None:

@@ -10,11 +10,13 @@ const LEVELS = { critical: "bad", error: "bad", page: "bad", info: "" };
 // The level of a severity: "bad", "warn", or none.
 export const levelOf = (severity) => LEVELS[severity.toLowerCase()] ?? "warn";
 
-// The times in which alerts fired, for TimeChart.mark().
+// The times in which alerts fired, for TimeChart.mark(). An alert fires at the end of a minute, and a
+// chart has the value of a minute at its start: the mark begins with the minute that it fired for.
+const MINUTE_S = 60;
 export const alertMarks = (history) =>
   history.map(({ from, to, severity, rule }) => ({
-    from,
-    to,
+    from: from - MINUTE_S,
+    to: to === null ? null : to - MINUTE_S,
     colour: { bad: "--bad", warn: "--warn" }[levelOf(severity)] ?? "--soft",
     text: `${rule} fired from ${moment(from)} ${to === null ? "on" : `to ${moment(to)}`}`,
   }));
