@@ -169,9 +169,10 @@ class Run:
             {name: round(self.page(name), 3) for name in PAGES},
         )
 
-    def wait_until_counted(self, spans: int) -> float:
-        """Until all spans are in the store; how many seconds that took."""
+    def wait_until_counted(self, least: int = 0) -> float:
+        """Until all spans that are acknowledged now are in the store; how many seconds it took."""
         began = time.monotonic()
+        spans = max(least, int(self.report("ingest").get("acknowledged_spans", 0)))
         while int(self.report("progress").get("spans", 0)) < spans:
             if time.monotonic() - began > 900:
                 raise RuntimeError(f"not all of {spans:,} spans were counted")
@@ -193,10 +194,14 @@ def _tree(pid: int, name: str) -> Iterator[tuple[int, str]]:
     """A process and what it has started; the JVM and its Python workers by names of their own."""
     yield pid, name
     with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        # Any thread may have started it.
+        threads = Path(f"/proc/{pid}/task").glob("*/children")
+        for child in " ".join(file.read_text() for file in threads).split():
             command = Path(f"/proc/{child}/cmdline").read_bytes()
-            title = "Spark's JVM" if b"java" in command.split(b"\0")[0] else f"{name}: workers"
-            yield from _tree(int(child), title if "JVM" not in name else "Spark's workers")
+            title = "Spark's workers" if "Spark" in name else name
+            yield from _tree(
+                int(child), "Spark's JVM" if b"java" in command.split(b"\0")[0] else title
+            )
 
 
 def _rss_mib(pid: int) -> float:
@@ -287,12 +292,12 @@ def main() -> int:
             beside.start()
             run.wait_until_counted(100)
             samples = flood(run, endpoints=given.endpoints, minutes=given.minutes)
-            behind_s = run.wait_until_counted(given.endpoints)
+            behind_s = run.wait_until_counted()
             samples.append(run.sample())
             say(f"all endpoints counted {behind_s:.0f} s after the last was sent")
             say(_line(samples[-1]))
             took_s = burst(run, given.services) if given.services else 0.0
-            after_s = run.wait_until_counted(given.endpoints + given.services)
+            after_s = run.wait_until_counted()
             afterwards = [run.sample() for _ in range(3)]
             say(f"services sent in {took_s:.1f} s, counted {after_s:.0f} s later")
             say(_line(afterwards[-1]))
