@@ -15,7 +15,15 @@ from batchmill.store import EntityName, Snapshot, StoredMetric
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.description import MEASURES, Chart, Group, groups
 from batchmill.web.api.listing import find_entity
-from batchmill.web.api.measures import Number, RangeRows, Row, RowReader, merged
+from batchmill.web.api.measures import (
+    MANY,
+    Number,
+    RangeRows,
+    Row,
+    RowReader,
+    few_or_busiest,
+    merged,
+)
 from batchmill.web.api.parameters import SIZES_S, TimeRange
 from batchmill.web.api.service import MOST, find_service, slow_statements
 from batchmill.web.responses import NotFound
@@ -72,6 +80,8 @@ class _Listed:
     """By key, the kind, id and name of another entity: the other end of a relation."""
     sides: tuple[str, ...] = ()
     """Who may report the calls, the preferred one first."""
+    count: int = 0
+    """How many entities there are, if the less busy are left out."""
 
 
 def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> dict[str, Any]:
@@ -107,7 +117,7 @@ def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> 
         "times": time_range.times,
         "incomplete": coverage.incomplete_s,
         "groups": shown,
-        "lists": [page.listed(of) for of in _lists(snapshot, kind, named, role)],
+        "lists": [page.listed(of) for of in _lists(page, kind, named, role)],
         "statements": _statements(snapshot, kind, named, time_range),
     }
 
@@ -278,8 +288,13 @@ class _PageReader:
             "label": of.label,
             "empty": of.empty,
             "rows": rows,
-            "left_out": max(0, len(lines) - MOST),
+            "left_out": max(0, max(of.count, len(lines)) - MOST),
         }
+
+    def few(self, kind: str, most: int = MOST, **ids: str) -> tuple[list[EntityName], int]:
+        """The entities whose ids begin or end so; of many the busiest, and their count."""
+        sets = [group.measures for group in groups(self.metrics, kind)]
+        return few_or_busiest(self.snapshot, kind, sets, self.time_range, most, **ids)
 
     def _busiest(
         self, of: _Listed, candidates: Iterable[Group], side: str | None
@@ -346,31 +361,36 @@ def _labels(lines: Mapping[str, Any], total: Mapping[str, Number]) -> list[str]:
     return sorted(lines, key=lambda label: (-(total.get(label) or 0), label))
 
 
-def _lists(snapshot: Snapshot, kind: str, named: EntityName, role: str | None) -> Iterable[_Listed]:
+def _lists(page: _PageReader, kind: str, named: EntityName, role: str | None) -> Iterable[_Listed]:
     id_ = named.id
     if kind == "service":
-        yield from _parts(snapshot, named, role)
-        yield from _relations(snapshot, "service_relation", id_, "Service", ("service", 1))
+        yield from _parts(page, named, role)
+        yield from _relations(page, "service_relation", id_, "Service", ("service", 1))
     elif kind == "instance":
-        yield from _relations(snapshot, "instance_relation", id_, "Instance", ("instance", 1))
+        yield from _relations(page, "instance_relation", id_, "Instance", ("instance", 1))
     elif kind == "endpoint" and "_" in id_:
         dashed = id_.replace("_", "-", 1)
-        yield from _relations(snapshot, "endpoint_relation", dashed, "Endpoint", ("endpoint", 2))
+        yield from _relations(page, "endpoint_relation", dashed, "Endpoint", ("endpoint", 2))
     elif kind == "service_relation" and len(ends := id_.split("-")) == 2:
         for part, title, mark in (
             ("endpoint_relation", "Endpoints", f"-{ends[1]}-"),
             ("instance_relation", "Instances", f"-{ends[1]}_"),
         ):
             begins = f"{ends[0]}-" if part == "endpoint_relation" else f"{ends[0]}_"
-            among = snapshot.find(part, id_begins=begins, most=_MOST_PARTS)
+            among = page.snapshot.find(part, id_begins=begins, most=_MOST_PARTS)
             inside = [relation for relation in among if mark in relation.id]
+            count = 0
+            if len(inside) > MANY:
+                count = len(inside)
+                busy, _ = page.few(part, _MOST_PARTS, id_begins=begins)
+                inside = [relation for relation in busy if mark in relation.id][:MOST]
             shown = {
                 relation.key: (part, relation.id, _between(part, relation.id))
                 for relation in inside
             }
             empty = f"No calls between {title.lower()} in this time range."
             heading = f"Calls between {title.lower()}"
-            yield _Listed(part, heading, "Caller → callee", empty, inside, shown)
+            yield _Listed(part, heading, "Caller → callee", empty, inside, shown, count=count)
 
 
 def _between(kind: Any, id_: str) -> str:
@@ -381,17 +401,17 @@ def _between(kind: Any, id_: str) -> str:
     return f"{names[1]} → {names[3]}"
 
 
-def _parts(snapshot: Snapshot, named: EntityName, role: str | None) -> Iterable[_Listed]:
+def _parts(page: _PageReader, named: EntityName, role: str | None) -> Iterable[_Listed]:
     names = _PARTS_OF.get(role or "", ("Endpoints", "Endpoint", "Instances", "Instance"))
     for part, title, label in (("endpoint", *names[:2]), ("instance", *names[2:])):
-        some = snapshot.find(part, id_begins=f"{named.id}_", most=_MOST_PARTS)
+        some, count = page.few(part, id_begins=f"{named.id}_")
         if some or role is None:
             empty = f"No calls to {title.lower()} in this time range."
-            yield _Listed(f"{part}s", title, label, empty, some)
+            yield _Listed(f"{part}s", title, label, empty, some, count=count)
 
 
 def _relations(
-    snapshot: Snapshot, kind: str, id_: str, label: str, end: tuple[str, int]
+    page: _PageReader, kind: str, id_: str, label: str, end: tuple[str, int]
 ) -> Iterable[_Listed]:
     """Callers and callees; each as the entity itself reports it, else as the other side does."""
     of, length = end
@@ -401,7 +421,7 @@ def _relations(
     ):
         callers = key == "callers"
         where = {"id_ends": f"-{id_}"} if callers else {"id_begins": f"{id_}-"}
-        relations = snapshot.find(kind, most=_MOST_PARTS, **where)
+        relations, count = page.few(kind, **where)
         shown = {}
         for relation in relations:
             parts = relation.id.split("-")
@@ -412,7 +432,7 @@ def _relations(
             shown[relation.key] = (of, other, name)
         way = "from" if callers else "to"
         empty = f"No calls {way} other {of}s in this time range."
-        yield _Listed(key, title, label, empty, relations, shown, sides)
+        yield _Listed(key, title, label, empty, relations, shown, sides, count)
 
 
 def _statements(

@@ -11,7 +11,7 @@ from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.description import described
-from batchmill.web.api.measures import RowReader, by_entity
+from batchmill.web.api.measures import MANY, RowReader, busiest, by_entity
 from batchmill.web.api.parameters import TimeRange, bucket, choice, whole
 from batchmill.web.responses import BadRequest, NotFound
 
@@ -103,10 +103,12 @@ def values(
     reader = RowReader(snapshot, {"value": metric}, layer)
     measures = reader.measures
     over: dict[int, Value] = {}
+    count = 0
     if order == "top":
-        over = _over(reader, coverage, keys)
+        over = _over(reader, coverage, _busy(snapshot, metric, time_range, keys))
+        count = len(keys) if len(keys) > MANY else 0
         keys = sorted(over, key=lambda key: -_size(over[key]))
-    keys, left_out = keys[:limit], max(0, len(keys) - limit)
+    keys, left_out = keys[:limit], max(0, max(count, len(keys)) - limit)
     if order == "id":
         over = _over(reader, coverage, keys)
     rows = by_entity(reader.rows(time_range.buckets, keys))
@@ -146,6 +148,22 @@ def values(
         "series": series,
         "left_out": left_out,
     }
+
+
+def _busy(
+    snapshot: Snapshot, metric: StoredMetric, time_range: TimeRange, keys: list[int]
+) -> list[int]:
+    """All of few entities; of many the busiest, if a metric of the same events counts them."""
+    counting = [
+        other
+        for other in snapshot.metrics()
+        if other.source == metric.source and other.function == "cpm"
+    ]
+    if len(keys) <= MANY or not counting:
+        return keys
+    ranking = busiest(snapshot, {"cpm": counting[0]}, time_range, most=len(keys))
+    among = frozenset(keys)
+    return [key for key in ranking.keys if key in among][:MANY] if ranking else keys
 
 
 def _over(reader: RowReader, coverage: Coverage, keys: Sequence[int]) -> dict[int, Value]:

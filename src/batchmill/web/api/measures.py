@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
 from batchmill.sources import Grain
-from batchmill.store import BucketList, Buckets, Cell, Ranking, Snapshot, StoredMetric
+from batchmill.store import BucketList, Buckets, Cell, EntityName, Ranking, Snapshot, StoredMetric
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
@@ -430,6 +430,11 @@ class RowReader:
         )
         return {key: RangeRows(rows, less.get(key, [])) for key, rows in more.items()}
 
+    def room(self, coverage: Coverage) -> int:
+        """The totals of how many entities can be read within the limit, whatever rows they have."""
+        cover = coverage.totals.cover(coverage.newest, less=self.measures.can_subtract)
+        return self.left // max(1, sum(len(piece) for piece in (*cover.more, *cover.less)))
+
 
 MANY = 2_000
 """Of more entities than this, pages show the busiest, which the database finds."""
@@ -454,6 +459,34 @@ def busiest(
     grain = Grain.HOUR if time_range.end_s - time_range.start_s <= _DAYS_ABOVE_S else Grain.DAY
     buckets = replace(time_range, grain=grain, merged=1).buckets
     return snapshot.busiest(metric, buckets, most=most, **which)
+
+
+def few_or_busiest(
+    snapshot: Snapshot,
+    kind: str,
+    sets: Iterable[MeasureSet],
+    time_range: TimeRange,
+    most: int,
+    **ids: str,
+) -> tuple[list[EntityName], int]:
+    """The entities whose ids begin or end so; of many the busiest, and their count.
+
+    ``most`` of each set of measures, the busiest first. The count is 0 if none is left out.
+    """
+    few = snapshot.find(kind, **ids, most=MANY + 1)
+    if len(few) <= MANY:
+        return few, 0
+    keys: dict[int, None] = {}
+    count = 0
+    metrics = snapshot.metrics()
+    for measure_set in sets:
+        chosen = measure_set.chosen(metrics, time_range)
+        ranking = busiest(snapshot, chosen, time_range, most, kind=kind, **ids)
+        if ranking is not None:
+            keys |= dict.fromkeys(ranking.keys)
+            count = max(count, ranking.total)
+    names = snapshot.entity_names(keys)
+    return [names[key] for key in keys if key in names], count
 
 
 def by_entity(rows: Iterable[Row]) -> dict[int, list[Row]]:

@@ -22,10 +22,11 @@ from batchmill.web.api.measures import (
     Number,
     RangeRows,
     RowReader,
+    few_or_busiest,
     merged,
 )
 from batchmill.web.api.parameters import TimeRange
-from batchmill.web.api.relations import read_relations
+from batchmill.web.api.relations import SIDES, read_relations
 from batchmill.web.responses import NotFound
 
 PARAMS = ("from", "to", "grain")
@@ -46,21 +47,27 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     metrics = snapshot.metrics()
     coverage = Coverage.read(snapshot, time_range, metrics)
     entity = find_service(snapshot, given)
-    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
-    onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
-    seen = _seen_by(snapshot, coverage, metrics, entity, towards)
+    seen = _seen_by(snapshot, coverage, metrics, entity)
     own = seen.own(coverage)
     listed, left_out = {}, {}
     for name, entity_kind, kind in (
         ("endpoints", "endpoint", ENDPOINT),
         ("instances", "instance", INSTANCE),
     ):
-        parts = snapshot.find(entity_kind, id_begins=f"{entity.id}_", most=_MOST_PARTS)
+        parts, count = few_or_busiest(
+            *(snapshot, entity_kind, [kind], time_range, MOST), id_begins=f"{entity.id}_"
+        )
         shown = _busiest(snapshot, coverage, metrics, parts, kind)
-        listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
-    for name, relations in (("callers", towards), ("callees", onwards)):
+        listed[name], left_out[name] = shown[:MOST], max(0, max(count, len(shown)) - MOST)
+    for name, ids in (
+        ("callers", {"id_ends": f"-{entity.id}"}),
+        ("callees", {"id_begins": f"{entity.id}-"}),
+    ):
+        relations, count = few_or_busiest(
+            *(snapshot, "service_relation", SIDES.values(), time_range, MOST), **ids
+        )
         shown = _related(snapshot, coverage, metrics, relations, caller=name == "callers")
-        listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
+        listed[name], left_out[name] = shown[:MOST], max(0, max(count, len(shown)) - MOST)
     statements = slow_statements(snapshot, entity, time_range)
     return {
         "service": {
@@ -133,7 +140,6 @@ def _seen_by(
     coverage: Coverage,
     metrics: Sequence[StoredMetric],
     entity: EntityName,
-    towards: Sequence[EntityName],
 ) -> _Seen:
     """Who measures a service: itself; else its clients, who report accesses, or calls."""
 
@@ -141,12 +147,13 @@ def _seen_by(
         return RowReader(snapshot, kind.chosen(metrics, coverage.range))
 
     itself = _Seen("itself", reader_of(SERVICE), [entity.key])
-    callers = _Seen("callers", reader_of(CALLER_SIDE), [relation.key for relation in towards])
     accesses = [_Seen("callers", reader_of(kind), [entity.key]) for kind in (DATABASE, CACHE)]
-    for seen in (itself, *accesses, callers):
+    for seen in (itself, *accesses):
         if seen.reader.rows(coverage.range.buckets, seen.keys):
             return seen
-    return itself
+    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
+    callers = _Seen("callers", reader_of(CALLER_SIDE), [relation.key for relation in towards])
+    return callers if callers.reader.rows(coverage.range.buckets, callers.keys) else itself
 
 
 def _busiest(
