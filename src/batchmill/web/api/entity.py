@@ -291,7 +291,7 @@ class _PageReader:
             "left_out": max(0, max(of.count, len(lines)) - MOST),
         }
 
-    def few(self, kind: str, most: int = MOST, **ids: str) -> tuple[list[EntityName], int]:
+    def few(self, kind: str, most: int = MOST, /, **ids: str) -> tuple[list[EntityName], int]:
         """The entities whose ids begin or end so; of many the busiest, and their count."""
         sets = [group.measures for group in groups(self.metrics, kind)]
         return few_or_busiest(self.snapshot, kind, sets, self.time_range, most, **ids)

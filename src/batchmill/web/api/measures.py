@@ -467,6 +467,7 @@ def few_or_busiest(
     sets: Iterable[MeasureSet],
     time_range: TimeRange,
     most: int,
+    /,
     **ids: str,
 ) -> tuple[list[EntityName], int]:
     """The entities whose ids begin or end so; of many the busiest, and their count.
