@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ PAGES = {
     "service": f"#/service/cart?{OWN}",
     "topology": f"#/topology?{OWN}",
     "explore": f"#/explore?{OWN}",
+    "traces": f"#/traces?{OWN}",
+    "alerts": f"#/alerts?{OWN}",
     "pipeline": "#/pipeline",
 }
 
@@ -278,7 +281,8 @@ def test_all_pages_fit_a_phone_in_light_and_dark(browser: Browser, served: Serve
             page.reload()  # so that each begins anew
             page.locator("main[aria-busy]").wait_for(state="detached")
             page.locator("#live[data-state=live]").wait_for()
-            page.wait_for_function(f"document.documentElement.scrollWidth <= {PHONE[0]}")
+            fits = f"document.documentElement.scrollWidth <= {PHONE[0]}"
+            expect_value(page, partial(page.evaluate, fits), True)
             keep_shot(page, f"{name}-phone-dark")
         body, theme = page.locator("body"), page.get_by_label("Theme")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
