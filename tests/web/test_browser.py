@@ -219,7 +219,7 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
         lambda: [row[:5] for row in table_rows(page, "Slow statements")],
         [[SLOWEST, "orders-db", "900 ms", "7", "6.30 s"]],
     )
-    page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
+    expect(page.locator(".chart canvas")).to_have_count(5)
     page.get_by_text("Values as a table").click()
     values = page.get_by_role("table", name="Values over time").locator("tbody tr")
     expect(values).to_have_count(60)
@@ -268,7 +268,8 @@ def test_a_commit_shows_by_itself(seen: Watched, served: Served) -> None:
     expect(page.get_by_role("link", name="s30")).to_be_focused()
     expect(page.locator("table.services")).to_have_attribute("data-same", "yes")
     # But for the row that came in above.
-    page.wait_for_function("Math.abs(window.scrollY - 500) < 80")
+    near = "Math.abs(window.scrollY - 500) < 80"
+    expect_value(page, lambda: page.evaluate(near), True)
     head = page.get_by_role("columnheader", name="Service")
     expect(head).to_have_attribute("aria-sort", "ascending")
 

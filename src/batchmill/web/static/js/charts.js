@@ -123,12 +123,11 @@ export class TimeChart {
   #drawn() {
     const [times, ...series] = this.#data;
     const first = this.#firstIncomplete();
-    const nothing = times.map(() => null);
     return [
       times,
       ...series.map((values) => values.map((value, index) => (index < first ? value : null))),
       ...series.map((values) => values.map((value, index) => (index >= first - 1 && first < times.length ? value : null))),
-      ...series.map((_values, index) => this.#before?.series[index]?.slice(0, times.length) ?? nothing),
+      ...series.map((_values, index) => times.map((_at, place) => this.#before?.series[index]?.[place] ?? null)),
     ];
   }
 
@@ -196,7 +195,7 @@ export class TimeChart {
     const stroke = colour(alone ? "--soft" : line.colour);
     return {
       label: this.#before?.name ?? "before",
-      class: this.#before && alone ? "" : "unlisted",
+      class: this.#before && alone ? "earlier" : "unlisted",
       stroke,
       width: 1.3,
       dash: [6, 4],
