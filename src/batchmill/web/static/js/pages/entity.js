@@ -258,7 +258,9 @@ function listOf({ key, title, label }, query) {
       : [number("avg", "Average", formatOf("ms")), number("p99", "p99", formatOf("ms")), number("success", "Success", percent, grade)]),
   ];
   const table = new DataTable({ caption: title, columns, key: (row) => row.relation?.id ?? row.entity.id, sort: { key: "cpm", order: "desc" } });
-  return listPanel(title, key, table);
+  const part = listPanel(title, key, table);
+  part.element.classList.toggle("wide", relations); // it has the values of both sides
+  return part;
 }
 
 function listPanel(title, key, table) {
