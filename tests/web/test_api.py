@@ -474,6 +474,7 @@ def test_postgresql_answers_the_same(postgres_url: str, calls_store: str) -> Non
             for answer in (ours, theirs):
                 answer.pop("now", None)
                 answer.pop("answers", None)
+                answer.get("store", {}).pop("url", None)
             assert ours == theirs, path
         service = one.get("/api/v1/services/cart", **query)
         assert service == other.get("/api/v1/services/cart", **query)

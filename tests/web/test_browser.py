@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ PAGES = {
     "services": f"#/services?{OWN}",
     "service": f"#/service/cart?{OWN}",
     "topology": f"#/topology?{OWN}",
+    "explore": f"#/explore?{OWN}",
+    "traces": f"#/traces?{OWN}",
+    "alerts": f"#/alerts?{OWN}",
     "pipeline": "#/pipeline",
 }
 
@@ -172,12 +176,12 @@ def test_the_range_and_the_grain_are_requested(seen: Watched) -> None:
     page.get_by_role("radio", name="6h").check()
     seen.wait_for_request("from=now-6h&to=now&grain=auto")
     expect_services(page, "shop", "cart")
-    page.get_by_label("Grain").select_option("hour")
+    page.get_by_label("Step").select_option("hour")
     expect(page).to_have_url(re.compile("grain=hour"))
     seen.wait_for_request("from=now-6h&to=now&grain=hour")
     page.get_by_role("radio", name="30d").check()
-    expect(page.get_by_label("Grain").locator("option[value=minute]")).to_be_disabled()
-    expect(page).to_have_url(re.compile("range=30d"))
+    expect(page.get_by_label("Step").locator("option[value=minute]")).to_be_disabled()
+    expect(page).to_have_url(re.compile("from=now-30d"))
     seen.wait_for_request("from=now-30d")
     expect_services(page, "shop", "cart")
 
@@ -207,15 +211,15 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     figures = ["5.0", "700 ms", "696 ms", "100.00 %"]
     expect_table(page, "Endpoints", {"POST /cart": figures})
     expect_table(page, "Instances", {"cart-1": figures})
-    called = ["5.0", "700 ms", "700 ms", "100.00 %", "100.00 %"]
+    called = ["5.0", "700 ms", "700 ms", "100.00 %", "100.00 %", "Details"]
     expect_table(page, "Called by", {"shop": called})
-    expect_table(page, "Calls", {"orders-db": ["2.0", "5 ms", NONE, "100.00 %", NONE]})
+    expect_table(page, "Calls", {"orders-db": ["2.0", "5 ms", NONE, "100.00 %", NONE, "Details"]})
     expect_value(
         page,
         lambda: [row[:5] for row in table_rows(page, "Slow statements")],
         [[SLOWEST, "orders-db", "900 ms", "7", "6.30 s"]],
     )
-    page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
+    expect(page.locator(".chart canvas")).to_have_count(5)
     page.get_by_text("Values as a table").click()
     values = page.get_by_role("table", name="Values over time").locator("tbody tr")
     expect(values).to_have_count(60)
@@ -228,8 +232,8 @@ def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
     """Each service a box that leads to its page, each relation a line; the same as a table."""
     page = seen.open(PAGES["topology"])
     expected = [
-        ["shop", "cart", "5.0", *["700 ms"] * 2, *["696 ms"] * 2, *["100.00 %"] * 2],
-        ["cart", "orders-db", "2.0", "5 ms", NONE, "5.0 ms", NONE, "100.00 %", NONE],
+        ["shop", "cart", "5.0", *["700 ms"] * 2, *["696 ms"] * 2, *["100.00 %"] * 2, "Details"],
+        ["cart", "orders-db", "2.0", "5 ms", NONE, "5.0 ms", NONE, "100.00 %", NONE, "Details"],
     ]
     expect_value(page, lambda: table_rows(page, "Calls between services"), expected)
     left_to_right = """nodes => nodes
@@ -264,7 +268,8 @@ def test_a_commit_shows_by_itself(seen: Watched, served: Served) -> None:
     expect(page.get_by_role("link", name="s30")).to_be_focused()
     expect(page.locator("table.services")).to_have_attribute("data-same", "yes")
     # But for the row that came in above.
-    page.wait_for_function("Math.abs(window.scrollY - 500) < 80")
+    near = "Math.abs(window.scrollY - 500) < 80"
+    expect_value(page, lambda: page.evaluate(near), True)
     head = page.get_by_role("columnheader", name="Service")
     expect(head).to_have_attribute("aria-sort", "ascending")
 
@@ -277,7 +282,8 @@ def test_all_pages_fit_a_phone_in_light_and_dark(browser: Browser, served: Serve
             page.reload()  # so that each begins anew
             page.locator("main[aria-busy]").wait_for(state="detached")
             page.locator("#live[data-state=live]").wait_for()
-            page.wait_for_function(f"document.documentElement.scrollWidth <= {PHONE[0]}")
+            fits = f"document.documentElement.scrollWidth <= {PHONE[0]}"
+            expect_value(page, partial(page.evaluate, fits), True)
             keep_shot(page, f"{name}-phone-dark")
         body, theme = page.locator("body"), page.get_by_label("Theme")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")

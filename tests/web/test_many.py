@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchmill.store import open_store
-from batchmill.web.api import overview, service, topology
+from batchmill.web.api import entity, listing, measures, overview, topology
 from tests.web.kit import START_S, Call, CallWriter, Client, serving
 
 MANY = 40
@@ -46,7 +46,7 @@ def both(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     def ask(path: str, **params: Any) -> tuple[Any, Any]:
         everything = client.get(path, **params, **RANGE)
         with monkeypatch.context() as patch:
-            for module in (overview, service, topology):
+            for module in (entity, listing, measures, overview, topology):
                 patch.setattr(module, "MANY", MANY)
             return client.get(path, **params, **RANGE), everything
 
@@ -63,6 +63,7 @@ SERVICES = 1 + 30 + FLOOD
 def test_the_busiest_services_and_how_many_there_are(both: Both) -> None:
     """As if all had been read and the first ones shown."""
     few, everything = both("/api/v1/services", limit=25)
+    assert few.pop("lowest")["success"] == everything.pop("lowest")["success"] == 1
     assert few == everything
     assert few["total"] == SERVICES
     assert [entry["name"] for entry in few["services"][:2]] == ["s29", "s28"]
@@ -112,3 +113,26 @@ def test_a_service_that_calls_many(both: Both) -> None:
     few, everything = both("/api/v1/services/gate")
     assert few["callees"][:29] == everything["callees"][:29]
     assert few["left_out"]["callees"] == everything["left_out"]["callees"] == 30 + FLOOD - 100
+
+
+def test_the_page_of_a_service_with_many_endpoints_and_callees(both: Both) -> None:
+    """Its lists are the same as if all had been read, but for which of equally busy ones."""
+    for path, key, busy, count in (
+        ("s29", "endpoints", 3, 3 + FLOOD),
+        ("gate", "callees", 29, 30 + FLOOD),
+    ):
+        few, everything = (
+            next(shown for shown in page["lists"] if shown["key"] == key)
+            for page in both(f"/api/v1/entities/service/{path}")
+        )
+        assert few["rows"][:busy] == everything["rows"][:busy]
+        assert len(few["rows"]) == 100
+        assert few["left_out"] == everything["left_out"] == count - 100
+
+
+def test_the_largest_values_of_many(both: Both) -> None:
+    """The explorer's first lines: as if all had been read."""
+    few, everything = both("/api/v1/metrics/service_cpm/values", order="top", limit=8)
+    assert few == everything
+    assert few["left_out"] == SERVICES - 8
+    assert few["series"][0]["entity"]["name"] == "s29"

@@ -114,3 +114,19 @@ def test_other_paths_are_404(port: int, path: str) -> None:
     response, body = ask(port, path)
     assert response.status == 404
     assert b"error" in body
+
+
+@pytest.mark.parametrize(
+    ("path", "view"),
+    [
+        ("/explore?metric=service_cpm&from=now-2h", "./#/explore?metric=service_cpm&from=now-2h"),
+        ("/traces?service=a%20b", "./#/traces?service=a%20b"),
+        ("/service/c2hvcA%3D%3D.1", "../#/service/c2hvcA%3D%3D.1"),
+        ("/trace/0af7", "../#/trace/0af7"),
+    ],
+)
+def test_an_address_without_a_hash_leads_to_its_view(port: int, path: str, view: str) -> None:
+    """By a relative redirect, which also works under a path of a proxy."""
+    response, _ = ask(port, path)
+    assert response.status == 307
+    assert response.headers["location"] == view

@@ -69,7 +69,7 @@ def test_without_parameters_it_is_the_last_hour() -> None:
     [
         ({"from": "now", "to": "now-1h"}, "from must lie before to"),
         ({"from": "now-2d", "grain": "minute"}, "2,881 buckets of one minute, and at most 1,500"),
-        ({"grain": "week"}, "minute, hour, day or auto"),
+        ({"grain": "week"}, "minute, 5m, 10m, hour, day or auto"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(params: dict[str, str], reason: str) -> None:
@@ -141,3 +141,17 @@ def test_a_long_range_is_covered_by_coarse_buckets() -> None:
         ("hour", 1),
         ("minute", 30),
     ]
+
+
+@pytest.mark.parametrize(("grain", "minutes"), [("5m", 5), ("10m", 10), ("hour", 60)])
+def test_points_begin_at_multiples_of_their_length(grain: str, minutes: int) -> None:
+    """However the range begins; their buckets are all those of whole points."""
+    start_s = 1_709_208_000 + 7 * 60
+    params = {"from": str(start_s), "to": str(start_s + 7200), "grain": grain}
+    time_range = read_range(params, start_s + 7200)
+    assert time_range.step == grain
+    assert time_range.step_minutes == minutes
+    assert all(time % (60 * minutes) == 0 for time in time_range.times)
+    assert time_range.times[0] <= start_s < time_range.times[0] + 60 * minutes
+    per_point = 1 if grain == "hour" else minutes
+    assert len(time_range.buckets) > per_point * (len(time_range.times) - 1)

@@ -56,7 +56,8 @@ def test_a_store_that_comes_later_is_read(tmp_path: Path) -> None:
         _write(_url(tmp_path), Call("shop", START_S))
         assert _names(client) == ["shop"]
         report = client.get("/api/v1/status")
-        assert (report["store"], report["newest_minute"]) == ({"ok": True, "fault": None}, START_S)
+        store = {"ok": True, "fault": None, "url": _url(tmp_path)}
+        assert (report["store"], report["newest_minute"]) == (store, START_S)
 
 
 def test_a_replaced_store_is_read(tmp_path: Path) -> None:

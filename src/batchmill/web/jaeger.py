@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ from starlette.routing import BaseRoute, Route
 
 from batchmill.store import Snapshot
 from batchmill.traces import SpanReader, Trace, TraceQuery, TraceSpan
-from batchmill.web.api.measures import CALLEE_SIDE, CALLER_SIDE, RowReader
+from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.parameters import TimeRange, read_range
+from batchmill.web.api.relations import read_relations
 from batchmill.web.api.service import name_of
 from batchmill.web.api.traces import MOST_TRACES, NOT_KEPT
 from batchmill.web.query_pool import QueryPool
@@ -229,20 +231,12 @@ def _tag(key: str, text: str) -> dict[str, Any]:
 
 def dependencies(snapshot: Snapshot, time_range: TimeRange) -> list[dict[str, Any]]:
     """How often services called each other, by the metrics of relations."""
-    newest = snapshot.newest_minute()
     metrics = snapshot.metrics()
-    calls: dict[tuple[str, str], int] = {}
-    # As in the topology: what the callee reports, else what its callers do.
-    for kind in (CALLEE_SIDE, CALLER_SIDE):
-        reader = RowReader(snapshot, kind.chosen(metrics, time_range))
-        if not reader.metrics:
-            continue
-        rows = reader.ranged(time_range, newest)
-        for key, named in snapshot.entity_names(rows).items():
-            ends = named.id.split("-")
-            count = reader.measures.calls(rows[key])
-            if len(ends) == 2 and count:
-                calls.setdefault((name_of(ends[0]), name_of(ends[1])), count)
+    coverage = Coverage.read(snapshot, time_range, metrics)
+    calls: Counter[tuple[str, str]] = Counter()
+    for relation in read_relations(snapshot, coverage, metrics).by_key.values():
+        caller, callee = map(name_of, relation.ends)
+        calls[caller, callee] += relation.calls
     return [
         {"parent": caller, "child": callee, "callCount": count}
         for (caller, callee), count in sorted(calls.items())

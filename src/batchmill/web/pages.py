@@ -11,10 +11,11 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 _FOLDER = Path(__file__).parent / "static"
@@ -37,6 +38,12 @@ _HEADERS = {
 }
 """In addition to those of every response. Only our own files: no inline script or style, no other
 host, no framing, and no text that becomes markup."""
+
+VIEWS = ("services", "topology", "explore", "traces", "alerts", "pipeline")
+VIEWS_OF_ONE = (
+    *("service", "database", "cache", "queue", "instance", "endpoint", "topic", "entity"),
+    *("relation", "instance-relation", "endpoint-relation", "trace"),
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,20 @@ async def _static(request: Request) -> Response:
     return _response(request, request.path_params["path"])
 
 
+async def _view(request: Request) -> Response:
+    """The address of a view without ``#``, such as ``/explore?metric=…``: leads to the view.
+
+    Relative, so that it also works behind a proxy that serves the pages under a path of its own.
+    """
+    path = request.url.path.lstrip("/")
+    query = f"?{request.url.query}" if request.url.query else ""
+    root = "../" * path.count("/") or "./"
+    return RedirectResponse(f"{root}#/{quote(path, safe='/')}{query}")
+
+
 def routes() -> list[BaseRoute]:
     """The routes of the page and its files; GET and HEAD only."""
     _files()
-    return [Route("/", _index), Route("/static/{path:path}", _static)]
+    views = [Route(f"/{name}", _view) for name in VIEWS]
+    views += [Route(f"/{name}/{{argument}}", _view) for name in VIEWS_OF_ONE]
+    return [Route("/", _index), Route("/static/{path:path}", _static), *views]

@@ -10,6 +10,7 @@ import pytest
 
 from batchmill.run import Home
 from batchmill.store import open_store
+from batchmill.traces import SpanKeeper
 from tests.kit.servers.browser import (
     PHONE,
     Watched,
@@ -18,7 +19,7 @@ from tests.kit.servers.browser import (
     running_chromium,
     watched_page,
 )
-from tests.traces.kit import HOUR, NOW, SpanKeeper, made_span, write_spans
+from tests.traces.kit import HOUR, NOW, made_span, write_spans
 from tests.web.pages_kit import serving
 
 pytest.importorskip("playwright.sync_api")

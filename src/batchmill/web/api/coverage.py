@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from batchmill.store import Snapshot, StoredMetric
-from batchmill.web.api.parameters import MINUTE_S, SIZES_S, TimeRange, minute_end_s
+from batchmill.web.api.parameters import MINUTE_S, TimeRange, minute_end_s
 
 SOURCES = ("Service", "ServiceRelation", "DatabaseAccess", "CacheAccess")
 """The event types whose first row is the first data."""
@@ -59,14 +59,14 @@ class Coverage:
 
     @property
     def minutes_by_bucket(self) -> list[int]:
-        """How many minutes of each bucket of the range have data; at least 1."""
-        size_s = SIZES_S[self.range.grain]
+        """How many minutes of each point of the range have data; at least 1."""
+        size_s = self.range.step_minutes * MINUTE_S
         return [self._minutes(start_s, start_s + size_s) for start_s in self.range.starts]
 
     @property
     def incomplete_s(self) -> int | None:
-        """The start of the first bucket that may still grow; None if none does."""
-        size_s = SIZES_S[self.range.grain]
+        """The start of the first point that may still grow; None if none does."""
+        size_s = self.range.step_minutes * MINUTE_S
         starts = self.range.starts
         return next((start_s for start_s in starts if start_s + size_s > self.complete_s), None)
 

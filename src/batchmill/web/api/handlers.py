@@ -13,10 +13,10 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.run import StatusReader
 from batchmill.store import Snapshot
-from batchmill.web.api import alerts, listing, openapi, overview, service, topology
+from batchmill.web.api import alerts, entity, listing, openapi, overview, service, topology
 from batchmill.web.api.listing import epoch
 from batchmill.web.api.measures import MeasureCache
-from batchmill.web.api.parameters import checked, read_params, read_range
+from batchmill.web.api.parameters import checked, read_list, read_params, read_range
 from batchmill.web.query_pool import QueryPool
 from batchmill.web.responses import Unavailable, as_json
 
@@ -45,6 +45,7 @@ class Api:
             Route(f"{V1}/metrics", self.metrics),
             Route(f"{V1}/metrics/{{metric}}/values", self.values),
             Route(f"{V1}/entities", self.entities),
+            Route(f"{V1}/entities/{{kind}}/{{id:path}}", self.entity),
             Route(f"{V1}/services", self.services),
             # An id is base64, which may hold a slash.
             Route(f"{V1}/services/{{id:path}}", self.service),
@@ -59,15 +60,16 @@ class Api:
         read_params(request.query_params, ())
         fault: str | None = None
         newest: int | None = None
+        url: str | None = None
         try:
-            newest = await self._pool.query(lambda store: store.newest_minute())
+            newest, url = await self._pool.query(lambda store: (store.newest_minute(), store.url))
         except Unavailable as error:
             fault = error.reason
         return as_json(
             {
                 "version": batchmill.__version__,
                 "now": int(self._clock()),
-                "store": {"ok": fault is None, "fault": fault},
+                "store": {"ok": fault is None, "fault": fault, "url": url},
                 "newest_minute": None if newest is None else epoch(newest),
                 "answers": dict(self._pool.answers),
             }
@@ -107,16 +109,26 @@ class Api:
     async def values(self, request: Request) -> Response:
         """The values of a metric."""
         name = checked("metric", request.path_params["metric"])
-        params = self._params(request, listing.VALUE_PARAMS)
+        params = read_params(request.query_params, listing.VALUE_PARAMS, ("entity",))
+        chosen = read_list(request.query_params, "entity", listing.MOST_CHOSEN)
         time_range = read_range(params, self._clock())
         return await self._respond(
-            lambda snapshot: listing.values(snapshot, name, time_range, params)
+            lambda snapshot: listing.values(snapshot, name, time_range, params, chosen)
         )
 
     async def entities(self, request: Request) -> Response:
         """All entities."""
         params = self._params(request, listing.ENTITY_PARAMS)
         return await self._respond(lambda snapshot: listing.entities(snapshot, params))
+
+    async def entity(self, request: Request) -> Response:
+        """One entity over a range."""
+        kind = checked("kind", request.path_params["kind"])
+        given = checked("id", request.path_params["id"])
+        time_range = read_range(self._params(request, entity.PARAMS), self._clock())
+        return await self._respond(
+            lambda snapshot: entity.entity(snapshot, kind, given, time_range)
+        )
 
     async def topn(self, request: Request) -> Response:
         """The slowest calls."""

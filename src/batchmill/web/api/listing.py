@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from batchmill.export import series_names
+from batchmill.oal import Value
 from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.store import Buckets, EntityName, Snapshot, StoredMetric, TopRecord
 from batchmill.web.api.coverage import Coverage
-from batchmill.web.api.measures import RowReader, by_entity
-from batchmill.web.api.parameters import TimeRange, bucket, whole
+from batchmill.web.api.description import described
+from batchmill.web.api.measures import MANY, RowReader, busiest, by_entity
+from batchmill.web.api.parameters import TimeRange, bucket, choice, whole
 from batchmill.web.responses import BadRequest, NotFound
 
 ENTITY_PARAMS = ("kind", "name", "layer", "limit", "offset")
-VALUE_PARAMS = ("entity", "from", "to", "grain", "layer", "limit")
+VALUE_PARAMS = ("entity", "from", "to", "grain", "layer", "search", "order", "limit")
+VALUE_ORDERS = ("id", "top")
 TOPN_PARAMS = ("stream", "entity", "from", "to", "grain", "n")
 MOST_ENTITIES = 1_000
 MOST_SERIES = 1_000
 MOST_RECORDS = 1_000
+MOST_CHOSEN = 50
+"""Entities that one request may name."""
 MOST_COMPARED = 5_000
 """Names that an unknown one is compared with."""
 MOST_POINTS = 1_000_000
@@ -30,19 +36,26 @@ def epoch(of: int) -> int:
 
 def metrics(snapshot: Snapshot) -> dict[str, Any]:
     """All metrics of the store."""
+    stored = snapshot.metrics()
+    series = series_names([metric for metric in stored if metric.active])
+    return {"metrics": [_described(metric, series.get(metric.name)) for metric in stored]}
+
+
+def _described(metric: StoredMetric, series: str | None) -> dict[str, Any]:
+    description = described(metric)
     return {
-        "metrics": [
-            {
-                "name": metric.name,
-                "source": metric.source,
-                "function": metric.function,
-                "labelled": metric.labelled,
-                "definition": f"{metric.name} = {metric.definition};",
-                "active": metric.active,
-                "since": None if metric.since_minute is None else epoch(metric.since_minute),
-            }
-            for metric in snapshot.metrics()
-        ]
+        "name": metric.name,
+        "source": metric.source,
+        "kind": description.kind,
+        "function": metric.function,
+        "labelled": metric.labelled,
+        "unit": description.unit,
+        "factor": description.factor,
+        "least": description.least,
+        "definition": f"{metric.name} = {metric.definition};",
+        "active": metric.active,
+        "since": None if metric.since_minute is None else epoch(metric.since_minute),
+        "series": series,
     }
 
 
@@ -71,29 +84,48 @@ def entities(snapshot: Snapshot, params: Mapping[str, str]) -> dict[str, Any]:
 
 
 def values(
-    snapshot: Snapshot, name: str, time_range: TimeRange, params: Mapping[str, str]
+    snapshot: Snapshot,
+    name: str,
+    time_range: TimeRange,
+    params: Mapping[str, str],
+    chosen: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The values of a metric, a series for each entity, in order of their ids."""
+    """The values of a metric, a series for each entity, in order of their ids or their size."""
     limit = whole(params, "limit", 100, 1, MOST_SERIES)
+    order = choice(params, "order", "id", VALUE_ORDERS)
     metric = _metric(snapshot, name)
-    times, buckets = time_range.times, time_range.buckets
-    coverage = Coverage.read(snapshot, time_range, ())
+    coverage = Coverage.read(snapshot, time_range, snapshot.metrics())
     layer = params.get("layer")
-    keys, left_out = _keys(snapshot, metric, time_range, params.get("entity"), layer, limit)
+    keys = _keys(snapshot, metric, time_range, chosen, layer)
+    if "search" in params:
+        like = set(snapshot.keys_like(None, params["search"], layer))
+        keys = [key for key in keys if key in like]
     reader = RowReader(snapshot, {"value": metric}, layer)
-    rows = by_entity(reader.rows(buckets, keys))
-    places = [bucket(time_range.grain, time) for time in times]
-    named = sorted(snapshot.entity_names(rows).values(), key=lambda entity: (entity.id, entity.key))
+    measures = reader.measures
+    over: dict[int, Value] = {}
+    count = 0
+    if order == "top":
+        over = _over(reader, coverage, _busy(snapshot, metric, time_range, keys))
+        count = len(keys) if len(keys) > MANY else 0
+        keys = sorted(over, key=lambda key: -_size(over[key]))
+    keys, left_out = keys[:limit], max(0, max(count, len(keys)) - limit)
+    if order == "id":
+        over = _over(reader, coverage, keys)
+    rows = by_entity(reader.rows(time_range.buckets, keys))
+    names = snapshot.entity_names(rows)
+    named = [names[key] for key in keys if key in names]
+    if order == "id":
+        named.sort(key=lambda entity: (entity.id, entity.key))
     layers = snapshot.layers(rows)
     series, points = [], 0
     for entity in named:
-        finished = {
-            row[0]: metric.plan.final_value(row[2:], time_range.grain.minutes)
-            for row in rows[entity.key]
-        }
-        if all(value is None for value in finished.values()):
+        line = [
+            None if row is None else metric.plan.final_value(row[2:], time_range.step_minutes)
+            for row in measures.points(rows[entity.key], time_range)
+        ]
+        if all(value is None for value in line):
             continue
-        points += sum(len(v) if isinstance(v, dict) else 1 for v in finished.values())
+        points += sum(len(v) if isinstance(v, dict) else 1 for v in line)
         if points > MOST_POINTS:
             raise BadRequest(
                 f"the result has more than {MOST_POINTS:,} points: request fewer entities, "
@@ -102,17 +134,51 @@ def values(
         series.append(
             {
                 "entity": _entity(entity, sorted(layers.get(entity.key, ()))),
-                "values": [finished.get(place) for place in places],
+                "over": over.get(entity.key),
+                "values": line,
             }
         )
     return {
         "metric": metric.name,
-        "grain": time_range.grain.value,
-        "times": times,
+        "grain": time_range.step,
+        "from": time_range.start_s,
+        "to": time_range.end_s,
+        "times": time_range.times,
         "incomplete": coverage.incomplete_s,
         "series": series,
         "left_out": left_out,
     }
+
+
+def _busy(
+    snapshot: Snapshot, metric: StoredMetric, time_range: TimeRange, keys: list[int]
+) -> list[int]:
+    """All of few entities; of many the busiest, if a metric of the same events counts them."""
+    counting = [
+        other
+        for other in snapshot.metrics()
+        if other.source == metric.source and other.function == "cpm"
+    ]
+    if len(keys) <= MANY or not counting:
+        return keys
+    ranking = busiest(snapshot, {"cpm": counting[0]}, time_range, most=len(keys))
+    among = frozenset(keys)
+    return [key for key in ranking.keys if key in among][:MANY] if ranking else keys
+
+
+def _over(reader: RowReader, coverage: Coverage, keys: Sequence[int]) -> dict[int, Value]:
+    """The metric's value over the whole range, by entity; those without one are left out."""
+    measures = reader.measures
+    values_ = {
+        key: measures.values_over(rows, coverage.minutes)["value"]
+        for key, rows in reader.ranged(coverage, keys).items()
+    }
+    return {key: value for key, value in values_.items() if value is not None}
+
+
+def _size(value: Value) -> float:
+    """For sorting; of several labels the greatest."""
+    return max(value.values(), default=0) if isinstance(value, dict) else value or 0
 
 
 def _metric(snapshot: Snapshot, name: str) -> StoredMetric:
@@ -126,22 +192,23 @@ def _keys(
     snapshot: Snapshot,
     metric: StoredMetric,
     time_range: TimeRange,
-    entity: str | None,
+    chosen: Sequence[str],
     layer: str | None,
-    limit: int,
-) -> tuple[list[int], int]:
-    """The entities to read, and how many more have data on the same days."""
+) -> list[int]:
+    """The entities of the metric: those chosen by id or name, or all with data on the same days."""
     days = Buckets(Grain.DAY, bucket(Grain.DAY, time_range.start_s), last_day(time_range))
-    if entity is not None:
-        keys = [named.key for named in snapshot.find(id_or_name=entity)]
-        if not keys:
+    keys: list[int] = []
+    for entity in chosen:
+        matching = [named.key for named in snapshot.find(id_or_name=entity)]
+        if not matching:
             raise NotFound(f"there is no entity {entity[:200]!r}: see /api/v1/entities?name=…")
-    else:
+        keys += matching
+    if not chosen:
         keys = snapshot.entities_in(metric.source, days)
     if layer is not None:
         of_layer = snapshot.layers(keys)
         keys = [key for key in keys if layer in of_layer.get(key, ())]
-    return keys[:limit], max(0, len(keys) - limit)
+    return list(dict.fromkeys(keys))
 
 
 def last_day(time_range: TimeRange) -> int:
@@ -150,7 +217,7 @@ def last_day(time_range: TimeRange) -> int:
 
 
 def _entity(entity: EntityName, layers: Sequence[str]) -> dict[str, Any]:
-    return {"id": entity.id, "name": entity.name, "layers": layers}
+    return {"kind": entity.kind, "id": entity.id, "name": entity.name, "layers": layers}
 
 
 def topn(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str]) -> dict[str, Any]:

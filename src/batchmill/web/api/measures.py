@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate, islice, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
 from batchmill.sources import Grain
-from batchmill.store import BucketList, Buckets, Cell, Ranking, Snapshot, StoredMetric
+from batchmill.store import BucketList, Buckets, Cell, EntityName, Ranking, Snapshot, StoredMetric
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
@@ -287,6 +288,43 @@ class Measures:
                 (steady if bucket < _HOURS and bucket != newest else others).append(text)
         return self._cache.tally(metric.plan, steady, others)
 
+    def values_over(self, rows: RangeRows, minutes: int) -> dict[str, Value]:
+        """The metrics' own values over all rows together: labels are kept, nothing is scaled."""
+        if not rows.more:
+            return dict.fromkeys(self._metrics)
+        columns, others = map(_columns, rows)
+        return {
+            measure: self._merged_value(measure, metric, columns, others, minutes)
+            for measure, metric in self._metrics.items()
+        }
+
+    def value(self, measure: str, row: Row, minutes: int) -> Value:
+        """A metric's own value of one row; calls per minute are not rounded to whole ones."""
+        if self._metrics[measure].function == "cpm":
+            return _rate(row[self._places[measure].start], minutes)
+        return self._value(measure, row, minutes)
+
+    def merged(self, rows: Sequence[Row]) -> Row:
+        """Several rows as one, with the bucket and the entity of the first."""
+        if len(rows) == 1:
+            return rows[0]
+        columns = list(zip(*rows, strict=True))
+        cells: list[Any] = []
+        for measure, metric in self._metrics.items():
+            cells += metric.plan.merge(columns[self._places[measure]])
+        return (*rows[0][:2], *cells)
+
+    def points(self, rows: Iterable[Row], time_range: TimeRange) -> list[Row | None]:
+        """One row for each point of a chart, merged from all rows of its buckets."""
+        place = _point_of(time_range)
+        grouped: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in rows:
+            grouped[place[row[0]]].append(row)
+        return [
+            self.merged(grouped[index]) if index in grouped else None
+            for index in range(len(time_range.starts))
+        ]
+
     def _finished(self, row: Row, minutes: int) -> tuple[Number, ...]:
         return tuple(
             [self._shown(measure, self._value(measure, row, minutes)) for measure in self._metrics]
@@ -334,6 +372,13 @@ def _at_rank(value: Value, rank: str) -> Number:
     if not isinstance(value, dict):
         return value
     return value.get(f"{{p={rank[1:]}}}", value.get(str(RANKS.index(rank))))
+
+
+@lru_cache(maxsize=32)
+def _point_of(time_range: TimeRange) -> Mapping[int, int]:
+    """By bucket, the number of the point that it belongs to."""
+    step = time_range.merged
+    return {number: index // step for index, number in enumerate(time_range.buckets)}
 
 
 MOST_ROWS = 500_000
@@ -385,6 +430,11 @@ class RowReader:
         )
         return {key: RangeRows(rows, less.get(key, [])) for key, rows in more.items()}
 
+    def room(self, coverage: Coverage) -> int:
+        """The totals of how many entities can be read within the limit, whatever rows they have."""
+        cover = coverage.totals.cover(coverage.newest, less=self.measures.can_subtract)
+        return self.left // max(1, sum(len(piece) for piece in (*cover.more, *cover.less)))
+
 
 MANY = 2_000
 """Of more entities than this, pages show the busiest, which the database finds."""
@@ -407,8 +457,37 @@ def busiest(
     if metric is None:
         return None
     grain = Grain.HOUR if time_range.end_s - time_range.start_s <= _DAYS_ABOVE_S else Grain.DAY
-    buckets = replace(time_range, grain=grain).buckets
+    buckets = replace(time_range, grain=grain, merged=1).buckets
     return snapshot.busiest(metric, buckets, most=most, **which)
+
+
+def few_or_busiest(
+    snapshot: Snapshot,
+    kind: str,
+    sets: Iterable[MeasureSet],
+    time_range: TimeRange,
+    most: int,
+    /,
+    **ids: str,
+) -> tuple[list[EntityName], int]:
+    """The entities whose ids begin or end so; of many the busiest, and their count.
+
+    ``most`` of each set of measures, the busiest first. The count is 0 if none is left out.
+    """
+    few = snapshot.find(kind, **ids, most=MANY + 1)
+    if len(few) <= MANY:
+        return few, 0
+    keys: dict[int, None] = {}
+    count = 0
+    metrics = snapshot.metrics()
+    for measure_set in sets:
+        chosen = measure_set.chosen(metrics, time_range)
+        ranking = busiest(snapshot, chosen, time_range, most, kind=kind, **ids)
+        if ranking is not None:
+            keys |= dict.fromkeys(ranking.keys)
+            count = max(count, ranking.total)
+    names = snapshot.entity_names(keys)
+    return [names[key] for key in keys if key in names], count
 
 
 def by_entity(rows: Iterable[Row]) -> dict[int, list[Row]]:

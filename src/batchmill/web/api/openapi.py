@@ -1,4 +1,4 @@
-"""The OpenAPI document of the API, with the JSON Schemas of its responses."""
+"""The OpenAPI document of the API: its paths and their parameters."""
 
 from __future__ import annotations
 
@@ -7,300 +7,11 @@ from functools import cache
 from typing import Any
 
 import batchmill
+from batchmill.web.api.entity import KINDS
+from batchmill.web.api.listing import MOST_CHOSEN, VALUE_ORDERS
 from batchmill.web.api.overview import MOST_SERVICES, ORDERS, SORTS
-
-Schema = Mapping[str, Any]
-
-TEXT: Schema = {"type": "string"}
-_WHOLE: Schema = {"type": "integer"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_FIGURE: Schema = {"type": ["number", "null"]}
-_SHARE: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
-_GRAIN: Schema = {"enum": ["minute", "hour", "day"]}
-
-
-def _list(of: Schema) -> Schema:
-    return {"type": "array", "items": of}
-
-
-def _object(**properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": {name.rstrip("_"): schema for name, schema in properties.items()},
-        "required": [name.rstrip("_") for name in properties],
-        "additionalProperties": False,
-    }
-
-
-_FIGURES = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE, "apdex": _SHARE}
-_PART = {"cpm": _FIGURE, "avg": _FIGURE, "p99": _FIGURE, "success": _SHARE}
-_TOWARDS = {"cpm": _FIGURE, "avg": _FIGURE, "success": _SHARE}
-_SIDE: Schema = {**_object(**_PART), "type": ["object", "null"]}
-_BOTH_SIDES = {**_PART, "caller": _SIDE, "callee": _SIDE}
-_INCOMPLETE: Schema = {"type": ["integer", "null"]}
-"""The start of the first bucket that may still grow."""
-_WHO = {"id": TEXT, "name": TEXT}
-_LAYERED = {**_WHO, "layers": _list(TEXT)}
-_RANGE = {"from_": _WHOLE, "to": _WHOLE}
-_LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
-_ALERTED: Schema = _object(**_WHO, service={"type": ["string", "null"]})
-# A moment and a number as text; not as prefixItems, which few readers of such documents know.
-_SAMPLE: Schema = {
-    "type": "array",
-    "items": {"type": ["number", "string"]},
-    "minItems": 2,
-    "maxItems": 2,
-}
-
-SCHEMAS: Mapping[str, Schema] = {
-    "Error": _object(error=TEXT),
-    "Status": _object(
-        version=TEXT,
-        now=_WHOLE,
-        store=_object(ok={"type": "boolean"}, fault={"type": ["string", "null"]}),
-        newest_minute={"type": ["integer", "null"]},
-        answers={"type": "object", "additionalProperties": _COUNT},
-    ),
-    "Metrics": _object(
-        metrics=_list(
-            _object(
-                name=TEXT,
-                source=TEXT,
-                function=TEXT,
-                labelled={"type": "boolean"},
-                definition=TEXT,
-                active={"type": "boolean"},
-                since={"type": ["integer", "null"]},
-            )
-        )
-    ),
-    "Entities": _object(
-        entities=_list(
-            _object(
-                kind=TEXT,
-                **_LAYERED,
-                roles={"type": "object", "additionalProperties": TEXT},
-            )
-        ),
-        total=_COUNT,
-    ),
-    "Values": _object(
-        metric=TEXT,
-        grain=_GRAIN,
-        times=_list(_WHOLE),
-        incomplete=_INCOMPLETE,
-        series=_list(
-            _object(
-                entity=_object(**_LAYERED),
-                values=_list(
-                    {
-                        "type": ["number", "object", "null"],
-                        "additionalProperties": {"type": "number"},
-                    }
-                ),
-            )
-        ),
-        left_out=_COUNT,
-    ),
-    "Services": _object(
-        grain=_GRAIN,
-        **_RANGE,
-        times=_list(_WHOLE),
-        incomplete=_INCOMPLETE,
-        all=_object(**_PART),
-        lowest={**_object(**_WHO, success=_SHARE), "type": ["object", "null"]},
-        total=_COUNT,
-        services=_list(
-            _object(
-                **_LAYERED,
-                range=_object(**_FIGURES),
-                series=_object(**{name: _list(schema) for name, schema in _FIGURES.items()}),
-            )
-        ),
-    ),
-    "Service": _object(
-        service=_object(**_LAYERED),
-        measured_by={"enum": ["itself", "callers"]},
-        grain=_GRAIN,
-        **_RANGE,
-        times=_list(_WHOLE),
-        incomplete=_INCOMPLETE,
-        range=_object(**_FIGURES),
-        series=_object(
-            cpm=_list(_FIGURE),
-            avg=_list(_FIGURE),
-            success=_list(_SHARE),
-            apdex=_list(_SHARE),
-            percentiles=_object(
-                **{rank: _list(_FIGURE) for rank in ("p50", "p75", "p90", "p95", "p99")}
-            ),
-        ),
-        endpoints=_list(_object(**_WHO, **_PART)),
-        instances=_list(_object(**_WHO, **_PART)),
-        callers=_list(_object(**_WHO, **_BOTH_SIDES)),
-        callees=_list(_object(**_WHO, **_BOTH_SIDES)),
-        statements=_list(
-            _object(
-                database={"type": ["string", "null"]},
-                statement=TEXT,
-                normalised=TEXT,
-                latency=_WHOLE,
-                runs=_COUNT,
-                total_ms=_WHOLE,
-                trace_id=TEXT,
-                time=_WHOLE,
-            )
-        ),
-        left_out=_object(
-            endpoints=_COUNT,
-            instances=_COUNT,
-            callers=_COUNT,
-            callees=_COUNT,
-            statements=_COUNT,
-        ),
-    ),
-    "Topology": _object(
-        **_RANGE,
-        nodes=_list(_object(**_LAYERED, **_TOWARDS)),
-        edges=_list(_object(from_=TEXT, to=TEXT, **_BOTH_SIDES)),
-        left_out=_object(nodes=_COUNT, edges=_COUNT),
-    ),
-    "TopN": _object(
-        stream=TEXT,
-        streams=_list(TEXT),
-        records=_list(
-            _object(
-                entity=_object(**_WHO),
-                bucket=_WHOLE,
-                rank=_COUNT,
-                latency=_WHOLE,
-                time=_WHOLE,
-                trace_id=TEXT,
-                span_id=TEXT,
-                statement=TEXT,
-                normalised=TEXT,
-                runs=_COUNT,
-                total_ms=_WHOLE,
-            )
-        ),
-    ),
-    "Alerts": _object(
-        **_RANGE,
-        evaluated={"type": ["integer", "null"]},
-        rules=_list(
-            _object(
-                id=TEXT,
-                condition=TEXT,
-                severity=TEXT,
-                metrics=_list(TEXT),
-                firing=_COUNT,
-                pending=_COUNT,
-            )
-        ),
-        alerts=_list(
-            _object(
-                rule=TEXT,
-                entity=_ALERTED,
-                phase={"enum": ["firing", "pending"]},
-                since=_WHOLE,
-                severity=TEXT,
-                value=_FIGURE,
-                message=TEXT,
-                labels=_LABELS,
-                notified={"type": "boolean"},
-            )
-        ),
-        history=_list(
-            _object(
-                rule=TEXT,
-                entity=_ALERTED,
-                from_=_WHOLE,
-                to={"type": ["integer", "null"]},
-                severity=TEXT,
-                value=_FIGURE,
-                message=TEXT,
-            )
-        ),
-        more={"type": "boolean"},
-    ),
-    "Pipeline": {"type": "object"},
-    "PrometheusError": _object(status={"const": "error"}, errorType=TEXT, error=TEXT),
-    "Labels": _object(status={"const": "success"}, data=_list(TEXT)),
-    "Series": _object(status={"const": "success"}, data=_list(_LABELS)),
-    "Metadata": _object(
-        status={"const": "success"},
-        data={
-            "type": "object",
-            "additionalProperties": _list(_object(type=TEXT, help=TEXT, unit=TEXT)),
-        },
-    ),
-    "BuildInfo": _object(status={"const": "success"}, data=_LABELS),
-    "Answer": _object(
-        status={"const": "success"},
-        data={
-            "type": "object",
-            "properties": {
-                "resultType": {"enum": ["vector", "matrix", "scalar"]},
-                "result": {"type": "array"},
-            },
-            "required": ["resultType", "result"],
-            "oneOf": [
-                {
-                    "properties": {
-                        "resultType": {"const": "vector"},
-                        "result": _list(_object(metric=_LABELS, value=_SAMPLE)),
-                    }
-                },
-                {
-                    "properties": {
-                        "resultType": {"const": "matrix"},
-                        "result": _list(_object(metric=_LABELS, values=_list(_SAMPLE))),
-                    }
-                },
-                {"properties": {"resultType": {"const": "scalar"}, "result": _SAMPLE}},
-            ],
-        },
-    ),
-}
-
-
-_TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
-_COUNTS: Schema = {"type": "object", "additionalProperties": _COUNT}
-_MAYBE: Schema = {"type": ["integer", "null"]}
-_NO_TEXT: Schema = {"type": ["string", "null"]}
-_SPAN = _object(
-    **dict.fromkeys(("id", "service", "name", "kind", "status"), TEXT),
-    **dict.fromkeys(("parent", "message", "instance"), _NO_TEXT),
-    **dict.fromkeys(("depth", "duration", "resource"), _COUNT),
-    start=_WHOLE,
-    attributes=_TEXTS,
-    events=_list(_object(at=_MAYBE, name=TEXT, attributes={"type": "object"})),
-    critical=_list(_list(_WHOLE)),
-)
-_SUMMARY = _object(
-    **dict.fromkeys(("trace_id", "service", "name"), TEXT),
-    **dict.fromkeys(("duration_us", "spans", "errors", "matched_us"), _COUNT),
-    start_us=_WHOLE,
-    services=_COUNTS,
-)
-_FAULTS = _list(_object(code=_WHOLE, msg=TEXT))
-TRACE_SCHEMAS: Mapping[str, Schema] = {
-    "Traces": _object(**_RANGE, traces=_list(_SUMMARY), more={"type": "boolean"}, oldest=_MAYBE),
-    "Trace": _object(
-        trace_id=TEXT,
-        start_us=_WHOLE,
-        **dict.fromkeys(("duration_us", "missing"), _COUNT),
-        services=_COUNTS,
-        resources=_list(_TEXTS),
-        spans=_list(_SPAN),
-    ),
-    "TraceServices": _object(services={"type": "object"}, kept={"type": "object"}),
-    "Jaeger": _object(
-        data={"type": ["array", "null"]},
-        **dict.fromkeys(("total", "limit", "offset"), _COUNT),
-        errors={**_FAULTS, "type": ["array", "null"]},
-    ),
-}
+from batchmill.web.api.parameters import STEPS
+from batchmill.web.api.schemas import SCHEMAS, TEXT, TRACE_SCHEMAS, Schema
 
 _MOMENT = r"^(now(-[0-9]{1,6}[smhdw])?|[0-9]{1,10}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{5,8}Z)$"
 
@@ -312,7 +23,8 @@ def _ref(name: str) -> Schema:
 _ABOUT = {
     "from": "Start of the range: seconds since 1970, ISO 8601, now, or now-24h.",
     "to": "End of the range; its minute is included.",
-    "grain": "Length of a bucket; auto: minutes up to 3 hours, hours up to 7 days, else days.",
+    "grain": "Length of a bucket; auto: minutes up to 3 hours, hours up to 7 days, else days. "
+    "5m and 10m are merged from minutes.",
     "layer": "Only entities of this layer.",
     "limit": "How many at most.",
     "offset": "How many to skip.",
@@ -352,7 +64,7 @@ _SOME_TEXT: Schema = {"type": "string", "maxLength": 200, "pattern": r"^[^\u0000
 _TIME = [
     _query("from", _FROM),
     _query("to", _FROM),
-    _query("grain", _word("auto", "minute", "hour", "day")),
+    _query("grain", _word("auto", *STEPS)),
 ]
 
 
@@ -497,9 +209,15 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         "Values",
         [
             _path("metric", "The metric's name."),
-            _query("entity", _SOME_TEXT, "Id or name of one entity."),
+            _query(
+                "entity",
+                {"type": "array", "items": _SOME_TEXT, "maxItems": MOST_CHOSEN},
+                "Id or name of an entity; may be repeated.",
+            ),
             *_TIME,
             _query("layer", _SOME_TEXT),
+            _query("search", _SOME_TEXT, "A part of the entity's name, in any case."),
+            _query("order", _word(*VALUE_ORDERS), "By id, or the largest over the range first."),
             _query("limit", _number(1, 1000, 100)),
         ],
         "There is no such metric, or entity.",
@@ -523,6 +241,16 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
             _query("entity", _SOME_TEXT, "Id or name of one entity."),
             _query("limit", _number(1, 1000, 200)),
         ],
+    ),
+    "/api/v1/entities/{kind}/{id}": _get(
+        "One entity over a range: groups of charts, lists of other entities, slow statements.",
+        "Entity",
+        [
+            {**_path("kind", "The entity's kind."), "schema": _word(*KINDS)},
+            _path("id", "The entity's id, or its name."),
+            *_TIME,
+        ],
+        "There is no such entity.",
     ),
     "/api/v1/services": _get(
         "All services over a range, with their measures by bucket and over the whole range.",

@@ -11,6 +11,7 @@ from batchmill.store import EntityName, Snapshot, StoredMetric
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.measures import (
     CALLEE_SIDE,
+    MANY,
     SERVICE,
     MeasureCache,
     Measures,
@@ -18,7 +19,9 @@ from batchmill.web.api.measures import (
     RangeRows,
     Row,
     RowReader,
+    busiest,
     by_entity,
+    few_or_busiest,
     merged,
 )
 from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
@@ -30,6 +33,8 @@ ORDERS = ("asc", "desc")
 PARAMS = ("from", "to", "grain", "layer", "search", "sort", "order", "limit", "offset")
 MOST_SERVICES = 1_000
 MOST_POINTS = 1_000_000
+_ALL = 2**31
+"""More services than any store has."""
 _USER_ID = service_id("User", normal=False)
 """The caller of requests that no service in the system made."""
 _READ_ONCE = 200
@@ -79,11 +84,9 @@ def services(
     metrics = snapshot.metrics()
     coverage = Coverage.read(snapshot, time_range, metrics)
     reader = RowReader(snapshot, SERVICE.chosen(metrics, time_range), query.layer, cache)
-    keys: list[int] | None = None
-    if query.search:
-        keys = snapshot.keys_like("service", query.search, query.layer)
+    keys, count = _keys(snapshot, reader, query)
     measures, minutes = reader.measures, coverage.minutes
-    once = len(time_range.times) <= _READ_ONCE
+    once = len(time_range.buckets) <= _READ_ONCE
     # The rows of the shown buckets are read anyway: the range is computed from the same rows.
     coarsest = time_range.grain if once else Grain.DAY
     cover = coverage.totals.cover(coverage.newest, coarsest, less=measures.can_subtract)
@@ -116,14 +119,14 @@ def services(
     series = _series(by_entity(shown), coverage, measures, page)
     layers = snapshot.layers(page)
     return {
-        "grain": time_range.grain.value,
+        "grain": time_range.step,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
         "incomplete": coverage.incomplete_s,
         "all": _entering(snapshot, coverage, metrics),
         "lowest": _lowest(snapshot, coverage, metrics, everything),
-        "total": len(names),
+        "total": max(len(names), count or 0),
         "services": [
             {
                 "id": names[key].id,
@@ -135,6 +138,37 @@ def services(
             for key in page
         ],
     }
+
+
+def _keys(
+    snapshot: Snapshot, reader: RowReader, query: ServicesQuery
+) -> tuple[list[int] | None, int | None]:
+    """The services to read, None for all; and how many there are, where some are left out.
+
+    Of many, the busiest: all other orders are among those.
+    """
+    keys: list[int] | None = None
+    if query.search:
+        keys = snapshot.keys_like("service", query.search, query.layer)
+        if len(keys) <= MANY:
+            return keys, None
+    elif snapshot.count("service") <= MANY:
+        return None, None
+    most = query.offset + query.limit
+    if (query.sort, query.descending) != ("cpm", True):
+        most = max(MANY, most)
+    ranking = busiest(
+        *(snapshot, reader.metrics, query.range),
+        most=_ALL if keys else most,
+        layer=query.layer,
+    )
+    if ranking is None:
+        return keys, None
+    if keys is None:
+        return ranking.keys, ranking.total
+    among = frozenset(keys)
+    matching = [key for key in ranking.keys if key in among]
+    return matching[:most], len(matching)
 
 
 def _keys_since(coverage: Coverage, rows: Sequence[Row]) -> set[int]:
@@ -154,9 +188,13 @@ def _entering(
 ) -> dict[str, Number]:
     """The measures of the requests that enter the system: those that no service in it made.
 
-    A request is counted once, however many services it passes; whatever is searched for.
+    A request is counted once, however many services it passes; whatever is searched for. Of many
+    services that are called from outside, those of the busiest count.
     """
-    users = snapshot.find("service_relation", id_begins=f"{_USER_ID}-")
+    users, _ = few_or_busiest(
+        *(snapshot, "service_relation", [CALLEE_SIDE], coverage.range, MANY),
+        id_begins=f"{_USER_ID}-",
+    )
     reader = RowReader(snapshot, CALLEE_SIDE.chosen(metrics, coverage.range))
     rows = reader.ranged(coverage, [relation.key for relation in users])
     over = reader.measures.over(merged(rows.values()), coverage.minutes)
@@ -169,13 +207,19 @@ def _lowest(
     metrics: Sequence[StoredMetric],
     total: Mapping[int, Mapping[str, Number]] | None,
 ) -> dict[str, Any] | None:
-    """The service with the lowest success rate of all; ``total`` has their measures, if known."""
+    """The service with the lowest success rate of all, of many that of the busiest.
+
+    ``total`` has the measures of all, if known.
+    """
     if total is None:
         chosen = SERVICE.chosen(metrics, coverage.range)
         reader = RowReader(
             snapshot, {name: metric for name, metric in chosen.items() if name == "success"}
         )
-        rows = reader.ranged(coverage)
+        ranking = None
+        if snapshot.count("service") > MANY:
+            ranking = busiest(snapshot, chosen, coverage.range)
+        rows = reader.ranged(coverage, None if ranking is None else ranking.keys)
         total = {key: reader.measures.over(own, coverage.minutes) for key, own in rows.items()}
     known: dict[int, float] = {}
     for key, own in total.items():
@@ -213,11 +257,10 @@ def _series(
 ) -> dict[int, dict[str, list[Number]]]:
     """The measures of each bucket, by entity."""
     time_range, covered = coverage.range, coverage.minutes_by_bucket
-    buckets = [bucket(time_range.grain, time) for time in time_range.times]
-    missing: dict[str, list[Number]] = {measure: [None] * len(buckets) for measure in MEASURES}
+    points = len(time_range.starts)
+    missing: dict[str, list[Number]] = {measure: [None] * points for measure in MEASURES}
     series = {}
     for key in keys:
-        by_bucket = {row[0]: row for row in rows.get(key, ())}
-        line = [by_bucket.get(bucket_number) for bucket_number in buckets]
-        series[key] = missing | measures.series(line, time_range.grain.minutes, covered)
+        line = measures.points(rows.get(key, ()), time_range)
+        series[key] = missing | measures.series(line, time_range.step_minutes, covered)
     return series

@@ -18,19 +18,32 @@ LONGEST = 4_096
 """Characters of one parameter."""
 
 
-def read_params(given: QueryParams, known: Collection[str]) -> dict[str, str]:
-    """The parameters by name; an empty one counts as not given."""
+def read_params(
+    given: QueryParams, known: Collection[str], repeated: Collection[str] = ()
+) -> dict[str, str]:
+    """The parameters by name; an empty one counts as not given.
+
+    One that may be ``repeated`` is checked here, and read by :func:`read_list`.
+    """
     params: dict[str, str] = {}
     for name, value in given.multi_items():
         if name not in known:
             allowed = ", ".join(known) or "none"
             raise BadRequest(f"{name[:64]!r} is no parameter here: there are {allowed}")
-        if name in params:
+        if name in params and name not in repeated:
             raise BadRequest(f"{name} is given twice")
         if len(value) > LONGEST:
             raise BadRequest(f"{name} has more than {LONGEST:,} characters")
         params[name] = checked(name, value)
     return {name: value for name, value in params.items() if value}
+
+
+def read_list(given: QueryParams, name: str, most: int) -> list[str]:
+    """All values of a parameter that may be repeated, each once, without empty ones."""
+    values = list(dict.fromkeys(value for value in given.getlist(name) if value))
+    if len(values) > most:
+        raise BadRequest(f"{name} is given {len(values):,} times: at most {most:,} are allowed")
+    return values
 
 
 def checked(name: str, text: str) -> str:
@@ -74,6 +87,12 @@ _ALLOWED = (
 )
 _AUTO = ((3 * 3600, Grain.MINUTE), (7 * 86_400, Grain.HOUR))
 """The default grain by the length of the range; a longer range has days."""
+STEPS = {
+    **{grain.value: (grain, 1) for grain in Grain},
+    "5m": (Grain.MINUTE, 5),
+    "10m": (Grain.MINUTE, 10),
+}
+"""What the parameter ``grain`` may be: a stored grain, and how many of its buckets make a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +104,34 @@ class TimeRange:
     grain: Grain
     now_s: float = _LAST_S
     """When it was requested: what is newer than that is not complete."""
+    merged: int = 1
+    """Buckets of ``grain`` that make one point."""
+
+    @property
+    def step(self) -> str:
+        """The length of a point, as the parameter ``grain`` names it."""
+        return next(name for name, step in STEPS.items() if step == (self.grain, self.merged))
+
+    @property
+    def step_minutes(self) -> int:
+        """The length of a point in minutes."""
+        return self.grain.minutes * self.merged
 
     @property
     def buckets(self) -> Buckets:
-        """All buckets that overlap the range; the first may start before it."""
-        return Buckets(
-            self.grain, bucket(self.grain, self.start_s), bucket(self.grain, self.end_s - 1)
-        )
+        """All buckets of points that overlap the range; the first may start before it."""
+        first_s, last_s = self.starts[0], self.end_s - 1
+        return Buckets(self.grain, bucket(self.grain, first_s), bucket(self.grain, last_s))
 
     @property
     def times(self) -> list[int]:
-        """The start of each bucket, in seconds since 1970."""
+        """The start of each point, in seconds since 1970."""
         return list(self.starts)
 
     @property
     def starts(self) -> range:
         """The same, of a range of any length."""
-        size = SIZES_S[self.grain]
+        size = SIZES_S[self.grain] * self.merged
         return range(self.start_s // size * size, self.end_s, size)
 
     def cover(
@@ -192,11 +222,12 @@ def read_range(params: Mapping[str, str], now_s: float) -> TimeRange:
     end_s = math.ceil(end / MINUTE_S) * MINUTE_S
     if start_s >= end_s or start > end:
         raise BadRequest("from must lie before to")
-    grain = _grain(params.get("grain", "auto"), end_s - start_s)
-    time_range = TimeRange(start_s, end_s, grain, now_s)
+    grain, merged = _step(params.get("grain", "auto"), end_s - start_s)
+    time_range = TimeRange(start_s, end_s, grain, now_s, merged)
     if len(time_range.starts) > MOST_BUCKETS:
+        length = f"{merged} minutes" if merged > 1 else f"one {grain.value}"
         raise BadRequest(
-            f"the range has {len(time_range.starts):,} buckets of one {grain.value}, and at most "
+            f"the range has {len(time_range.starts):,} buckets of {length}, and at most "
             f"{MOST_BUCKETS:,} are allowed: request a shorter range or a coarser grain"
         )
     return time_range
@@ -233,12 +264,12 @@ def _invalid(name: str, text: str) -> BadRequest:
     return BadRequest(f"{name}={text[:_LONGEST]!r} is not valid: it must be {_ALLOWED}")
 
 
-def _grain(text: str, length_s: int) -> Grain:
+def _step(text: str, length_s: int) -> tuple[Grain, int]:
     if text == "auto":
-        return next((grain for most_s, grain in _AUTO if length_s <= most_s), Grain.DAY)
-    try:
-        return Grain(text)
-    except ValueError:
+        grain = next((grain for most_s, grain in _AUTO if length_s <= most_s), Grain.DAY)
+        return grain, 1
+    if text not in STEPS:
         raise BadRequest(
-            f"grain={text[:_LONGEST]!r} is not valid: it must be minute, hour, day or auto"
-        ) from None
+            f"grain={text[:_LONGEST]!r} is not valid: it must be minute, 5m, 10m, hour, day or auto"
+        )
+    return STEPS[text]

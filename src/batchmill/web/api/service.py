@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +21,12 @@ from batchmill.web.api.measures import (
     MeasureSet,
     Number,
     RangeRows,
-    Row,
     RowReader,
+    few_or_busiest,
     merged,
 )
-from batchmill.web.api.parameters import TimeRange, bucket
-from batchmill.web.api.relations import read_relations
+from batchmill.web.api.parameters import TimeRange
+from batchmill.web.api.relations import SIDES, read_relations
 from batchmill.web.responses import NotFound
 
 PARAMS = ("from", "to", "grain")
@@ -47,23 +46,29 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     """All about the service with that id or name, be it a database or a host outside."""
     metrics = snapshot.metrics()
     coverage = Coverage.read(snapshot, time_range, metrics)
-    entity = _find(snapshot, given)
-    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
-    onwards = snapshot.find("service_relation", id_begins=f"{entity.id}-", most=_MOST_PARTS)
-    seen = _seen_by(snapshot, coverage, metrics, entity, towards)
+    entity = find_service(snapshot, given)
+    seen = _seen_by(snapshot, coverage, metrics, entity)
     own = seen.own(coverage)
     listed, left_out = {}, {}
     for name, entity_kind, kind in (
         ("endpoints", "endpoint", ENDPOINT),
         ("instances", "instance", INSTANCE),
     ):
-        parts = snapshot.find(entity_kind, id_begins=f"{entity.id}_", most=_MOST_PARTS)
+        parts, count = few_or_busiest(
+            *(snapshot, entity_kind, [kind], time_range, MOST), id_begins=f"{entity.id}_"
+        )
         shown = _busiest(snapshot, coverage, metrics, parts, kind)
-        listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
-    for name, relations in (("callers", towards), ("callees", onwards)):
+        listed[name], left_out[name] = shown[:MOST], max(0, max(count, len(shown)) - MOST)
+    for name, ids in (
+        ("callers", {"id_ends": f"-{entity.id}"}),
+        ("callees", {"id_begins": f"{entity.id}-"}),
+    ):
+        relations, count = few_or_busiest(
+            *(snapshot, "service_relation", SIDES.values(), time_range, MOST), **ids
+        )
         shown = _related(snapshot, coverage, metrics, relations, caller=name == "callers")
-        listed[name], left_out[name] = shown[:MOST], max(0, len(shown) - MOST)
-    statements = _statements(snapshot, entity, time_range)
+        listed[name], left_out[name] = shown[:MOST], max(0, max(count, len(shown)) - MOST)
+    statements = slow_statements(snapshot, entity, time_range)
     return {
         "service": {
             "id": entity.id,
@@ -71,7 +76,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
             "layers": sorted(snapshot.layers([entity.key]).get(entity.key, ())),
         },
         "measured_by": seen.side,
-        "grain": time_range.grain.value,
+        "grain": time_range.step,
         "from": time_range.start_s,
         "to": time_range.end_s,
         "times": time_range.times,
@@ -83,7 +88,7 @@ def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, 
     }
 
 
-def _find(snapshot: Snapshot, given: str) -> EntityName:
+def find_service(snapshot: Snapshot, given: str) -> EntityName:
     """The service with that id or name; also one that is known from its callers only."""
     try:
         return find_entity(snapshot, "service", given)
@@ -113,13 +118,11 @@ class _Seen:
         over = measures.over(
             merged(self.reader.ranged(coverage, self.keys).values()), coverage.minutes
         )
-        rows: defaultdict[int, list[Row]] = defaultdict(list)
-        for row in self.reader.rows(time_range.buckets, self.keys):
-            rows[row[0]].append(row)
+        points = measures.points(self.reader.rows(time_range.buckets, self.keys), time_range)
         series: dict[str, list[Number]] = {measure: [] for measure in _OWN}
         ranks: dict[str, list[Number]] = {rank: [] for rank in RANKS}
-        for start_s, minutes in zip(time_range.starts, coverage.minutes_by_bucket, strict=True):
-            inside = RangeRows(rows[bucket(time_range.grain, start_s)], [])
+        for row, minutes in zip(points, coverage.minutes_by_bucket, strict=True):
+            inside = RangeRows([] if row is None else [row], [])
             shown = measures.over(inside, minutes)
             for measure in _OWN:
                 series[measure].append(shown.get(measure))
@@ -137,7 +140,6 @@ def _seen_by(
     coverage: Coverage,
     metrics: Sequence[StoredMetric],
     entity: EntityName,
-    towards: Sequence[EntityName],
 ) -> _Seen:
     """Who measures a service: itself; else its clients, who report accesses, or calls."""
 
@@ -145,12 +147,13 @@ def _seen_by(
         return RowReader(snapshot, kind.chosen(metrics, coverage.range))
 
     itself = _Seen("itself", reader_of(SERVICE), [entity.key])
-    callers = _Seen("callers", reader_of(CALLER_SIDE), [relation.key for relation in towards])
     accesses = [_Seen("callers", reader_of(kind), [entity.key]) for kind in (DATABASE, CACHE)]
-    for seen in (itself, *accesses, callers):
+    for seen in (itself, *accesses):
         if seen.reader.rows(coverage.range.buckets, seen.keys):
             return seen
-    return itself
+    towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
+    callers = _Seen("callers", reader_of(CALLER_SIDE), [relation.key for relation in towards])
+    return callers if callers.reader.rows(coverage.range.buckets, callers.keys) else itself
 
 
 def _busiest(
@@ -214,7 +217,7 @@ def name_of(service_id: str) -> str:
         return service_id
 
 
-def _statements(
+def slow_statements(
     snapshot: Snapshot, entity: EntityName, time_range: TimeRange
 ) -> list[dict[str, Any]]:
     """The slow statements, each normalised text once: its slowest run, and how often it ran."""
@@ -229,14 +232,16 @@ def _statements(
             if stream == BY_SERVICE
             else {}
         )
+        own = (entity.id, entity.name)
         slowest = {record.normalised or record.statement: record for record in reversed(records)}
         for text, record in slowest.items():
             runs, total_ms = totals.get(text, (0, 0))
+            span = (record.trace_id, record.span_id)
+            id_, name = own if stream == BY_DATABASE else databases.get(span, (None, None))
             lines.append(
                 {
-                    "database": entity.name
-                    if stream == BY_DATABASE
-                    else databases.get((record.trace_id, record.span_id)),
+                    "database": name,
+                    "database_id": id_,
                     "statement": record.statement,
                     "normalised": record.normalised,
                     "latency": record.latency,
@@ -252,12 +257,12 @@ def _statements(
 
 def _databases(
     snapshot: Snapshot, time_range: TimeRange, spans: Sequence[str]
-) -> dict[tuple[str, str], str]:
-    """The database of each slow statement: the same span is in that database's list, too."""
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Id and name of the database of each slow statement: its list has the same span, too."""
     records = snapshot.slowest(BY_DATABASE, time_range.buckets, n=_MOST_RECORDS)
     among = frozenset(spans)
     return {
-        (record.trace_id, record.span_id): record.entity_name
+        (record.trace_id, record.span_id): (record.entity_id, record.entity_name)
         for record in records
         if record.span_id in among
     }

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.store import EntityName, Snapshot, StoredMetric
 from batchmill.web.api.coverage import Coverage
-from batchmill.web.api.measures import SERVICE, RangeRows, RowReader, merged
+from batchmill.web.api.measures import MANY, SERVICE, RangeRows, RowReader, busiest, merged
 from batchmill.web.api.parameters import TimeRange
-from batchmill.web.api.relations import Relations, read_relations
+from batchmill.web.api.relations import SIDES, Relations, read_relations
 from batchmill.web.api.service import name_of
 
 PARAMS = ("from", "to", "grain", "layer")
-MOST_NODES = 500
-MOST_EDGES = 2_000
+MOST_NODES = 1_000
+MOST_EDGES = 5_000
 
 
 @dataclass(slots=True)
@@ -32,9 +32,10 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
     """Nodes and edges; with a layer, its services with their callers and callees."""
     metrics = snapshot.metrics()
     coverage = Coverage.read(snapshot, time_range, metrics)
-    relations = read_relations(snapshot, coverage, metrics)
+    keys, edge_count = _busiest_edges(snapshot, coverage, metrics)
+    relations = read_relations(snapshot, coverage, metrics, keys)
     edges = {relation.ends: relation for relation in relations.by_key.values()}
-    nodes = _nodes(snapshot, coverage, metrics, relations)
+    nodes, node_count = _nodes(snapshot, coverage, metrics, relations)
     if layer is not None:
         inside = {node.id for node in nodes.values() if layer in node.layers}
         edges = {ends: edge for ends, edge in edges.items() if inside & set(ends)}
@@ -61,10 +62,28 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
             for (caller, callee), edge in shown_edges
         ],
         "left_out": {
-            "nodes": len(nodes) - len(busy),
-            "edges": len(edges) - len(shown_edges),
+            "nodes": max(len(nodes), node_count) - len(busy),
+            "edges": max(len(edges), edge_count) - len(shown_edges),
         },
     }
+
+
+def _busiest_edges(
+    snapshot: Snapshot, coverage: Coverage, metrics: Sequence[StoredMetric]
+) -> tuple[list[int] | None, int]:
+    """The relations to read, None for all; and how many there are, where some are left out."""
+    if snapshot.count("service_relation") <= MANY:
+        return None, 0
+    keys: dict[int, None] = {}
+    count = 0
+    for measure_set in SIDES.values():
+        reader = RowReader(snapshot, measure_set.chosen(metrics, coverage.range))
+        most = min(MOST_EDGES, reader.room(coverage) // len(SIDES))
+        ranking = busiest(snapshot, reader.metrics, coverage.range, most)
+        if ranking is not None:
+            keys |= dict.fromkeys(ranking.keys)
+            count = max(count, ranking.total)
+    return (list(keys), count) if keys else (None, 0)
 
 
 def _nodes(
@@ -72,10 +91,24 @@ def _nodes(
     coverage: Coverage,
     metrics: Sequence[StoredMetric],
     relations: Relations,
-) -> dict[str, _Node]:
-    """Every service with calls of its own, and every end of an edge."""
+) -> tuple[dict[str, _Node], int]:
+    """Every service with calls of its own, and every end of an edge; of many the busiest.
+
+    Also how many services there are, if some are left out; else 0.
+    """
     reader = RowReader(snapshot, SERVICE.chosen(metrics, coverage.range))
-    rows = reader.ranged(coverage)
+    calls_by_end = _calls_by_end(relations)
+    keys: list[int] | None = None
+    count = 0
+    if snapshot.count("service") > MANY:
+        ranking = busiest(snapshot, reader.metrics, coverage.range, MOST_NODES)
+        if ranking is not None:
+            # The busiest ends of edges, too: their own figures are shown, if they have any.
+            ends = sorted(calls_by_end.items(), key=lambda end: (-end[1], end[0]))
+            busy = snapshot.find("service", ids=[id_ for id_, _ in ends[:MOST_NODES]])
+            keys = list({*ranking.keys, *(entity.key for entity in busy)})
+            count = ranking.total
+    rows = reader.ranged(coverage, keys)
     measures, minutes = reader.measures, coverage.minutes
     served = snapshot.entity_names(rows)
     nodes = {
@@ -96,10 +129,11 @@ def _nodes(
     incoming: defaultdict[str, list[RangeRows]] = defaultdict(list)
     for key, relation in relations.by_key.items():
         incoming[relation.ends[1]].append(relations.caller_rows.get(key, RangeRows([], [])))
-    for id_ in {end for relation in relations.by_key.values() for end in relation.ends}:
+    for id_, calls in calls_by_end.items():
         if id_ in nodes:
             continue
-        node = nodes[id_] = _Node(id_, name_of(id_))
+        # Who only calls, such as the users, is as busy as its calls are many.
+        node = nodes[id_] = _Node(id_, name_of(id_), calls=calls)
         whole = merged(incoming[id_])
         if whole.more:  # as its callers report it
             node.calls = relations.caller_measures.calls(whole)
@@ -114,4 +148,13 @@ def _nodes(
     for id_, entity in known.items():
         nodes[id_].name = entity.name
         nodes[id_].layers = sorted(layers.get(entity.key, ()))
-    return nodes
+    return nodes, count
+
+
+def _calls_by_end(relations: Relations) -> Counter[str]:
+    """How many calls each end of a relation has made and got."""
+    calls: Counter[str] = Counter()
+    for relation in relations.by_key.values():
+        for id_ in set(relation.ends):
+            calls[id_] += relation.calls
+    return calls

@@ -38,8 +38,10 @@ export const token = {
 
 export async function request(path, parameters = {}, options = {}) {
   const url = new URL(path, BASE);
-  for (const [name, value] of Object.entries(parameters)) {
-    if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
+  for (const [name, given] of Object.entries(parameters)) {
+    for (const value of Array.isArray(given) ? given : [given]) {
+      if (value !== null && value !== undefined && value !== "") url.searchParams.append(name, value);
+    }
   }
   const headers = { ...options.headers };
   const bearer = token.get();

@@ -4,6 +4,7 @@ import { h, setAttribute } from "./dom.js";
 import { clock, day, plain, utc } from "./format.js";
 
 const DAY_S = 86_400;
+const LEAST_DRAG = 6; // pixels; less is a click
 const charts = new Set();
 
 // The value of a custom property: a canvas does not support them, so an element computes it.
@@ -40,12 +41,13 @@ function isolated(chart, index) {
 
 // series: [{label, colour: "--name", fill}]; format: number -> [text, unit], of the axis and,
 // unless there is value, of the legend; range: as in uPlot;
-// sync: charts with the same name share their cursor; span: the least number of seconds shown.
+// sync: charts with the same name share their cursor; span: the least number of seconds shown;
+// onZoom(from, to): called after a part of the chart was selected with the mouse.
 export class TimeChart {
   #settings;
   #chart = null;
-  #data = null; // what uPlot draws and scales: without incomplete buckets
-  #full = null;
+  #data = null;
+  #before = null; // the series of an earlier time, drawn dashed
   #incomplete = null;
   #marks = [];
   #observer;
@@ -59,18 +61,17 @@ export class TimeChart {
     charts.add(this);
   }
 
-  // incomplete: the start of the first bucket that is still filling, and so shows too little. From
-  // there on lines are dotted, and out of the scale and of what the legend shows by default.
-  update(times, series, incomplete = null) {
-    this.#full = [times, ...series];
-    // In the first minute of all there is nothing else to show.
-    const complete = series.map((values) => values.map((value, i) => (incomplete !== null && times[i] >= incomplete ? null : value)));
-    this.#data = complete.flat().every(missing) ? this.#full : [times, ...complete];
+  // incomplete: the start of the first bucket that may still grow, and so shows too little;
+  // before: {name, series}, the same series of an earlier time, point by point.
+  update(times, series, { incomplete = null, before = null } = {}) {
+    const same = this.#before?.name === before?.name && this.#data?.length === series.length + 1;
+    this.#data = [times, ...series];
+    this.#before = before;
     this.#incomplete = incomplete;
-    if (this.#chart) {
-      this.#chart.setData(this.#data);
+    if (this.#chart && same) {
+      this.#chart.setData(this.#drawn());
       this.#showNewest();
-    } else this.#draw();
+    } else this.redraw();
   }
 
   // spans: [{from, to, colour: "--name", text}], such as the time in which an alert fired; to: null is now.
@@ -79,6 +80,14 @@ export class TimeChart {
     const said = spans.map((span) => span.text).join("; ");
     setAttribute(this.element, "aria-label", said ? `${this.#settings.title}. ${said}` : this.#settings.title);
     this.#chart?.redraw(false);
+  }
+
+  // Other series from the next update on.
+  setSeries(series) {
+    if (JSON.stringify(series) === JSON.stringify(this.#settings.series)) return;
+    this.#settings.series = series;
+    this.#chart?.destroy();
+    this.#chart = null;
   }
 
   redraw() {
@@ -106,12 +115,32 @@ export class TimeChart {
     const width = Math.floor(this.element.clientWidth);
     if (!width) return; // not visible yet: the observer calls again
     this.#width = width;
-    this.#chart = new window.uPlot(this.#options(width), this.#data, this.element);
+    this.#chart = new window.uPlot(this.#options(width), this.#drawn(), this.element);
     this.#showNewest();
   }
 
+  // For each series three lines: what is complete, what is still filling, the earlier time.
+  #drawn() {
+    const [times, ...series] = this.#data;
+    const first = this.#firstIncomplete();
+    return [
+      times,
+      ...series.map((values) => values.map((value, index) => (index < first ? value : null))),
+      ...series.map((values) => values.map((value, index) => (index >= first - 1 && first < times.length ? value : null))),
+      ...series.map((_values, index) => times.map((_at, place) => this.#before?.series[index]?.[place] ?? null)),
+    ];
+  }
+
+  // Where nothing is complete, what there is has to do.
+  #firstIncomplete() {
+    const [times, ...series] = this.#data;
+    const at = this.#incomplete === null ? -1 : times.findIndex((time) => time >= this.#incomplete);
+    const some = at > 0 && series.some((values) => values.slice(0, at).some((value) => !missing(value)));
+    return some ? at : times.length;
+  }
+
   #options(width) {
-    const { series, format, height, sync, range, span } = this.#settings;
+    const { series, format, height, sync, range, span, onZoom } = this.#settings;
     const axis = {
       stroke: colour("--soft"),
       grid: { stroke: colour("--line"), width: 1 },
@@ -120,82 +149,86 @@ export class TimeChart {
     };
     const fromZero = (_u, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1];
     const newest = (_u, low, high) => [Math.min(low, high - span), high];
+    // Only the cursor is shared: a selection belongs to the chart it is made in.
+    const shared = { key: sync, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } };
     return {
       width,
       height,
       padding: [10, 28, 0, 0],
-      cursor: { sync: sync ? { key: sync } : undefined, drag: { x: false, y: false }, points: { size: 7 } },
+      cursor: { sync: sync ? shared : undefined, drag: { x: Boolean(onZoom), y: false, setScale: false }, points: { size: 7 } },
       scales: { x: { time: true, ...(span ? { range: newest } : {}) }, y: { range: range ?? fromZero } },
       axes: [
         { ...axis, values: ticks, space: 70, size: 30, gap: 6 },
         { ...axis, values: (_u, splits) => splits.map((split) => plain(format(split))), size: 68 },
       ],
-      series: [{ label: "Time", value: (_u, at) => this.#moment(at) }, ...series.map((line) => this.#line(line))],
+      series: [
+        { label: "Time", value: (_u, at) => this.#moment(at) },
+        ...series.map((line, index) => this.#line(line, index)),
+        ...series.map((line) => ({ ...this.#line({ ...line, fill: false }), class: "unlisted", dash: [2, 4], auto: false })),
+        ...series.map((line, index) => this.#earlier(line, index)),
+      ],
       hooks: {
         drawClear: [(chart) => this.#shade(chart), (chart) => this.#drawMarks(chart)],
-        draw: [(chart) => this.#dots(chart)],
         setCursor: [(chart) => chart.cursor.left < 0 && this.#showNewest()],
+        setSelect: [(chart) => this.#selected(chart)],
       },
     };
   }
 
-  #line({ label, colour: name, fill }) {
+  #line({ label, colour: name, fill }, index) {
     const stroke = colour(name);
+    const format = this.#settings.value ?? this.#settings.format;
     return {
       label,
       stroke,
       width: 1.6,
       fill: fill ? `color-mix(in srgb, ${stroke} 12%, transparent)` : undefined,
       points: { show: true, size: 5, width: 0, fill: stroke, filter: isolated },
-      value: (_u, value, series, at) => plain((this.#settings.value ?? this.#settings.format)(this.#full?.[series]?.[at] ?? value)),
+      // From all data: a bucket that is filling is in another line.
+      value: (_u, _value, _series, at) => (missing(at) ? "–" : plain(format(this.#data[index + 1]?.[at] ?? null))),
     };
+  }
+
+  #earlier(line, index) {
+    const alone = this.#settings.series.length === 1;
+    const format = this.#settings.value ?? this.#settings.format;
+    const stroke = colour(alone ? "--soft" : line.colour);
+    return {
+      label: this.#before?.name ?? "before",
+      class: this.#before && alone ? "earlier" : "unlisted",
+      stroke,
+      width: 1.3,
+      dash: [6, 4],
+      points: { show: false },
+      value: (_u, _value, _series, at) => (missing(at) ? "–" : plain(format(this.#before?.series[index]?.[at] ?? null))),
+    };
+  }
+
+  #selected(chart) {
+    const { left, width } = chart.select;
+    if (width < LEAST_DRAG) return;
+    const from = chart.posToVal(left, "x");
+    const to = chart.posToVal(left + width, "x");
+    chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.#settings.onZoom?.(from, to);
   }
 
   #moment(at) {
     if (missing(at)) return "–";
     const date = at % 60 ? utc(at).slice(11, 19) : utc(at).slice(0, 16);
-    return `${clock(at, at % 60 > 0)} (${date} UTC)${this.#incomplete !== null && at >= this.#incomplete ? ", incomplete" : ""}`;
+    const growing = this.#incomplete !== null && at >= this.#incomplete;
+    return `${clock(at, at % 60 > 0)} (${date} UTC)${growing ? ", incomplete" : ""}`;
   }
 
-  // An incomplete bucket has another background.
+  // Incomplete buckets have another background.
   #shade(chart) {
     if (this.#incomplete === null) return;
     const { ctx, bbox } = chart;
     const left = Math.max(bbox.left, chart.valToPos(this.#incomplete, "x", true) - 8 * devicePixelRatio);
+    if (left >= bbox.left + bbox.width) return;
     ctx.save();
     ctx.fillStyle = colour("--raised");
     ctx.fillRect(left, bbox.top, bbox.left + bbox.width - left, bbox.height);
-    ctx.restore();
-  }
-
-  // The incomplete buckets, dotted, from the last complete one on.
-  #dots(chart) {
-    if (this.#incomplete === null) return;
-    const [times, ...series] = this.#full;
-    const first = times.findIndex((at) => at >= this.#incomplete);
-    if (first < 0) return;
-    const { ctx, bbox } = chart;
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
-    ctx.lineWidth = 1.6 * devicePixelRatio;
-    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
-    series.forEach((values, index) => {
-      ctx.strokeStyle = colour(this.#settings.series[index].colour);
-      ctx.beginPath();
-      let drawn = false;
-      for (let i = Math.max(0, first - 1); i < times.length; i += 1) {
-        if (missing(values[i])) continue;
-        const x = chart.valToPos(times[i], "x", true);
-        const y = chart.valToPos(values[i], "y", true);
-        if (drawn) ctx.lineTo(x, y);
-        else ctx.moveTo(x - (i >= first ? 3 * devicePixelRatio : 0), y);
-        if (!drawn && i >= first) ctx.lineTo(x, y);
-        drawn = true;
-      }
-      ctx.stroke();
-    });
     ctx.restore();
   }
 
@@ -223,8 +256,8 @@ export class TimeChart {
   #showNewest() {
     const chart = this.#chart;
     if (!chart || !this.#data || chart.cursor.left >= 0) return;
-    const [times, ...series] = this.#data;
-    let last = times.length - 1;
+    const [, ...series] = this.#data;
+    let last = this.#firstIncomplete() - 1;
     while (last > 0 && series.every((values) => missing(values[last]))) last -= 1;
     if (last >= 0) chart.setLegend({ idx: last }, false);
   }

@@ -107,3 +107,18 @@ export function grade(share, fine = 0.99, poor = 0.95) {
   if (!known(share)) return "";
   return share >= fine ? "good" : share >= poor ? "warn" : "bad";
 }
+
+export function number(n) {
+  if (!known(n)) return null;
+  if (Math.abs(n) >= 1e9) return [n.toExponential(2), ""];
+  return [n % 1 === 0 || Math.abs(n) >= 1000 ? whole.format(n) : Math.abs(n) < 10 ? two.format(n) : one.format(n), ""];
+}
+
+const UNITS = { per_minute: rate, count: number, share: percent, score: apdex, ms, bytes, "": number };
+export const UNIT_NAMES = { per_minute: "per minute", share: "share of all", score: "score from 0 to 1", ms: "", bytes: "", count: "number", "": "" };
+
+// How values of a unit of the API are shown; of milliseconds, 0 is less than `least`.
+export function formatOf(unit, least = 1) {
+  const form = UNITS[unit] ?? number;
+  return unit === "ms" ? (n) => (n === 0 ? [`< ${least}`, " ms"] : form(n)) : form;
+}

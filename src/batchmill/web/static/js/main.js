@@ -7,18 +7,19 @@ import { moment, sentence, zone } from "./format.js";
 import { LiveStream } from "./live.js";
 import { Notices } from "./notices.js";
 import { alerts } from "./pages/alerts.js";
+import { entity } from "./pages/entity.js";
+import { explore } from "./pages/explore.js";
 import { overview } from "./pages/overview.js";
 import { pipeline } from "./pages/pipeline.js";
-import { service } from "./pages/service.js";
 import { tokenForm, failure, unknownPage } from "./pages/states.js";
 import { topology } from "./pages/topology.js";
 import { trace } from "./pages/trace.js";
 import { traces } from "./pages/traces.js";
 import { Rates } from "./pipeline/rates.js";
-import { format, kept, parse } from "./route.js";
+import { KINDS, format, kept, parse } from "./route.js";
 import { startTheme } from "./theme.js";
 
-const PAGES = { services: overview, service, topology, traces, trace, alerts, pipeline };
+const PAGES = { services: overview, topology, explore, traces, trace, alerts, pipeline, ...Object.fromEntries(Object.keys(KINDS).map((name) => [name, entity])) };
 const GAP_MS = 2000; // between two requests, however fast commits come
 const HIDDEN_MS = 30_000;
 const IDLE_MS = 30_000; // without events, because the range moves with the time
@@ -45,9 +46,12 @@ function go(next) {
 }
 
 // The same page with other parameters: changes the address without building the page again.
-function amend(change) {
+// Each choice is an entry of the history, what is typed letter by letter replaces the last one.
+function amend(change, { replace = false } = {}) {
   change(route.query);
-  history.replaceState(null, "", format(route));
+  const hash = format(route);
+  if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](null, "", hash);
+  page.reads?.(route.query);
   links();
   refresh(true);
 }
@@ -75,7 +79,7 @@ function open(moved) {
   shownAt = null;
   shownFailure = "";
   const make = PAGES[route.page];
-  page = make ? make({ query: route.query, argument: route.argument, amend, run, go }) : unknownPage(route.page);
+  page = make ? make({ page: route.page, query: route.query, argument: route.argument, amend, run, go }) : unknownPage(route.page);
   main.replaceChildren(page.element);
   document.title = `${page.title} · batchmill`;
   if (run.pipeline) page.pipeline?.(run);
@@ -90,7 +94,7 @@ function links() {
   for (const anchor of document.querySelectorAll(".nav a")) {
     const name = anchor.dataset.page;
     setAttribute(anchor, "href", format({ page: name, query: kept(route.query) }));
-    const current = name === route.page || (name === "services" && route.page === "service") || (name === "traces" && route.page === "trace");
+    const current = name === route.page || (name === "services" && route.page in KINDS) || (name === "traces" && route.page === "trace");
     setAttribute(anchor, "aria-current", current ? "page" : null);
   }
 }

@@ -1,4 +1,23 @@
-// The address of a view: #/page/argument?range=1h&grain=auto…, so that it can be shared.
+// The address of a view: #/page/argument?from=now-1h&grain=auto…, so that it can be shared.
+
+const PAGES = {
+  service: "service",
+  instance: "instance",
+  endpoint: "endpoint",
+  service_relation: "relation",
+  instance_relation: "instance-relation",
+  endpoint_relation: "endpoint-relation",
+  given: "entity",
+};
+// The kind of entity that a page shows; some kinds have several names.
+export const KINDS = {
+  ...Object.fromEntries(Object.entries(PAGES).map(([kind, page]) => [page, kind])),
+  database: "service",
+  cache: "service",
+  queue: "service",
+  topic: "endpoint",
+};
+const SHARED = ["range", "from", "to", "grain", "compare"];
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
@@ -21,18 +40,31 @@ export function format({ page, argument = "", query = new URLSearchParams() }) {
 // The parameters that all pages share.
 export function kept(query) {
   const shared = new URLSearchParams();
-  for (const name of ["range", "from", "to", "grain"]) {
+  for (const name of SHARED) {
     if (query.has(name)) shared.set(name, query.get(name));
   }
   return shared;
 }
 
-export const serviceAddress = (id, query) => format({ page: "service", argument: id, query: kept(query) });
+export const entityAddress = (kind, id, query) => format({ page: PAGES[kind] ?? "entity", argument: id, query: kept(query) });
+
+export const serviceAddress = (id, query) => entityAddress("service", id, query);
+
+export const relationAddress = (from, to, query) => entityAddress("service_relation", `${from}-${to}`, query);
 
 // The search for traces with these parameters, in the same time.
 export function tracesAddress(parameters, query) {
   const both = kept(query);
-  both.delete("grain");
+  for (const name of ["grain", "compare"]) both.delete(name);
   for (const [name, value] of Object.entries(parameters)) both.set(name, value);
   return format({ page: "traces", query: both });
+}
+
+export const traceAddress = (id) => format({ page: "trace", argument: id });
+
+export function exploreAddress(metric, entities, query) {
+  const wanted = kept(query);
+  if (metric) wanted.set("metric", metric);
+  for (const id of entities) wanted.append("entity", id);
+  return format({ page: "explore", query: wanted });
 }

@@ -157,8 +157,9 @@ export const link = (of) => (cell) => {
   const anchor = h("a");
   cell.append(anchor);
   return (row) => {
-    const { text: label, href } = of(row);
+    const { text: label, href, title } = of(row);
     if (anchor.textContent !== label) anchor.textContent = label;
     setAttribute(anchor, "href", href);
+    setAttribute(anchor, "title", title);
   };
 };

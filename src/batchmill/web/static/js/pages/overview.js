@@ -84,7 +84,7 @@ export function overview({ query, amend, run }) {
     clearTimeout(typing);
     typing = setTimeout(() => {
       limit = STEP;
-      amend((to) => (search.value ? to.set("search", search.value) : to.delete("search")));
+      amend((to) => (search.value ? to.set("search", search.value) : to.delete("search")), { replace: query.has("search") });
     }, 200);
   }
 

@@ -3,14 +3,15 @@
 import { get } from "../api.js";
 import { h, panel, setAttribute, setChildren, setText, svg } from "../dom.js";
 import { averageMs, count, countOf, grade, percent, plain, rankMs, rate } from "../format.js";
+import { view } from "../grouping.js";
 import { BOX, layered } from "../layout.js";
 import { controls, parameters, read, write } from "../range.js";
-import { serviceAddress } from "../route.js";
+import { format, kept, relationAddress, serviceAddress } from "../route.js";
 import { bothSides, DataTable, link, number } from "../table.js";
 import { noData } from "./states.js";
 
 const MARGIN = 16;
-const MOST_BOXES = 80; // more are not readable; the table has all
+const MOST_ROWS = 500; // of the table; more take a browser too long
 const ZOOMS = [0.4, 0.55, 0.7, 0.85, 1, 1.25, 1.6, 2];
 
 export function topology({ query, amend, run }) {
@@ -18,21 +19,60 @@ export function topology({ query, amend, run }) {
   const map = picture(() => query);
   const table = callTable(() => query);
   const shown = h("span", { class: "shown", role: "status" });
-  const body = h("div", { class: "page" });
-  const element = h("div", { class: "page" }, h("div", { class: "head" }, h("h1", {}, "Topology"), shown, h("span", { class: "push" }), range.element), body);
+  const search = h("input", { type: "search", placeholder: "Search services", "aria-label": "Search services", spellcheck: "false", oninput: typed });
+  const back = h("a", { class: "back-to-all", hidden: true }, "Show all services");
+  const body = h("div", { class: "page" }, h("div", { class: "skeleton panel tall", "aria-hidden": "true" }));
+  const element = h(
+    "div",
+    { class: "page" },
+    h("div", { class: "head" }, h("h1", {}, "Topology"), shown, h("label", { class: "search" }, search), back, h("span", { class: "push" }), range.element),
+    body,
+  );
+  let typing = null;
+  let latest = null;
+  const none = h("div", { class: "panel" }, h("p", { class: "empty" }));
   const nothing = h("div", { class: "panel" }, h("p", { class: "empty" }, "No calls between services in this time range. Choose a longer range, or wait for the next commit."));
+
+  function typed() {
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      const change = (to) => {
+        for (const name of ["focus", "group", "search"]) to.delete(name);
+        if (search.value) to.set("search", search.value);
+      };
+      amend(change, { replace: query.has("search") });
+    }, 200);
+  }
 
   function reads(from) {
     query = from;
     range.show(read(query));
+    if (document.activeElement !== search) search.value = query.get("search") ?? "";
+    back.hidden = !["focus", "group", "search"].some((name) => query.has(name));
+    setAttribute(back, "href", format({ page: "topology", query: kept(query) }));
+    if (latest) draw(latest);
   }
   reads(query);
+
+  function draw(data) {
+    const part = view(data, { focus: query.get("focus") ?? "", search: query.get("search") ?? "", open: query.get("group") ?? "" });
+    const ids = new Set(part.nodes.map(({ id }) => id));
+    setChildren(body, part.nodes.length ? [map.element, table.element] : [none]);
+    setText(none.firstChild, `No service with “${query.get("search")}” in its name in this time range.`);
+    if (!part.nodes.length) return;
+    map.show(part, data.nodes.length);
+    // The table has the relations of services, also where the map has groups.
+    table.show(data, part.groups ? data.edges : data.edges.filter(({ from, to }) => ids.has(from) && ids.has(to)));
+  }
 
   return {
     title: "Topology",
     element,
     reads,
-    destroy: () => map.destroy(),
+    destroy() {
+      clearTimeout(typing);
+      map.destroy();
+    },
     load: (signal) => {
       const { from, to } = parameters(read(query));
       return get("topology", { from, to }, { signal });
@@ -41,12 +81,9 @@ export function topology({ query, amend, run }) {
       const left = data.left_out ?? {};
       const more = (left.nodes ?? 0) + (left.edges ?? 0);
       setText(shown, data.nodes.length ? `${countOf(data.nodes.length, "service")}, ${countOf(data.edges.length, "relation")}${more ? `; ${countOf(left.nodes ?? 0, "service")} and ${countOf(left.edges ?? 0, "relation")} with fewer calls not shown` : ""}` : "");
-      if (!data.nodes.length) setChildren(body, [run.commit?.newest_minute === null ? noData(run) : nothing]);
-      else {
-        setChildren(body, [map.element, table.element]);
-        map.show(data);
-        table.show(data);
-      }
+      latest = data.nodes.length ? data : null;
+      if (latest) draw(data);
+      else setChildren(body, [run.commit?.newest_minute === null ? noData(run) : nothing]);
     },
   };
 }
@@ -90,6 +127,7 @@ function picture(query) {
     }
     const busiest = Math.max(1, ...links.map(({ cpm }) => cpm ?? 0));
     forget(edges, new Set(ties.map(({ from, to }) => `${from} ${to}`)));
+    drawing.classList.remove("picked");
     forget(nodes, new Set(sorted.map(({ id }) => id)));
     const wanted = [];
     for (const edge of ties) {
@@ -97,17 +135,30 @@ function picture(query) {
       const key = `${edge.from} ${edge.to}`;
       const part = edges.get(key) ?? edges.set(key, edgePart(edge)).get(key);
       part.update(edge, laid, busiest, vertical);
+      const single = !`${edge.from} ${edge.to}`.includes("group:");
+      setAttribute(part.element, "href", single ? relationAddress(edge.from, edge.to, query()) : null);
       wanted.push(part.element);
     }
     for (const node of sorted) {
       const part = nodes.get(node.id) ?? nodes.set(node.id, nodePart(node, pick)).get(node.id);
-      part.update(node, laid.places.get(node.id), serviceAddress(node.id, query()));
+      part.update(node, laid.places.get(node.id), addresses(node), latest.hits.has(node.id));
       wanted.push(part.element);
     }
     setChildren(drawing, wanted);
     const first = !drawing.hasAttribute("viewBox");
     size();
     if (first) frame.scrollLeft = (frame.scrollWidth - frame.clientWidth) / 2;
+  }
+
+  // A service leads to its page, a group to its services; the mark in a box's corner to its neighbours.
+  function addresses({ id, group }) {
+    const to = (name, value) => {
+      const wanted = kept(query());
+      wanted.set(name, value);
+      return format({ page: "topology", query: wanted });
+    };
+    if (group !== undefined) return { open: group ? to("group", group) : null, focus: null };
+    return { open: serviceAddress(id, query()), focus: to("focus", id) };
   }
 
   function forget(parts, stay) {
@@ -156,18 +207,14 @@ function picture(query) {
   return {
     element,
     destroy: () => observer.disconnect(),
-    show(data) {
-      const shown = busiest(data.nodes);
-      const shownIds = new Set(shown.map(({ id }) => id));
-      latest = { nodes: shown, edges: data.edges.filter(({ from, to }) => shownIds.has(from) && shownIds.has(to)) };
-      setText(note, shown.length < data.nodes.length ? `the busiest ${count(shown.length)} of ${count(data.nodes.length)} services; the table has all of them` : "");
+    show(part, all) {
+      latest = part;
+      const services = part.nodes.reduce((sum, { members }) => sum + (members ?? 1), 0);
+      const groups = part.groups ? `${count(services)} services in ${countOf(part.nodes.length, "box", "boxes")}: open a group, or search` : "";
+      setText(note, groups || (services < all ? `${count(services)} of ${countOf(all, "service")}` : ""));
       draw();
     },
   };
-}
-
-function busiest(all) {
-  return [...all].sort((a, b) => (b.cpm ?? 0) - (a.cpm ?? 0)).slice(0, MOST_BOXES);
 }
 
 function nodePart({ id }, pick) {
@@ -176,14 +223,26 @@ function nodePart({ id }, pick) {
   const name = svg("text", { x: 14, y: 22 });
   const figures = svg("text", { x: 14, y: 40, class: "figures" });
   const title = svg("title");
-  const element = svg("a", { class: "node", onpointerenter: () => pick(id), onpointerleave: () => pick(null), onfocus: () => pick(id), onblur: () => pick(null) }, title, box, bar, name, figures);
+  const anchor = svg("a", { class: "node", onfocus: () => pick(id), onblur: () => pick(null) }, title, box, bar, name, figures);
+  const aim = svg("a", { class: "aim" }, svg("title", {}, "Only this service and its neighbours"), svg("circle", { cx: BOX.width - 14, cy: 14, r: 10, class: "touch" }), svg("circle", { cx: BOX.width - 14, cy: 14, r: 5 }), svg("circle", { cx: BOX.width - 14, cy: 14, r: 1.5 }));
+  const element = svg("g", { class: "place", onpointerenter: () => pick(id), onpointerleave: () => pick(null) }, anchor, aim);
   return {
     element,
-    update(node, at, href) {
+    update(node, at, { open, focus }, hit) {
       setAttribute(element, "transform", `translate(${at.x} ${at.y})`);
-      setAttribute(element, "href", href);
-      for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(node.success) === level);
+      setAttribute(anchor, "href", open);
+      setAttribute(aim, "href", focus);
+      setAttribute(aim, "aria-label", `Only ${node.name} and its neighbours`);
+      aim.classList.toggle("hidden-aim", focus === null);
+      anchor.classList.toggle("group", node.members !== undefined);
+      anchor.classList.toggle("hit", hit);
+      for (const level of ["good", "warn", "bad"]) anchor.classList.toggle(level, grade(node.success) === level);
       setText(name, node.name.length > 19 ? `${node.name.slice(0, 18)}…` : node.name);
+      if (node.members) {
+        setText(figures, `${countOf(node.members, "service")} · ${plain(rate(node.cpm))}/min`);
+        setText(title, `${countOf(node.members, "service")} called ${node.name}…: open the group`);
+        return;
+      }
       setText(figures, node.cpm === null ? "no own metrics" : `${plain(rate(node.cpm))}/min · ${plain(averageMs(node.avg))}`);
       setText(title, node.cpm === null ? `${node.name}: known only from its relations` : `${node.name}: ${plain(rate(node.cpm))} calls/min, ${plain(averageMs(node.avg))} on average, ${plain(percent(node.success))} succeed`);
     },
@@ -194,7 +253,7 @@ function edgePart({ from, to }) {
   const line = svg("path");
   const tip = svg("path", { class: "tip" });
   const title = svg("title");
-  const element = svg("g", { class: "edge" }, title, line, tip);
+  const element = svg("a", { class: "edge", tabindex: "-1" }, title, line, tip);
   return {
     element,
     ends: [from, to],
@@ -205,7 +264,8 @@ function edgePart({ from, to }) {
       setAttribute(line, "stroke-width", width.toFixed(2));
       setAttribute(tip, "d", arrow(points.at(-1), points.back, vertical, 5 + width));
       // The worse of both sides: neither hides what the other one saw.
-      const worse = Math.min(...[edge.caller, edge.callee].flatMap((side) => side?.success ?? []));
+      const shares = [edge.caller, edge.callee].flatMap((side) => side?.success ?? []);
+      const worse = shares.length ? Math.min(...shares) : null;
       for (const level of ["good", "warn", "bad"]) element.classList.toggle(level, grade(worse) === level);
       setText(title, [["caller", edge.caller], ["callee", edge.callee]].filter(([, side]) => side).map(sideText).join("\n"));
     },
@@ -291,18 +351,29 @@ function callTable(query) {
     value: (row) => names.get(row[key]) ?? row[key],
     make: link((row) => ({ text: names.get(row[key]) ?? row[key], href: serviceAddress(row[key], query()) })),
   });
+  const details = { key: "relation", label: "Relation", make: link((row) => ({ text: "Details", href: relationAddress(row.from, row.to, query()) })) };
   const table = new DataTable({
     caption: "Calls between services",
-    columns: [end("from", "Caller"), end("to", "Callee"), number("cpm", "Calls/min", rate), ...bothSides("avg", "Average", averageMs), ...bothSides("p99", "p99", rankMs), ...bothSides("success", "Success", percent, grade)],
+    columns: [
+      end("from", "Caller"),
+      end("to", "Callee"),
+      number("cpm", "Calls/min", rate),
+      ...bothSides("avg", "Average", averageMs),
+      ...bothSides("p99", "p99", rankMs),
+      ...bothSides("success", "Success", percent, grade),
+      details,
+    ],
     key: (row) => `${row.from} ${row.to}`,
     sort: { key: "cpm", order: "desc" },
   });
-  const { element } = panel("Calls between services", { id: "calls" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Calls between services" }, table.element));
+  const { element, note } = panel("Calls between services", { id: "calls" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Calls between services" }, table.element));
   return {
     element,
-    show(data) {
+    show(data, edges) {
       names = new Map(data.nodes.map(({ id, name }) => [id, name]));
-      table.update(data.edges);
+      const busy = [...edges].sort((a, b) => (b.cpm ?? 0) - (a.cpm ?? 0)).slice(0, MOST_ROWS);
+      setText(note, busy.length < edges.length ? `the busiest ${count(busy.length)} of ${count(edges.length)}` : "");
+      table.update(busy);
     },
   };
 }

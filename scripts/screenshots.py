@@ -1,0 +1,62 @@
+"""Takes the pictures of the web UI that the documentation shows, from a server with data.
+
+    batchmill run --demo 60 --home demo          # in another terminal, for 15 minutes or more
+    python scripts/screenshots.py http://127.0.0.1:8080
+
+Needs Playwright and Debian's Chromium, as the browser tests do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+IMAGES = Path(__file__).parent.parent / "docs" / "img"
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+def views(service: str, more: str) -> dict[str, str]:
+    """The pictures: name and address."""
+    return {
+        "overview": f"#/services?{more}",
+        "service": f"#/service/{service}?{more}",
+        "topology": f"#/topology?{more}",
+        "explore": f"#/explore?metric=service_percentile_micros&label=p99&{more}",
+    }
+
+
+def main() -> None:
+    """Write the pictures to ``docs/img``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address", help="of the web UI, such as http://127.0.0.1:8080")
+    parser.add_argument("--service", default="checkout", help="the service that has a picture")
+    parser.add_argument("--range", default="from=now-15m", help="the time range, as in an address")
+    parser.add_argument("--into", type=Path, default=IMAGES, help="the folder to write to")
+    given = parser.parse_args()
+    program = shutil.which("chromium")
+    if program is None:
+        sys.exit("Chromium is not here: install the package chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+        for name, where in views(given.service, given.range).items():
+            page.goto(f"{given.address}/{where}")
+            page.locator("main[aria-busy]").wait_for(state="detached")
+            page.locator("main table tbody tr").first.wait_for()
+            page.wait_for_function("document.fonts.status === 'loaded'")
+            path = given.into / f"{name}.png"
+            path.write_bytes(page.screenshot())
+            sys.stdout.write(f"{path}\n")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
