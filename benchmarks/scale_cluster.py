@@ -21,7 +21,7 @@ from benchmarks.pipeline_ours import jvm_process
 
 if TYPE_CHECKING:
     from tests.kit.servers.postgres import Postgres
-    from tests.system.spark_cluster import Cluster
+    from tests.system.cluster.spark_cluster import Cluster
 
 DRIVER_PYTHON, DRIVER_JVM = "driver, Python", "driver, JVM"
 EXECUTORS, POSTGRES = "executors", "PostgreSQL"
@@ -130,7 +130,7 @@ def session(
     executors: int, servers: Sequence[Postgres], conf: Mapping[str, str] | None = None
 ) -> Iterator[Session]:
     """A cluster with so many executors, and a session on it; ``conf`` adds to its settings."""
-    from tests.system.spark_cluster import Cluster
+    from tests.system.cluster.spark_cluster import Cluster
 
     folder = Path(tempfile.mkdtemp(prefix="batchmill-scale-"))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -21,7 +21,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.cli import main
-from batchmill.cli.pipeline import add_parser, error_line, pipeline_arguments
+from batchmill.cli.pipeline import (
+    add_parser,
+    add_pipeline_options,
+    error_line,
+    pipeline_arguments,
+)
+from batchmill.run import Home, load_settings, pipeline_spec
 from batchmill.spark import BatchReport
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import (
@@ -315,3 +321,18 @@ def parsed(*command: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     return pipeline_arguments(parser.parse_args(command))
+
+
+def test_the_limit_of_new_entities_reaches_the_pipeline(tmp_path: Path) -> None:
+    """Both settings are options of the pipeline's command, which it turns into its own."""
+    pytest.importorskip("pyspark")
+    settings = load_settings({"max_new_entities": "7", "keep_names": True}, environ={})
+    spec = pipeline_spec(settings, Home(tmp_path))
+    parser = argparse.ArgumentParser()
+    add_pipeline_options(parser)
+    given, _ = parser.parse_known_args(spec.arguments)
+    made = pipeline_arguments(given)["settings"]
+    assert (made.max_new_entities, made.normalise_names) == (7, False)
+    given = parser.parse_args([])
+    made = pipeline_arguments(given)["settings"]
+    assert (made.max_new_entities, made.normalise_names) == (5_000, True)

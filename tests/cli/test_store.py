@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchmill.cli import main
-from batchmill.store import ClockReading, moment_of, open_store
-from batchmill.store.clock import minute_of
+from batchmill.store import ClockReading, minute_of, moment_of, open_store
 from tests.kit.stores import Measurement, Writer
 
 DAY_S = 86_400.0

@@ -441,6 +441,7 @@ STORE = {
     "frame_metrics",
     "frame_rows",
     "frame_schema",
+    "minute_of",
     "moment_of",
     "open_for_task",
     "open_store",

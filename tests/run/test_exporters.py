@@ -215,7 +215,7 @@ def test_status_tells_of_an_exporter() -> None:
     assert state.drops() == {"exported values": {"queue full": 2}}
 
 
-@pytest.mark.parametrize(("age_s", "health"), [(9.0, Health.HEALTHY), (11.0, Health.DEGRADED)])
+@pytest.mark.parametrize(("age_s", "health"), [(4.0, Health.HEALTHY), (6.0, Health.DEGRADED)])
 def test_an_exporter_that_says_nothing_is_not_healthy(age_s: float, health: Health) -> None:
     """It hangs, or its disk is full."""
     assert assess(Home(Path()), with_exporter(written_at=NOW - age_s)).health is health

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from batchmill.alerts import AlertRulesError
 from batchmill.cli import main
-from batchmill.cli.pipeline import add_pipeline_options, pipeline_arguments
 from batchmill.errors import ConfigError
 from batchmill.run import (
     SETTINGS,
@@ -320,18 +318,3 @@ def test_an_address_that_is_not_valid_is_refused(target: str) -> None:
     """An address that is none, or that holds a login, is refused before anything is started."""
     with pytest.raises(ConfigError, match="export_to"):
         settings({"export": {"to": target}})
-
-
-def test_the_limit_of_new_entities_reaches_the_pipeline(tmp_path: Path) -> None:
-    """Both settings are options of the pipeline's command, which it turns into its own."""
-    pytest.importorskip("pyspark")
-    settings = load_settings({"max_new_entities": "7", "keep_names": True}, environ={})
-    spec = pipeline_spec(settings, Home(tmp_path))
-    parser = argparse.ArgumentParser()
-    add_pipeline_options(parser)
-    given, _ = parser.parse_known_args(spec.arguments)
-    made = pipeline_arguments(given)["settings"]
-    assert (made.max_new_entities, made.normalise_names) == (7, False)
-    given = parser.parse_args([])
-    made = pipeline_arguments(given)["settings"]
-    assert (made.max_new_entities, made.normalise_names) == (5_000, True)

@@ -71,20 +71,20 @@ def test_statements_above_the_threshold_of_their_system_are_records() -> None:
     assert table.schema == RECORD_SCHEMA
     long = "old" * 666 + "ol"
     expected = [
-        record("database_statement", "db", 0, 201, "select 1", "select ?"),
+        record("database_statement", "db:5432", 0, 201, "select 1", "select ?"),
         record("service_database_statement", "shop", 1, 201, "select 1", "select ?"),
-        record("database_statement", "docs", 0, 101, "find", "find"),
+        record("database_statement", "docs:27017", 0, 101, "find", "find"),
         record("service_database_statement", "shop", 1, 101, "find", "find"),
-        record("database_statement", "docs", 0, 102, "find all", "find all"),
+        record("database_statement", "docs:27017", 0, 102, "find all", "find all"),
         record("service_database_statement", "shop", 1, 102, "find all", "find all"),
-        record("cache_read_command", "kv", 0, 11, "GET a", "GET a"),
-        record("cache_read_command", "kv", 0, 13, "GET c", "GET c"),
-        record("cache_write_command", "kv", 0, 12, "SET x", "SET x", trace_id="", span_id=""),
-        record("cache_read_command", "mem", 0, 21, "gets 5", "gets ?"),
+        record("cache_read_command", "kv:6379", 0, 11, "GET a", "GET a"),
+        record("cache_read_command", "kv:6379", 0, 13, "GET c", "GET c"),
+        record("cache_write_command", "kv:6379", 0, 12, "SET x", "SET x", trace_id="", span_id=""),
+        record("cache_read_command", "mem:11211", 0, 21, "gets 5", "gets ?"),
     ]
     before = {"minute": 202603011159, "time_us": 1772366399999999}
     expected += [
-        record("database_statement", "db", 0, 999, long, long, **before),
+        record("database_statement", "db:5432", 0, 999, long, long, **before),
         record("service_database_statement", "shop", 1, 999, long, long, **before),
     ]
     assert in_order(table.to_pylist()) == in_order(expected)
@@ -135,7 +135,10 @@ def test_the_n_slowest_are_kept_exactly_and_every_run_is_counted() -> None:
         text = row["attributes"]["db.query.text"]
         us = round(row["time"].timestamp()) * 1_000_000 + row["time"].microsecond
         for stream, entity in (
-            ("top_n_database_statement", service_id(row["attributes"]["server.address"], False)),
+            (
+                "top_n_database_statement",
+                service_id(f"{row['attributes']['server.address']}:5432", False),
+            ),
             ("top_n_service_database_statement", service_id(row["service"], True)),
         ):
             place = (stream, entity, minute)

@@ -18,8 +18,8 @@ from batchmill.traces import SpanReader
 from tests.kit.pipelines import SMALL, pipeline, write_segment
 from tests.kit.processes import wait_for_json
 from tests.kit.threads import until
+from tests.kit.traces.segments import NOW, made_span, write_spans
 from tests.spark.kit import forget_commit
-from tests.traces.kit import NOW, made_span, write_spans
 
 KEEPING: dict[str, Any] = {
     "oal": SMALL,

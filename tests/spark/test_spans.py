@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from batchmill.errors import ConfigError
 from batchmill.spark import spans
 from batchmill.traces import SCHEMA
-from tests.traces.kit import HOUR, NOW, kept, made_span
+from tests.kit.traces.segments import HOUR, NOW, kept, made_span
 
 ROWS = [
     made_span(1, 1, http__route="/cart", user__id="7"),

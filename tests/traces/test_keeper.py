@@ -12,7 +12,7 @@ import pytest
 from batchmill.traces import SCHEMA, KeepSettings, SpanKeeper, SpanReader
 from batchmill.traces.keeper import TOO_MUCH, TOO_OLD, UNREADABLE
 from batchmill.traces.layout import CHANGE, STATS
-from tests.traces.kit import HOUR, NOW, kept, made_span, write_spans
+from tests.kit.traces.segments import HOUR, NOW, kept, made_span, write_spans
 
 
 def _files(folder: Path) -> list[Path]:

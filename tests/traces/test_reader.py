@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchmill.traces import SpanKeeper, SpanReader, TraceQuery
-from tests.traces.kit import HOUR, NOW, kept, made_span, write_spans
+from tests.kit.traces.segments import HOUR, NOW, kept, made_span, write_spans
 
 ROWS = [
     made_span(1, 1, at_ms=1000, took_ms=100, name="GET /cart", http__route="/cart"),

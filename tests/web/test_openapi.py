@@ -13,9 +13,9 @@ from schemathesis import GenerationMode, checks
 
 from batchmill.store import open_store
 from batchmill.web import make_app
-from batchmill.web.api.openapi import document
+from batchmill.web.openapi import document
 from tests.kit.threads import WAIT_S
-from tests.traces.kit import kept, made_span
+from tests.kit.traces.segments import kept, made_span
 from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
 
 LIVE = "/api/v1/live"

@@ -21,7 +21,6 @@ from batchmill.alerts import (
     load_rules,
 )
 from batchmill.cli.export import await_pipeline
-from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     add_home_options,
@@ -34,6 +33,7 @@ from batchmill.cli.options import (
     only_given,
 )
 from batchmill.errors import ConfigError
+from batchmill.logs import configure_logs
 from batchmill.oal import core_script, load
 from batchmill.process_stats import ProcessStats
 from batchmill.run import (

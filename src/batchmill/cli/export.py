@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     add_kafka_option,
@@ -39,6 +38,7 @@ from batchmill.export import (
     reads_store,
     require_exporter,
 )
+from batchmill.logs import configure_logs
 from batchmill.process_stats import ProcessStats
 from batchmill.run import EXPORT_HEADERS_VARIABLE, EXPORT_TOKEN_VARIABLE, Signals, StatusFile
 from batchmill.store import RetryPolicy, Store, StoreError, StoreMissingError, open_store

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     access_of,
@@ -23,6 +22,7 @@ from batchmill.cli.options import (
     whole,
 )
 from batchmill.errors import BatchmillError
+from batchmill.logs import configure_logs
 from batchmill.run import serve_until_signal
 
 if TYPE_CHECKING:

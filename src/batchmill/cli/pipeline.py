@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import (
     Options,
     add_kafka_option,
@@ -29,6 +28,7 @@ from batchmill.cli.options import (
     whole,
 )
 from batchmill.errors import BatchmillError, ConfigError
+from batchmill.logs import configure_logs
 from batchmill.store import DOUBTFUL
 from batchmill.wording import count_of
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.logs import configure_logs
 from batchmill.cli.options import Options, access_of, add_access_options, add_home_options, home_of
 from batchmill.errors import BatchmillError, ConfigError
+from batchmill.logs import configure_logs
 from batchmill.process_stats import ProcessStats
 from batchmill.run import StatusFile, StatusReader, serve_until_signal
 

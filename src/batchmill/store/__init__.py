@@ -35,7 +35,7 @@ from batchmill.store.batch import (
     TopNRow,
 )
 from batchmill.store.buckets import BucketList, Buckets
-from batchmill.store.clock import ClockReading, ClockState, moment_of
+from batchmill.store.clock import ClockReading, ClockState, minute_of, moment_of
 from batchmill.store.errors import (
     BatchGapError,
     CheckpointMismatchError,
@@ -60,7 +60,7 @@ from batchmill.store.errors import (
     StoreVersionError,
     TooManyColumnsError,
 )
-from batchmill.store.frames import frame_metrics, frame_rows, frame_schema
+from batchmill.store.reading.frames import frame_metrics, frame_rows, frame_schema
 from batchmill.store.results import (
     BucketValues,
     CellRows,
@@ -180,6 +180,7 @@ __all__ = [
     "frame_metrics",
     "frame_rows",
     "frame_schema",
+    "minute_of",
     "moment_of",
     "open_for_task",
     "open_store",

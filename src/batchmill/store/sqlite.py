@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from batchmill.files import FileLock
+from batchmill.store.columns import Columns, as_lists
 from batchmill.store.errors import (
     NotAStoreError,
     StoreClosedError,
@@ -27,7 +28,6 @@ from batchmill.store.errors import (
     StoreReadOnlyError,
 )
 from batchmill.store.retry import RetryPolicy, TransientError
-from batchmill.store.sql.columns import Columns, as_lists
 from batchmill.store.sql.schema import Schema, inspect, migrate
 from batchmill.store.sql.session import (
     Dialect,

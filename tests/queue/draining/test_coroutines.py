@@ -138,7 +138,9 @@ def test_error_handler_that_returns_an_awaitable_is_logged(
     assert ["the error handler failed" in message for message in messages(caplog)] == [True]
 
 
-@pytest.mark.parametrize("answer", [0, "text", [1], object()], ids=["number", "text", "list", "object"])
+@pytest.mark.parametrize(
+    "answer", [0, "text", [1], object()], ids=["number", "text", "list", "object"]
+)
 def test_other_answers_are_nobodys_business(answer: object) -> None:
     """A handler may return what it likes, as long as its work is done."""
     with make_queue() as queue:

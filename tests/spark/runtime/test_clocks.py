@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 
 from batchmill.sources import Grain
 from batchmill.spark import Pipeline, PipelineSettings
-from batchmill.store import EXPIRED, Batch, Store
-from batchmill.store.clock import minute_of
+from batchmill.store import EXPIRED, Batch, Store, minute_of
 from tests.kit.pipelines import NOW, SMALL, counted, endpoint_events, pipeline, write_segment
 
 TTL = 7

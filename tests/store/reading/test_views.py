@@ -14,9 +14,9 @@ import pytest
 from batchmill.oal import RANKS, load
 from batchmill.sources import Grain
 from batchmill.store import Deltas, EntityRow, Store
+from batchmill.store.reading.views import view_name
 from batchmill.store.sql.session import Session
 from batchmill.store.states import Plan, Shape
-from batchmill.store.views import view_name
 from tests.kit.stores import MINUTE, Backend, Measurement, Writer, entity_row
 
 CALLS = "calls = from(Endpoint.*).count();"

@@ -41,8 +41,8 @@ from tests.kit.processes import Life
 from tests.kit.servers.postgres import Postgres, make_postgres
 from tests.kit.threads import PATIENCE_S
 from tests.system import spark_cluster
+from tests.system.cluster.spark_cluster import WORKERS, Cluster
 from tests.system.kills.driver import say, start_driver
-from tests.system.spark_cluster import WORKERS, Cluster
 
 CONF = {
     **spark_cluster.CONF,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batchmill.store import open_store
-from tests.traces.kit import HOUR, kept, made_span
+from tests.kit.traces.segments import HOUR, kept, made_span
 from tests.web.kit import START_S, Call, CallWriter, Client, serving
 
 EVENT = {"time": HOUR * 1_000_000 + 20_500, "name": "exception", "attributes": {"a": "b"}}

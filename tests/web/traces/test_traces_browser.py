@@ -19,7 +19,7 @@ from tests.kit.servers.browser import (
     running_chromium,
     watched_page,
 )
-from tests.traces.kit import HOUR, NOW, made_span, write_spans
+from tests.kit.traces.segments import HOUR, NOW, made_span, write_spans
 from tests.web.pages_kit import serving
 
 pytest.importorskip("playwright.sync_api")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from batchmill.errors import ConfigError, MissingExtraError
 from batchmill.store.address import ENCODED
+from batchmill.store.columns import Columns, is_arrow
 from batchmill.store.errors import StoreFullError, StoreReadOnlyError, StoreRefusedError
 from batchmill.store.retry import TransientError
-from batchmill.store.sql.columns import Columns, is_arrow
 from batchmill.store.sql.session import Row, Upsert
 
 if TYPE_CHECKING:

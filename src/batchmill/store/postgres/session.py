@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from batchmill.sources import Grain
+from batchmill.store.columns import Columns, bounds
 from batchmill.store.postgres.connection import (
     TEXT,
     Connection,
@@ -13,7 +14,6 @@ from batchmill.store.postgres.connection import (
     copy_rows,
     to_bytes,
 )
-from batchmill.store.sql.columns import Columns, bounds
 from batchmill.store.sql.session import (
     Dialect,
     Params,

@@ -26,9 +26,9 @@ from batchmill.store.batch import (
 )
 from batchmill.store.buckets import day_of
 from batchmill.store.clock import AHEAD_S, ClockReading, WriterClock, minute_of
+from batchmill.store.columns import as_lists
 from batchmill.store.errors import StaleCarryError
 from batchmill.store.sql import outbox, parts
-from batchmill.store.sql.columns import as_lists
 from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
 from batchmill.store.sql.retention import Retention, remove_expired

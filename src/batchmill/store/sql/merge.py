@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from batchmill.sources import Grain, UnknownNameError
 from batchmill.store.batch import TOO_OLD, Batch, CounterKey, Deltas, Layout
 from batchmill.store.buckets import bucket_of, day_of, day_start
+from batchmill.store.columns import as_lists, bounds, distinct, place_rows, split_rows
 from batchmill.store.errors import LayoutChangedError
 from batchmill.store.sql import topn
-from batchmill.store.sql.columns import as_lists, bounds, distinct, place_rows, split_rows
 from batchmill.store.sql.registry import all_columns
 from batchmill.store.sql.schema import Column
 from batchmill.store.sql.session import (

@@ -45,6 +45,7 @@ from batchmill.errors import ConfigError
 from batchmill.sources import Grain
 from batchmill.store.batch import Batch, CounterKey, OpenParts, PartShare, PartsResult
 from batchmill.store.buckets import newer
+from batchmill.store.columns import bounds
 from batchmill.store.errors import (
     FencedError,
     PartConflictError,
@@ -52,7 +53,6 @@ from batchmill.store.errors import (
     RowsMismatchError,
     StaleTaskError,
 )
-from batchmill.store.sql.columns import bounds
 from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
 from batchmill.store.sql.retention import Retention

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 from batchmill.sources import Grain
-from batchmill.store.sql.columns import Columns
+from batchmill.store.columns import Columns
 from batchmill.store.states import Cell
 
 T = TypeVar("T")

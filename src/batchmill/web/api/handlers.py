@@ -13,7 +13,8 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.run import StatusReader
 from batchmill.store import Snapshot
-from batchmill.web.api import alerts, entity, listing, openapi, overview, service, topology
+from batchmill.web import openapi
+from batchmill.web.api import alerts, entity, listing, overview, service, topology
 from batchmill.web.api.listing import epoch
 from batchmill.web.api.measures import MeasureCache
 from batchmill.web.api.parameters import checked, read_list, read_params, read_range

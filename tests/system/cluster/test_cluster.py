@@ -27,7 +27,7 @@ from tests.kit.pipelines import (
     pipeline,
     whole,
 )
-from tests.system.spark_cluster import CONF, WORKERS, Cluster, driver, driver_environment
+from tests.system.cluster.spark_cluster import CONF, WORKERS, Cluster, driver, driver_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

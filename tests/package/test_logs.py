@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from batchmill.cli.logs import LogLimit, configure_logs
+from batchmill.logs import LogLimit, configure_logs
 from tests.kit.files import ROOT
 from tests.kit.ingest import QUICK, ingest, read_all
 from tests.kit.threads import PATIENCE_S

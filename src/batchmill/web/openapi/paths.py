@@ -11,7 +11,7 @@ from batchmill.web.api.entity import KINDS
 from batchmill.web.api.listing import MOST_CHOSEN, VALUE_ORDERS
 from batchmill.web.api.overview import MOST_SERVICES, ORDERS, SORTS
 from batchmill.web.api.parameters import STEPS
-from batchmill.web.api.schemas import SCHEMAS, TEXT, TRACE_SCHEMAS, Schema
+from batchmill.web.openapi.schemas import SCHEMAS, TEXT, TRACE_SCHEMAS, Schema
 
 _MOMENT = r"^(now(-[0-9]{1,6}[smhdw])?|[0-9]{1,10}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{5,8}Z)$"
 

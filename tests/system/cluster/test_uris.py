@@ -26,8 +26,8 @@ from tests.kit.pipelines import (
     write_segment,
 )
 from tests.kit.servers.hadoop import Bucket, Hdfs, names_in, upload
+from tests.system.cluster.spark_cluster import WORKERS, Cluster, can_hide, driver
 from tests.system.kills.driver import KilledRun, shots
-from tests.system.spark_cluster import WORKERS, Cluster, can_hide, driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

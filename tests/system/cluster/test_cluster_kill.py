@@ -22,9 +22,9 @@ from batchmill.store import open_store
 from tests.kit.pipelines import MIXED_OAL, differences, expected_whole, mixed_spool, whole
 from tests.kit.servers.postgres import Postgres
 from tests.kit.threads import until
+from tests.system.cluster.spark_cluster import WORKERS, Cluster
 from tests.system.kills.cluster import CONF, Tally, kill_all
 from tests.system.kills.driver import say, start_driver
-from tests.system.spark_cluster import WORKERS, Cluster
 
 pytestmark = [
     pytest.mark.slow,
