@@ -149,7 +149,7 @@ def _measure_tending(total: list[float]) -> None:
         total[0] += time.thread_time() - started
         SpanKeeper.tend = original  # type: ignore[method-assign]
 
-    SpanKeeper.tend = tend  # type: ignore[method-assign]
+    SpanKeeper.tend = tend  # type: ignore[assignment,method-assign]
 
 
 class Client:

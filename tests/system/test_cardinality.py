@@ -1,4 +1,7 @@
-"""A million distinct endpoints in ten minutes: memory stays, the store is bounded, pages answer."""
+"""Distinct endpoints without end, for ten minutes: the store is bounded, pages answer.
+
+200,000 of them; ``python -m benchmarks.cardinality`` does the same with a million.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tests.web.kit import Client, serving
 pytestmark = pytest.mark.timeout(900)
 
 MINUTES = 10
-A_MINUTE = 100_000
+A_MINUTE = 20_000
 LIMIT = 5_000
 SHOWN = re.compile(r"(service|endpoint)_.*(cpm|sla|apdex|micros)\b.*;")
 """The metrics that pages show, and more: all of them would take twice the time."""
@@ -82,8 +85,8 @@ def quickest(client: Client, path: str, **params: Any) -> float:
     return min(took)
 
 
-def test_a_million_endpoints_in_ten_minutes(spark: SparkSession, tmp_path: Path) -> None:
-    """Ten batches, a minute each; then one of a hundred thousand services."""
+def test_endpoints_without_end_for_ten_minutes(spark: SparkSession, tmp_path: Path) -> None:
+    """Ten batches, a minute each; then one of as many services."""
     clock = ManualClock(START.timestamp() + 60)
     for minute in range(MINUTES):
         write_minute(tmp_path / "spool", minute)

@@ -225,7 +225,7 @@ def _with_events(message: str, events: list[tuple[int, str, list[tuple[str, obje
         holder = ExportTraceServiceRequest.FromString(protobuf(Group([S(attributes=attributes)])))
         own = holder.resource_spans[0].scope_spans[0].spans[0].attributes
         span.events.add(time_unix_nano=at, name=name, attributes=own)
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())
 
 
 @given(st.text(max_size=20), EVENTS_SENT, LIMITS_OF_TESTS)

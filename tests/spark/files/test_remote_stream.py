@@ -60,9 +60,9 @@ def test_bad_input_on_hdfs_is_set_aside(tmp_path: Path, spark: SparkSession, hdf
     with pipeline(spark, tmp_path, **given(root, remove_read=True)) as running:
         choose = running.store.newest_minute
 
-        def lose() -> int | None:
+        def lose(*, until_s: float | None = None) -> int | None:
             remove_tree(spool / "Endpoint" / "gone.parquet")
-            return choose()
+            return choose(until_s=until_s)
 
         running.store.newest_minute = lose  # type: ignore[method-assign]
         reports = running.run_available()

@@ -40,7 +40,7 @@ from tests.kit.pipelines import (
 from tests.kit.processes import Life
 from tests.kit.servers.postgres import Postgres, make_postgres
 from tests.kit.threads import PATIENCE_S
-from tests.system import spark_cluster
+from tests.system.cluster import spark_cluster
 from tests.system.cluster.spark_cluster import WORKERS, Cluster
 from tests.system.kills.driver import say, start_driver
 
