@@ -254,7 +254,11 @@ def test_a_batch_in_which_the_jvm_died_twice_is_made_smaller(
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", JVM_DIES, str(tmp_path), "32"],
-            env={**os.environ, "SPARK_SUBMIT_OPTS": jvm_options()},
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_SUBMIT_OPTS": jvm_options(),
+            },
             cwd=ROOT,
             capture_output=True,
             text=True,
