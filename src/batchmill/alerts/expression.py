@@ -172,7 +172,7 @@ class Negative(Node):
         return (self.of,)
 
     def compute(self, window: Window) -> Minutes:
-        return _each(self.of.compute(window), lambda value: -value)
+        return _map_values(self.of.compute(window), lambda value: -value)
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ class OfValue(Node):
 
     def compute(self, window: Window) -> Minutes:
         if self.function == "round":
-            return _each(self.of.compute(window), lambda value: round(value, self.digits))
-        return _each(self.of.compute(window), OF_VALUE[self.function])
+            return _map_values(self.of.compute(window), lambda value: round(value, self.digits))
+        return _map_values(self.of.compute(window), OF_VALUE[self.function])
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ NOT_SUPPORTED = (
 LABEL_FUNCTIONS = ("avg", "max", "min", "sum")
 
 
-def _each(values: Minutes, function: Callable[[float], float]) -> Minutes:
+def _map_values(values: Minutes, function: Callable[[float], float]) -> Minutes:
     return {
         label: [None if value is None else function(value) for value in numbers]
         for label, numbers in values.items()

@@ -171,12 +171,12 @@ class RunState:
         backlog, progress = self.backlog, self.progress
         if backlog.oldest_s <= BEHIND_S:
             return None
-        told = self.now - float(progress.get("written_at", 0.0)) < GONE_S
+        reported = self.now - float(progress.get("written_at", 0.0)) < GONE_S
         return Behind(
             backlog.count if backlog.topic else backlog.rows,
             "message" if backlog.topic else "span",
-            progress.get("catch_up_s") if told else None,
-            progress.get("new_lag_s") if told else None,
+            progress.get("catch_up_s") if reported else None,
+            progress.get("new_lag_s") if reported else None,
         )
 
     @property

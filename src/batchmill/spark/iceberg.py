@@ -140,13 +140,13 @@ class IcebergExport:
     def _last(self) -> int:
         """The newest commit of this outbox that the table has; 0: none."""
         summary = F.col("summary")
-        found = (
+        newest = (
             self._spark.table(f"{self._table}.snapshots")
             .where(summary[_PLACE] == self._outbox.place)
             .agg(F.max(summary[_SEQ].cast("bigint")))
             .first()
         )
-        return 0 if found is None else found[0] or 0
+        return 0 if newest is None else newest[0] or 0
 
     def _append(self, file: OutboxFile, metrics: Mapping[tuple[str, int], StoredMetric]) -> None:
         cores = self._spark.sparkContext.defaultParallelism

@@ -49,9 +49,9 @@ def place_rows(columns: Columns, keys: Sequence[int]) -> list[Values]:
     import numpy as np
     import pyarrow as pa
 
-    found = np.asarray(keys, np.int64)[indices.to_numpy()]
-    order = np.lexsort((found, buckets.to_numpy()))
-    placed: list[Values] = [buckets, pa.array(found), *cells]
+    row_keys = np.asarray(keys, np.int64)[indices.to_numpy()]
+    order = np.lexsort((row_keys, buckets.to_numpy()))
+    placed: list[Values] = [buckets, pa.array(row_keys), *cells]
     if (np.diff(order) == 1).all():
         return placed
     return [column.take(pa.array(order)) for column in placed]

@@ -104,8 +104,8 @@ class SpanReader:
         for span in spans_of(table):
             if len(spans[span.trace_id]) < MOST_SPANS:
                 spans[span.trace_id].append(span)
-        found = (Trace.of(spans[trace_id]) for trace_id in trace_ids if trace_id in spans)
-        return [trace for trace in found if trace is not None]
+        traces = (Trace.of(spans[trace_id]) for trace_id in trace_ids if trace_id in spans)
+        return [trace for trace in traces if trace is not None]
 
     def search(self, query: TraceQuery) -> SearchResult:
         """The newest traces of a query."""
@@ -255,8 +255,8 @@ def _note(
     )
     newest = np.argsort(-moments, kind="stable")[: query.limit + 1]
     texts = ids.dictionary.take(pa.array(codes[newest])).to_pylist()
-    found = zip(texts, moments[newest].tolist(), durations[newest].tolist(), strict=True)
-    for trace_id, moment, duration in found:
+    rows = zip(texts, moments[newest].tolist(), durations[newest].tolist(), strict=True)
+    for trace_id, moment, duration in rows:
         known = matches.get(trace_id, (0, 0))
         matches[trace_id] = max(known[0], moment), max(known[1], duration)
 

@@ -104,10 +104,10 @@ class JaegerApi:
         params, reader = request.query_params, self._kept()
         ids = params.getlist("traceID")
         if ids:
-            found = await self._pool.run(
+            traces = await self._pool.run(
                 lambda: [reader.trace(trace_id) for trace_id in ids[:MOST_TRACES]]
             )
-            return [as_jaeger(trace) for trace in found if trace is not None]
+            return [as_jaeger(trace) for trace in traces if trace is not None]
         query = self._query(params)
 
         def work() -> list[dict[str, Any]]:

@@ -130,8 +130,8 @@ class HadoopPath:
     def iterdir(self) -> list[HadoopPath]:
         """What lies in the folder."""
         with self._errors():
-            found = self._system().listStatus(self._java())
-            return [self / str(status.getPath().getName()) for status in found]
+            statuses = self._system().listStatus(self._java())
+            return [self / str(status.getPath().getName()) for status in statuses]
 
     def mkdir(self, *, parents: bool = True, exist_ok: bool = True) -> None:
         """Make the folder and those above it."""
@@ -160,9 +160,9 @@ class HadoopPath:
         """
         start = len(str(self)) + 1
         with contextlib.suppress(FileNotFoundError), self._errors():
-            found = self._system().listFiles(self._java(), True)
-            while found.hasNext():
-                status = found.next()
+            files = self._system().listFiles(self._java(), True)
+            while files.hasNext():
+                status = files.next()
                 path = str(status.getPath())
                 inner = path[start:].split("/")
                 if path.endswith(".parquet") and not any(part[:1] in "._" for part in inner):

@@ -92,14 +92,16 @@ class SpoolInput:
         gone = read.difference(present)
         if gone:
             self._forget(gone)
-        # A complete segment never changes: it is asked for its size once.
+        # A complete segment never changes: its size is read once.
         self._known = {
             path: segment
             for path, segment in self._known.items()
             if path in present and path not in read
         }
         self._known |= {segment.path: segment for segment in new}
-        self._waiting = sorted(self._known.values(), key=lambda found: (found.mtime, found.path))
+        self._waiting = sorted(
+            self._known.values(), key=lambda segment: (segment.mtime, segment.path)
+        )
         self._in_order = not patient
 
     @property

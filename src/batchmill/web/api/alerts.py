@@ -85,7 +85,7 @@ def _count(alerts: Any, rule: str, phase: AlertPhase) -> int:
 
 def _ids(snapshot: Snapshot, entity: str) -> set[str]:
     """The ids of an entity by id or name."""
-    return {found.id for found in snapshot.find(id_or_name=entity)} or {entity}
+    return {known.id for known in snapshot.find(id_or_name=entity)} or {entity}
 
 
 def _services(snapshot: Snapshot, ids: set[str]) -> dict[str, str]:

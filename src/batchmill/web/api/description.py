@@ -196,10 +196,10 @@ class Group:
         """The metrics that give its measures; those in microseconds are better."""
         names: dict[str, tuple[str, ...]] = {}
         for measure in MEASURES:
-            found = [metric for metric in self.metrics if metric.measure == measure]
-            found.sort(key=lambda metric: (-metric.factor, metric.metric.name))
-            if found:
-                names[measure] = tuple(metric.metric.name for metric in found)
+            measured = [metric for metric in self.metrics if metric.measure == measure]
+            measured.sort(key=lambda metric: (-metric.factor, metric.metric.name))
+            if measured:
+                names[measure] = tuple(metric.metric.name for metric in measured)
         return MeasureSet(self.source, names)
 
     def charts(self, chosen: Mapping[str, StoredMetric]) -> list[Chart]:

@@ -221,23 +221,23 @@ class PrometheusApi:
     async def _labels(self, request: Request, params: Params) -> Any:
         if not params.get("match[]"):
             return list(LABELS)
-        return sorted({label for labels in await self._found(params) for label in labels})
+        return sorted({label for labels in await self._matching_series(params) for label in labels})
 
     async def _values(self, request: Request, params: Params) -> Any:
         name = request.path_params["name"]
         if name not in LABELS:
             return []
         if params.get("match[]"):
-            matching = await self._found(params)
+            matching = await self._matching_series(params)
             return sorted({labels[name] for labels in matching if labels.get(name)})
         return await self._ask(lambda snapshot: _all_values(snapshot, name))
 
     async def _series(self, request: Request, params: Params) -> Any:
         if not params.get("match[]"):
             raise BadRequest("no match[] parameter provided")
-        return await self._found(params)
+        return await self._matching_series(params)
 
-    async def _found(self, params: Params) -> list[dict[str, str]]:
+    async def _matching_series(self, params: Params) -> list[dict[str, str]]:
         if len(params["match[]"]) > 20:
             raise BadRequest("more than 20 match[] are given")
         selectors = [await self._parsed(parse_selector, param) for param in params["match[]"]]
