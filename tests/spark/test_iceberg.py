@@ -12,7 +12,13 @@ from pyspark.sql import SparkSession
 
 from batchmill.errors import ConfigError
 from batchmill.sources import bucket_start
-from batchmill.spark import IcebergExport, Pipeline, PipelineError, iceberg_conf
+from batchmill.spark import (
+    IcebergExport,
+    Pipeline,
+    PipelineError,
+    export_spans,
+    iceberg_conf,
+)
 from batchmill.store import Cell, Store, open_store
 from tests.kit.jvm import jars, jars_missing
 from tests.kit.pipelines import (
@@ -24,8 +30,10 @@ from tests.kit.pipelines import (
     sqlite,
     write_segment,
 )
+from tests.kit.traces.segments import NOW, kept, made_span
 
 TABLE = "lake.shop.deltas"
+SPANS = "lake.shop.spans"
 
 needs_iceberg = pytest.mark.skipif(
     not pyspark.__version__.startswith("4.1."),
@@ -141,6 +149,30 @@ def test_a_file_that_is_gone_is_an_error(lake: SparkSession, tmp_path: Path) -> 
         pytest.raises(PipelineError, match=f"{file.name} is missing"),
     ):
         export(lake, store, tmp_path).run()
+
+
+@needs_iceberg
+def test_kept_spans_are_a_table(lake: SparkSession, tmp_path: Path) -> None:
+    """An hour that gets more spans is written again, each span once; what is dropped stays."""
+    first, second = made_span(1, 1, http__route="/cart"), made_span(2, 1, at_ms=3_600_000)
+    folder = kept(tmp_path, [first, second], now=NOW + 3600).folder
+
+    def exported() -> list[tuple[str, str]]:
+        rows = lake.table(SPANS).select("trace_id", "span_id").collect()
+        return sorted((row[0][-1], row[1][-1]) for row in rows)
+
+    assert export_spans(lake, folder, table=SPANS) == 2
+    assert exported() == [("1", "1"), ("2", "1")]
+    assert export_spans(lake, folder, table=SPANS) == 0
+    kept(tmp_path, [first, made_span(1, 2, 1)], now=NOW + 3600)
+    assert export_spans(lake, folder, table=SPANS) == 1
+    assert exported() == [("1", "1"), ("1", "2"), ("2", "1")]
+    (row,) = lake.table(SPANS).where("attributes['http.route'] = '/cart'").collect()
+    assert (row["service"], row["duration_us"]) == ("shop", 10_000)
+    for file in folder.glob("hour=*T12/*.parquet"):
+        file.unlink()
+    assert export_spans(lake, folder, table=SPANS) == 0
+    assert len(exported()) == 3
 
 
 def test_the_runtime_is_that_of_the_spark() -> None:

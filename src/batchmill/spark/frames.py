@@ -28,7 +28,7 @@ _COLUMNS = (
     "grain string, time timestamp, label string, value double"
 )
 """Those of ``Store.to_arrow``, as Spark writes them."""
-_SPANS = (
+KEPT_SPAN_COLUMNS = (
     "trace_id string, span_id string, parent_span_id string, time timestamp, duration_us bigint, "
     "service string, name string, kind string, status string, status_message string, "
     "instance string, resource map<string,string>, attributes map<string,string>, events string"
@@ -126,8 +126,8 @@ def spans(
         and (last is None or path.name <= f"hour={last.astimezone(UTC):%Y-%m-%dT%H}")
     ]
     if not hours:
-        return spark.createDataFrame([], f"{_SPANS}, hour string")
-    reader = spark.read.schema(_SPANS).option("basePath", str(place))
+        return spark.createDataFrame([], f"{KEPT_SPAN_COLUMNS}, hour string")
+    reader = spark.read.schema(KEPT_SPAN_COLUMNS).option("basePath", str(place))
     frame = reader.parquet(*hours)
     frame = frame.withColumn("hour", F.regexp_extract(F.input_file_name(), _HOUR, 1))
     if first is not None:

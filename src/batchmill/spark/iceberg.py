@@ -1,14 +1,18 @@
-"""Appends what each commit changed to an Iceberg table, from the outbox, each commit once.
+"""Writes what each commit changed, and kept spans, to Iceberg tables.
 
 A commit becomes one snapshot of the table, whose summary names it. A process that is killed between
 the append and the mark in the store finds the snapshot when it comes back, and does not repeat it.
+Spans are written by hours: an hour that has more spans than the table is written as a whole, in the
+place of what the table had of it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,9 @@ from batchmill.outbox import Changes, Outbox
 from batchmill.sources import Grain, bucket_start
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_task_error
+from batchmill.spark.frames import KEPT_SPAN_COLUMNS, spans
 from batchmill.store import OutboxFile, Store, StoredMetric
+from batchmill.traces.layout import HOUR_US, KeptFile, list_files
 
 log = logging.getLogger("batchmill.spark")
 
@@ -181,6 +187,49 @@ class IcebergExport:
             f"{self._outbox.folder / file.path} is missing: somebody removed it. Its {file.rows:,} "
             "rows are in the store, but cannot be appended; put the file back"
         )
+
+
+def export_spans(spark: SparkSession, folder: str | Path, *, table: str) -> int:
+    """Write the kept spans of a folder to a table; how many hours of them were written.
+
+    ``folder`` is that of ``keep_spans``, ``table`` a name in a catalog of the session's, which is
+    created if there is none, with a partition for each hour. Only hours that have got more spans
+    are written, each of them as a whole, with every span once: so a call that died is repeated.
+    Spans that the folder drops stay in the table.
+    """
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table} ({KEPT_SPAN_COLUMNS}) "
+        "USING iceberg PARTITIONED BY (hours(time))"
+    )
+    rows = spark.table(f"{table}.partitions").select("partition.time_hour", "record_count")
+    exported = Counter({row[0] * HOUR_US: row[1] for row in rows.collect()})
+    kept = Counter[int]()
+    for file in _sorted_files(folder):
+        kept[file.hour_us or 0] += file.rows
+    hours = [hour_us for hour_us, count in sorted(kept.items()) if count > exported[hour_us]]
+    for hour_us in hours:
+        _export_hour(spark, Path(folder), hour_us, table)
+    return len(hours)
+
+
+def _export_hour(spark: SparkSession, folder: Path, hour_us: int, table: str) -> None:
+    start = datetime.fromtimestamp(hour_us // 1_000_000, UTC)
+    end = start + timedelta(hours=1, microseconds=-1)
+    while True:
+        files = [file.path for file in _sorted_files(folder) if file.hour_us == hour_us]
+        frame = spans(spark, folder, start=start, end=end).drop("hour")
+        try:
+            frame.dropDuplicates(["trace_id", "span_id"]).writeTo(table).overwritePartitions()
+        except Exception:
+            if all(path.exists() for path in files):
+                raise
+            log.info("files of %s were merged meanwhile: reading them again", start)
+        else:
+            return
+
+
+def _sorted_files(folder: str | Path) -> list[KeptFile]:
+    return [file for file in list_files(Path(folder)) if file.sorted]
 
 
 @dataclass(frozen=True)
