@@ -49,6 +49,9 @@ run: $(VENV)/.run-installed $(PACKAGE) ## run the pipeline on the spans of a sim
 queues: $(VENV)/.run-installed $(PACKAGE) ## show four queues live in the terminal
 	@$(BIN)/python -m examples.queue_demo $(ARGS)
 
+# Tests start many processes, which load compiled modules, whatever the environment says.
+test test-system test-oldest: export PYTHONDONTWRITEBYTECODE :=
+
 test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k fork": only some)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m "not system" $(ARGS)
 

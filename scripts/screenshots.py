@@ -1,9 +1,11 @@
-"""Takes the pictures of the web UI that the documentation shows, from a server with data.
+"""Takes the pictures of the web UI that README and docs show, from a demo that runs.
 
-    batchmill run --demo 60 --home demo          # in another terminal, for 15 minutes or more
+    batchmill run --demo forever --home demo     # in another terminal, for 15 minutes
     python scripts/screenshots.py http://127.0.0.1:8080
 
-Needs Playwright and Debian's Chromium, as the browser tests do.
+The demo's shop has an incident in its third and fourth minute, and then every quarter of an hour;
+the pictures follow it from the alert to the trace of a slow statement, by two clicks. Needs
+Playwright and Debian's Chromium, as the browser tests do.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def main() -> None:
     """Write the pictures to ``docs/img``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address", help="of the web UI, such as http://127.0.0.1:8080")
-    parser.add_argument("--service", default="checkout", help="the service that has a picture")
+    parser.add_argument("--service", default="catalogue", help="the service that has pictures")
     parser.add_argument("--range", default="from=now-15m", help="the time range, as in an address")
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder to write to")
     given = parser.parse_args()
@@ -47,14 +49,30 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+
+        def save(name: str) -> None:
+            page.wait_for_function("document.fonts.status === 'loaded'")
+            page.wait_for_timeout(500)  # a chart is drawn after its data has come
+            path = given.into / f"{name}.png"
+            path.write_bytes(page.screenshot())
+            sys.stdout.write(f"{path}\n")
+
         for name, where in views(given.service, given.range).items():
             page.goto(f"{given.address}/{where}")
             page.locator("main[aria-busy]").wait_for(state="detached")
             page.locator("main table tbody tr").first.wait_for()
-            page.wait_for_function("document.fonts.status === 'loaded'")
-            path = given.into / f"{name}.png"
-            path.write_bytes(page.screenshot())
-            sys.stdout.write(f"{path}\n")
+            save(name)
+        page.goto(f"{given.address}/#/alerts?{given.range}")
+        alert = page.locator("main table tbody tr", has_text=INCIDENT).first
+        alert.wait_for()
+        save("alerts")
+        alert.get_by_role("link", name=given.service, exact=True).first.click()
+        statements = page.get_by_role("table", name="Slow statements")
+        statements.scroll_into_view_if_needed()
+        save("statements")
+        statements.get_by_role("link").first.click()
+        page.locator(".row").first.wait_for()
+        save("trace")
         browser.close()
 
 

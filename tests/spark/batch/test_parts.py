@@ -6,12 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from batchmill.spans import hash64
 from batchmill.spark import Pipeline
 from batchmill.spark.batch import maker
 from batchmill.spark.batch.job import BatchJob
@@ -151,3 +153,51 @@ def test_state_in_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> N
         assert differences(stored(running.store), wanted) == []
         assert counted(running.store, "duplicates") == {SAME: 1}
     assert len(list((folder / "state").glob("*/pending"))) == 2
+
+
+def colliding_names() -> tuple[str, str]:
+    """Two names of 16 letters with one 64-bit hash, which is made of the hashes of their halves."""
+    mask = 2**64 - 1
+
+    def mixed(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    def unmixed(x: int) -> int:
+        x ^= x >> 31 ^ x >> 62
+        x = x * pow(0x94D049BB133111EB, -1, 2**64) & mask
+        x ^= x >> 27 ^ x >> 54
+        x = x * pow(0xBF58476D1CE4E5B9, -1, 2**64) & mask
+        return x ^ x >> 30 ^ x >> 60
+
+    keys = [mixed(place * 0x9E3779B97F4A7C15 & mask) for place in (1, 2)]
+    halves = [int.from_bytes(half, "little") for half in (b"GET /car", b"t/{item}")]
+    total = sum(mixed(half ^ key) for half, key in zip(halves, keys, strict=True))
+    for number in range(10**6):
+        first = f"GET {number:04d}"[:8].encode()
+        rest = total - mixed(int.from_bytes(first, "little") ^ keys[0])
+        second = (unmixed(rest & mask) ^ keys[1]).to_bytes(8, "little")
+        if all(33 <= letter < 127 for letter in second):
+            return "GET /cart/{item}", (first + second).decode()
+    raise AssertionError("there is none")
+
+
+def test_entities_with_one_hash_stay_apart(spark: SparkSession, tmp_path: Path) -> None:
+    """A hash decides where a row is merged, not with what: entities are told apart by their ids."""
+    names = colliding_names()
+    assert len(set(hash64(pa.array(names)).tolist())) == 1
+    rows = endpoint_events(40)
+    for number, row in enumerate(rows):
+        row["name"], row["serviceName"] = names[number % 4 == 0], "shop"
+    write_segment(tmp_path / "spool", "Endpoint", rows)
+    with pipeline(spark, tmp_path, oal="ep = from(Endpoint.latency).sum();") as running:
+        running.run_available()
+        assert (
+            differences(
+                stored(running.store),
+                expected({"Endpoint": rows}, "ep = from(Endpoint.latency).sum();"),
+            )
+            == []
+        )
+        assert {entity.name for entity in running.store.entities("endpoint")} == set(names)
