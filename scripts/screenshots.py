@@ -63,14 +63,15 @@ def main() -> None:
             page.locator("main table tbody tr").first.wait_for()
             save(name)
         page.goto(f"{given.address}/#/alerts?{given.range}")
-        alert = page.locator("main table tbody tr", has_text=INCIDENT).first
+        alert = page.locator("main table tbody tr", has_text="service_errors").first
         alert.wait_for()
         save("alerts")
         alert.get_by_role("link", name=given.service, exact=True).first.click()
         statements = page.get_by_role("table", name="Slow statements")
         statements.scroll_into_view_if_needed()
         save("statements")
-        statements.get_by_role("link").first.click()
+        # The time of a statement leads to its trace.
+        statements.locator("tbody tr").first.get_by_role("link").last.click()
         page.locator(".row").first.wait_for()
         save("trace")
         browser.close()

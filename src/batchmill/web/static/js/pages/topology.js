@@ -237,7 +237,7 @@ function nodePart({ id }, pick) {
       anchor.classList.toggle("group", node.members !== undefined);
       anchor.classList.toggle("hit", hit);
       for (const level of ["good", "warn", "bad"]) anchor.classList.toggle(level, grade(node.success) === level);
-      setText(name, node.name.length > 19 ? `${node.name.slice(0, 18)}…` : node.name);
+      setText(name, node.name.length > 17 ? `${node.name.slice(0, 16)}…` : node.name);
       if (node.members) {
         setText(figures, `${countOf(node.members, "service")} · ${plain(rate(node.cpm))}/min`);
         setText(title, `${countOf(node.members, "service")} called ${node.name}…: open the group`);
