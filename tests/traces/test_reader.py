@@ -24,10 +24,14 @@ def _found(reader: SpanReader, **given: Any) -> list[int]:
     return [int(trace.trace_id, 16) for trace in reader.search(query).traces]
 
 
-@pytest.fixture(params=["sorted", "waiting"])
-def reader(request: pytest.FixtureRequest, tmp_path: Path) -> SpanReader:
-    """The spans in a sorted file, and in a segment that waits to be sorted."""
-    if request.param == "sorted":
+@pytest.fixture(params=["sorted", "many keys", "waiting"])
+def reader(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SpanReader:
+    """The spans in a sorted file, in one whose keys are not listed, and in a segment that waits."""
+    if request.param == "many keys":
+        monkeypatch.setattr("batchmill.traces.keeper._MOST_KEYS", 1)
+    if request.param != "waiting":
         return SpanReader(kept(tmp_path, ROWS).folder)
     keeper = SpanKeeper(tmp_path / "traces", clock=lambda: NOW)
     keeper.take(write_spans(tmp_path, "new", ROWS))
@@ -54,6 +58,8 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> SpanReader:
         ({"attributes": {"user.id": "7 8"}}, [3]),
         ({"attributes": {"service.instance.id": "cart-1"}}, [3]),
         ({"attributes": {"http.route": "7 8"}}, []),
+        ({"attributes": {"nothing": "7 8"}}, []),
+        ({"attributes": {"service.instance.id": "cart-1", "user.id": "7 8"}}, [3]),
         ({"service": "shop", "attributes": {"user.id": "7 8"}}, []),
         ({"start_us": HOUR * 1_000_000 + 2_000_000}, [3, 2]),
         ({"end_us": HOUR * 1_000_000 + 1_999_999}, [1]),

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchmill.traces.keeper import SERVICES
+from batchmill.traces.keeper import KEYS, SERVICES
 from batchmill.traces.layout import REPEATING, KeptFile
 from batchmill.traces.rewrite import read_segment, trace_number, trace_numbers
 
@@ -46,6 +46,8 @@ class OpenFile:
     sorted: bool
     groups: Sequence[RowGroup]
     services: Mapping[str, Sequence[Sequence[str | None]]]
+    keys: Mapping[str, frozenset[str] | None]
+    """The keys in its maps, by column; None: they are not known."""
     metadata: Any = field(repr=False)
     table: pa.Table | None = field(default=None, repr=False)
     """The rows of a segment, which is read as a whole."""
@@ -168,14 +170,17 @@ def _open_sorted(path: Path) -> OpenFile:
                 int(group.column(took).statistics.max),
             )
         )
-    services = json.loads((metadata.metadata or {}).get(SERVICES, b"{}"))
-    return OpenFile(path, True, groups, services, metadata)
+    notes = metadata.metadata or {}
+    services = json.loads(notes.get(SERVICES, b"{}"))
+    listed = json.loads(notes.get(KEYS, b"{}"))
+    keys = {name: None if own is None else frozenset(own) for name, own in listed.items()}
+    return OpenFile(path, True, groups, services, keys, metadata)
 
 
 def _open_segment(path: Path) -> OpenFile:
     table, _ = read_segment(path)
     if not table.num_rows:
-        return OpenFile(path, False, (), {}, None, table)
+        return OpenFile(path, False, (), {}, {}, None, table)
     traces = pc.min_max(table["trace_id"])
     moments = pc.min_max(table["time"].cast(pa.int64()))
     group = RowGroup(
@@ -191,4 +196,4 @@ def _open_segment(path: Path) -> OpenFile:
     plain = pa.table({name: table[name].cast(pa.string()) for name in ("service", "name", "kind")})
     for row in plain.group_by(["service", "name", "kind"]).aggregate([]).to_pylist():
         services.setdefault(row["service"] or "", []).append([row["name"], row["kind"]])
-    return OpenFile(path, False, (group,), services, None, table)
+    return OpenFile(path, False, (group,), services, {}, None, table)

@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.files import read_json, sync, write_json
 from batchmill.traces.layout import (
     CHANGE,
     HOUR_US,
     INCOMING,
+    MAPS,
     STATS,
     KeepSettings,
     KeptFile,
@@ -46,8 +48,11 @@ log = logging.getLogger("batchmill.traces")
 
 SERVICES = b"batchmill.services"
 """Metadata of a file: JSON with the names and kinds of spans by service."""
+KEYS = b"batchmill.keys"
+"""Metadata of a file: JSON with the keys in its maps, by column; null if there are very many."""
 _MOST_NAMES = 1000
-"""How many names of spans it has for a service."""
+"""How many names of spans a file lists for a service."""
+_MOST_KEYS = 1000
 _MOST_ROWS = 500_000
 """How many spans are sorted at a time: that takes some hundred MB of memory."""
 _SEGMENTS, _SEGMENT_ROWS_BYTES = 24, 8 * 2**20
@@ -251,7 +256,9 @@ class SpanKeeper:
         final = place / f"{spans.num_rows}-{uuid.uuid4().hex[:12]}.parquet"
         hidden = place / f".{final.name}.part"
         try:
-            write_kept(spans, hidden, {SERVICES.decode(): json.dumps(_services(spans))})
+            keys = {name: _keys(spans[name]) for name in MAPS}
+            metadata = {SERVICES: json.dumps(_services(spans)), KEYS: json.dumps(keys)}
+            write_kept(spans, hidden, {name.decode(): text for name, text in metadata.items()})
             sync(hidden)
         except BaseException:
             hidden.unlink(missing_ok=True)
@@ -359,3 +366,11 @@ def _services(spans: pa.Table) -> dict[str, list[list[str | None]]]:
         if len(own) < _MOST_NAMES:
             own.append([row["name"], row["kind"]])
     return names
+
+
+def _keys(maps: pa.ChunkedArray) -> list[str] | None:
+    """The keys in a column of maps; None: too many to name."""
+    keys: set[str] = set()
+    for chunk in maps.chunks:
+        keys.update(pc.unique(chunk.keys).to_pylist())
+    return sorted(keys) if len(keys) <= _MOST_KEYS else None

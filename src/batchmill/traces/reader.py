@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +19,7 @@ import pyarrow.compute as pc
 
 from batchmill.traces.files import FileCache, OpenFile, RowGroup
 from batchmill.traces.keeper import KeepStats
-from batchmill.traces.layout import HOUR_US, SCHEMA, list_files
+from batchmill.traces.layout import HOUR_US, MAPS, SCHEMA, list_files
 from batchmill.traces.trace import Trace, TraceSpan, spans_of
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -27,6 +30,8 @@ _NARROW = (
     *("trace_id", "span_id", "parent_span_id", "time", "duration_us"),
     *("service", "name", "kind", "status"),
 )
+_THREADS = 2
+"""How many threads decode files for one search."""
 _HEX = re.compile(r"[0-9a-f]{1,32}")
 _SLACK_US = 60_000_000
 """Spans of a found trace are looked for so long before and after the span that was found."""
@@ -112,13 +117,16 @@ class SpanReader:
         matches: dict[str, tuple[int, int]] = {}
         files = self._open(query.start_us, query.end_us)
         files.sort(key=lambda file: file.last_us, reverse=True)
-        for file in files:
-            if len(matches) > query.limit and file.last_us < _nth(matches, query.limit):
-                break  # nothing in it, or in those after it, is newer than what was found
-            for group in file.groups:
-                if len(matches) > query.limit and group.last_us < _nth(matches, query.limit):
-                    continue
-                _note(matches, file, group, query)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for file in files:
+                needed = 0 if len(matches) <= query.limit else _nth(matches, query.limit)
+                if file.last_us < needed:
+                    break  # nothing in it, or in those after it, is newer than what was found
+                groups = [group for group in file.groups if group.last_us >= needed]
+                search = functools.partial(_matches_of, file, query)
+                for trace_id, moment, duration in chain(*threads.map(search, groups)):
+                    known = matches.get(trace_id, (0, 0))
+                    matches[trace_id] = max(known[0], moment), max(known[1], duration)
         newest = sorted(matches, key=lambda trace_id: matches[trace_id][0], reverse=True)
         chosen = newest[: query.limit]
         summaries = self._summaries(chosen, matches)
@@ -227,24 +235,24 @@ def _nth(matches: Mapping[str, tuple[int, int]], count: int) -> int:
     return int(np.partition(moments, len(moments) - count)[len(moments) - count])
 
 
-def _note(
-    matches: dict[str, tuple[int, int]], file: OpenFile, group: RowGroup, query: TraceQuery
-) -> None:
-    """Add the traces of a group to which the query applies: when, and how long."""
+def _matches_of(
+    file: OpenFile, query: TraceQuery, group: RowGroup
+) -> Iterable[tuple[str, int, int]]:
+    """The newest traces of a group to which the query applies: when, and how long."""
     if group.last_us < query.start_us or group.first_us > query.end_us:
-        return
+        return ()
     if query.min_us is not None and group.longest_us < query.min_us:
-        return
+        return ()
     if query.service is not None and query.service not in file.services:
-        return
+        return ()
     try:
         mask = _mask(file, group, query)
         places = np.flatnonzero(mask)
         if not len(places):
-            return
+            return ()
         table = file.read(group, ["trace_id", "time", "duration_us"])
     except FileNotFoundError:  # it was merged into another one
-        return
+        return ()
     ids = _one(table["trace_id"]).take(pa.array(places))
     if not pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_encode()
@@ -255,10 +263,7 @@ def _note(
     )
     newest = np.argsort(-moments, kind="stable")[: query.limit + 1]
     texts = ids.dictionary.take(pa.array(codes[newest])).to_pylist()
-    rows = zip(texts, moments[newest].tolist(), durations[newest].tolist(), strict=True)
-    for trace_id, moment, duration in rows:
-        known = matches.get(trace_id, (0, 0))
-        matches[trace_id] = max(known[0], moment), max(known[1], duration)
+    return zip(texts, moments[newest].tolist(), durations[newest].tolist(), strict=True)
 
 
 def _largest(
@@ -289,24 +294,31 @@ def _mask(file: OpenFile, group: RowGroup, query: TraceQuery) -> Mask:
             mask &= took >= query.min_us
         if query.max_us is not None:
             mask &= took <= query.max_us
-    if query.attributes and mask.any():
-        maps = file.read(group, ["attributes", "resource"])
-        columns = [_one(maps[name]) for name in ("attributes", "resource")]
-        for key, text in query.attributes.items():
-            has = np.zeros(group.rows, np.bool_)
-            for column in columns:
-                has |= _has_pair(column, key, text)
-            mask &= has
+    maps: dict[str, pa.Array] = {}
+    for key, text in query.attributes.items():
+        has = np.zeros(group.rows, np.bool_)
+        for name in MAPS:
+            keys = file.keys.get(name)
+            if not mask.any() or (keys is not None and key not in keys):
+                continue
+            if name not in maps:
+                maps[name] = _one(file.read(group, [name])[name])
+            has |= _has_pair(maps[name], key, text)
+        mask &= has
     return mask
 
 
 def _has_pair(maps: pa.Array, key: str, text: str) -> Mask:
     """Which maps have an entry."""
-    hit = _is_in(pa.chunked_array([maps.keys]), pa.array([key]))
-    hit &= _is_in(pa.chunked_array([maps.items]), pa.array([text]))
-    offsets = maps.offsets.to_numpy()
-    rows = np.searchsorted(offsets, np.flatnonzero(hit), side="right") - 1
     mask = np.zeros(len(maps), np.bool_)
+    # Fewer entries have the value than the key: the others' keys need no look.
+    places = np.flatnonzero(_is_in(pa.chunked_array([maps.items]), pa.array([text])))
+    if not len(places):
+        return mask
+    keys = pa.chunked_array([maps.keys.take(pa.array(places))])
+    offsets = maps.offsets.to_numpy()
+    places = places[_is_in(keys, pa.array([key]))]
+    rows = np.searchsorted(offsets, places, side="right") - 1
     mask[rows[(rows >= 0) & (rows < len(maps))]] = True
     return mask
 
@@ -317,6 +329,9 @@ def _is_in(column: pa.ChunkedArray, texts: pa.Array) -> Mask:
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):
             is_text = pc.is_in(chunk.dictionary, texts).to_numpy(zero_copy_only=False)
+            if not is_text.any():
+                parts.append(np.zeros(len(chunk), np.bool_))
+                continue
             codes = chunk.indices.fill_null(-1).to_numpy()
             parts.append(np.append(is_text, False)[codes])
         else:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator, Set
@@ -28,10 +27,7 @@ from batchmill.spark.runtime.books import Account, Plan
 FOLDER = "spark"
 _REMOVED = "removed.json"
 """Up to where segments were removed; not needed any more."""
-_ENTRIES = re.compile(
-    rb'^\{"path":"file://([^"\\%]+)","timestamp":\d+,"batchId":(\d+)\}$', re.MULTILINE
-)
-"""Entries of the log of files whose names need no decoding; others take longer."""
+_FILE = "file://"
 _BLOCK_BYTES = 2**18
 _UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
 
@@ -112,21 +108,21 @@ def _add_files(
 ) -> list[str]:
     """Put the files up to the offset ``done`` into the account; gives those up to ``planned``."""
     names: list[str] = []
-    wanted = {path.encode() for path in present}
+    wanted = {f"{_FILE}{path}".encode() for path in present}
     for file in _log_files(spark / "sources" / "0", planned):
-        for entries in _entries(file):
-            if max(map(int, {offset for _, offset in entries})) <= done:
+        for addresses, offsets in _entries(file):
+            if max(map(_number, set(offsets))) <= done:
                 # The usual case, and of millions of entries, so without a look at each.
-                account.segments += len(entries)
-                account.read |= {path.decode() for path in wanted.intersection(dict(entries))}
+                account.segments += len(addresses)
+                account.read.update(map(_path, wanted.intersection(addresses)))
                 continue
-            for path, offset in entries:
-                if int(offset) <= done:
+            for address, offset in zip(addresses, map(_number, offsets), strict=True):
+                if offset <= done:
                     account.segments += 1
-                    if path in wanted:
-                        account.read.add(path.decode())
-                elif int(offset) <= planned:
-                    names.append(path.decode())
+                    if address in wanted:
+                        account.read.add(_path(address))
+                elif offset <= planned:
+                    names.append(_path(address))
     return sorted(names)
 
 
@@ -143,25 +139,44 @@ def _log_files(log: Path, until: int) -> list[Path]:
     return [*files, *(log / str(offset) for offset in range(newest + 1, until + 1))]
 
 
-def _entries(file: Path) -> Iterator[list[tuple[bytes, bytes]]]:
-    """The entries of a file of the log, many at a time: a path, and the offset it belongs to."""
+def _entries(file: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The entries of a file of the log, many at a time: addresses, and the ends of their lines.
+
+    A line is ``{"path":"file:///spool/1.parquet","timestamp":1,"batchId":2}``, so most are simply
+    cut at the quotes: millions of them are read in seconds.
+    """
     with file.open("rb") as log:
         if log.readline().strip() != b"v1":
             raise ValueError(f"{file} is not of version v1")
         while block := log.read(_BLOCK_BYTES) + log.readline():
-            entries = _ENTRIES.findall(block)
-            if len(entries) != block.rstrip(b"\n").count(b"\n") + 1:  # not every line is one
-                lines = filter(None, map(bytes.strip, block.splitlines()))
-                entries = list(map(_decoded, lines))
-            if entries:
-                yield entries
+            parts = block.split(b'"')
+            lines = len(parts) // 8
+            beginnings = block.count(b'{"path":"file:///')
+            endings = block.count(b'"batchId":')
+            if (
+                len(parts) % 8 == 1
+                and beginnings == endings == lines
+                and not (b"\\" in block or b"%" in block)
+            ):
+                yield parts[3::8], parts[8::8]
+            elif entries := list(map(_decoded, filter(None, map(bytes.strip, block.splitlines())))):
+                yield [address for address, _ in entries], [end for _, end in entries]
 
 
 def _decoded(line: bytes) -> tuple[bytes, bytes]:
     """An entry whose name may have any characters."""
     entry = json.loads(line)
     path = urllib.parse.unquote(urllib.parse.urlsplit(entry["path"]).path)
-    return path.encode(), b"%d" % entry["batchId"]
+    return f"{_FILE}{path}".encode(), b"%d" % entry["batchId"]
+
+
+def _number(end: bytes) -> int:
+    """The offset at the end of a line."""
+    return int(end.strip(b":}{\n"))
+
+
+def _path(address: bytes) -> str:
+    return address.decode().removeprefix(_FILE)
 
 
 def _offsets(spark: Path, number: int) -> dict[str, Any]:
