@@ -66,6 +66,27 @@ def test_traces_are_found_by_their_spans(
     assert _found(reader, **given) == traces
 
 
+def test_examples_are_the_newest_calls_served(tmp_path: Path) -> None:
+    """One of each service and range of durations, which ends with its upper bound."""
+    rows = [
+        *ROWS,
+        made_span(4, 1, at_ms=4000, took_ms=900, name="later"),
+        made_span(5, 1, at_ms=5000, took_ms=901, kind="CONSUMER"),
+        made_span(6, 1, at_ms=9000, took_ms=900, name="too late"),
+    ]
+    reader = SpanReader(kept(tmp_path, rows).folder)
+    start_us = HOUR * 1_000_000
+    examples = reader.examples(start_us, start_us + 8_000_000, [100_000, 900_000])
+    assert {place: int(example.trace_id, 16) for place, example in examples.items()} == {
+        ("shop", 0): 1,
+        ("shop", 1): 4,
+        ("shop", 2): 5,
+        ("cart", 0): 3,
+    }
+    newest = examples["shop", 1]
+    assert (newest.start_us, newest.duration_us) == (start_us + 4_000_000, 900_000)
+
+
 def test_a_found_trace_is_summed_up(reader: SpanReader) -> None:
     """With all of its spans, not only those that match."""
     query = TraceQuery(start_us=HOUR * 1_000_000, end_us=NOW * 1_000_000, service="db")

@@ -119,6 +119,8 @@ def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Sp
     arguments = ["export", "--to", target, "--name", f"{EXPORTER_PREFIX}{target}"]
     arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
     arguments += ["--status", str(home.export(name))]
+    if is_scraped(target) and settings["keep_spans"] != "off":
+        arguments += ["--traces", str(home.traces)]
     if not is_scraped(target):
         # --buffer of `batchmill export` is --export-buffer of a run.
         options = _options(settings, *SENDING_SETTINGS)
