@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def write_store(url: str, at_s: float, names: Sequence[str] = ("shop",)) -> None
                 time = datetime.fromtimestamp(at_s + second, UTC)
                 mill.emit({"time": time, "type": "HTTP", "status": True, **row}, "Service")
         for trace_id, span_id, ms in STATEMENTS_OF:
-            ids = {"trace_id": trace_id, "span_id": span_id}
-            mill.emit(Statement(at, "shop", "orders-db", ms, "SELECT 1", **ids))
+            slow = Statement(at, "shop", "orders-db", ms, "SELECT 1")
+            mill.emit(replace(slow, trace_id=trace_id, span_id=span_id))
         mill.flush()
 
 
@@ -89,7 +90,7 @@ def buckets(page: MetricsPage, name: str) -> dict[str, tuple[float, Any]]:
     """Count and exemplar by upper bound, as the official client reads the page."""
     return {
         sample.labels["le"]: (sample.value, sample.exemplar)
-        for family in open_families(text(page))
+        for family in open_families(text(page))  # type: ignore[no-untyped-call]
         for sample in family.samples
         if family.name == name
     }

@@ -468,6 +468,7 @@ ALERTS = {
     "Receiver",
     "Rule",
     "RuleFile",
+    "RuleWatcher",
     "Scope",
     "Threshold",
     "load_rules",
