@@ -76,7 +76,7 @@ def test_the_api_lists_alerts_of_a_range_and_of_an_entity(tmp_path: Path) -> Non
             assert rule["condition"] == "service_sla / 100 < 95 in 1 minute"
             [alert] = answer["alerts"]
             web = service_id("web", True)
-            assert alert["entity"] == {"id": web, "name": "web", "service": web}
+            assert alert["entity"] == {"id": web, "name": "web", "kind": "service", "service": web}
             assert (alert["phase"], alert["since"], alert["value"]) == ("firing", ends(0), 10)
             times = [(one["entity"]["name"], one["from"], one["to"]) for one in answer["history"]]
             assert times == [("cart", ends(0), ends(1)), ("web", ends(0), None)]
@@ -89,9 +89,9 @@ def test_the_api_lists_alerts_of_a_range_and_of_an_entity(tmp_path: Path) -> Non
             assert (len(one["history"]), one["more"]) == (1, True)
 
 
-def evaluate(store: Store, folder: Path) -> None:
-    """Evaluate the rules on the hour of known calls, minute by minute."""
-    (folder / "alerts.toml").write_text(RULES)
+def evaluate(store: Store, folder: Path, rules: str = RULES) -> None:
+    """Evaluate rules on the hour of known calls, minute by minute."""
+    (folder / "alerts.toml").write_text(rules)
     times = [BEGIN + 80.0]
     engine = AlertEngine(
         store,
@@ -130,7 +130,7 @@ def seen(browser: Browser, address: str) -> Iterator[Watched]:
 
 
 def test_the_page_shows_firing_pending_history_and_rules(seen: Watched) -> None:
-    """Each in a table, the newest first; the entity leads to its service."""
+    """Each in a table, the newest first; the entity leads to its page."""
     page = seen.open(f"#/alerts?{OWN}")
     expect(page.locator("#alerts-firing")).to_be_visible()
     [firing] = table_rows(page, "Firing")
@@ -152,6 +152,29 @@ def test_the_page_shows_firing_pending_history_and_rules(seen: Watched) -> None:
     page.locator("nav a[data-page=alerts][aria-current=page]").wait_for()
     page.get_by_role("table", name="Firing").get_by_role("link", name="cart").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("cart")
+
+
+def test_an_alert_leads_to_the_page_of_its_entity(browser: Browser, tmp_path: Path) -> None:
+    """Of an endpoint, an instance, a relation: not to that of its service."""
+    metrics = ("endpoint", "service_instance", "service_relation_server", "database_access")
+    rules = "".join(
+        f'[[rule]]\nname = "{name}"\nexpression = "{name}_cpm"\ncomparison = "> 0"\n'
+        for name in metrics
+    )
+    with filled_store(tmp_path) as (url, store, _):
+        evaluate(store, tmp_path, rules)
+        with serving(tmp_path, f"--store={url}") as (at, _), watched_page(browser, at) as watched:
+            for rule, name, page_name, heading in (
+                ("endpoint", "POST /cart in cart", "endpoint", "POST /cart"),
+                ("service_instance", "cart-1 of cart", "instance", "cart-1"),
+                ("service_relation_server", "shop to cart", "relation", "shop to cart"),
+                ("database_access", "orders-db", "service", "orders-db"),
+            ):
+                page = watched.open(f"#/alerts?{OWN}")
+                row = page.get_by_role("table", name="Firing").get_by_role("row", name=f"{rule} ")
+                row.get_by_role("link", name=name, exact=True).click()
+                expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+                assert f"#/{page_name}/" in page.url
 
 
 def test_a_service_has_its_alerts_on_its_charts(seen: Watched) -> None:
