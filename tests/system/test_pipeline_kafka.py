@@ -336,7 +336,7 @@ def test_spans_of_a_topic_are_kept(spark: SparkSession, tmp_path: Path, kafka: B
         assert len(running.run_available()) > 1
     reader = SpanReader(tmp_path / "traces")
     assert (reader.stats().spans, reader.stats().dropped) == (len(SPANS) + 1, {})
-    always = {"start_us": 0, "end_us": int(NOW) * 1_000_000, "limit": 500}
+    always: dict[str, Any] = {"start_us": 0, "end_us": int(NOW) * 1_000_000, "limit": 500}
     found = reader.search(TraceQuery(**always, kind="SERVER"))
     served = {span["trace_id"] for span in [*SPANS, traced] if span["kind"] == "SERVER"}
     assert {trace.trace_id for trace in found.traces} == served

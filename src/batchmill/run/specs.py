@@ -57,6 +57,8 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
             arguments += _options(settings, "linger")
     else:
         arguments += _options(settings, "linger", *SPOOL_SETTINGS)
+        if settings["keep_spans"] == "off":
+            arguments.append("--no-span-events")
     if settings["export_traces"] or settings["export_logs"]:
         arguments += _options(settings, "export_forward_buffer", "export_forward_mb")
     if settings["kafka"] or settings["export_traces"] or settings["export_logs"]:
