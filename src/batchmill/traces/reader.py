@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ _SERVED = ("SERVER", "CONSUMER")
 _HEX = re.compile(r"[0-9a-f]{1,32}")
 _MOST_GROUPS = 8
 """Among how many groups of rows examples are looked for."""
+_MOST_CALLS = 10_000
+"""Of how many spans it is remembered for which call they were made."""
 _SLACK_US = 60_000_000
 """Spans of a found trace are looked for so long before and after the span that was found."""
 
@@ -99,6 +101,7 @@ class SpanReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._cache = FileCache()
+        self._served_calls: dict[tuple[str, str], str] = {}
 
     def stats(self) -> KeepStats:
         """What is kept, and what was dropped."""
@@ -174,6 +177,27 @@ class SpanReader:
             except FileNotFoundError:  # it was merged into another one
                 continue
         return _newest(pa.concat_tables(tables), bounds_us) if tables else {}
+
+    def served_calls(
+        self, spans: Collection[tuple[str, str]], start_us: int, end_us: int
+    ) -> dict[tuple[str, str], str]:
+        """For which call of its service each span was made: the name of the span that served it.
+
+        By trace and span id, of spans that began within a time. Those whose trace is not kept, or
+        has no such span, are left out.
+        """
+        known, calls = self._served_calls, {}
+        asked = {span for span in spans if span not in known}
+        if asked:
+            traces = sorted({trace_id for trace_id, _ in asked})
+            rows = self._rows(traces, _NARROW, start_us - _SLACK_US, end_us + _SLACK_US).to_pylist()
+            by_id = {(row["trace_id"], row["span_id"]): row for row in rows}
+            calls = {span: name for span in asked if (name := _served_call(by_id, span))}
+        found = {span: known[span] for span in spans if span in known} | calls
+        if len(known) > _MOST_CALLS:
+            known.clear()
+        known.update(calls)  # a span does not change
+        return found
 
     def _open(
         self, start_us: int | None = None, end_us: int | None = None, *, waiting: bool = True
@@ -266,6 +290,20 @@ class SpanReader:
                 )
             )
         return tuple(sorted(summaries, key=lambda trace: -trace.start_us))
+
+
+def _served_call(rows: Mapping[tuple[str, str], Any], span: tuple[str, str]) -> str | None:
+    """The name of the next span above one that their service served; rows are by their ids."""
+    row = rows.get(span)
+    service = row["service"] if row else None
+    passed: set[tuple[str, str]] = set()  # against a circle of parents
+    while row and row["service"] == service and span not in passed:
+        if row["kind"] in _SERVED:
+            return str(row["name"] or "")
+        passed.add(span)
+        span = (span[0], row["parent_span_id"])
+        row = rows.get(span)
+    return None
 
 
 def _newest(table: pa.Table, bounds_us: Sequence[int]) -> dict[tuple[str, int], SpanExample]:

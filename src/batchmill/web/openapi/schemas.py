@@ -212,7 +212,12 @@ SCHEMAS: Mapping[str, Schema] = {
                 left_out=_COUNT,
             )
         ),
-        statements={"anyOf": [_object(rows=_list(_STATEMENT), left_out=_COUNT), {"type": "null"}]},
+        statements={
+            "anyOf": [
+                _object(rows=_list(_STATEMENT), left_out=_COUNT, empty=TEXT),
+                {"type": "null"},
+            ]
+        },
     ),
     "Topology": _object(
         **_RANGE,
