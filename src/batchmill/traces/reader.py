@@ -27,6 +27,7 @@ _NARROW = (
     *("trace_id", "span_id", "parent_span_id", "time", "duration_us"),
     *("service", "name", "kind", "status"),
 )
+_PARENTS = ("trace_id", "span_id", "parent_span_id", "service", "name", "kind")
 _EXAMPLE = ("trace_id", "span_id", "service", "time", "duration_us")
 _SERVED = ("SERVER", "CONSUMER")
 """The kinds of spans that are calls which a service serves."""
@@ -184,20 +185,22 @@ class SpanReader:
         """For which call of its service each span was made: the name of the span that served it.
 
         By trace and span id, of spans that began within a time. Those whose trace is not kept, or
-        has no such span, are left out.
+        has no such span, are left out; of very large traces a part is read.
         """
-        known, calls = self._served_calls, {}
-        asked = {span for span in spans if span not in known}
-        if asked:
-            traces = sorted({trace_id for trace_id, _ in asked})
-            rows = self._rows(traces, _NARROW, start_us - _SLACK_US, end_us + _SLACK_US).to_pylist()
+        known = self._served_calls
+        calls = {span: name for span in spans if (name := known.get(span)) is not None}
+        missing = [span for span in spans if span not in calls]
+        if missing:
+            traces = sorted({trace_id for trace_id, _ in missing})
+            table = self._rows(traces, _PARENTS, start_us - _SLACK_US, end_us + _SLACK_US)
+            rows = table.slice(0, MOST_SPANS).to_pylist()
             by_id = {(row["trace_id"], row["span_id"]): row for row in rows}
-            calls = {span: name for span in asked if (name := _served_call(by_id, span))}
-        found = {span: known[span] for span in spans if span in known} | calls
-        if len(known) > _MOST_CALLS:
-            known.clear()
-        known.update(calls)  # a span does not change
-        return found
+            new = {span: name for span in missing if (name := _served_call(by_id, span))}
+            if len(known) > _MOST_CALLS:
+                known.clear()
+            known.update(new)  # a span does not change
+            calls |= new
+        return calls
 
     def _open(
         self, start_us: int | None = None, end_us: int | None = None, *, waiting: bool = True
