@@ -126,7 +126,7 @@ def test_the_process_reads_its_file_again(shop: Shop, tmp_path: Path) -> None:
     path, status = written(tmp_path, ERRORS), tmp_path / "alerts.json"
     command = [sys.executable, "-m", "batchmill", "alerts", "run", f"--rules={path}"]
     command += [f"--store=sqlite:///{tmp_path}/store.db", f"--status={status}"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             wait_for_json(status, "rules")
             written(tmp_path, ERRORS + MANY)
@@ -138,4 +138,6 @@ def test_the_process_reads_its_file_again(shop: Shop, tmp_path: Path) -> None:
             assert "there is no rule in it" in report["rules_fault"]
         finally:
             process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate()
     assert process.returncode == 0
+    assert "read again: 2 rules" in printed

@@ -297,6 +297,7 @@ def _follow(
         while not signals.count:
             if watcher.poll(engine) and watcher.file is not rules:
                 rules = watcher.file
+                print(f"read again: {count_of(len(rules.rules), 'rule')}", flush=True)
                 _print_left_out(rules)
             status.write({**report(engine, rules), **process.report(), "state": "running"})
             signals.wait(STATUS_S)

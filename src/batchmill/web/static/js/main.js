@@ -98,6 +98,7 @@ function open(moved) {
 // Where one has scrolled to is kept with the entry of the history.
 function keepScroll() {
   clearTimeout(scrolled);
+  if (returnTo !== null) return; // not there yet
   if (history.state?.scroll !== window.scrollY) history.replaceState({ scroll: window.scrollY }, "");
 }
 
@@ -324,6 +325,9 @@ window.addEventListener("scroll", () => {
   scrolled = setTimeout(keepScroll, 100);
 });
 document.addEventListener("click", keepScroll, true); // before a link is followed
+for (const name of ["wheel", "touchmove", "keydown"]) {
+  window.addEventListener(name, () => (returnTo = null), { passive: true }); // who scrolls decides
+}
 window.addEventListener("popstate", (event) => {
   clearTimeout(scrolled); // it would be kept with another entry
   returnTo = event.state?.scroll ?? null; // a link that is followed has none yet
