@@ -114,7 +114,7 @@ class StatsRecorder:
         self._sent: Counter[str] = Counter()
         self._dropped: Counter[tuple[str, str]] = Counter()
         self._requests: Counter[str] = Counter()
-        self._reloads: Counter[str] = Counter()
+        self._reloads = Counter({"loaded": 0, "refused": 0})
         self._failing: dict[str, tuple[float, str]] = {}
 
     def add(self, name: str, count: int = 1) -> int:
