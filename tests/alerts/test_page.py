@@ -21,7 +21,7 @@ from tests.kit.servers.browser import (
     table_rows,
     watched_page,
 )
-from tests.web.kit import START_S
+from tests.web.kit import START_S, Call
 from tests.web.kit import serving as serving_api
 from tests.web.pages_kit import BEGIN, OWN, filled_store, serving
 
@@ -52,6 +52,12 @@ name = "slow_for_long"
 expression = "service_resp_time"
 comparison = "> 500"
 period = 100
+
+[[rule]]
+name = "slow_endpoint"
+expression = "endpoint_resp_time"
+comparison = "> 500"
+period = 100
 """
 
 
@@ -76,7 +82,7 @@ def test_the_api_lists_alerts_of_a_range_and_of_an_entity(tmp_path: Path) -> Non
             assert rule["condition"] == "service_sla / 100 < 95 in 1 minute"
             [alert] = answer["alerts"]
             web = service_id("web", True)
-            assert alert["entity"] == {"id": web, "name": "web", "service": web}
+            assert alert["entity"] == {"id": web, "name": "web", "kind": "service", "service": web}
             assert (alert["phase"], alert["since"], alert["value"]) == ("firing", ends(0), 10)
             times = [(one["entity"]["name"], one["from"], one["to"]) for one in answer["history"]]
             assert times == [("cart", ends(0), ends(1)), ("web", ends(0), None)]
@@ -87,6 +93,32 @@ def test_the_api_lists_alerts_of_a_range_and_of_an_entity(tmp_path: Path) -> Non
             assert before["history"] == []
             one = client.get("/api/v1/alerts", limit=1, **span)
             assert (len(one["history"]), one["more"]) == (1, True)
+
+
+def test_the_api_says_what_kind_of_entity_an_alert_is_about(tmp_path: Path) -> None:
+    """Every kind has a page of its own, to which the alert links."""
+    kinds = {
+        "endpoint": "endpoint",
+        "service_instance": "instance",
+        "service_relation_server": "service_relation",
+        "service": "service",
+    }
+    rules = "".join(
+        f'[[rule]]\nname = "{name}"\nexpression = "{name}_cpm"\ncomparison = "> 0"\n'
+        for name in kinds
+    )
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        shop = Shop(store)
+        shop.writer.write([Call("web", START_S + 60 * n, caller="gate") for n in range(2)])
+        with shop.engine(rules_of(tmp_path, rules)) as engine:
+            shop.over(0)
+            engine.evaluate()
+        with serving_api(url) as client:
+            answer = client.get("/api/v1/alerts", from_=START_S, to=ends(9))
+    assert {alert["rule"]: alert["entity"]["kind"] for alert in answer["alerts"]} == kinds
+    services = {alert["entity"]["service"] for alert in answer["alerts"]}
+    assert services == {service_id("web", True)}
 
 
 def evaluate(store: Store, folder: Path) -> None:
@@ -130,14 +162,16 @@ def seen(browser: Browser, address: str) -> Iterator[Watched]:
 
 
 def test_the_page_shows_firing_pending_history_and_rules(seen: Watched) -> None:
-    """Each in a table, the newest first; the entity leads to its service."""
+    """Each in a table, the newest first; the entity leads to its own page."""
     page = seen.open(f"#/alerts?{OWN}")
     expect(page.locator("#alerts-firing")).to_be_visible()
     [firing] = table_rows(page, "Firing")
     assert firing[:3] == ["slow", "cart", "warning"]
     assert firing[4:] == ["700", "cart takes 700 ms"]
-    [pending] = table_rows(page, "Pending")
-    assert pending[:3] == ["slow_for_long", "cart", "warning"]
+    assert sorted(row[:3] for row in table_rows(page, "Pending")) == [
+        ["slow_endpoint", "POST /cart in cart", "warning"],
+        ["slow_for_long", "cart", "warning"],
+    ]
     history = table_rows(page, "History")
     assert [row[:3] for row in history] == [
         ["errors", "shop", "critical"],
@@ -147,11 +181,16 @@ def test_the_page_shows_firing_pending_history_and_rules(seen: Watched) -> None:
     ]
     assert [row[5] for row in history[:3]] == ["60.0 s", "60.0 s", "60.0 s"]
     states = {row[0]: row[3] for row in table_rows(page, "Rules")}
-    assert states == {"errors": "ok", "slow": "1 alert firing", "slow_for_long": "1 alert pending"}
+    waiting = dict.fromkeys(("slow_endpoint", "slow_for_long"), "1 alert pending")
+    assert states == {"errors": "ok", "slow": "1 alert firing", **waiting}
     keep_shot(page, "alerts")
     page.locator("nav a[data-page=alerts][aria-current=page]").wait_for()
     page.get_by_role("table", name="Firing").get_by_role("link", name="cart").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("cart")
+    page.go_back()
+    page.get_by_role("table", name="Pending").get_by_role("link", name="POST /cart in cart").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("POST /cart")
+    assert "#/endpoint/" in page.url
 
 
 def test_a_service_has_its_alerts_on_its_charts(seen: Watched) -> None:

@@ -201,6 +201,7 @@ OAL = {
     "double_limbs",
     "exact_double",
     "load",
+    "log_floor",
     "parse",
 }
 KAFKA = {
@@ -243,6 +244,7 @@ TRACES = {
     "KeepSettings",
     "KeepStats",
     "SCHEMA",
+    "SpanExample",
     "SpanKeeper",
     "SpanReader",
     "Trace",
@@ -466,6 +468,7 @@ ALERTS = {
     "Receiver",
     "Rule",
     "RuleFile",
+    "RuleWatcher",
     "Scope",
     "Threshold",
     "load_rules",

@@ -119,6 +119,20 @@ def test_a_page_that_is_scraped_has_nothing_to_send(tmp_path: Path) -> None:
     assert {given[name] for name in SENDING} == {None}
 
 
+def test_a_page_that_is_scraped_gets_the_kept_spans(tmp_path: Path) -> None:
+    """For exemplars, as long as spans are kept; exporters that send have no use for them."""
+    home = Home(tmp_path)
+    for keep, target, folder in (
+        ("on", "prometheus://127.0.0.1:9464", home.traces),
+        ("off", "prometheus://127.0.0.1:9464", None),
+        ("on", "otlp+grpc://a:1", None),
+    ):
+        table = {"keep_spans": keep, "export": {"to": target}}
+        resolved = resolve(table, "batchmill.toml", {}, {})
+        spec = export_spec(resolved, home, "export", target)
+        assert _parser().parse_args(list(spec.arguments)).traces == folder
+
+
 def test_the_buffers_of_forwarded_requests_reach_ingest(tmp_path: Path) -> None:
     """Where there is a topic to forward to."""
     resolved = settings(traces="kafka://b:2/t", forward_buffer=7, forward_mb=3)

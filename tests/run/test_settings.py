@@ -183,6 +183,9 @@ def test_processes_are_started_as_the_settings_say(tmp_path: Path) -> None:
     assert "--dedup" not in pipeline.arguments
     assert "--conf a=b" in " ".join(pipeline.arguments)
     assert f"--store sqlite:///{tmp_path}/metrics.db" in " ".join(pipeline.arguments)
+    assert "--no-span-events" not in ingest.arguments
+    without = ingest_spec(settings({"keep_spans": "off"}), home).arguments
+    assert "--no-span-events" in without, "only kept spans need them"
     demo = demo_spec(resolved, "0.0.0.0:99", 60.0, 7)
     assert demo.arguments[:3] == ["demo", "--endpoint", "http://127.0.0.1:99"]
     assert demo.environment == {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20s3%20c/ret"}

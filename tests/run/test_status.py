@@ -341,6 +341,7 @@ def test_alerts_are_in_the_status(tmp_path: Path) -> None:
         "waiting": {"http://host/hook": 5},
         "dropped": {"too many waiting": 6},
         "faults": {"slow": "the store has no metric x (yet)"},
+        "rules_fault": "alerts.toml: there is no rule in it",
         "failing": {"http://host/hook": "HTTP 503"},
         "failing_s": 100.0,
     }
@@ -353,6 +354,8 @@ def test_alerts_are_in_the_status(tmp_path: Path) -> None:
     assert "the alert rule slow cannot be evaluated: the store has no metric x (yet)" in str(
         status.reasons
     )
+    stay = "the changed alert rules cannot be used, and the former ones stay: alerts.toml"
+    assert stay in str(status.reasons)
     assert "http://host/hook accepts no notification (HTTP 503)" in str(status.reasons)
     assert assess(Home(tmp_path), run_state()).as_json()["alerts"] is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
@@ -12,10 +13,14 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+import pyarrow.parquet as pq
+
 from batchmill.spool import Level, Spool, SpoolWriteError
 from batchmill.spool.segment import Disk, remove_leftovers, rows_in, unread, write_segment
 from tests.kit.events import BrokenDisk, WatchedDisk, numbers_in, segments, spans, unfinished
+from tests.kit.servers.kafka import span_batch
 from tests.kit.threads import WAIT_S
+from tests.kit.traces.segments import made_span
 
 DATA = memoryview(b"some bytes")
 
@@ -48,6 +53,19 @@ def test_a_segment_is_named_by_time_chance_and_rows(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{16}-[0-9a-f]{8}-1234\.parquet", path.name)
     assert rows_in(str(path), 10) == 1234
     assert unread(tmp_path).rows == 1234
+
+
+@pytest.mark.parametrize("with_events", [True, False])
+def test_events_of_spans_can_be_left_out(tmp_path: Path, with_events: bool) -> None:
+    """And status messages; the columns stay, and so does everything that metrics read."""
+    event = {"time": 1, "name": "retry", "attributes": {}}
+    row = made_span(1, 1, message="no", events=[event], http__route="/cart", user__id="7")
+    with Spool(tmp_path / "spool", linger_s=0, span_events=with_events) as spool:
+        path = spool.submit("Span", span_batch([row])).result(WAIT_S)
+    (read,) = pq.read_table(path).to_pylist()
+    assert (read["http_route"], read["attributes"]) == ("/cart", [("user.id", "7")])
+    extras = ("no", json.dumps([event])) if with_events else (None, None)
+    assert (read["status_message"], read["events"]) == extras
 
 
 @pytest.mark.parametrize("name", ["1794920504238037-ed8e5f5a.parquet", "a-5.parquet", "5.parquet"])

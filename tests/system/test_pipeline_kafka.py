@@ -29,6 +29,7 @@ from batchmill.kafka import (
 )
 from batchmill.spark import BatchReport, Pipeline, PipelineError, PipelineSettings
 from batchmill.spool import SPAN_SOURCE
+from batchmill.traces import KeepSettings, SpanReader, TraceQuery
 from tests.kit.jvm import java_missing
 from tests.kit.pipelines import (
     NOW,
@@ -48,6 +49,7 @@ from tests.kit.pipelines import (
 )
 from tests.kit.servers.kafka import Broker, private_broker, send, span_batch
 from tests.kit.threads import PATIENCE_S, until
+from tests.kit.traces.segments import made_span
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
@@ -321,3 +323,24 @@ def test_ranges_of_messages_are_read_whole(kafka: Broker) -> None:
     send(kafka, topic, SPANS[60:])
     assert read(1, skip_lost=True) == there(1)
     assert {part for part, _ in there(1)} == {0, 1}
+
+
+def test_spans_of_a_topic_are_kept(spark: SparkSession, tmp_path: Path, kafka: Broker) -> None:
+    """With keep_spans they can be searched and read as those of a spool, with their events."""
+    event = {"time": 1_709_208_000_000_000, "name": "retry", "attributes": {"n": "2"}}
+    traced = made_span(7, 1, name="GET /kept", events=[event], user__id="7 8")
+    topic = kafka.new_topic(partitions=2)
+    send(kafka, topic, [*SPANS, traced])
+    keeping = {"keep_spans": tmp_path / "traces", "keep": KeepSettings(max_age_h=1e6)}
+    with reading(spark, tmp_path, kafka, topic, **keeping) as running:
+        assert len(running.run_available()) > 1
+    reader = SpanReader(tmp_path / "traces")
+    assert (reader.stats().spans, reader.stats().dropped) == (len(SPANS) + 1, {})
+    always: dict[str, Any] = {"start_us": 0, "end_us": int(NOW) * 1_000_000, "limit": 500}
+    found = reader.search(TraceQuery(**always, kind="SERVER"))
+    served = {span["trace_id"] for span in [*SPANS, traced] if span["kind"] == "SERVER"}
+    assert {trace.trace_id for trace in found.traces} == served
+    (trace,) = reader.search(TraceQuery(**always, attributes={"user.id": "7 8"})).traces
+    read = reader.trace(trace.trace_id)
+    assert read is not None
+    assert [(span.name, list(span.events)) for span in read.spans] == [("GET /kept", [event])]

@@ -72,6 +72,57 @@ def test_traces_are_found_by_their_spans(
     assert _found(reader, **given) == traces
 
 
+def test_examples_are_the_newest_calls_served(tmp_path: Path) -> None:
+    """One of each service and range of durations, which ends with its upper bound."""
+    rows = [
+        *ROWS,
+        made_span(4, 1, at_ms=4000, took_ms=900, name="later"),
+        made_span(5, 1, at_ms=5000, took_ms=901, kind="CONSUMER"),
+        made_span(6, 1, at_ms=9000, took_ms=900, name="too late"),
+    ]
+    reader = SpanReader(kept(tmp_path, rows).folder)
+    start_us = HOUR * 1_000_000
+    examples = reader.examples(start_us, start_us + 8_000_000, [100_000, 900_000])
+    assert {place: int(example.trace_id, 16) for place, example in examples.items()} == {
+        ("shop", 0): 1,
+        ("shop", 1): 4,
+        ("shop", 2): 5,
+        ("cart", 0): 3,
+    }
+    newest = examples["shop", 1]
+    assert (newest.start_us, newest.duration_us) == (start_us + 4_000_000, 900_000)
+
+
+def test_a_span_belongs_to_the_call_that_its_service_served(reader: SpanReader) -> None:
+    """The next served span above it in its service; none across services, or without a trace."""
+    assert _calls(reader, (1, 1), (2, 1), (9, 1)) == {(1, 1): "GET /cart", (2, 1): "POST /order"}
+    assert _calls(reader, (1, 2)) == {}, "the database's own span was served by another service"
+
+
+def test_the_call_of_a_span_may_be_far_above_it(tmp_path: Path) -> None:
+    """Past internal spans, up to one that is not kept; a circle of parents has no call."""
+    rows = [
+        made_span(1, 1, name="GET /cart"),
+        made_span(1, 2, 1, kind="INTERNAL", name="load"),
+        made_span(1, 3, 2, kind="CLIENT", name="SELECT"),
+        made_span(1, 4, 5, kind="CLIENT", name="of a span that is not kept"),
+        made_span(2, 1, 2, kind="INTERNAL"),
+        made_span(2, 2, 1, kind="INTERNAL"),
+    ]
+    reader = SpanReader(kept(tmp_path, rows).folder)
+    asked = [(1, 3), (1, 4), (2, 1)]
+    assert _calls(reader, *asked) == {(1, 3): "GET /cart"}
+    for file in reader.folder.glob("hour=*/*.parquet"):
+        file.unlink()
+    assert _calls(reader, *asked) == {(1, 3): "GET /cart"}, "what was found is not read again"
+
+
+def _calls(reader: SpanReader, *spans: tuple[int, int]) -> dict[tuple[int, int], str]:
+    ids = [(f"{trace:032x}", f"{span:016x}") for trace, span in spans]
+    calls = reader.served_calls(ids, HOUR * 1_000_000, NOW * 1_000_000)
+    return {(int(trace, 16), int(span, 16)): name for (trace, span), name in calls.items()}
+
+
 def test_a_found_trace_is_summed_up(reader: SpanReader) -> None:
     """With all of its spans, not only those that match."""
     query = TraceQuery(start_us=HOUR * 1_000_000, end_us=NOW * 1_000_000, service="db")

@@ -14,6 +14,7 @@ from batchmill.alerts.receivers import Receiver
 from batchmill.alerts.rulefile import RuleFile, load_rules
 from batchmill.alerts.rules import BurnRate, NoData, Rule, Scope, Threshold
 from batchmill.alerts.stats import AlertSettings, AlertStats
+from batchmill.alerts.watcher import RuleWatcher
 
 DEMO_RULES = Path(__file__).parent / "demo.toml"
 """The rules of ``batchmill run --demo``."""
@@ -30,6 +31,7 @@ __all__ = [
     "Receiver",
     "Rule",
     "RuleFile",
+    "RuleWatcher",
     "Scope",
     "Threshold",
     "load_rules",

@@ -81,6 +81,9 @@ class AlertEngine(Closing):
         self._alerts: dict[str, dict[str, StoredAlert]] = {}
         """By rule id and entity id."""
         self._loaded = self._took_over = False
+        self._next_rules: tuple[Rule, ...] | None = None
+        """Rules that replace the present ones before the next evaluation."""
+        self._rules_fault = ""
         self._faults: dict[str, str] = {}
         self._lag_s = 0.0
         self._newest: int | None = None
@@ -107,6 +110,25 @@ class AlertEngine(Closing):
                 sender.close(deadline_s)
         self._registration.close(self)
 
+    def replace_rules(self, rules: Iterable[Rule]) -> None:
+        """Evaluate these rules from the next evaluation on, instead of the present ones.
+
+        A rule keeps its state by its name; alerts of rules that are gone are resolved.
+        """
+        rules = tuple(rules)
+        with self._lock:
+            self._next_rules = rules
+            self._rules_fault = ""
+        self._recorder.reload("loaded")
+        log.info("loaded %s: they apply from the next evaluation on", count_of(len(rules), "rule"))
+
+    def refuse_rules(self, why: str) -> None:
+        """Report that new rules cannot be used; the present ones stay."""
+        with self._lock:
+            self._rules_fault = why
+        self._recorder.reload("refused")
+        log.warning("the changed rules cannot be used, and the former ones stay: %s", why)
+
     def _follow(self) -> None:
         while not self._ending.is_set():
             try:
@@ -125,6 +147,10 @@ class AlertEngine(Closing):
 
     def evaluate(self) -> int:
         """Evaluate the minutes that were closed since the last call; how many there were."""
+        with self._lock:
+            if self._next_rules is not None:
+                self.rules, self._next_rules = self._next_rules, None
+                self._loaded = False
         if not self._loaded:
             self._load()
         newest, now_s = self._store.newest_minute(), self._clock()
@@ -224,6 +250,7 @@ class AlertEngine(Closing):
             self._end_rules(gone, [alert for alert in book.alerts if alert.rule not in known])
             book = self._store.alerts()
         self._take_over(waiting)
+        self._faults = {id_: why for id_, why in self._faults.items() if id_ in known}
         with self._lock:
             self._positions = {id_: rule.minute for id_, rule in book.rules.items()}
             self._alerts = {}
@@ -322,12 +349,14 @@ class AlertEngine(Closing):
         with self._lock:
             phases = [alert.phase for alerts in self._alerts.values() for alert in alerts.values()]
             minute = max(self._positions.values(), default=None)
+            rules_fault = self._rules_fault
         return AlertStats(
             rules=len(self.rules),
             minute=minute,
             firing=phases.count(AlertPhase.FIRING),
             pending=phases.count(AlertPhase.PENDING),
             faults=dict(self._faults),
+            rules_fault=rules_fault,
             lag_s=self._lag_s,
             **self._recorder.fields(),
         )

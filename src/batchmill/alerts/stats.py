@@ -77,6 +77,10 @@ class AlertStats:
     """Alerts that are pending."""
     faults: Mapping[str, str]
     """Rules that could not be evaluated, and why."""
+    rules_fault: str
+    """Why the rules file, as it is now, is not used, and the rules before it are; empty: it is."""
+    reloads: Mapping[str, int]
+    """How often the rules file had changed, by what came of it: ``loaded`` or ``refused``."""
     queued: int
     """Notifications to send, one for each receiver; those that an earlier process left included.
     ``queued == sent + dropped + waiting``."""
@@ -110,6 +114,7 @@ class StatsRecorder:
         self._sent: Counter[str] = Counter()
         self._dropped: Counter[tuple[str, str]] = Counter()
         self._requests: Counter[str] = Counter()
+        self._reloads = Counter({"loaded": 0, "refused": 0})
         self._failing: dict[str, tuple[float, str]] = {}
 
     def add(self, name: str, count: int = 1) -> int:
@@ -117,6 +122,11 @@ class StatsRecorder:
         with self._lock:
             self._counts[name] += count
             return self._counts[name]
+
+    def reload(self, result: str) -> None:
+        """Count a changed rules file."""
+        with self._lock:
+            self._reloads[result] += 1
 
     def queue(self, receiver: str, count: int) -> None:
         """Count notifications that a receiver is to be sent."""
@@ -154,6 +164,7 @@ class StatsRecorder:
             names = ("minutes", "minutes_skipped", "retries", "store_faults")
             return {
                 **{name: self._counts[name] for name in names},
+                "reloads": dict(self._reloads),
                 "queued": self._queued.total(),
                 "sent": dict(self._sent),
                 "dropped": dict(dropped),
@@ -173,6 +184,13 @@ ALERTS: ComponentKind[AlertStats] = ComponentKind(
             "{rule}",
             "Alert rules that cannot be evaluated.",
             lambda stats: len(stats.faults),
+        ),
+        counter(
+            "rule_reloads",
+            "{reload}",
+            "Changed rules files; one that is refused changes nothing.",
+            lambda stats: stats.reloads,
+            "result",
         ),
         counter("evaluated_minutes", "{minute}", "Minutes evaluated.", lambda stats: stats.minutes),
         counter(

@@ -18,6 +18,7 @@ from batchmill.alerts import (
     BurnRate,
     Receiver,
     RuleFile,
+    RuleWatcher,
     load_rules,
 )
 from batchmill.cli.export import await_pipeline
@@ -95,8 +96,8 @@ def _add_run(actions: Any) -> None:
         "run",
         help="evaluate rules on a store and send notifications, until Ctrl-C",
         description="Evaluate rules on every closed minute of a store, and send notifications. "
-        "`batchmill run` does so itself if the setting alerts names a file. State is in the store: "
-        "a restart neither forgets nor repeats.",
+        "`batchmill run` does so itself if the setting alerts names a file. A file that changes is "
+        "read again. State is in the store: a restart neither forgets nor repeats.",
     )
     add = Options(run)
     add.value("--rules", "FILE", "the rules", required=True)
@@ -134,8 +135,7 @@ def _check(given: argparse.Namespace) -> int:
         return 2
     for rule in rules.rules:
         print(f"{rule.id}: {rule.condition.text}; {rule.severity}")
-    for text in rules.left_out:
-        print(f"not read: {text}", file=sys.stderr)
+    _print_left_out(rules)
     note = f", {count_of(len(rules.left_out), 'part')} not read" if rules.left_out else ""
     print(f"{given.file}: {count_of(len(rules.rules), 'rule')}{note}")
     return 1 if rules.left_out else 0
@@ -244,7 +244,7 @@ def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     configure_logs(verbose=given.verbose)
-    rules = load_rules(given.rules)
+    watcher = RuleWatcher(given.rules)
     receivers = _receivers(given)
     settings = AlertSettings(
         **only_given(
@@ -255,14 +255,13 @@ def _run(given: argparse.Namespace) -> int:
         )
     )
     status = StatusFile(given.status, "alerts", rules_file=str(Path(given.rules).absolute()))
-    for text in rules.left_out:
-        print(f"not read: {text}", file=sys.stderr)
+    _print_left_out(watcher.file)
     with Signals() as signals, metrics_page(given):
         store = await_pipeline(lambda: open_store(given.store, create=False), status, signals)
         if store is None:
             return 0
         with store:
-            _follow(store, rules, receivers, settings, status, signals)
+            _follow(store, watcher, receivers, settings, status, signals)
     return 0
 
 
@@ -280,13 +279,14 @@ def _receivers(given: argparse.Namespace) -> list[Receiver]:
 
 def _follow(
     store: Store,
-    rules: RuleFile,
+    watcher: RuleWatcher,
     receivers: Sequence[Receiver],
     settings: AlertSettings,
     status: StatusFile,
     signals: Signals,
 ) -> None:
     process = ProcessStats()
+    rules = watcher.file
     with AlertEngine(store, rules.rules, receivers, settings) as engine:
         engine.start()
         to = ", ".join(receiver.key for receiver in receivers) or "nobody: set alerts_to"
@@ -295,10 +295,19 @@ def _follow(
             flush=True,
         )
         while not signals.count:
+            if watcher.poll(engine) and watcher.file is not rules:
+                rules = watcher.file
+                print(f"read again: {count_of(len(rules.rules), 'rule')}", flush=True)
+                _print_left_out(rules)
             status.write({**report(engine, rules), **process.report(), "state": "running"})
             signals.wait(STATUS_S)
     status.write({**report(engine, rules), "state": "ended"})
     print("ended: the next run continues from here", flush=True)
+
+
+def _print_left_out(rules: RuleFile) -> None:
+    for text in rules.left_out:
+        print(f"not read: {text}", file=sys.stderr, flush=True)
 
 
 def report(engine: AlertEngine, rules: RuleFile) -> dict[str, Any]:

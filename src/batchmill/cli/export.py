@@ -119,6 +119,8 @@ def _add_prometheus_options(add: Options) -> None:
     add.switch("--insecure", "let anybody scrape who can reach the address")
     text = "prometheus://: leave values out once their minute is over for longer (default: 300)"
     add.value("--max-age", "S", text, type=number())
+    text = "prometheus://: the folder of kept spans; examples of them are exemplars on the page"
+    add.value("--traces", "DIR", text, type=Path)
     text = "remote+http://: notes the last minute sent (default: a file beside the checkpoint)"
     add.value("--position", "FILE", text, type=Path)
     add.value("--catch-up", "MINUTES", "sent after a pause (default: 60)", type=whole())
@@ -308,7 +310,9 @@ def _serve_page(given: argparse.Namespace, signals: Signals) -> int:
         **only_given(port=port),
     )
     with PrometheusServer(
-        lambda: open_store(given.store, retry=_SCRAPE_PATIENCE, create=False), settings
+        lambda: open_store(given.store, retry=_SCRAPE_PATIENCE, create=False),
+        settings,
+        traces=given.traces,
     ) as server:
         print(f"serving {server.address} for Prometheus; Ctrl-C ends it", flush=True)
         status = _status_file(given, given.to)

@@ -72,6 +72,8 @@ def add_parser(commands: Any) -> None:
     add.value("--request-timeout", "S", "within which a request must arrive", type=number())
     add.value("--linger", "S", "how long a segment or message waits for more", type=number())
     add.value("--segment-rows", "N", "the most spans in a segment", type=whole())
+    text = "leave events and status messages of spans out of the spool: only kept spans need them"
+    add.switch("--no-span-events", text)
     for level in ("warning", "critical", "critical-plus"):
         text = f"unread data at which {level.upper().replace('-', '_')} begins"
         add.value(f"--unread-{level}-mb", "MB", text, type=mib)
@@ -182,6 +184,7 @@ def _sink(given: argparse.Namespace, place: Place | None = None) -> Spool | Kafk
 
         return Spool(
             Path(given.home) / "spool",
+            span_events=not given.no_span_events,
             **_capacity(place),
             **only_given(
                 linger_s=given.linger,

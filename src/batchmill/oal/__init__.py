@@ -23,7 +23,7 @@ from batchmill.oal.states import (
     Sum,
     Tally,
 )
-from batchmill.oal.values import LOG_BITS, RANKS, double_limbs, exact_double
+from batchmill.oal.values import LOG_BITS, RANKS, double_limbs, exact_double, log_floor
 
 __all__ = [
     "ApdexCount",
@@ -59,5 +59,6 @@ __all__ = [
     "double_limbs",
     "exact_double",
     "load",
+    "log_floor",
     "parse",
 ]

@@ -57,6 +57,8 @@ def ingest_spec(settings: RunSettings, home: Home) -> Spec:
             arguments += _options(settings, "linger")
     else:
         arguments += _options(settings, "linger", *SPOOL_SETTINGS)
+        if settings["keep_spans"] == "off":
+            arguments.append("--no-span-events")
     if settings["export_traces"] or settings["export_logs"]:
         arguments += _options(settings, "export_forward_buffer", "export_forward_mb")
     if settings["kafka"] or settings["export_traces"] or settings["export_logs"]:
@@ -119,6 +121,8 @@ def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Sp
     arguments = ["export", "--to", target, "--name", f"{EXPORTER_PREFIX}{target}"]
     arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
     arguments += ["--status", str(home.export(name))]
+    if is_scraped(target) and settings["keep_spans"] != "off":
+        arguments += ["--traces", str(home.traces)]
     if not is_scraped(target):
         # --buffer of `batchmill export` is --export-buffer of a run.
         options = _options(settings, *SENDING_SETTINGS)

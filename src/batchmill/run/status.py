@@ -492,6 +492,8 @@ def _report_faults(state: RunState, max_lag_s: float) -> list[str]:
         f"the alert rule {rule} cannot be evaluated: {why}"
         for rule, why in state.alerts.get("faults", {}).items()
     ]
+    if why := state.alerts.get("rules_fault"):
+        faults.append(f"the changed alert rules cannot be used, and the former ones stay: {why}")
     if float(state.alerts.get("failing_s", 0.0)) > max_lag_s:
         faults += [
             f"alerts: {receiver} accepts no notification ({why}); they wait in the store"

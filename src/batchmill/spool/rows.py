@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from batchmill.sources import TIME_COLUMN, FieldType, SourceType
 from batchmill.spool.sink import BadRowsError
 from batchmill.spool.span import (
+    KEPT_COLUMNS,
     RESOURCE_COLUMNS,
     SEGMENT_COLUMNS,
     SPAN_SCHEMA,
@@ -273,6 +274,15 @@ def encode(table: pa.Table) -> memoryview:
         store_schema=False,  # readers see the same columns, whatever form they had in memory
     )
     return memoryview(out.getvalue())
+
+
+def encode_metrics_only(table: pa.Table) -> memoryview:
+    """The same without the values that only people who look at a trace read."""
+    for name in KEPT_COLUMNS.values():
+        place = table.schema.get_field_index(name)
+        empty = pa.nulls(table.num_rows, table.schema.field(place).type)
+        table = table.set_column(place, name, empty)
+    return encode(table)
 
 
 def delta_file(table: pa.Table) -> memoryview:

@@ -55,6 +55,9 @@ class SpoolSettings(SinkSettings):
     """The same for CRITICAL_PLUS."""
     min_free_bytes: int = 64 * MIB
     """What must stay free on the disk: less is CRITICAL. The pipeline needs room to catch up."""
+    span_events: bool = True
+    """Whether segments have the events and the status messages of spans. Only people who look at
+    traces read those: without kept spans they can be left out, and the columns are empty."""
     writers: int = 2
     """Segments of one type that are written at once: one is encoded while the other is synced."""
 

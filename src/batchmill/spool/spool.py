@@ -249,6 +249,8 @@ class Spool(GaugedSink, lifecycle.Tracked):
         others = _STATEMENTS if deltas else SPAN_SOURCE
         kind = None if source == others else catalog().source(source)
         convert, encode = arrow_rows.converter(source, kind), arrow_rows.encode
+        if source == SPAN_SOURCE and not self.settings.span_events:
+            encode = arrow_rows.encode_metrics_only
         if deltas:
             convert, encode = arrow_rows.joined, arrow_rows.delta_file
         writer = SegmentWriter(

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import prometheus_client
 from prometheus_client import Metric
+from prometheus_client.core import Exemplar, Sample
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from batchmill.telemetry.prometheus import PrometheusCollector
@@ -125,8 +126,15 @@ def _encodable(metric: Metric) -> Metric:
     copy = Metric(metric.name, _replaced(metric.documentation), metric.type)
     for sample in metric.samples:
         labels = {name: _replaced(value) for name, value in sample.labels.items()}
-        copy.add_sample(sample.name, labels, sample.value)
+        copy.add_sample(sample.name, labels, sample.value, exemplar=_encodable_exemplar(sample))
     return copy
+
+
+def _encodable_exemplar(sample: Sample) -> Exemplar | None:
+    if sample.exemplar is None:
+        return None
+    labels = {name: _replaced(value) for name, value in sample.exemplar.labels.items()}
+    return sample.exemplar._replace(labels=labels)
 
 
 def _replaced(text: str) -> str:

@@ -13,13 +13,14 @@ from batchmill.extras import lazy_names
 if TYPE_CHECKING:
     from batchmill.traces.keeper import KeepStats, SpanKeeper
     from batchmill.traces.layout import SCHEMA, KeepSettings
-    from batchmill.traces.reader import SpanReader, TraceQuery, TraceSummary
+    from batchmill.traces.reader import SpanExample, SpanReader, TraceQuery, TraceSummary
     from batchmill.traces.trace import Trace, TraceSpan
 
 __all__ = [
     "SCHEMA",
     "KeepSettings",
     "KeepStats",
+    "SpanExample",
     "SpanKeeper",
     "SpanReader",
     "Trace",
@@ -31,7 +32,7 @@ __all__ = [
 _MODULES = {
     "keeper": "KeepStats SpanKeeper",
     "layout": "SCHEMA KeepSettings",
-    "reader": "SpanReader TraceQuery TraceSummary",
+    "reader": "SpanExample SpanReader TraceQuery TraceSummary",
     "trace": "Trace TraceSpan",
 }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,15 @@ _NARROW = (
 )
 _THREADS = 2
 """How many threads decode files for one search."""
+_PARENTS = ("trace_id", "span_id", "parent_span_id", "service", "name", "kind")
+_EXAMPLE = ("trace_id", "span_id", "service", "time", "duration_us")
+_SERVED = ("SERVER", "CONSUMER")
+"""The kinds of spans that are calls which a service serves."""
 _HEX = re.compile(r"[0-9a-f]{1,32}")
+_MOST_GROUPS = 8
+"""Among how many groups of rows examples are looked for."""
+_MOST_CALLS = 10_000
+"""Of how many spans it is remembered for which call they were made."""
 _SLACK_US = 60_000_000
 """Spans of a found trace are looked for so long before and after the span that was found."""
 
@@ -83,12 +91,23 @@ class SearchResult:
     """Whether there are more than the limit."""
 
 
+@dataclass(frozen=True)
+class SpanExample:
+    """A span that stands for others like it."""
+
+    trace_id: str
+    span_id: str
+    start_us: int
+    duration_us: int
+
+
 class SpanReader:
     """Reads a folder of kept spans, which need not exist. May be used by several threads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._cache = FileCache()
+        self._served_calls: dict[tuple[str, str], str] = {}
 
     def stats(self) -> KeepStats:
         """What is kept, and what was dropped."""
@@ -140,10 +159,65 @@ class SpanReader:
                 names[service].update((name or "", kind or "INTERNAL") for name, kind in own)
         return dict(names)
 
-    def _open(self, start_us: int | None = None, end_us: int | None = None) -> list[OpenFile]:
-        """The files with spans that began within a time."""
+    def examples(
+        self, start_us: int, end_us: int, bounds_us: Sequence[int]
+    ) -> dict[tuple[str, int], SpanExample]:
+        """The newest call that each service served, for each range of durations.
+
+        By service and range: range *n* lies above ``bounds_us[n - 1]``, up to and with
+        ``bounds_us[n]``. Takes part of a second at most, however many spans there are: only some
+        groups of rows are read, each of which has all spans of some traces, and segments that are
+        not sorted yet are left out.
+        """
+        groups = [
+            (file, group)
+            for file in self._open(start_us, end_us, waiting=False)
+            for group in file.groups
+            if group.last_us >= start_us and group.first_us <= end_us
+        ]
+        query = TraceQuery(start_us=start_us, end_us=end_us)
+        tables = []
+        for file, group in groups[:: -(-len(groups) // _MOST_GROUPS) or 1]:
+            try:
+                mask = _mask(file, group, query)
+                mask &= _is_in(file.read(group, ["kind"])["kind"], pa.array(_SERVED))
+                if mask.any():
+                    tables.append(_plain(file.read(group, _EXAMPLE).filter(pa.array(mask))))
+            except FileNotFoundError:  # it was merged into another one
+                continue
+        return _newest(pa.concat_tables(tables), bounds_us) if tables else {}
+
+    def served_calls(
+        self, spans: Collection[tuple[str, str]], start_us: int, end_us: int
+    ) -> dict[tuple[str, str], str]:
+        """For which call of its service each span was made: the name of the span that served it.
+
+        By trace and span id, of spans that began within a time. Those whose trace is not kept, or
+        has no such span, are left out; of very large traces a part is read.
+        """
+        known = self._served_calls
+        calls = {span: name for span in spans if (name := known.get(span)) is not None}
+        missing = [span for span in spans if span not in calls]
+        if missing:
+            traces = sorted({trace_id for trace_id, _ in missing})
+            table = self._rows(traces, _PARENTS, start_us - _SLACK_US, end_us + _SLACK_US)
+            rows = table.slice(0, MOST_SPANS).to_pylist()
+            by_id = {(row["trace_id"], row["span_id"]): row for row in rows}
+            new = {span: name for span in missing if (name := _served_call(by_id, span))}
+            if len(known) > _MOST_CALLS:
+                known.clear()
+            known.update(new)  # a span does not change
+            calls |= new
+        return calls
+
+    def _open(
+        self, start_us: int | None = None, end_us: int | None = None, *, waiting: bool = True
+    ) -> list[OpenFile]:
+        """The files with spans that began within a time; also segments that wait to be sorted."""
         listed = list_files(self.folder)
         self._cache.keep_only(listed)
+        if not waiting:
+            listed = [file for file in listed if file.sorted]
         if start_us is not None and end_us is not None:
             listed = [
                 file
@@ -227,6 +301,39 @@ class SpanReader:
                 )
             )
         return tuple(sorted(summaries, key=lambda trace: -trace.start_us))
+
+
+def _served_call(rows: Mapping[tuple[str, str], Any], span: tuple[str, str]) -> str | None:
+    """The name of the next span above one that their service served; rows are by their ids."""
+    row = rows.get(span)
+    service = row["service"] if row else None
+    passed: set[tuple[str, str]] = set()  # against a circle of parents
+    while row and row["service"] == service and span not in passed:
+        if row["kind"] in _SERVED:
+            return str(row["name"] or "")
+        passed.add(span)
+        span = (span[0], row["parent_span_id"])
+        row = rows.get(span)
+    return None
+
+
+def _newest(table: pa.Table, bounds_us: Sequence[int]) -> dict[tuple[str, int], SpanExample]:
+    """The newest span of each service and range of durations."""
+    services = _one(table["service"].fill_null("unknown_service")).dictionary_encode()
+    names, codes = services.dictionary.to_pylist(), services.indices.to_numpy()
+    times = table["time"].cast(pa.int64()).to_numpy()
+    took = table["duration_us"].to_numpy()
+    ranges = np.searchsorted(np.asarray(bounds_us), took)
+    order = np.lexsort((times, ranges, codes))
+    is_last = (np.diff(codes[order], append=-1) != 0) | (np.diff(ranges[order], append=-1) != 0)
+    rows = order[is_last]
+    ids = table.select(_EXAMPLE[:2]).take(rows).to_pylist()
+    return {
+        (names[codes[row]], int(ranges[row])): SpanExample(
+            **own, start_us=int(times[row]), duration_us=int(took[row])
+        )
+        for row, own in zip(rows, ids, strict=True)
+    }
 
 
 def _nth(matches: Mapping[str, tuple[int, int]], count: int) -> int:

@@ -57,7 +57,7 @@ def make_app(
 
     app = Starlette(
         routes=[
-            *Api(pool, run).routes(),
+            *Api(pool, run, reader).routes(),
             *TracesApi(pool, reader).routes(),
             *JaegerApi(pool, reader).routes(),
             *PrometheusApi(pool).routes(),

@@ -62,6 +62,14 @@ class Prometheus:
         answer = json.loads(body)["data"]["result"]
         return [(series["metric"], float(series["value"][1])) for series in answer]
 
+    def exemplars(self, text: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
+        """The exemplars of the series in a query, between two moments."""
+        given = {"query": text, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}"}
+        status, body = self._get(f"/api/v1/query_exemplars?{urlencode(given)}")
+        assert status == 200, body
+        answer: list[dict[str, Any]] = json.loads(body)["data"]
+        return answer
+
     def _get(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
         with contextlib.closing(connection):
@@ -104,6 +112,7 @@ def running_prometheus(
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{server.port}",
                 "--web.enable-remote-write-receiver",
+                "--enable-feature=exemplar-storage",
             ],
             cwd=folder,
             stdin=subprocess.DEVNULL,

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -534,6 +534,30 @@ def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) ->
 
 
 @pytest.mark.system
+def test_back_returns_to_where_one_was(browser: Browser, served: Served) -> None:
+    """A new page begins at its top; Back, Forward and a reload return to where one had scrolled."""
+    with watched_page(browser, served.address, PHONE) as watched:
+        page = watched.open(f"#/service/cart?{OWN}")
+        page.get_by_role("link", name="POST /cart").first.wait_for()
+        scroll: Callable[[], int] = partial(page.evaluate, "window.scrollY")
+        page.evaluate("window.scrollTo(0, 700)")
+        # Not by a click of the mouse, for which Playwright scrolls.
+        page.get_by_role("link", name="POST /cart").first.evaluate("(link) => link.click()")
+        expect(page.get_by_role("heading", level=1)).to_have_text("POST /cart")
+        expect_value(page, scroll, 0)
+        page.locator(".chart canvas").first.wait_for()
+        page.evaluate("window.scrollTo(0, 300)")
+        expect_value(page, lambda: page.evaluate("history.state?.scroll"), 300)
+        page.go_back()
+        expect(page.get_by_role("heading", level=1)).to_have_text("cart")
+        expect_value(page, scroll, 700)
+        page.go_forward()
+        expect_value(page, scroll, 300)
+        page.reload()
+        expect(page.get_by_role("heading", level=1)).to_have_text("POST /cart")
+        expect_value(page, scroll, 300)
+
+
 def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     """The page says so, keeps what it shows, and is live again without a reload."""
     with (

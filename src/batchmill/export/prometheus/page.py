@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from batchmill.errors import BatchmillError, check_numbers
+from batchmill.export.prometheus.exemplars import HistogramReader, Histograms
 from batchmill.export.prometheus.series import (
     NOT_A_NAME,
     RESERVED,
@@ -33,6 +35,9 @@ from batchmill.export.prometheus.series import (
 )
 from batchmill.store import Store
 from batchmill.telemetry.exposition import TextFormat, open_ended, render, render_telemetry
+
+if TYPE_CHECKING:
+    from batchmill.traces import SpanReader
 
 _EXPORT, _PIPELINE = RESERVED
 _GZIP_LEVEL = 3
@@ -113,11 +118,14 @@ class MetricsPage:
         *,
         clock: Callable[[], float] = time.time,
         server_metrics: Callable[[], list[Metric]] = list,
+        spans: SpanReader | None = None,
     ) -> None:
+        """``spans``: of the kept spans, for exemplars; None if there are none."""
         self._open_store = open_store
         self._settings = settings or PageSettings()
         self._clock = clock
         self._server_metrics = server_metrics
+        self._histograms = HistogramReader(spans)
         self._telemetry = TelemetryPage()
         self._lock = threading.Lock()
         self._store: Store | None = None
@@ -186,15 +194,17 @@ class MetricsPage:
     def _read(self, store: Store, minute: int | None, now_s: float) -> list[Metric]:
         """All metrics of the page, by name."""
         limits = self._settings.limits
-        selection = SeriesSelection()
+        selection, histograms = SeriesSelection(), Histograms()
         stale = minute is None or now_s - end_s(minute) > self._settings.max_age_s
         if minute is not None and not stale:
             values = store.bucket_values(minute, most=limits.max_series_per_metric)
             selection = select_series(values, limits)
+            histograms = self._histograms.read(store, values)
             self._dropped_log.log(selection.dropped)
         metrics = [
             *(_gauge(family) for family in selection.families),
-            *_page_metrics(selection, minute, stale),
+            *histograms.metrics,
+            *_page_metrics(selection, histograms, minute, stale),
             *_counters(store.counters()),
             *self._server_metrics(),
         ]
@@ -218,19 +228,26 @@ def _gauge(family: Family) -> Metric:
     return gauge
 
 
-def _page_metrics(selection: SeriesSelection, minute: int | None, stale: bool) -> list[Metric]:
+def _page_metrics(
+    selection: SeriesSelection, histograms: Histograms, minute: int | None, stale: bool
+) -> list[Metric]:
     """What the page says about itself."""
     dropped = GaugeMetricFamily(
         f"{_EXPORT}series_dropped",
         "Series of this minute left out, over the limit; an entity not read counts as one.",
         labels=["metric"],
     )
-    for name, count in selection.dropped.items():
+    for name, count in (*selection.dropped.items(), *histograms.dropped.items()):
         dropped.add_metric([name], count)
     metrics: list[Metric] = [
         dropped,
         GaugeMetricFamily(
             f"{_EXPORT}series", "Series of metrics on this page.", value=selection.count
+        ),
+        GaugeMetricFamily(
+            f"{_EXPORT}exemplars",
+            "Exemplars on this page in the format OpenMetrics; others have none.",
+            value=histograms.exemplars,
         ),
         GaugeMetricFamily(
             f"{_EXPORT}stale",

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -206,7 +207,7 @@ class PrometheusServer(PageServer):
 
     ``open_store`` is called for the first scrape, and again after the store could not be read;
     until it can be, scrapers are answered 503 with the reason. The queues of this process are on
-    the page, too.
+    the page, too. With the folder of kept spans, ``traces``, services have exemplars.
 
     >>> metrics = lambda: open_store("sqlite:///metrics.db", create=False)
     >>> with PrometheusServer(metrics) as server:  # doctest: +SKIP
@@ -216,10 +217,19 @@ class PrometheusServer(PageServer):
     _page: MetricsPage
 
     def __init__(
-        self, open_store: Callable[[], Store], settings: PrometheusSettings | None = None
+        self,
+        open_store: Callable[[], Store],
+        settings: PrometheusSettings | None = None,
+        *,
+        traces: Path | None = None,
     ) -> None:
         settings = settings or PrometheusSettings()
-        page = MetricsPage(open_store, settings.page, server_metrics=self._metrics)
+        spans = None
+        if traces is not None:
+            from batchmill.traces import SpanReader
+
+            spans = SpanReader(traces)
+        page = MetricsPage(open_store, settings.page, server_metrics=self._metrics, spans=spans)
         super().__init__(page, settings)
 
     def _metrics(self) -> list[Metric]:

@@ -32,7 +32,7 @@ def alerts(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str])
         limit=limit + 1,
     )
     shown = {alert.entity_id for alert in current} | {one.entity_id for one in episodes}
-    services = _services(snapshot, shown)
+    kinds = _kinds(snapshot, shown)
     minutes = [rule.minute for rule in book.rules.values()]
     return {
         "from": time_range.start_s,
@@ -52,7 +52,7 @@ def alerts(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str])
         "alerts": [
             {
                 "rule": alert.rule,
-                "entity": _entity(alert.entity_id, alert.entity_name, services),
+                "entity": _entity(alert.entity_id, alert.entity_name, kinds),
                 "phase": alert.phase.value,
                 "since": alert.since_s,
                 "severity": alert.labels.get("severity", ""),
@@ -66,7 +66,7 @@ def alerts(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str])
         "history": [
             {
                 "rule": episode.rule,
-                "entity": _entity(episode.entity_id, episode.entity_name, services),
+                "entity": _entity(episode.entity_id, episode.entity_name, kinds),
                 "from": episode.starts_s,
                 "to": episode.ends_s,
                 "severity": episode.severity,
@@ -88,16 +88,22 @@ def _ids(snapshot: Snapshot, entity: str) -> set[str]:
     return {known.id for known in snapshot.find(id_or_name=entity)} or {entity}
 
 
-def _services(snapshot: Snapshot, ids: set[str]) -> dict[str, str]:
-    """The id of the service that an entity is, or belongs to, by the entity's id."""
-    services = {}
+def _kinds(snapshot: Snapshot, ids: set[str]) -> dict[str, str]:
+    """The kind of each entity, by id; entities that are gone are left out."""
+    kinds: dict[str, str] = {}
     for entity in snapshot.find(ids=sorted(ids)) if ids else ():
-        if entity.kind in ("service", "instance", "endpoint"):
-            services[entity.id] = entity.id.partition("_")[0]
-        elif entity.kind == "service_relation":
-            services[entity.id] = entity.id.partition("-")[2]
-    return services
+        if kinds.get(entity.id) in (None, "given"):  # an id of one's own may look like another's
+            kinds[entity.id] = entity.kind
+    return kinds
 
 
-def _entity(id_: str, name: str, services: Mapping[str, str]) -> dict[str, Any]:
-    return {"id": id_, "name": name, "service": services.get(id_)}
+def _service(kind: str | None, id_: str) -> str | None:
+    """The id of the service that an entity is, or belongs to."""
+    if kind in ("service", "instance", "endpoint"):
+        return id_.partition("_")[0]
+    return id_.partition("-")[2] if kind == "service_relation" else None
+
+
+def _entity(id_: str, name: str, kinds: Mapping[str, str]) -> dict[str, Any]:
+    kind = kinds.get(id_)
+    return {"id": id_, "name": name, "kind": kind, "service": _service(kind, id_)}

@@ -12,6 +12,7 @@ from typing import Any
 
 from batchmill.sources import EntityIdError, Grain, split_entity_id
 from batchmill.store import EntityName, Snapshot, StoredMetric
+from batchmill.traces import SpanReader
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.description import MEASURES, Chart, Group, groups
 from batchmill.web.api.listing import find_entity
@@ -25,7 +26,13 @@ from batchmill.web.api.measures import (
     merged,
 )
 from batchmill.web.api.parameters import SIZES_S, TimeRange
-from batchmill.web.api.service import MOST, find_service, slow_statements
+from batchmill.web.api.service import (
+    MOST,
+    MOST_TRACED,
+    endpoint_statements,
+    find_service,
+    slow_statements,
+)
 from batchmill.web.responses import NotFound
 
 PARAMS = ("from", "to", "grain")
@@ -84,8 +91,14 @@ class _Listed:
     """How many entities there are, if the less busy are left out."""
 
 
-def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> dict[str, Any]:
-    """All about the entity of that kind with that id or name."""
+def entity(
+    snapshot: Snapshot,
+    kind: str,
+    given: str,
+    time_range: TimeRange,
+    spans: SpanReader | None = None,
+) -> dict[str, Any]:
+    """All about the entity of that kind with that id or name; ``spans`` are the kept ones."""
     named = _find(snapshot, kind, given)
     metrics = snapshot.metrics()
     coverage = Coverage.read(snapshot, time_range, metrics)
@@ -118,7 +131,7 @@ def entity(snapshot: Snapshot, kind: str, given: str, time_range: TimeRange) -> 
         "incomplete": coverage.incomplete_s,
         "groups": shown,
         "lists": [page.listed(of) for of in _lists(page, kind, named, role)],
-        "statements": _statements(snapshot, kind, named, time_range),
+        "statements": _statements(snapshot, kind, named, time_range, spans),
     }
 
 
@@ -436,15 +449,32 @@ def _relations(
 
 
 def _statements(
-    snapshot: Snapshot, kind: str, named: EntityName, time_range: TimeRange
+    snapshot: Snapshot,
+    kind: str,
+    named: EntityName,
+    time_range: TimeRange,
+    spans: SpanReader | None,
 ) -> dict[str, Any] | None:
-    """The slow statements of a service or a database, or of the one at the other."""
+    """The slow statements of a service, a database, the one at the other, or an endpoint."""
+    empty = "No database statements in this time range."
     if kind == "service" and named.key >= 0:
         rows = slow_statements(snapshot, named, time_range)
     elif kind == "service_relation" and len(ends := named.id.split("-")) == 2:
         caller = snapshot.find("service", ids=[ends[0]])
         rows = slow_statements(snapshot, caller[0], time_range) if caller else []
         rows = [row for row in rows if row["database_id"] == ends[1]]
+    elif kind == "endpoint" and spans is not None and named.key >= 0:
+        service = snapshot.find("service", ids=[named.id.partition("_")[0]])
+        if not service:
+            return None
+        made = endpoint_statements(snapshot, service[0], named.name, time_range, spans)
+        if made is None:
+            return None
+        rows = made
+        empty = (
+            f"None of the {MOST_TRACED} slowest statements of its service was made by it, as far "
+            "as their traces are kept."
+        )
     else:
         return None
-    return {"rows": rows[:MOST], "left_out": max(0, len(rows) - MOST)}
+    return {"rows": rows[:MOST], "left_out": max(0, len(rows) - MOST), "empty": empty}

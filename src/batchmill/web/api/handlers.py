@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 import batchmill
 from batchmill.run import StatusReader
 from batchmill.store import Snapshot
+from batchmill.traces import SpanReader
 from batchmill.web import openapi
 from batchmill.web.api import alerts, entity, listing, overview, service, topology
 from batchmill.web.api.listing import epoch
@@ -31,8 +32,10 @@ class Api:
         self,
         pool: QueryPool,
         run: StatusReader | None,
+        spans: SpanReader | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._spans = spans
         self._pool = pool
         self._run = run
         self._clock = clock
@@ -128,7 +131,7 @@ class Api:
         given = checked("id", request.path_params["id"])
         time_range = read_range(self._params(request, entity.PARAMS), self._clock())
         return await self._respond(
-            lambda snapshot: entity.entity(snapshot, kind, given, time_range)
+            lambda snapshot: entity.entity(snapshot, kind, given, time_range, self._spans)
         )
 
     async def topn(self, request: Request) -> Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from batchmill.sources import EntityIdError, service_id, split_entity_id
-from batchmill.store import EntityName, Snapshot, StoredMetric
+from batchmill.store import EntityName, Snapshot, StoredMetric, TopRecord
+from batchmill.traces import SpanReader
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.listing import find_entity
 from batchmill.web.api.measures import (
@@ -29,11 +31,15 @@ from batchmill.web.api.parameters import TimeRange
 from batchmill.web.api.relations import SIDES, read_relations
 from batchmill.web.responses import NotFound
 
+log = logging.getLogger("batchmill.web")
+
 PARAMS = ("from", "to", "grain")
 MOST = 100
 """Entries of each list: the busiest, or the slowest."""
 _MOST_PARTS = 20_000
 _MOST_RECORDS = 2_000
+MOST_TRACED = 50
+"""Of so many statements of a service kept spans are asked which endpoint made them."""
 _OWN = ("cpm", "avg", "p99", "success", "apdex")
 _PART = ("cpm", "avg", "p99", "success")
 _NO_KEY = -1
@@ -237,22 +243,53 @@ def slow_statements(
         for text, record in slowest.items():
             runs, total_ms = totals.get(text, (0, 0))
             span = (record.trace_id, record.span_id)
-            id_, name = own if stream == BY_DATABASE else databases.get(span, (None, None))
-            lines.append(
-                {
-                    "database": name,
-                    "database_id": id_,
-                    "statement": record.statement,
-                    "normalised": record.normalised,
-                    "latency": record.latency,
-                    "runs": runs,
-                    "total_ms": total_ms,
-                    "trace_id": record.trace_id,
-                    "time": record.time_us // 1_000_000,
-                }
-            )
+            database = own if stream == BY_DATABASE else databases.get(span, (None, None))
+            lines.append(_statement(record, database, runs, total_ms))
     lines.sort(key=lambda line: (-line["latency"], line["time"], line["statement"]))
     return lines
+
+
+def endpoint_statements(
+    snapshot: Snapshot, service: EntityName, endpoint: str, time_range: TimeRange, spans: SpanReader
+) -> list[dict[str, Any]] | None:
+    """Those among the slowest statements of a service that an endpoint made; each text once.
+
+    The store does not know which endpoint made a statement: kept spans tell, of few statements.
+    None: the service has no slow statements.
+    """
+    records = snapshot.slowest(BY_SERVICE, time_range.buckets, entity=service.key, n=MOST_TRACED)
+    if not records:
+        return None
+    times = [record.time_us for record in records]
+    ids = [(record.trace_id, record.span_id) for record in records]
+    try:
+        calls = spans.served_calls(ids, min(times), max(times))
+    except (OSError, ValueError):  # a damaged file: the rest of the page is still right
+        log.warning("kept spans cannot be read", exc_info=True)
+        calls = {}
+    own = [record for record, span in zip(records, ids, strict=True) if calls.get(span) == endpoint]
+    databases = _databases(snapshot, time_range, [record.span_id for record in own])
+    slowest = {record.normalised or record.statement: record for record in reversed(own)}
+    return [
+        _statement(record, databases.get((record.trace_id, record.span_id), (None, None)))
+        for record in sorted(slowest.values(), key=lambda record: record.rank)
+    ]
+
+
+def _statement(
+    record: TopRecord, database: tuple[str | None, str | None], runs: int = 0, total_ms: int = 0
+) -> dict[str, Any]:
+    return {
+        "database": database[1],
+        "database_id": database[0],
+        "statement": record.statement,
+        "normalised": record.normalised,
+        "latency": record.latency,
+        "runs": runs,
+        "total_ms": total_ms,
+        "trace_id": record.trace_id,
+        "time": record.time_us // 1_000_000,
+    }
 
 
 def _databases(

@@ -41,7 +41,9 @@ _WHO = {"id": TEXT, "name": TEXT}
 _LAYERED = {**_WHO, "layers": _list(TEXT)}
 _RANGE = {"from_": _WHOLE, "to": _WHOLE}
 _LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
-_ALERTED: Schema = _object(**_WHO, service={"type": ["string", "null"]})
+_ALERTED: Schema = _object(
+    **_WHO, kind={"type": ["string", "null"]}, service={"type": ["string", "null"]}
+)
 # A moment and a number as text; not as prefixItems, which few readers of such documents know.
 _SAMPLE: Schema = {
     "type": "array",
@@ -210,7 +212,12 @@ SCHEMAS: Mapping[str, Schema] = {
                 left_out=_COUNT,
             )
         ),
-        statements={"anyOf": [_object(rows=_list(_STATEMENT), left_out=_COUNT), {"type": "null"}]},
+        statements={
+            "anyOf": [
+                _object(rows=_list(_STATEMENT), left_out=_COUNT, empty=TEXT),
+                {"type": "null"},
+            ]
+        },
     ),
     "Topology": _object(
         **_RANGE,

@@ -2,7 +2,7 @@
 
 import { h, panel, setChildren, setText } from "./dom.js";
 import { count, moment, plain, seconds, utc } from "./format.js";
-import { format, kept, serviceAddress } from "./route.js";
+import { entityAddress, format, kept } from "./route.js";
 import { DataTable, text } from "./table.js";
 
 const LEVELS = { critical: "bad", error: "bad", page: "bad", info: "" };
@@ -44,10 +44,10 @@ const entity = (query) => ({
     const anchor = h("a");
     const plainName = h("span");
     return (row) => {
-      const { name, service } = row.entity;
-      const shown = service ? anchor : plainName;
+      const { id, kind, name } = row.entity;
+      const shown = kind ? anchor : plainName; // without a kind it is not in the store any more
       setText(shown, name);
-      if (service) anchor.setAttribute("href", serviceAddress(service, query()));
+      if (kind) anchor.setAttribute("href", entityAddress(kind, id, query()));
       setChildren(cell, [shown]);
     };
   },

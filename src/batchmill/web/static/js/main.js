@@ -36,10 +36,12 @@ let pending = null; // the AbortController of the request in progress
 let again = false; // whether to request once more after it
 let requestedAt = 0;
 let timer = null;
+let returnTo = null; // where Back, Forward or a reload has to scroll to, until the data is shown
 
 // ---- the page and its data
 
 function go(next) {
+  keepScroll();
   const hash = format(next);
   if (hash === location.hash) follow();
   else location.hash = hash;
@@ -48,9 +50,10 @@ function go(next) {
 // The same page with other parameters: changes the address without building the page again.
 // Each choice is an entry of the history, what is typed letter by letter replaces the last one.
 function amend(change, { replace = false } = {}) {
+  keepScroll();
   change(route.query);
   const hash = format(route);
-  if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](null, "", hash);
+  if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](history.state, "", hash);
   page.reads?.(route.query);
   links();
   refresh(true);
@@ -63,6 +66,7 @@ function follow() {
   links();
   if (page && before.page === route.page && before.argument === route.argument && page.reads) {
     page.reads(route.query);
+    scrollBack();
     refresh(true);
     return;
   }
@@ -85,9 +89,21 @@ function open(moved) {
   if (run.pipeline) page.pipeline?.(run);
   if (moved) {
     window.scrollTo(0, 0);
+    scrollBack();
     main.focus({ preventScroll: true });
   }
   refresh(true);
+}
+
+// Where one has scrolled to is kept with the entry of the history.
+function keepScroll() {
+  clearTimeout(scrolled);
+  if (returnTo !== null) return; // not there yet
+  if (history.state?.scroll !== window.scrollY) history.replaceState({ scroll: window.scrollY }, "");
+}
+
+function scrollBack() {
+  if (returnTo !== null) window.scrollTo(0, returnTo);
 }
 
 function links() {
@@ -128,6 +144,8 @@ async function load() {
     shownAt = Date.now();
     if (mine.element !== main.firstChild) main.replaceChildren(mine.element);
     mine.show(data);
+    scrollBack();
+    returnTo = null;
     if (mine.title) document.title = `${mine.title} · batchmill`;
     notices.clear("data");
   } catch (error) {
@@ -284,6 +302,7 @@ function begin() {
   stream.stop();
   stream.start();
   links();
+  returnTo = history.state?.scroll ?? null;
   open(false);
   showVersion();
 }
@@ -297,6 +316,21 @@ document.getElementById("skip").addEventListener("click", (event) => {
 document.getElementById("forget").addEventListener("click", () => {
   token.set(null);
   begin();
+});
+// The browser itself would scroll before the page has its data, and its height.
+history.scrollRestoration = "manual";
+let scrolled = null;
+window.addEventListener("scroll", () => {
+  clearTimeout(scrolled);
+  scrolled = setTimeout(keepScroll, 100);
+});
+document.addEventListener("click", keepScroll, true); // before a link is followed
+for (const name of ["wheel", "touchmove", "keydown"]) {
+  window.addEventListener(name, () => (returnTo = null), { passive: true }); // who scrolls decides
+}
+window.addEventListener("popstate", (event) => {
+  clearTimeout(scrolled); // it would be kept with another entry
+  returnTo = event.state?.scroll ?? null; // a link that is followed has none yet
 });
 window.addEventListener("hashchange", () => {
   if (page) follow();

@@ -318,7 +318,7 @@ function statementTable() {
     element: shown.element,
     show(data, now) {
       query = now;
-      shown.show({ ...data, empty: "No database statements in this time range." });
+      shown.show(data);
     },
   };
 }
