@@ -55,7 +55,7 @@ test test-system test-oldest: export PYTHONDONTWRITEBYTECODE :=
 test: .test-setup ## run the tests, except the long ones (ARGS="tests/queue -k fork": only some)
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m "not system" $(ARGS)
 
-test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster, the longest property tests
+test-system: .test-setup ## run the long tests: kills, complete runs, Kafka, a cluster, most pages in a browser, the longest property tests
 	@$(TEST_JARS) || echo "==> without their jars, the tests with Kafka, HDFS and S3 $(if $(CI),fail,are skipped)" >&2
 	@$(COLLECTOR) || echo "==> without the OpenTelemetry Collector, the tests with one $(if $(CI),fail,are skipped)" >&2
 	@$(WITH_SYSTEM) $(BIN)/pytest $(WORKERS) -m system $(ARGS)

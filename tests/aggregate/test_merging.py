@@ -126,6 +126,7 @@ def test_merging_does_not_change_what_is_merged(
 
 @settings(max_examples=2)
 @given(pieces=st.integers(2, 5), seed=st.integers(0, 2**32 - 1))
+@pytest.mark.system
 def test_any_split_makes_the_same_store(
     kernel: Kernel, events: dict[str, list[Row]], pieces: int, seed: int
 ) -> None:

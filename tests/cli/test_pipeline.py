@@ -87,6 +87,7 @@ def backfill_cut_short(spark: SparkSession, folder: Path) -> None:
         running.backfill(folder / "old", on_batch=fail)
 
 
+@pytest.mark.system
 def test_the_bar_of_a_resumed_backfill_reaches_its_end(
     spark: SparkSession,
     tmp_path: Path,

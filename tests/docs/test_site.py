@@ -54,12 +54,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_every_page_is_in_the_site(site: Path) -> None:
     """Each page of docs/ is built; links, anchors and the navigation are without a fault."""
     made = {path.stem for path in site.glob("*.html")}
     assert {path.stem for path in DOCS.glob("*.md")} <= made
 
 
+@pytest.mark.system
 def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
     """Scripts, styles, fonts and images all lie in the site."""
     for page in site.rglob("*.html"):
@@ -73,6 +75,7 @@ def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
         assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", text), style.name
 
 
+@pytest.mark.system
 def test_the_search_index_holds_every_page(site: Path) -> None:
     """Search works without a server of its own: the index lies in the site."""
     index = (site / "search" / "search_index.json").read_text("utf-8")
@@ -93,6 +96,7 @@ def test_every_package_has_a_page_of_the_api_reference() -> None:
     assert packages - NOT_FOR_USERS <= REFERENCE.keys()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(REFERENCE))
 def test_the_api_reference_has_every_public_name(site: Path, name: str) -> None:
     """Each name in a package's ``__all__`` has its own heading, made from its docstring."""

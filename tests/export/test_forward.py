@@ -136,6 +136,7 @@ def test_each_trace_is_a_message_with_its_key(kafka: Broker, tmp_path: Path) -> 
     assert ids_by_trace == {1: [ids[1], ids[2], ids[0], ids[5]], 3: [ids[3]], 4: [ids[4]]}
 
 
+@pytest.mark.system
 def test_a_broker_that_is_away_holds_up_no_sender(tmp_path: Path) -> None:
     """Spans are acknowledged as ever; at the end those not handed on are counted."""
     with ingest(tmp_path / "home", *QUICK, "--export-traces", str(NOBODY)) as running:

@@ -329,6 +329,7 @@ def test_a_real_prometheus_scrapes_it(url: str, tmp_path: Path) -> None:
         until(lambda: prometheus.query(product) == [({"kind": "endpoint"}, 2 * 40)])
 
 
+@pytest.mark.system
 def test_a_real_prometheus_forgets_what_is_gone(tmp_path: Path) -> None:
     """An entity that is not on the next minute's page has no value any more at once."""
     url = f"sqlite:///{tmp_path}/store.db"

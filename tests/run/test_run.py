@@ -72,6 +72,7 @@ def test_the_demo_balances_with_two_processes_of_ingest(home: Home) -> None:
     assert not any("ingest died" in line for line in life.lines)
 
 
+@pytest.mark.system
 def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     """Nobody counts; Ctrl-C ends it, the spool keeps what came, and the next run counts it."""
     with run(home, "slow", "--demo=forever", "--drain=0.1", "--no-web") as life:

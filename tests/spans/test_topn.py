@@ -164,6 +164,7 @@ def test_the_n_slowest_are_kept_exactly_and_every_run_is_counted() -> None:
     n=st.sampled_from((1, 2, 3, 50)),
     parts=st.integers(1, 4),
 )
+@pytest.mark.system
 def test_random_spans_whole_and_in_parts_give_what_the_oracle_says(
     seed: int, size: int, n: int, parts: int
 ) -> None:

@@ -50,6 +50,7 @@ print("done", flush=True)
 BATCHES = 12
 
 
+@pytest.mark.system
 def test_a_writing_process_that_is_killed_loses_and_doubles_nothing(postgres_url: str) -> None:
     """Killed before a copy, between copy and merge, and at any time."""
     rng = random.Random(6)

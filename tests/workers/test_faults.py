@@ -123,6 +123,7 @@ def test_a_full_disk(url: str, caplog: pytest.LogCaptureFixture) -> None:
     assert totals(url) == (2000, 2000)
 
 
+@pytest.mark.system
 def test_a_server_that_crashes(postgres: Postgres, caplog: pytest.LogCaptureFixture) -> None:
     """Events that come while it is down are there when it is up again."""
     url = postgres.new_database()

@@ -89,6 +89,7 @@ def test_one_batch_equals_the_oracle(
 
 @FEW_EXAMPLES
 @given(pieces=st.integers(2, 3), seed=st.integers(0, 2**32 - 1))
+@pytest.mark.system
 def test_any_split_in_any_order_makes_the_same_store(
     spark: SparkSession,
     events: dict[str, list[Row]],

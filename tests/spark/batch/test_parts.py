@@ -38,7 +38,7 @@ from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 from tests.oracle.topn import expected_topn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 OAL = f"{OF_SPANS} db = from(DatabaseAccess.latency).percentile2(10); ep = from(Endpoint.*).cpm();"
 SPANS = random_spans(12, 150, start=START, days=1)

@@ -90,6 +90,7 @@ def deal_mixed(
 
 @FEW_EXAMPLES
 @given(pieces=st.integers(2, 6), seed=st.integers(0, 99), batch_files=st.sampled_from((1, 3, None)))
+@pytest.mark.system
 def test_any_mixture_of_rows_and_deltas_is_the_store_of_the_oracle(
     spark: SparkSession, pieces: int, seed: int, batch_files: int | None
 ) -> None:

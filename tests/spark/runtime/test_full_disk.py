@@ -38,6 +38,7 @@ from tests.kit.spark import span
 RELATIONS = "rel = from(ServiceRelation.*).cpm();"
 
 
+@pytest.mark.system
 def test_no_room_for_waiting_spans(spark: SparkSession, tmp_path: Path) -> None:
     """It says where to make room; with room there, the same batch goes in."""
     spans = [span(uuid.uuid4().hex, "CLIENT", trace_id=uuid.uuid4().hex) for _ in range(6000)]

@@ -211,6 +211,7 @@ print(json.dumps([len(books.read()), books.done, seconds, (after - before) / 102
 """
 
 
+@pytest.mark.system
 def test_a_log_of_a_million_names_is_taken_over_in_seconds(tmp_path: Path) -> None:
     """In the memory of the names that still exist; the books are as small as those."""
     spark = tmp_path / "spark"

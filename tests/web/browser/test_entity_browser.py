@@ -41,7 +41,7 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 WIDE = (1440, 900)
 BEGIN = int(time.time()) // 3600 * 3600 - 2 * 3600

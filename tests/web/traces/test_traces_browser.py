@@ -30,7 +30,7 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 WIDE = (1440, 900)
 TIME = f"from={HOUR}&to={HOUR + 3600}"
