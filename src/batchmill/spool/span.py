@@ -159,6 +159,8 @@ class PackedSpans(ABC):
 
     weight: int
     """The bytes it counts for."""
+    table_bytes: int
+    """What it takes in the table of a segment."""
 
     @abstractmethod
     def __len__(self) -> int: ...
