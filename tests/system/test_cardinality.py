@@ -181,5 +181,5 @@ def test_pages_of_fifty_thousand_services(tmp_path: Path) -> None:
     sys.stdout.write(f"{took}\n")
     assert len(shown["nodes"]) + shown["left_out"]["nodes"] == SERVICES * COPIES
     assert len(shown["edges"]) + shown["left_out"]["edges"] == 2 * SERVICES * COPIES
-    assert len(shown["edges"]) > 1_500
     assert {path: seconds for path, seconds in took.items() if seconds > 1} == {}
+    assert len(shown["edges"]) > 1_500

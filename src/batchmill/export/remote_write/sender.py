@@ -48,22 +48,18 @@ class PositionFile:
         self.minute, self._before_gap = self._read()
 
     def save(self, minute: int) -> None:
-        """Note that a minute is done."""
-        self.move(minute)
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        content: dict[str, object] = {**self._owner, "minute": minute}
-        if self._before_gap is not None:
-            content["before_gap"] = self._before_gap
-        write_json(self._path, content, durable=True)
-
-    def move(self, minute: int) -> None:
-        """The same for this process alone."""
+        """Note that a minute is done; in this process also if that cannot be written."""
         last = self.minute
         if last is not None and minute < last:
             self._before_gap = None
         elif last is not None and minute > minutes_before(last, -1):
             self._before_gap = last
         self.minute = minute
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        content: dict[str, object] = {**self._owner, "minute": minute}
+        if self._before_gap is not None:
+            content["before_gap"] = self._before_gap
+        write_json(self._path, content, durable=True)
 
     def last_until(self, minute: int) -> int | None:
         """The last minute that is done and not after that one; None if that is not known."""

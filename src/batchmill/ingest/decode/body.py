@@ -98,8 +98,9 @@ class Limits:
 ATTRIBUTE_BYTES = 64
 """What an attribute takes beside its texts, where a table is written or read."""
 _HELD_FACTOR, _HELD_MIB, _TABLE_MIB = 20, 1, 16
-"""The id of a span is 8 random bytes, which no sender can compress, and its times take some more:
-so spans of honest senders have 200 bytes of memory each, however much they are alike."""
+"""The id of a span is 8 random bytes, which no sender can compress: 20 times that is more than the
+132 bytes, at most, that a span takes without attributes. Its times and the ids of its trace and
+parent add to that, so attributes that are alike in all spans have room, too."""
 
 
 def check_held(held: int, table: int, sent: int) -> None:

@@ -167,6 +167,8 @@ JSON = Form(True, json.read_spans, json.read_resource)
 class Resource(NamedTuple):
     """The resource of a group of spans."""
 
+    sent: bytes
+    """As it was sent: one object for all requests, if it is cached."""
     pairs: Pairs
     cuts: tuple[tuple[str, int], ...] = ()
     attributes: int = 0
@@ -192,11 +194,12 @@ def decode_compiled(body: bytes, form: Form, limits: Limits) -> Decoded | None:
             spans = _call(wire, body, form, _c_limits(limits, relaxed=True), replacements)
             if spans is None or spans.about.odd_count:
                 return None
-        sent = _resources_as_sent(body, spans)
         largest = most = 0
+        sent: list[bytes] = []
         known: dict[bytes, Resource] = {}
-        for data in sent:
+        for data in _resources_as_sent(body, spans):
             resource = known.get(data) or known.setdefault(data, _resource(data, form, limits))
+            sent.append(resource.sent)
             rows.attribute_count(resource.attributes)
             for why, count in resource.cuts:
                 rows.cut(why, count)
@@ -313,13 +316,12 @@ def _replacement(body: bytes, start: int, end: int, form: Form, rows: Rows) -> _
 
 
 def _resources_as_sent(body: bytes, spans: _Spans) -> list[bytes]:
-    """The bytes of each group's resource; groups with the same bytes share one object."""
+    """The bytes of each group's resource."""
     pieces: list[list[bytes]] = [[] for _ in range(spans.about.groups)]
     for group, start, end in spans.resource_parts():
         pieces[group].append(body[start:end])
     # A field that occurs several times is one message: its parts are concatenated.
-    distinct: dict[bytes, bytes] = {}
-    return [distinct.setdefault(data, data) for data in map(b"".join, pieces)]
+    return [b"".join(parts) for parts in pieces]
 
 
 def _resource(data: bytes, form: Form, limits: Limits) -> Resource:
@@ -330,7 +332,7 @@ def _resource(data: bytes, form: Form, limits: Limits) -> Resource:
 def _decode_resource(data: bytes, form: Form, limits: Limits) -> Resource:
     rows = Rows(limits)
     pairs = form.read_resource(data, rows)
-    return Resource(pairs, tuple(rows.cuts.items()), rows.attributes_so_far)
+    return Resource(data, pairs, tuple(rows.cuts.items()), rows.attributes_so_far)
 
 
 _small_resource = functools.lru_cache(maxsize=1024)(_decode_resource)

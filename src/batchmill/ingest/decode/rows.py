@@ -294,8 +294,10 @@ class Rows:
 
 def _text_bytes(texts: Collection[str]) -> int:
     """What a dictionary of texts takes."""
-    characters = sum([len(text) if text.isascii() else len(text.encode()) for text in texts])
-    return characters + _TEXT_BYTES * len(texts)
+    sizes = [
+        len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts
+    ]
+    return sum(sizes) + _TEXT_BYTES * len(texts)
 
 
 def expanded_bytes(pairs: Pairs) -> int:
