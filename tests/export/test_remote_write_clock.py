@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from batchmill.export.remote_write.client import RemoteTarget
 from batchmill.export.remote_write.sender import PositionFile
+from batchmill.sources import minute_bucket
 from batchmill.store import ClockReading, Store
-from batchmill.store.clock import minute_of
 from batchmill.testing import ManualClock
 from tests.export.remote_write_kit import position, sent, store, writing
 from tests.kit.servers.prometheus import receiving
@@ -39,7 +40,7 @@ class Shop:
         """Commit a row in each of so many minutes; those that are complete after that."""
         minutes = []
         for _ in range(count):
-            minutes.append(minute_of(self.clock.now()))
+            minutes.append(minute_bucket(datetime.fromtimestamp(self.clock.now(), UTC)))
             reading = ClockReading(self.clock.now(), self._steady_s)
             self._rows.write(Measurement(10, minute=minutes[-1]), clock=reading)
             self.clock.advance(60)
