@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,16 @@ def position(tmp_path: Path) -> Path:
     return tmp_path / "position.json"
 
 
-def writing(store: Store, to: str, position: Path, **settings: Any) -> RemoteWriter:
+def writing(
+    store: Store,
+    to: str,
+    position: Path,
+    clock: Callable[[], float] = time.time,
+    **settings: Any,
+) -> RemoteWriter:
     """A writer that does everything at once."""
-    return RemoteWriter(store, to, position, RemoteWriteSettings(**(QUICK | settings)))
+    options = RemoteWriteSettings(**(QUICK | settings))
+    return RemoteWriter(store, to, position, options, clock=clock)
 
 
 def reached(writer: RemoteWriter, minute: int) -> bool:

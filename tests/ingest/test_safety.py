@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import resource
 import shutil
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from batchmill import ConfigError
 from batchmill.ingest import Access, ReceiverSettings
 from batchmill.ingest.decode import ENCODINGS
+from tests.ingest.kit import Group, S, protobuf
 from tests.kit.files import ROOT
 from tests.kit.ingest import (
     JSON,
@@ -155,6 +157,14 @@ def test_a_gzip_bomb(shared: Ingest) -> None:
     given_answer = shared.post(gzip_bomb(200), content_encoding="gzip")
     assert given_answer.status == 413
     assert shared.post(request(4)).status == 200
+
+
+def test_one_span_many_times(shared: Ingest) -> None:
+    """413 with a reason: no honest sender makes 50,000 spans of 9 KB."""
+    body = gzip.compress(protobuf(Group([S()] * 50_000)))
+    refused = shared.post(body, content_encoding="gzip")
+    assert refused.status == 413
+    assert b"20 times as many, and 1 MiB" in refused.body
 
 
 def test_a_body_that_announces_too_much(shared: Ingest) -> None:

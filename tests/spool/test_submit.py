@@ -100,7 +100,7 @@ def held() -> Iterator[HeldDisk]:
     disk.gate.open()
 
 
-@pytest.mark.parametrize("limit", [{"capacity_rows": 10}, {"capacity_bytes": 3900}])
+@pytest.mark.parametrize("limit", [{"capacity_rows": 10}, {"capacity_bytes": 1460}])
 def test_too_much_that_waits_is_refused(
     tmp_path: Path, held: HeldDisk, limit: dict[str, Any]
 ) -> None:

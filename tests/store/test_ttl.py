@@ -34,6 +34,22 @@ def test_old_days_are_removed_when_a_new_one_comes(backend: Backend) -> None:
     assert store._read(lambda session: session.rows(count)) == [(9,)]
 
 
+def test_names_without_end_are_as_many_as_those_of_the_days_that_are_kept(
+    backend: Backend,
+) -> None:
+    """Entities go with the last day that has values of them, however many come for however long."""
+    store = backend.open(ttl_days=TTL)
+    writer = Writer(store)
+    counts = []
+    for day in range(8):
+        minute = FIRST + day * DAY
+        writer.write(*(Measurement(1, minute=minute, entity=f"{day}-{n}") for n in range(20)))
+        counts.append(len(store.entities()))
+    assert counts == [20, 40, *[20 * (TTL + 1)] * 6]
+    count = "SELECT (SELECT count(*) FROM entity), (SELECT count(*) FROM entity_layer)"
+    assert store._read(lambda session: session.rows(count)) == [(60, 60)]
+
+
 def test_the_first_minute_of_the_oldest_day_is_kept(backend: Backend) -> None:
     """The cutoff lies at midnight: a day is kept or gone as a whole."""
     store = backend.open(ttl_days=TTL)

@@ -98,6 +98,24 @@ def test_the_topology_of_many(both: Both, monkeypatch: pytest.MonkeyPatch) -> No
     assert [node for node in few["nodes"] if figures.get(node["id"], node) != node] == []
 
 
+def test_only_what_a_topology_shows_is_measured(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computing measures takes most of its time: not those of edges that are left out."""
+    monkeypatch.setattr(topology, "MOST_EDGES", 15)
+    computed = []
+    over = measures.Measures.over
+
+    def counting(self: measures.Measures, *args: Any, **options: Any) -> Any:
+        computed.append(args)
+        return over(self, *args, **options)
+
+    monkeypatch.setattr(measures.Measures, "over", counting)
+    shown = client.get("/api/v1/topology", **RANGE)
+    assert (len(shown["nodes"]), len(shown["edges"])) == (SERVICES, 15)
+    assert SERVICES + 15 <= len(computed) <= SERVICES + 2 * 15
+
+
 def test_a_service_with_many_endpoints(both: Both) -> None:
     """The hundred busiest, and how many more there are."""
     few, everything = both("/api/v1/services/s29")

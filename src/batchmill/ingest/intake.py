@@ -311,7 +311,7 @@ class Intake:
             plain = decompress(sent, encoding, self.limits)
             packed = self._sink.takes_packed
             decoded = decode_traces(plain, content_type, self.limits, packed=packed)
-            check_held(decoded.batch.weight, len(sent))
+            check_held(decoded.batch.weight, decoded.table_bytes, len(sent))
             del sent
         spans = len(decoded.batch)
         self.stats.received(spans, decoded.rejections, decoded.cuts)

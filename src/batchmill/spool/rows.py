@@ -22,7 +22,6 @@ from batchmill.spool.span import (
     EventBatch,
     PackedSpans,
     SpanBatch,
-    SpanColumn,
 )
 
 Convert: TypeAlias = Callable[[Sequence[Any]], pa.Table]
@@ -91,53 +90,36 @@ def _bad_rows(source: str, error: Exception) -> BadRowsError:
 
 def span_table(batch: SpanBatch) -> pa.Table:
     """Spans as a table."""
-    columns = _columns(batch, _maps)
+    resources, numbers = _distinct(batch.columns["resource"])
+    columns = {"resource": _maps(resources).take(numbers), **_columns(batch)}
     return pa.table([columns[name] for name in ARROW_SCHEMA.names], schema=ARROW_SCHEMA)
 
 
-def packed_table(batch: SpanBatch) -> pa.Table:
-    """The same with each text once: columns of texts, and those in maps, have dictionaries.
-
-    So a resource takes its size once, however many spans it has.
-    """
-    columns = _columns(batch, _packed_maps)
-    return pa.table({name: _packed(name, columns[name]) for name in ARROW_SCHEMA.names})
-
-
-def _columns(batch: SpanBatch, to_maps: Callable[[Sequence[dict[str, str]]], pa.Array]) -> Any:
+def _columns(batch: SpanBatch) -> dict[str, pa.Array]:
+    """The columns of a segment, but for the resource."""
     columns = {
-        column.name: _array(column, batch.columns[column.name], to_maps)
+        column.name: pa.array(batch.columns[column.name], _TYPES[column.kind])
         for column in SPAN_SCHEMA
-        if column.name != "attributes"
+        if column.kind != "map"
     }
     columns |= _resource_columns(batch.columns["resource"])
     columns |= _attribute_columns(batch.columns["attributes"])
     return columns
 
 
-def _array(
-    column: SpanColumn,
-    values: Sequence[Any],
-    to_maps: Callable[[Sequence[dict[str, str]]], pa.Array],
-) -> pa.Array:
-    if column.kind == "map":
-        return _shared_maps(values, to_maps) if column.shared else to_maps(values)
-    return pa.array(values, _TYPES[column.kind])
-
-
 def _packed(name: str, column: pa.Array) -> pa.Array:
-    if name in _UNIQUE or pa.types.is_dictionary(column.type):
+    """A column with each text once: texts, and those in maps, have dictionaries."""
+    if name in _UNIQUE:
         return column
     if not pa.types.is_map(column.type):
         return column.dictionary_encode()
-    if pa.types.is_dictionary(column.type.key_type):
-        return column
     keys, items = column.keys.dictionary_encode(), column.items.dictionary_encode()
     return pa.MapArray.from_arrays(column.offsets, keys, items)
 
 
-def _packed_maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
-    return _packed("", _maps(dicts))
+def _nulls(name: str, rows: int) -> pa.Array:
+    """A column without values, of the type that `_packed` gives it."""
+    return _packed(name, pa.nulls(rows, ARROW_SCHEMA.field(name).type))
 
 
 def _resource_columns(resources: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
@@ -176,32 +158,51 @@ def _attribute_columns(dicts: Sequence[dict[str, str]]) -> dict[str, pa.Array]:
 
 
 class SpanTable:
-    """A SpanBatch that waits for its segment, as a table already.
+    """A SpanBatch that waits for its segment, as columns already.
 
     Python's objects would take several times the memory until then: getting that from the system
-    and giving it back costs more than half as much as converting.
+    and giving it back costs more than half as much as converting. Each resource is there once,
+    with a number for each span, and columns without values are left out.
     """
 
-    __slots__ = ("table", "weight")
+    __slots__ = ("_columns", "_numbers", "_resources", "table_bytes", "weight")
 
     def __init__(self, batch: SpanBatch) -> None:
         """Raises BadRowsError if the spans do not fit."""
         try:
-            self.table = packed_table(batch)
+            resources, self._numbers = _distinct(batch.columns["resource"])
+            self._resources = _packed("resource", _maps(resources))
+            self._columns = {
+                name: _packed(name, column)
+                for name, column in _columns(batch).items()
+                if column.null_count < len(column) or not len(column)
+            }
         except MemoryError:
             raise
         except _MISFIT as error:
             raise _bad_rows(SPAN_SOURCE, error) from None
-        self.weight = int(self.table.get_total_buffer_size())
+        columns = (*self._columns.values(), self._numbers, self._resources)
+        self.weight = sum([int(column.get_total_buffer_size()) for column in columns])
         """The bytes it counts for."""
+        absent = len(ARROW_SCHEMA) - len(self._columns)
+        attributes = sum(map(len, batch.columns["resource"]))
+        self.table_bytes = self.weight + 4 * absent * len(self) + 2 * 4 * attributes
+        """What it takes in the table of a segment, where a text has a number of four bytes."""
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return len(self._numbers)
 
     @classmethod
     def join(cls, parts: Sequence[SpanTable]) -> pa.Table:
         """The rows of ``parts``, one after the other."""
-        return joined(parts).unify_dictionaries()
+        return pa.concat_tables([part._table() for part in parts]).unify_dictionaries()
+
+    def _table(self) -> pa.Table:
+        columns = self._columns | {"resource": self._resources.take(self._numbers)}
+        for name in ARROW_SCHEMA.names:
+            if name not in columns:
+                columns[name] = _nulls(name, len(self))
+        return pa.table({name: columns[name] for name in ARROW_SCHEMA.names})
 
 
 class DeltaTable:
@@ -218,7 +219,7 @@ class DeltaTable:
         return int(self.table.num_rows)
 
 
-def joined(batches: Sequence[SpanTable | DeltaTable]) -> pa.Table:
+def joined(batches: Sequence[DeltaTable]) -> pa.Table:
     """The rows of tables, one after the other."""
     return pa.concat_tables([batch.table for batch in batches])
 
@@ -322,10 +323,8 @@ def _maps(dicts: Sequence[dict[str, str]]) -> pa.Array:
     return pa.MapArray.from_arrays(sizes, keys, texts)
 
 
-def _shared_maps(
-    dicts: Sequence[dict[str, str]], to_maps: Callable[[Sequence[dict[str, str]]], pa.Array]
-) -> pa.Array:
-    """Dicts as maps, where many rows share one dict: each is converted once."""
+def _distinct(dicts: Sequence[dict[str, str]]) -> tuple[list[dict[str, str]], pa.Array]:
+    """The objects in ``dicts``, where many rows share one, and the number of each row's."""
     places: dict[int, int] = {}
     distinct: list[dict[str, str]] = []
     indices = []
@@ -335,9 +334,7 @@ def _shared_maps(
             place = places[id(pairs)] = len(distinct)
             distinct.append(pairs)
         indices.append(place)
-    if 2 * len(distinct) > len(dicts):
-        return to_maps(dicts)
-    return to_maps(distinct).take(pa.array(indices, pa.int32()))
+    return distinct, pa.array(indices, pa.int32())
 
 
 def adapter(kind: FieldType) -> Callable[[Any], Any] | None:

@@ -32,9 +32,6 @@ class SpanColumn:
     meaning: str
     required: bool = False
     """Whether a row without it cannot be used; the pipeline puts such rows into quarantine."""
-    shared: bool = False
-    """Whether the spans of one resource hold the very same object, so that it is worth converting
-    it once for all of them."""
 
 
 SPAN_SCHEMA: tuple[SpanColumn, ...] = (
@@ -46,8 +43,8 @@ SPAN_SCHEMA: tuple[SpanColumn, ...] = (
     SpanColumn(6, "name", "text", "what was done, such as GET /orders"),
     SpanColumn(7, "kind", "text", "SERVER, CONSUMER, CLIENT, PRODUCER or INTERNAL"),
     SpanColumn(8, "status", "text", "OK, ERROR or UNSET"),
-    SpanColumn(9, "service", "text", "service.name of the resource", shared=True),
-    SpanColumn(10, "resource", "map", "attributes of the process that sent it", shared=True),
+    SpanColumn(9, "service", "text", "service.name of the resource"),
+    SpanColumn(10, "resource", "map", "attributes of the process that sent it"),
     SpanColumn(11, "attributes", "map", "attributes of the span itself"),
 )
 """A span's columns, in the order of segments and messages."""
@@ -159,6 +156,8 @@ class PackedSpans(ABC):
 
     weight: int
     """The bytes it counts for."""
+    table_bytes: int
+    """What it takes in the table of a segment."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -320,7 +320,8 @@ class SegmentWriter:
 
 def _share(max_rows: int, max_bytes: int, batch: Waiting) -> int:
     """How much of a segment a batch takes, of ``max_rows * max_bytes``: by rows or by bytes."""
-    return max(len(batch) * max_bytes, batch.weight * max_rows)
+    size = batch.table_bytes if isinstance(batch, (SpanTable, PackedSpans)) else batch.weight
+    return max(len(batch) * max_bytes, size * max_rows)
 
 
 def _finish(

@@ -164,7 +164,9 @@ class Cell(enum.Enum):
         (3, '12:3,12')
         """
         present = [value for value in values if value is not None]
-        return _MERGES[self](present) if present else None
+        if len(present) < 2:
+            return present[0] if present else None
+        return _MERGES[self](present)
 
 
 _MERGES: Mapping[Cell, Callable[[list[Any]], Any]] = {
@@ -292,10 +294,14 @@ class Plan:
     args: tuple[int | None, ...]
     """The function's arguments that are numbers; None for the others."""
     shapes: tuple[Shape, ...]
+    cells: tuple[Cell, ...] = field(init=False, repr=False, compare=False)
+    """The cells of all its states, in order."""
     _slices: tuple[tuple[Shape, slice], ...] = field(init=False, repr=False, compare=False)
     """Where the cells of each state are."""
 
     def __post_init__(self) -> None:
+        cells = tuple([cell for shape in self.shapes for cell in shape.cells])
+        object.__setattr__(self, "cells", cells)
         ends = list(accumulate((len(shape.cells) for shape in self.shapes), initial=0))
         slices = tuple(
             (shape, slice(start, end))
@@ -320,11 +326,6 @@ class Plan:
         """As text, for the store."""
         shapes = [shape.value for shape in self.shapes]
         return json.dumps({"function": self.function, "args": self.args, "shapes": shapes})
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The cells of all its states, in order."""
-        return tuple(cell for shape in self.shapes for cell in shape.cells)
 
     def states(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The merged states, from the values of all cells."""

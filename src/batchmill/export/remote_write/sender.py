@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from batchmill.errors import ConfigError
+from batchmill.export.prometheus.series import minutes_before
 from batchmill.export.remote_write.client import (
     ANOTHER_VALUE,
     Outcome,
@@ -37,27 +38,43 @@ _TAKES_LATE = (
 class PositionFile:
     """The last minute that is done: sent, or refused for good. A restart goes on behind it.
 
+    Where minutes were skipped, also the last one before that: the clock may have been wrong.
     The file belongs to one store and one receiver.
     """
 
     def __init__(self, path: Path, store_id: str, url: str) -> None:
         self._path = path
         self._owner = {"store": store_id, "to": url}
-        self.minute = self._read()
+        self.minute, self._before_gap = self._read()
 
     def save(self, minute: int) -> None:
-        """Note that a minute is done."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(self._path, {**self._owner, "minute": minute}, durable=True)
+        """Note that a minute is done; in this process also if that cannot be written."""
+        last = self.minute
+        if last is not None and minute < last:
+            self._before_gap = None
+        elif last is not None and minute > minutes_before(last, -1):
+            self._before_gap = last
         self.minute = minute
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        content: dict[str, object] = {**self._owner, "minute": minute}
+        if self._before_gap is not None:
+            content["before_gap"] = self._before_gap
+        write_json(self._path, content, durable=True)
 
-    def _read(self) -> int | None:
+    def last_until(self, minute: int) -> int | None:
+        """The last minute that is done and not after that one; None if that is not known."""
+        known = [self.minute, self._before_gap]
+        return max((done for done in known if done is not None and done <= minute), default=None)
+
+    def _read(self) -> tuple[int | None, int | None]:
         try:
             content = json.loads(self._path.read_text())
             minute = int(content["minute"])
+            before_gap = content.get("before_gap")
+            before_gap = None if before_gap is None else int(before_gap)
             owner = {name: content[name] for name in self._owner}
         except FileNotFoundError:
-            return None
+            return None, None
         except (ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 "position", str(self._path), f"a file that remote write made ({error!r}): remove it"
@@ -69,7 +86,7 @@ class PositionFile:
                 f"of the same store and receiver, and it is of {owner['store']} and {owner['to']}: "
                 "name another file, or remove it to begin with the newest minute",
             )
-        return minute
+        return minute, before_gap
 
 
 class SampleSender:
@@ -122,7 +139,6 @@ class SampleSender:
         except OSError as error:
             if self._recorder.fault("position not written") == 1:
                 log.warning("remote write cannot store its position: %s", error)
-            self._position.minute = minute
 
     def _deliver(self, minute: int, samples: list[Sample], late: bool) -> None:
         """Send samples; where some are refused, the others all the same.

@@ -5,6 +5,7 @@
 * At least once: the position moves when a whole minute is answered. A restart sends again what was
   under way, which a receiver knows already with the same value, and goes on behind it. Without a
   position it begins with the newest complete minute, or at the start of a store that was empty.
+  With a position from the future, it goes on behind the last minute before that.
 * Bounded: the queue holds so many samples, and while it is full no further minute is read; the
   store keeps them meanwhile. After a pause, minutes that are too far back are skipped and counted.
 * Late rows: the last minutes but the newest are read again, and what late rows have changed or
@@ -145,10 +146,12 @@ class RemoteWriter(Closing):
         """Put every minute that has become complete into the queue, then what late rows changed."""
         store = self._store
         commits = [(stream.name, stream.epoch, stream.committed_at) for stream in store.streams()]
-        complete = complete_minute(store.newest_minute(), self._clock())
-        if complete is None:
+        newest, wall_s = store.newest_minute(), self._clock()
+        complete = complete_minute(newest, wall_s)
+        if newest is None or complete is None:
             self._from_start = True
             return
+        self._leave_future(newest, complete, wall_s)
         for minute in minutes_after(self._start(complete), complete):
             if not self._enqueue_minute(minute):
                 return
@@ -157,6 +160,30 @@ class RemoteWriter(Closing):
         if due and commits != self._commits:
             self._commits, self._late_checked_s = commits, now_s
             self._enqueue_late()
+
+    def _leave_future(self, newest: int, complete: int, wall_s: float) -> None:
+        """Go back from a minute still to come, which a wrong clock has written.
+
+        Only where the store was repaired, and has no such minute any more: else nobody knows which
+        clock was wrong, that of today or the one before.
+        """
+        reached = self._reached
+        if reached is None or newest >= reached or end_s(minutes_before(reached, 1)) <= wall_s:
+            return
+        last = self._store.clock().last_minute
+        if last is None or last >= reached:
+            return
+        self._recorder.fault("position from the future")
+        resumed = self._position.last_until(complete)
+        self._reached = minutes_before(complete, 1) if resumed is None else resumed
+        log.warning(
+            "remote write has sent minutes up to %d, which is still to come, and which the store "
+            "has no more: it goes on behind %d. A receiver that has taken samples from the future "
+            "may refuse others until those are deleted there",
+            *(reached, self._reached),
+        )
+        self._sent_values.clear()
+        self._remember(self._reached, _values(self._select(self._reached)))
 
     def _start(self, complete: int) -> int:
         """The minute behind which to begin."""

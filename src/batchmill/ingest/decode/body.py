@@ -97,19 +97,25 @@ class Limits:
 
 ATTRIBUTE_BYTES = 64
 """What an attribute takes beside its texts, where a table is written or read."""
-_HELD_FACTOR, _HELD_BYTES = 20, 16 * 2**20
-"""A Collector that has waited sends 17,000 spans that are alike in 34 KB, and drops what is refused
-as too large: they take 150 bytes each."""
+_HELD_FACTOR, _HELD_MIB, _TABLE_MIB = 20, 1, 16
+"""The id of a span is 8 random bytes, which no sender can compress: 20 times that is more than the
+132 bytes, at most, that a span takes without attributes. Its times and the ids of its trace and
+parent add to that, so attributes that are alike in all spans have room, too."""
 
 
-def check_held(held: int, sent: int) -> None:
-    """Raise `TooLarge` for a request that takes far more memory than the bytes that were sent."""
-    most = _HELD_FACTOR * sent + _HELD_BYTES
-    if held > most:
-        raise TooLarge(
-            f"the request of {sent} bytes takes {held} bytes of memory, at most {most} are "
-            f"allowed ({_HELD_FACTOR} times as many, and 16 MiB): send fewer spans in a request"
-        )
+def check_held(held: int, table: int, sent: int) -> None:
+    """Raise `TooLarge` for a request that takes far more memory than the bytes that were sent.
+
+    ``held`` is what it takes until its segment is written, ``table`` while it is written.
+    """
+    for size, mib, when in ((held, _HELD_MIB, "waits"), (table, _TABLE_MIB, "is written")):
+        most = _HELD_FACTOR * sent + mib * 2**20
+        if size > most:
+            raise TooLarge(
+                f"the request of {sent} bytes takes {size} bytes of memory while it {when}, at "
+                f"most {most} are allowed ({_HELD_FACTOR} times as many, and {mib} MiB): send "
+                "fewer spans in a request"
+            )
 
 
 def expanded_too_large(limits: Limits) -> TooLarge:

@@ -49,12 +49,14 @@ LIBRARY = Path(__file__).with_name("wire.lib")
 """Built from ``wire.c`` with the package, where there is a C compiler."""
 SETTING = "BATCHMILL_DECODER"
 """Environment variable: ``python`` or ``compiled``; by default what is there."""
-_VERSION = 3
+_VERSION = 4
 _DONE, _GIVE_UP, _NO_MEMORY = range(3)
 _TIME, _END, _TRACE, _SPAN, _PARENT, _KIND, _STATUS, _RESOURCE = range(-20, -12)
 _REST_OFFSETS, _REST_KEYS, _REST_VALUES = range(-12, -9)
 _NAME = len(SEGMENT_COLUMNS)
 _CACHED_RESOURCE_BYTES = 4096
+_TABLE_ROW_BYTES = 72
+"""What a span takes in a table beyond what it takes before."""
 _UNLIMITED = 2**40
 MOST_ODD = 0.25
 """Share of odd spans up to which a request is decoded here: each takes twice as long as in the
@@ -140,13 +142,13 @@ def _declare(wire: ctypes.CDLL) -> ctypes.CDLL:
         *(pointer, number, ctypes.POINTER(pointer)),
     ]
     wire.batchmill_about.argtypes = [pointer, ctypes.POINTER(_About)]
+    wire.batchmill_trim.argtypes = [pointer]
     wire.batchmill_spans_free.argtypes = [pointer]
     wire.batchmill_join.argtypes = [pointer, number, pointer, pointer, ctypes.POINTER(pointer)]
     wire.batchmill_view.argtypes = [pointer, ctypes.c_int, ctypes.POINTER(_View)]
     wire.batchmill_table_free.argtypes = [pointer]
-    for name in ("batchmill_seed", "batchmill_about", "batchmill_spans_free"):
-        getattr(wire, name).restype = None
-    wire.batchmill_table_free.restype = None
+    for name in ("seed", "about", "trim", "spans_free", "table_free"):
+        getattr(wire, f"batchmill_{name}").restype = None
     return wire
 
 
@@ -165,8 +167,8 @@ JSON = Form(True, json.read_spans, json.read_resource)
 class Resource(NamedTuple):
     """The resource of a group of spans."""
 
-    sent: tuple[bytes, Form]
-    """As it was sent."""
+    sent: bytes
+    """As it was sent: one object for all requests, if it is cached."""
     pairs: Pairs
     cuts: tuple[tuple[str, int], ...] = ()
     attributes: int = 0
@@ -192,18 +194,24 @@ def decode_compiled(body: bytes, form: Form, limits: Limits) -> Decoded | None:
             spans = _call(wire, body, form, _c_limits(limits, relaxed=True), replacements)
             if spans is None or spans.about.odd_count:
                 return None
-        resources = _resources(body, form, spans, limits)
-        for resource in resources:
+        largest = most = 0
+        sent: list[bytes] = []
+        known: dict[bytes, Resource] = {}
+        for data in _resources_as_sent(body, spans):
+            resource = known.get(data) or known.setdefault(data, _resource(data, form, limits))
+            sent.append(resource.sent)
             rows.attribute_count(resource.attributes)
             for why, count in resource.cuts:
                 rows.cut(why, count)
-        largest = max((expanded_bytes(resource.pairs) for resource in resources), default=0)
+            largest = max(largest, expanded_bytes(resource.pairs))
+            most = max(most, len(resource.pairs))
         if spans.about.rows * largest > limits.max_expanded_bytes:
             return None  # it may be too much: the reference counts the spans of each resource
     except (BadRequest, TooLarge):
         return None  # something is wrong: the reference says what comes first
-    batch = CompiledSpans(spans, resources, odd_spans=len(replacements))
-    return Decoded(batch, rows.rejections, rows.cuts)
+    spans.trim()
+    batch = CompiledSpans(spans, sent, form, limits, most, odd_spans=len(replacements))
+    return Decoded(batch, rows.rejections, rows.cuts, batch.table_bytes)
 
 
 class _Spans:
@@ -217,6 +225,11 @@ class _Spans:
 
     def __del__(self) -> None:
         self.wire.batchmill_spans_free(self.address)
+
+    def trim(self) -> None:
+        """Keep only what a table is made of: the spans may wait for long."""
+        self.wire.batchmill_trim(self.address)
+        self.wire.batchmill_about(self.address, ctypes.byref(self.about))
 
     def odd(self) -> list[tuple[int, int]]:
         """Start and end of each odd span in the body."""
@@ -302,39 +315,58 @@ def _replacement(body: bytes, start: int, end: int, form: Form, rows: Rows) -> _
     return _Replacement(start, data, len(data))
 
 
-def _resources(body: bytes, form: Form, spans: _Spans, limits: Limits) -> list[Resource]:
+def _resources_as_sent(body: bytes, spans: _Spans) -> list[bytes]:
+    """The bytes of each group's resource."""
     pieces: list[list[bytes]] = [[] for _ in range(spans.about.groups)]
     for group, start, end in spans.resource_parts():
         pieces[group].append(body[start:end])
     # A field that occurs several times is one message: its parts are concatenated.
-    parts = map(b"".join, pieces)
-    return [
-        _resource(data, form, limits)
-        if len(data) <= _CACHED_RESOURCE_BYTES
-        else _resource.__wrapped__(data, form, limits)
-        for data in parts
-    ]
+    return [b"".join(parts) for parts in pieces]
 
 
-@functools.lru_cache(maxsize=1024)
 def _resource(data: bytes, form: Form, limits: Limits) -> Resource:
+    decode = _small_resource if len(data) <= _CACHED_RESOURCE_BYTES else _decode_resource
+    return decode(data, form, limits)
+
+
+def _decode_resource(data: bytes, form: Form, limits: Limits) -> Resource:
     rows = Rows(limits)
     pairs = form.read_resource(data, rows)
-    return Resource((data, form), pairs, tuple(rows.cuts.items()), rows.attributes_so_far)
+    return Resource(data, pairs, tuple(rows.cuts.items()), rows.attributes_so_far)
+
+
+_small_resource = functools.lru_cache(maxsize=1024)(_decode_resource)
 
 
 class CompiledSpans(PackedSpans):
-    """The spans of one request."""
+    """The spans of one request.
 
-    def __init__(self, spans: _Spans, resources: Sequence[Resource], odd_spans: int = 0) -> None:
+    Their resources stay as they were sent until they are joined: as objects of Python they would
+    take several times the memory.
+    """
+
+    def __init__(
+        self,
+        spans: _Spans,
+        resources: Sequence[bytes],
+        form: Form,
+        limits: Limits,
+        most_pairs: int,
+        *,
+        odd_spans: int = 0,
+    ) -> None:
+        """``resources`` has that of each group, ``most_pairs`` is what the largest one has."""
         self.odd_spans = odd_spans
         """How many spans the reference has decoded."""
         self._spans = spans
         self._resources = resources
-        sent = sum(len(resource.sent[0]) for resource in resources)
-        most = max((len(resource.pairs) for resource in resources), default=0)
-        # Resources as sent and as pairs, and where each span has the numbers of their texts.
-        self.weight = spans.about.bytes + 2 * sent + INDEX_BYTES * most * spans.about.rows
+        self._form = form
+        self._limits = limits
+        distinct = {id(data): sys.getsizeof(data) for data in resources}
+        self.weight = spans.about.bytes + sum(distinct.values()) + sys.getsizeof(resources)
+        # Ids are twice as long there, and each span has the numbers of its resource's texts.
+        row_bytes = _TABLE_ROW_BYTES + INDEX_BYTES * most_pairs
+        self.table_bytes = self.weight + row_bytes * spans.about.rows
 
     def __len__(self) -> int:
         return int(self._spans.about.rows)
@@ -362,16 +394,18 @@ class CompiledSpans(PackedSpans):
     @classmethod
     def join(cls, parts: Sequence[CompiledSpans]) -> pa.Table:
         """The spans of several requests as one table."""
-        distinct: dict[tuple[bytes, Form], Resource] = {}
-        numbers: dict[tuple[bytes, Form], int] = {}
+        distinct: list[Pairs] = []
+        numbers: dict[tuple[bytes, bool, int], int] = {}
         resources, firsts = array("i"), array("q")
         for part in parts:
             firsts.append(len(resources))
-            for resource in part._resources:
-                number = numbers.setdefault(resource.sent, len(numbers))
-                distinct[resource.sent] = resource
+            for data in part._resources:
+                key = (data, part._form.is_json, id(part._limits))
+                number = numbers.setdefault(key, len(distinct))
+                if number == len(distinct):
+                    distinct.append(_resource(data, part._form, part._limits).pairs)
                 resources.append(number)
-        return _table(parts, resources, firsts, [resource.pairs for resource in distinct.values()])
+        return _table(parts, resources, firsts, distinct)
 
 
 class _Table:

@@ -16,7 +16,14 @@ from batchmill.ingest.decode.body import (
     TooLarge,
     expanded_too_large,
 )
-from batchmill.spool import EVENTS, STATUS_MESSAGE, PackedSpans, SpanBatch
+from batchmill.spool import (
+    EVENTS,
+    RESOURCE_COLUMNS,
+    SEGMENT_COLUMNS,
+    STATUS_MESSAGE,
+    PackedSpans,
+    SpanBatch,
+)
 
 Pairs = dict[str, str]
 
@@ -32,10 +39,12 @@ EVENT_ROOM = 4
 
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
-_ROW_BYTES = 320
-"""What a span takes in a table with dictionaries, beside its attributes."""
+_WAITING_ROW_BYTES, _TABLE_ROW_BYTES = 132, 320
+"""What a span takes beside its attributes: while it waits, and in the table of a segment."""
 INDEX_BYTES = 8
 """What an attribute takes there, beside the texts, which are there once."""
+_COLUMN_BYTES = 4
+"""What a column of attributes takes for each span, whether it has that attribute or not."""
 _TEXT_BYTES = 4
 """What a text takes beside its characters."""
 
@@ -49,6 +58,8 @@ class Decoded:
     """Number of rejected spans, by reason."""
     cuts: dict[str, int] = field(default_factory=dict)
     """Number of texts cut and attributes dropped in accepted spans, by reason."""
+    table_bytes: int = 0
+    """What the spans take while their segment is written."""
 
     @property
     def rejected(self) -> int:
@@ -247,21 +258,46 @@ class Rows:
 
     def decoded(self) -> Decoded:
         """The collected spans."""
-        self._batch.approx_bytes = self._held_bytes()
-        return Decoded(self._batch, self.rejections, self.cuts)
+        self._batch.approx_bytes, table_bytes = self._held_bytes()
+        return Decoded(self._batch, self.rejections, self.cuts, table_bytes)
 
-    def _held_bytes(self) -> int:
-        """What the spans will take as a table with dictionaries."""
-        columns = self._batch.columns
-        resources = {id(pairs): pairs for pairs in columns["resource"]}
-        texts: set[str] = {*columns["name"], *columns["service"]}
-        for pairs in (*resources.values(), *columns["attributes"]):
-            texts.update(pairs)
-            texts.update(pairs.values())
-        attributes = sum(map(len, columns["resource"])) + sum(map(len, columns["attributes"]))
-        # Characters, mostly of one byte each; service and well-known ones have columns as well.
-        text_bytes = sum(map(len, texts)) + _TEXT_BYTES * len(texts)
-        return _ROW_BYTES * len(self._trace_ids) + INDEX_BYTES * attributes + 2 * text_bytes
+    def _held_bytes(self) -> tuple[int, int]:
+        """What the spans will take with dictionaries: while they wait, and as a table."""
+        columns, spans = self._batch.columns, len(self._trace_ids)
+        resources = {id(pairs): pairs for pairs in columns["resource"]}.values()
+        # The texts of each dictionary: a text that is in several of them is there several times.
+        keys: set[str] = set()
+        others: set[str] = set()
+        in_columns: dict[str, set[str]] = {}
+        for pairs in columns["attributes"]:
+            for key, text in pairs.items():
+                if key in SEGMENT_COLUMNS:
+                    in_columns.setdefault(key, set()).add(text)
+                else:
+                    keys.add(key)
+                    others.add(text)
+        texts = [{*columns["name"]}, {*columns["service"]}, keys, others, *in_columns.values()]
+        texts.append({key for pairs in resources for key in pairs})
+        texts.append({text for pairs in resources for text in pairs.values()})
+        for key in RESOURCE_COLUMNS:
+            texts.append({pairs[key] for pairs in resources if key in pairs})
+        text_bytes = sum(map(_text_bytes, texts))
+        attributes = sum(map(len, columns["attributes"]))
+        waiting = (
+            (_WAITING_ROW_BYTES + _COLUMN_BYTES * len(in_columns)) * spans
+            + INDEX_BYTES * (attributes + sum(map(len, resources)))
+            + text_bytes
+        )
+        attributes += sum(map(len, columns["resource"]))
+        return waiting, _TABLE_ROW_BYTES * spans + INDEX_BYTES * attributes + text_bytes
+
+
+def _text_bytes(texts: Collection[str]) -> int:
+    """What a dictionary of texts takes."""
+    sizes = [
+        len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts
+    ]
+    return sum(sizes) + _TEXT_BYTES * len(texts)
 
 
 def expanded_bytes(pairs: Pairs) -> int:

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 3
+#define VERSION 4
 
 enum { DONE = 0, GIVE_UP = 1, NO_MEMORY = 2 };
 
@@ -153,7 +153,7 @@ static void dictionary_free(Dictionary *dictionary)
 
 static size_t count_of(const Dictionary *dictionary)
 {
-    return dictionary->hashes.length;
+    return dictionary->offsets.length ? dictionary->offsets.length - 1 : 0;
 }
 
 static int equals(const Dictionary *dictionary, int32_t number, const u8 *text, size_t size)
@@ -238,7 +238,7 @@ typedef struct {
 typedef struct {
     int64_t spans, groups, resource_groups;
     Longs times, ends;
-    Bytes trace_ids, span_ids, parent_ids; /* 32, 16 and 16 hex digits */
+    Bytes trace_ids, span_ids, parent_ids; /* of 16, 8 and 8 bytes */
     Bytes has_parent, kinds, statuses;
     Ints group; /* the resource of each row */
     Column name;
@@ -302,15 +302,13 @@ typedef struct {
 
 static const char DIGITS[] = "0123456789abcdef";
 
-static void put_hex(Bytes *bytes, const u8 *data, size_t size)
+static void write_hex(u8 *out, const u8 *data, size_t size)
 {
-    u8 *out = bytes->data + bytes->length;
     size_t i;
     for (i = 0; i < size; i++) {
         *out++ = (u8)DIGITS[data[i] >> 4];
         *out++ = (u8)DIGITS[data[i] & 15];
     }
-    bytes->length += 2 * size;
 }
 
 static int all_zero(const u8 *data, size_t size)
@@ -774,17 +772,16 @@ static int add_span(Reader *reader, int32_t group, const Span *span, int64_t att
     outcome = set_column(reader, &spans->name, spans->times.length,
                          number_of(&spans->name.dictionary, span->name, span->name_size));
     if (outcome != PLAIN) return outcome;
-    if (!RESERVE(&spans->trace_ids, 32) || !RESERVE(&spans->span_ids, 16) ||
-        !RESERVE(&spans->parent_ids, 16) || !RESERVE(&spans->has_parent, 1) ||
+    if (!put_bytes(&spans->trace_ids, span->trace, 16) ||
+        !put_bytes(&spans->span_ids, span->own, 8) ||
+        !RESERVE(&spans->parent_ids, 8) || !RESERVE(&spans->has_parent, 1) ||
         !RESERVE(&spans->kinds, 1) || !RESERVE(&spans->statuses, 1) ||
         !RESERVE(&spans->group, 1) || !RESERVE(&spans->rest_ends, 1) ||
         !RESERVE(&spans->times, 1) || !RESERVE(&spans->ends, 1))
         return failed(reader, NO_MEMORY);
-    put_hex(&spans->trace_ids, span->trace, 16);
-    put_hex(&spans->span_ids, span->own, 8);
     /* Some senders give a root span a parent of zeros. */
     if (span->parent_size && !all_zero(span->parent, 8)) {
-        put_hex(&spans->parent_ids, span->parent, 8);
+        put_bytes(&spans->parent_ids, span->parent, 8);
         spans->has_parent.data[spans->has_parent.length++] = 1;
     } else {
         spans->has_parent.data[spans->has_parent.length++] = 0;
@@ -1100,6 +1097,70 @@ int batchmill_decode(const Keys *keys, const Limits *limits, int is_json, const 
     return DONE;
 }
 
+/* Give back what is spare in an array, or all of it if it is empty. */
+static void trim(void **data, size_t *room, size_t length, size_t item)
+{
+    void *moved;
+    if (length == *room) return;
+    if (!length) {
+        free(*data);
+        *data = NULL;
+        *room = 0;
+        return;
+    }
+    moved = realloc(*data, length * item);
+    if (!moved) return; /* it stays as it was */
+    *data = moved;
+    *room = length;
+}
+
+#define TRIM(array)                                                                                \
+    trim((void **)&(array)->data, &(array)->room, (array)->length, sizeof *(array)->data)
+
+/* No more texts are looked up or added after that. */
+static void dictionary_trim(Dictionary *dictionary)
+{
+    free(dictionary->slots);
+    dictionary->slots = NULL;
+    dictionary->slot_count = 0;
+    dictionary->hashes.length = 0;
+    TRIM(&dictionary->hashes);
+    TRIM(&dictionary->text);
+    TRIM(&dictionary->offsets);
+}
+
+static void column_trim(Column *column)
+{
+    dictionary_trim(&column->dictionary);
+    TRIM(&column->numbers);
+}
+
+/* Give back all that `batchmill_join` does not need: spans may wait for long. The parts of
+ * resources and the odd spans are forgotten. */
+void batchmill_trim(Spans *spans)
+{
+    int i;
+    spans->resources.length = spans->odd.length = 0;
+    TRIM(&spans->resources);
+    TRIM(&spans->odd);
+    TRIM(&spans->times);
+    TRIM(&spans->ends);
+    TRIM(&spans->trace_ids);
+    TRIM(&spans->span_ids);
+    TRIM(&spans->parent_ids);
+    TRIM(&spans->has_parent);
+    TRIM(&spans->kinds);
+    TRIM(&spans->statuses);
+    TRIM(&spans->group);
+    TRIM(&spans->rest_keys);
+    TRIM(&spans->rest_values);
+    TRIM(&spans->rest_ends);
+    column_trim(&spans->name);
+    for (i = 0; i < spans->column_count; i++) column_trim(&spans->columns[i]);
+    dictionary_trim(&spans->keys);
+    dictionary_trim(&spans->values);
+}
+
 typedef struct {
     int64_t rows, groups, attributes, bytes;
     int64_t resource_count, odd_count; /* of numbers: three for each */
@@ -1128,6 +1189,7 @@ void batchmill_about(const Spans *spans, About *about)
     about->resources = spans->resources.data;
     about->odd = spans->odd.data;
     about->bytes = (int64_t)(sizeof *spans + 8 * (spans->times.room + spans->ends.room) +
+                             8 * (spans->resources.room + spans->odd.room) +
                              spans->trace_ids.room + spans->span_ids.room +
                              spans->parent_ids.room + spans->has_parent.room + spans->kinds.room +
                              spans->statuses.room + 4 * spans->group.room +
@@ -1261,10 +1323,9 @@ static void join_ids(Table *table, const Spans *spans, size_t row)
 {
     size_t rows = spans->times.length, i;
     int32_t parents = table->id_offsets[2][row];
-    memcpy(table->ids[0] + 32 * row, spans->trace_ids.data, 32 * rows);
-    memcpy(table->ids[1] + 16 * row, spans->span_ids.data, 16 * rows);
-    if (spans->parent_ids.length)
-        memcpy(table->ids[2] + parents, spans->parent_ids.data, spans->parent_ids.length);
+    write_hex(table->ids[0] + 32 * row, spans->trace_ids.data, 16 * rows);
+    write_hex(table->ids[1] + 16 * row, spans->span_ids.data, 8 * rows);
+    write_hex(table->ids[2] + parents, spans->parent_ids.data, spans->parent_ids.length);
     for (i = 0; i < rows; i++) {
         table->id_offsets[0][row + i + 1] = (int32_t)(32 * (row + i + 1));
         table->id_offsets[1][row + i + 1] = (int32_t)(16 * (row + i + 1));

@@ -226,15 +226,28 @@ class Measures:
             for metric in self._metrics.values()
         )
 
-    def over(self, rows: RangeRows, minutes: int) -> dict[str, Number]:
-        """Every measure over all rows together; they cover ``minutes``."""
+    def over(
+        self, rows: RangeRows, minutes: int, only: Collection[str] | None = None
+    ) -> dict[str, Number]:
+        """Every measure over all rows together, or ``only`` some; they cover ``minutes``."""
+        metrics = {
+            measure: metric
+            for measure, metric in self._metrics.items()
+            if only is None or measure in only
+        }
         if not rows.more:
-            return dict.fromkeys(self._metrics)
+            return dict.fromkeys(metrics)
         columns, others = map(_columns, rows)
         return {
             measure: self._over(measure, metric, columns, others, minutes)
-            for measure, metric in self._metrics.items()
+            for measure, metric in metrics.items()
         }
+
+    def has_values(self, rows: RangeRows) -> bool:
+        """Whether any measure over all rows together has a value; quick where calls are counted."""
+        if self.calls(rows):
+            return True
+        return any(value is not None for value in self.over(rows, minutes=1).values())
 
     def calls(self, rows: RangeRows) -> int:
         """The number of calls, for sorting; 0 if no metric counts them."""

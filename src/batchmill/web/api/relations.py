@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from batchmill.store import EntityName, Snapshot, StoredMetric
@@ -26,14 +27,26 @@ SIDES = {"callee": CALLEE_SIDE, "caller": CALLER_SIDE}
 SHOWN = ("cpm", "avg", "p99", "success")
 
 
-@dataclass(slots=True)
+@dataclass
 class Relation:
     """A relation, with the measures of each side that reports it."""
 
     entity: EntityName
-    sides: dict[str, dict[str, Number]] = field(default_factory=dict)
+    minutes: int
+    """How many its rows cover."""
+    rows: dict[str, tuple[Measures, RangeRows]] = field(default_factory=dict)
+    """By side."""
     calls: int = 0
     """As the callee counted them, else the caller."""
+
+    @cached_property
+    def sides(self) -> dict[str, dict[str, Number]]:
+        """The measures by side; computed when asked for, as not every relation is shown."""
+        shown = {}
+        for side, (measures, rows) in self.rows.items():
+            over = measures.over(rows, self.minutes, SHOWN)
+            shown[side] = {measure: over.get(measure) for measure in SHOWN}
+        return shown
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -66,16 +79,16 @@ def read_relations(
     by_key: dict[int, Relation] = {}
     rows: dict[int, RangeRows] = {}
     measures = Measures({})
+    minutes = coverage.minutes
     for side, measure_set in SIDES.items():
         reader = RowReader(snapshot, measure_set.chosen(metrics, coverage.range))
         measures = reader.measures
         rows = reader.ranged(coverage, keys)
         names = snapshot.entity_names(rows)
         for key, own in rows.items():
-            over = measures.over(own, coverage.minutes)
-            if key not in names or all(value is None for value in over.values()):
+            if key not in names or not measures.has_values(own):
                 continue
-            relation = by_key.setdefault(key, Relation(names[key]))
-            relation.sides[side] = {measure: over.get(measure) for measure in SHOWN}
+            relation = by_key.setdefault(key, Relation(names[key], minutes))
+            relation.rows[side] = (measures, own)
             relation.calls = relation.calls or measures.calls(own)
     return Relations(by_key, rows, measures)

@@ -9,14 +9,24 @@ from typing import Any
 
 from batchmill.store import EntityName, Snapshot, StoredMetric
 from batchmill.web.api.coverage import Coverage
-from batchmill.web.api.measures import MANY, SERVICE, RangeRows, RowReader, busiest, merged
+from batchmill.web.api.measures import (
+    MANY,
+    SERVICE,
+    Measures,
+    RangeRows,
+    RowReader,
+    busiest,
+    merged,
+)
 from batchmill.web.api.parameters import TimeRange
 from batchmill.web.api.relations import SIDES, Relations, read_relations
 from batchmill.web.api.service import name_of
 
 PARAMS = ("from", "to", "grain", "layer")
 MOST_NODES = 1_000
-MOST_EDGES = 5_000
+MOST_EDGES = 2_000
+_SHOWN = ("cpm", "avg", "success")
+"""The measures of a node."""
 
 
 @dataclass(slots=True)
@@ -25,7 +35,16 @@ class _Node:
     name: str
     layers: list[str] = field(default_factory=list)
     calls: int = 0
-    measures: Mapping[str, Any] = field(default_factory=dict)
+    measured: tuple[Measures, RangeRows] | None = None
+
+    def as_json(self, minutes: int) -> dict[str, Any]:
+        """With its measures: only of a node that is shown, as computing them takes most time."""
+        over: Mapping[str, Any] = {}
+        if self.measured is not None:
+            measures, rows = self.measured
+            over = measures.over(rows, minutes, _SHOWN)
+        shown = {measure: over.get(measure) for measure in _SHOWN}
+        return {"id": self.id, "name": self.name, "layers": self.layers, **shown}
 
 
 def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> dict[str, Any]:
@@ -44,19 +63,12 @@ def topology(snapshot: Snapshot, time_range: TimeRange, layer: str | None) -> di
     busy = sorted(nodes.values(), key=lambda node: (-node.calls, node.name, node.id))[:MOST_NODES]
     there = {node.id for node in busy}
     ranked = sorted(edges.items(), key=lambda item: (-item[1].calls, item[0]))
+    minutes = coverage.minutes
     shown_edges = [(ends, edge) for ends, edge in ranked if there.issuperset(ends)][:MOST_EDGES]
     return {
         "from": time_range.start_s,
         "to": time_range.end_s,
-        "nodes": [
-            {
-                "id": node.id,
-                "name": node.name,
-                "layers": node.layers,
-                **{measure: node.measures.get(measure) for measure in ("cpm", "avg", "success")},
-            }
-            for node in busy
-        ],
+        "nodes": [node.as_json(minutes) for node in busy],
         "edges": [
             {"from": caller, "to": callee, **edge.as_json()}
             for (caller, callee), edge in shown_edges
@@ -109,22 +121,17 @@ def _nodes(
             keys = list({*ranking.keys, *(entity.key for entity in busy)})
             count = ranking.total
     rows = reader.ranged(coverage, keys)
-    measures, minutes = reader.measures, coverage.minutes
+    measures = reader.measures
     served = snapshot.entity_names(rows)
     nodes = {
         entity.id: _Node(
             entity.id,
             entity.name,
             calls=measures.calls(rows[key]),
-            measures=measures.over(rows[key], minutes),
+            measured=(measures, rows[key]),
         )
         for key, entity in served.items()
-    }
-    # Subtracting may leave a service without calls.
-    nodes = {
-        id_: entity
-        for id_, entity in nodes.items()
-        if any(value is not None for value in entity.measures.values())
+        if measures.has_values(rows[key])  # subtracting may leave a service without calls
     }
     incoming: defaultdict[str, list[RangeRows]] = defaultdict(list)
     for key, relation in relations.by_key.items():
@@ -137,7 +144,7 @@ def _nodes(
         whole = merged(incoming[id_])
         if whole.more:  # as its callers report it
             node.calls = relations.caller_measures.calls(whole)
-            node.measures = relations.caller_measures.over(whole, minutes)
+            node.measured = (relations.caller_measures, whole)
     known: dict[str, EntityName] = {
         entity.id: entity for entity in served.values() if entity.id in nodes
     }
