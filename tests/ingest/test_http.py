@@ -376,10 +376,30 @@ def test_the_missing_extra_is_named() -> None:
 def test_nobody_lingers_when_all_senders_wait(tmp_path: Path) -> None:
     """Two senders who together have enough for a segment are answered long before the linger."""
     body = request(*range(1, 1001))
-    with ingest(tmp_path, "--linger", "600") as running, ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(running.post, [body, body]))
-        assert [answer.status for answer in answers] == [200, 200]
+    head = f"POST /v1/traces HTTP/1.1\r\nHost: shop\r\nContent-Type: {PROTOBUF}\r\n"
+    head += f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with (
+        ingest(tmp_path, "--linger", "600") as running,
+        running.connect() as one,
+        running.connect() as other,
+    ):
+        for sender in (one, other):  # both requests have begun before one of them is complete
+            sender.sendall(head.encode())
+            assert b"HTTP/1.1 100 " in read_head(sender)
+        for sender in (one, other):
+            sender.sendall(body)
+        for sender in (one, other):
+            assert b"HTTP/1.1 200 " in read_head(sender)
     assert len(stored(tmp_path)) == 2000
+
+
+def read_head(client: socket.socket) -> bytes:
+    """The status and the headers of a response."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        assert (more := client.recv(1)), head
+        head += more
+    return head
 
 
 def test_an_answer_means_that_the_spans_are_on_the_disk(tmp_path: Path) -> None:
