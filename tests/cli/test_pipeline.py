@@ -112,6 +112,7 @@ def test_the_bar_of_a_resumed_backfill_reaches_its_end(
     assert said.splitlines()[-1].endswith("segments (3) are in the store already")
 
 
+@pytest.mark.system
 def test_the_bar_moves_on_a_terminal(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

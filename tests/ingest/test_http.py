@@ -397,7 +397,8 @@ def read_head(client: socket.socket) -> bytes:
     """The status and the headers of a response."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
-        assert (more := client.recv(1)), head
+        more = client.recv(1)
+        assert more, head
         head += more
     return head
 

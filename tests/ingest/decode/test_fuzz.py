@@ -26,7 +26,7 @@ from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, decoder, protobu
 from tests.kit.files import ROOT
 
 __all__ = ["decoder"]
-pytestmark = pytest.mark.usefixtures("decoder")
+pytestmark = [pytest.mark.usefixtures("decoder"), pytest.mark.system]
 
 SMALL = Limits(
     max_body_bytes=4000,

@@ -91,7 +91,8 @@ class Postgres:
         try:
             self.stop("immediate")
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            # Hundreds of databases are as many thousands of files: nobody waits for that.
+            subprocess.run(["sh", "-c", 'rm -rf "$0" &', str(self._folder)], check=True)
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._programs / program), *arguments]

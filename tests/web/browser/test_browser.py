@@ -558,6 +558,7 @@ def test_back_returns_to_where_one_was(browser: Browser, served: Served) -> None
         expect_value(page, scroll, 300)
 
 
+@pytest.mark.system
 def test_a_server_that_goes_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     """The page says so, keeps what it shows, and is live again without a reload."""
     with (
