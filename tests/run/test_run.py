@@ -151,7 +151,7 @@ def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
             life.must_hear(rf"web UI unavailable: port {port} is in use \(set web_port.*")
             running_pid(home.supervisor, "pipeline")
             # The supervisor says it first, and writes it down a moment later.
-            until(lambda: "port" in str(read_json(home.supervisor)["processes"]["web"]["reason"]))
+            until(lambda: f"port {port}" in " ".join(read_status(home).reasons))
             with Life(status, home.folder.parent / "status", os.environ) as command:
                 command.end(1)
             assert any(re.search(rf"web is \w+: port {port} is in", x) for x in command.lines)
