@@ -64,10 +64,10 @@ def contents_of(spark: SparkSession, paths: Sequence[str]) -> Contents:
         .load([spark_path(folder, glob=True) for folder in folders])
         .where(F.col("_metadata.file_path").isin([file.as_uri() for file in files]))
     )
-    files = frame.select("path", "length").toArrow()
-    listed = set(files["path"].to_pylist())
+    table = frame.select("path", "length").toArrow()
+    listed = set(table["path"].to_pylist())
     bad = [_unlisted(file) for file in files if str(file) not in listed]
-    return Contents(frame.select("path", "content"), sum(files["length"].to_pylist()), bad)
+    return Contents(frame.select("path", "content"), sum(table["length"].to_pylist()), bad)
 
 
 def _unlisted(file: HadoopPath) -> BadSegment:
