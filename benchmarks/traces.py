@@ -54,7 +54,7 @@ GOALS = {"trace by id": 100.0, "search": 500.0}
 def make_segments(folder: Path, spans: int, start_s: float, seconds: float) -> list[Path]:
     """Segments of spans that are spread evenly over a time."""
     folder.mkdir(parents=True, exist_ok=True)
-    made, rng, paths = bodies(100, SEGMENT // 100), np.random.default_rng(1), []
+    made, rng, paths = bodies(100, SEGMENT // 100), np.random.default_rng(int(start_s)), []
     count = spans // SEGMENT
     for number in range(count):
         begin = start_s + seconds * number / count
