@@ -38,6 +38,13 @@ def reader(
     return SpanReader(keeper.folder)
 
 
+def test_hours_have_their_spans(tmp_path: Path) -> None:
+    """Those in sorted files, by the start of the hour."""
+    rows = [*ROWS, made_span(9, 1, at_ms=3_600_000)]
+    hours = SpanReader(kept(tmp_path, rows, now=NOW + 3600).folder).hours()
+    assert {hour.timestamp(): count for hour, count in hours.items()} == {HOUR: 4, HOUR + 3600: 1}
+
+
 @pytest.mark.parametrize(
     ("given", "traces"),
     [

@@ -9,7 +9,6 @@ place of what the table had of it.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,7 +28,7 @@ from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_task_error
 from batchmill.spark.frames import KEPT_SPAN_COLUMNS, spans
 from batchmill.store import OutboxFile, Store, StoredMetric
-from batchmill.traces.layout import HOUR_US, KeptFile, list_files
+from batchmill.traces import SpanReader
 
 log = logging.getLogger("batchmill.spark")
 
@@ -202,21 +201,18 @@ def export_spans(spark: SparkSession, folder: str | Path, *, table: str) -> int:
         "USING iceberg PARTITIONED BY (hours(time))"
     )
     rows = spark.table(f"{table}.partitions").select("partition.time_hour", "record_count")
-    exported = Counter({row[0] * HOUR_US: row[1] for row in rows.collect()})
-    kept = Counter[int]()
-    for file in _sorted_files(folder):
-        kept[file.hour_us or 0] += file.rows
-    hours = [hour_us for hour_us, count in sorted(kept.items()) if count > exported[hour_us]]
-    for hour_us in hours:
-        _export_hour(spark, Path(folder), hour_us, table)
+    exported = {datetime.fromtimestamp(row[0] * 3600, UTC): row[1] for row in rows.collect()}
+    kept = SpanReader(Path(folder)).hours()
+    hours = [hour for hour, count in sorted(kept.items()) if count > exported.get(hour, 0)]
+    for hour in hours:
+        _export_hour(spark, Path(folder), hour, table)
     return len(hours)
 
 
-def _export_hour(spark: SparkSession, folder: Path, hour_us: int, table: str) -> None:
-    start = datetime.fromtimestamp(hour_us // 1_000_000, UTC)
+def _export_hour(spark: SparkSession, folder: Path, start: datetime, table: str) -> None:
     end = start + timedelta(hours=1, microseconds=-1)
     while True:
-        files = [file.path for file in _sorted_files(folder) if file.hour_us == hour_us]
+        files = list(folder.glob("hour=*/*.parquet"))
         frame = spans(spark, folder, start=start, end=end).drop("hour")
         try:
             frame.dropDuplicates(["trace_id", "span_id"]).writeTo(table).overwritePartitions()
@@ -226,10 +222,6 @@ def _export_hour(spark: SparkSession, folder: Path, hour_us: int, table: str) ->
             log.info("files of %s were merged meanwhile: reading them again", start)
         else:
             return
-
-
-def _sorted_files(folder: str | Path) -> list[KeptFile]:
-    return [file for file in list_files(Path(folder)) if file.sorted]
 
 
 @dataclass(frozen=True)

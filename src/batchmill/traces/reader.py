@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -112,6 +113,14 @@ class SpanReader:
     def stats(self) -> KeepStats:
         """What is kept, and what was dropped."""
         return KeepStats.read(self.folder)
+
+    def hours(self) -> dict[datetime, int]:
+        """How many spans are kept of each hour, by its start, without those that wait for it."""
+        counts: dict[datetime, int] = defaultdict(int)
+        for file in list_files(self.folder):
+            if file.hour_us is not None:
+                counts[datetime.fromtimestamp(file.hour_us // 1_000_000, UTC)] += file.rows
+        return dict(counts)
 
     def trace(self, trace_id: str) -> Trace | None:
         """A trace by its id, which may lack leading zeros; None if no span of it is kept."""
