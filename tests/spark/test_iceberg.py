@@ -173,6 +173,9 @@ def test_kept_spans_are_a_table(lake: SparkSession, tmp_path: Path) -> None:
         file.unlink()
     assert export_spans(lake, folder, table=SPANS) == 0
     assert len(exported()) == 3
+    kept(tmp_path, [made_span(3, number) for number in (1, 2, 3)], now=NOW + 3600)
+    assert export_spans(lake, folder, table=SPANS) == 1
+    assert exported() == [("1", "1"), ("1", "2"), ("2", "1"), ("3", "1"), ("3", "2"), ("3", "3")]
 
 
 def test_the_runtime_is_that_of_the_spark() -> None:

@@ -192,9 +192,10 @@ def export_spans(spark: SparkSession, folder: str | Path, *, table: str) -> int:
     """Write the kept spans of a folder to a table; how many hours of them were written.
 
     ``folder`` is that of ``keep_spans``, ``table`` a name in a catalog of the session's, which is
-    created if there is none, with a partition for each hour. Only hours that have got more spans
-    are written, each of them as a whole, with every span once: so a call that died is repeated.
-    Spans that the folder drops stay in the table.
+    created if there is none, with a partition for each hour. Only hours of which the folder has
+    more spans than the table are written, each as a whole, with every span once: so a call that
+    died is repeated. Spans that the folder drops stay in the table; of such an hour, spans that
+    come later are written once there are more of them than the table has.
     """
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {table} ({KEPT_SPAN_COLUMNS}) "
@@ -214,8 +215,11 @@ def _export_hour(spark: SparkSession, folder: Path, start: datetime, table: str)
     while True:
         files = list(folder.glob("hour=*/*.parquet"))
         frame = spans(spark, folder, start=start, end=end).drop("hour")
+        # With what the table has: the folder may have dropped some of it.
+        old = spark.table(table).where(F.col("time").between(F.lit(start), F.lit(end)))
+        frame = frame.unionByName(old).dropDuplicates(["trace_id", "span_id"])
         try:
-            frame.dropDuplicates(["trace_id", "span_id"]).writeTo(table).overwritePartitions()
+            frame.writeTo(table).overwritePartitions()
         except Exception:
             if all(path.exists() for path in files):
                 raise
