@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,20 @@ class Backlog:
         return vars(self)
 
 
-def measure(*, spans: int, rate: int = LIVE_RATE, patience_s: float = 3600.0) -> Backlog:
-    """Fill a spool, start a pipeline, send on, and wait until the store has all."""
+def measure(
+    *, spans: int, rate: int = LIVE_RATE, options: Sequence[str] = (), patience_s: float = 3600.0
+) -> Backlog:
+    """Fill a spool, start a pipeline, send on, and wait until the store has all.
+
+    ``options`` are those of the pipeline, beside its heap.
+    """
     result = Backlog(spans=spans, rate=rate)
     with scratch() as home:
         say(f"backlog: writing {spans:,} spans")
         fill(home / "spool", spans)
-        options = ("--master", "local[2]", "--conf", f"spark.driver.memory={HEAP}")
+        spark = ("--master", "local[2]", "--conf", f"spark.driver.memory={HEAP}")
         began = time.monotonic()
-        with sending(home / "spool", rate) as sent, pipeline_of(home, *options) as pipeline:
+        with sending(home / "spool", rate) as sent, pipeline_of(home, *spark, *options) as pipeline:
             watch = _Watch(home / "checkpoint" / "progress.json", result)
             while not watch.is_worked_off():
                 log = (home / "pipeline.log").read_text()

@@ -140,6 +140,9 @@ def run_case(session: Session, url: str, case: Case, *, batches: int) -> Turns:
         rows = report.stats.rows
         if rows != case.events:
             raise RuntimeError(f"{rows:,} of {case.events:,} events in batch {report.number}")
+        if report.result.merged < case.groups:
+            merged = report.result.merged
+            raise RuntimeError(f"{merged:,} rows of {case.groups:,} groups in {report.number}")
         session.reset_memory()
         looks.append((time.perf_counter(), session.cpu()))
         if result.turns:
@@ -154,7 +157,8 @@ def run_case(session: Session, url: str, case: Case, *, batches: int) -> Turns:
             checkpoint=work / "checkpoint",
             quarantine=work / "quarantine",
             spark=session.spark,
-            settings=PipelineSettings(max_batch_files=case.segments),
+            # All groups are to be merged, though all their entities are new in one minute.
+            settings=PipelineSettings(max_batch_files=case.segments, max_new_entities=0),
             on_batch=look,
         ) as pipeline,
     ):

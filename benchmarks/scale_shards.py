@@ -20,10 +20,12 @@ from pyspark.sql import functions as F
 from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
 from batchmill.spark import PipelineSettings
-from batchmill.spark.batch.blobs import COLUMNS, Kind, read_blobs
 from batchmill.spark.batch.merge import CommitStep, PartCommit
-from batchmill.spark.batch.tasks import Limits, ReadStep, Shipped, TaskPlan, TaskReport
+from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
+from batchmill.spark.batch.read_step import ReadStep
+from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.batch.writer import aggregators_for
+from batchmill.spark.shuffle import COLUMNS, Kind, read_blobs
 from batchmill.store import Batch, Layout, PartShare, Store, open_store
 from benchmarks.pipeline_data import SIX, SOURCE
 from benchmarks.report import Table, say, spread
@@ -57,7 +59,7 @@ class Shards:
         self._urls = urls
         self.stores = [open_store(url) for url in urls]
         metrics: MetricSet = load(SIX)
-        settings = PipelineSettings()
+        settings = PipelineSettings(max_new_entities=0)
         self._claims = [
             store.claim(STREAM, "shards", fresh=True, committed=None) for store in self.stores
         ]

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,12 +20,14 @@ from tests.kit.servers.hadoop import hdfs, s3
 from tests.kit.servers.kafka import kafka, kafka_server
 from tests.kit.servers.postgres import postgres, postgres_server, postgres_url
 from tests.kit.spark import spark
+from tests.kit.threads import may_last
 
 if TYPE_CHECKING:
     from tests.kit.stores import Backend
 
 __all__ = [
     "backend",
+    "empty_backend",
     "hdfs",
     "kafka",
     "kafka_server",
@@ -48,34 +51,48 @@ settings.load_profile("untimed")
 UNCLOSED = r"ignore:unclosed <socket\.socket .*laddr=\('127\.0\.0\.1':ResourceWarning"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Allow what an old PySpark does and a newer one does not; see ``make test-oldest``."""
+def has_oldest_pyspark() -> bool:
+    """Whether these are the tests of ``make test-oldest``."""
     try:
-        version = importlib.metadata.version("pyspark")
+        return importlib.metadata.version("pyspark").startswith("4.1.")
     except importlib.metadata.PackageNotFoundError:
-        return
-    if version.startswith("4.1."):
+        return False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Allow what an old PySpark does and a newer one does not."""
+    if has_oldest_pyspark():
         config.addinivalue_line("filterwarnings", UNCLOSED)
 
 
 SYSTEM = ROOT / "tests" / "system"
 SERVERS = {"hdfs", "kafka", "kafka_server", "s3"}
+SLOW_SECONDS = 30.0
+"""How long a file takes that is marked ``slow`` without a number."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of ``make test-system``, and start files marked ``slow`` first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of ``make test-system``, and start the files that take longest first.
 
-    Started last, those would keep one process busy alone.
+    Started last, those would keep one process busy alone. ``slow(seconds)`` tells how long. Tests
+    for the oldest PySpark are left out with any other.
     """
+    if not has_oldest_pyspark():
+        others = [item for item in items if item.get_closest_marker("oldest")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if not item.get_closest_marker("oldest")]
+    seconds: dict[Path, float] = {}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if item.path.is_relative_to(SYSTEM) or SERVERS & fixtures:
             item.add_marker("system")
         if "spark" in fixtures and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+        if slow := item.get_closest_marker("slow"):
+            own = float(slow.args[0]) if slow.args else SLOW_SECONDS
+            seconds[item.path] = max(own, seconds.get(item.path, 0.0))
+    items.sort(key=lambda item: seconds.get(item.path, 0.0), reverse=True)
 
 
 def pytest_collection_finish() -> None:
@@ -93,10 +110,20 @@ GRACE_SECONDS = 60.0
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """An empty place for a store, once with each backend; what is opened there is closed."""
+    """A place for an empty store, once with each backend; what is opened there is closed."""
     from tests.kit.stores import Backend, backend_url  # not all tests need what it imports
 
     place = Backend(backend_url(request.param, request))
+    yield place
+    place.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The same without a table: the first that opens the store creates it."""
+    from tests.kit.stores import Backend, backend_url
+
+    place = Backend(backend_url(request.param, request, tables=False))
     yield place
     place.close()
 
@@ -114,7 +141,7 @@ def no_leaked_threads() -> Iterator[None]:
     leaked = [
         thread
         for thread in threading.enumerate()
-        if thread not in before and not _ends_by(thread, deadline)
+        if thread not in before and not may_last(thread) and not _ends_by(thread, deadline)
     ]
     if leaked:
         pytest.fail(

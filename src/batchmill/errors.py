@@ -25,6 +25,8 @@ class BatchmillError(Exception):
     """
 
     template: ClassVar[str] = ""
+    exit_code: ClassVar[int] = 1
+    """Of a command that ends with this error; 2: it was called with wrong settings."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -58,6 +60,7 @@ class ConfigError(BatchmillError, ValueError):
     field: str
     value: object
     allowed: str
+    exit_code = 2
     template = "{field}={value!r} is not valid: it must be {allowed}"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from batchmill.errors import MissingExtraError
@@ -111,3 +112,29 @@ def _is_installed(package: str) -> bool:
 
 def _why(packages: list[str]) -> str:
     return f"{', '.join(packages)} {'is' if len(packages) == 1 else 'are'} not installed"
+
+
+@contextlib.contextmanager
+def left_out(*packages: str) -> Iterator[None]:
+    """Have this process work without packages that others use where they are installed.
+
+    Only for a process that is batchmill's alone, and never calls code of its user.
+    """
+    finders = [_Absent(package) for package in packages if package not in sys.modules]
+    sys.meta_path[:0] = finders
+    try:
+        yield
+    finally:
+        for finder in finders:
+            sys.meta_path.remove(finder)
+
+
+class _Absent:
+    """Finds that a package is not installed."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == self._package:
+            raise ModuleNotFoundError(f"{name} is not used in this process", name=name)

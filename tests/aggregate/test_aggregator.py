@@ -61,7 +61,7 @@ class Parcel:
 
 def test_every_function_on_every_source_equals_the_oracle(tmp_path: Path) -> None:
     """All functions and filters, over nine sources, in minute, hour and day."""
-    events = every_events(7, EVERY_SOURCE, 300)
+    events = every_events(7, EVERY_SOURCE, 150)
     kernel = Kernel(EVERY_FUNCTION)
     with open_store(sqlite(tmp_path), ttl_days=365) as store:
         kernel.commit(store, kernel.make(events))
@@ -73,7 +73,7 @@ def test_every_function_on_every_source_equals_the_oracle(tmp_path: Path) -> Non
 def test_core_metrics_equal_the_oracle(tmp_path: Path) -> None:
     """The metrics that everybody gets, on all their sources."""
     kernel = Kernel(CORE)
-    events = random_events(5, kernel.aggregators, 60, start=START)
+    events = random_events(5, kernel.aggregators, 30, start=START)
     with open_store(sqlite(tmp_path), ttl_days=365) as store:
         kernel.commit(store, kernel.make(events))
         assert differences(stored(store), expected(events, CORE)) == []
@@ -81,7 +81,7 @@ def test_core_metrics_equal_the_oracle(tmp_path: Path) -> None:
 
 def test_both_stores_take_the_contribution(backend: Backend) -> None:
     """In two batches; entities that differ in a layer, or beyond the limit of a name, are one."""
-    events = every_events(8, TWO_SOURCES, 80, days=2)
+    events = every_events(8, TWO_SOURCES, 40, days=2)
     kernel = Kernel(EVERY_FUNCTION_OF_TWO)
     halves = [{name: rows[half::2] for name, rows in events.items()} for half in range(2)]
     store = backend.open(ttl_days=365)

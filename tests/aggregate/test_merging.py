@@ -22,7 +22,7 @@ from batchmill.aggregate import Deltas, from_arrow, to_arrow
 from batchmill.oal import double_limbs
 from batchmill.sources import Grain
 from batchmill.store import open_store
-from tests.aggregate.kit import Content, Kernel, content
+from tests.aggregate.kit import Content, Kernel, States, content
 from tests.kit.pipelines import (
     EVERY_FUNCTION,
     EVERY_SOURCE,
@@ -78,7 +78,7 @@ def content_of(deltas: dict[str, Deltas]) -> dict[str, Content]:
 @pytest.fixture(scope="module")
 def events() -> dict[str, list[Row]]:
     """Rows of nine sources in four days, a third of them late by up to that."""
-    return every_events(11, EVERY_SOURCE, 60, days=4, late_share=0.3)
+    return every_events(11, EVERY_SOURCE, 40, days=4, late_share=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +87,29 @@ def kernel() -> Kernel:
     return Kernel(EVERY_FUNCTION)
 
 
-@settings(max_examples=6)
-@given(pieces=st.integers(2, 6), seed=st.integers(0, 2**32 - 1))
-def test_any_split_gives_the_same_deltas(
-    kernel: Kernel, events: dict[str, list[Row]], pieces: int, seed: int
-) -> None:
-    """Every function: states do not depend on how rows were cut and shuffled."""
-    whole = kernel.make(events)
-    merged = kernel.merge(*map(kernel.make, split(events, pieces, seed)))
-    assert content_of(merged) == content_of(whole)
-    assert kernel.states(merged) == kernel.states(whole)
+@pytest.fixture(scope="module")
+def whole(kernel: Kernel, events: dict[str, list[Row]]) -> tuple[dict[str, Content], States]:
+    """Content and states of all rows in one batch."""
+    deltas = kernel.make(events)
+    return content_of(deltas), kernel.states(deltas)
 
 
 @settings(max_examples=4)
+@given(pieces=st.integers(2, 6), seed=st.integers(0, 2**32 - 1))
+def test_any_split_gives_the_same_deltas(
+    kernel: Kernel,
+    events: dict[str, list[Row]],
+    whole: tuple[dict[str, Content], States],
+    pieces: int,
+    seed: int,
+) -> None:
+    """Every function: states do not depend on how rows were cut and shuffled."""
+    merged = kernel.merge(*map(kernel.make, split(events, pieces, seed)))
+    assert content_of(merged) == whole[0]
+    assert kernel.states(merged) == whole[1]
+
+
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_merging_is_associative_and_commutative(
     kernel: Kernel, events: dict[str, list[Row]], seed: int
@@ -192,6 +202,7 @@ def test_rolling_up_is_the_same_at_once_and_in_steps(
         assert content(at_midnight[source]) == days
 
 
+@settings(max_examples=60)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 2), st.none() | LONGS, st.none() | LABELS), min_size=1, max_size=12
@@ -257,6 +268,7 @@ def plain_state(name: str, rows: Sequence[tuple[int | None, str | None]]) -> obj
     return {key: keys.count(key) for key in keys} or None
 
 
+@settings(max_examples=60)
 @given(numbers=st.lists(st.none() | DOUBLES, min_size=1, max_size=12), cut=st.integers(0, 12))
 def test_doubles_are_as_exact_as_in_the_store(numbers: Sequence[float | None], cut: int) -> None:
     """The sum of the limbs of each number, tiny, negative and large; extremes as they came."""

@@ -283,13 +283,16 @@ def test_an_slo_burns_in_both_windows(shop: Shop, tmp_path: Path) -> None:
     objective = 99
     windows = [{long = "2h", short = "5m", burn_rate = 5}]
     """
-    with shop.engine(rules_of(tmp_path, text), catch_up_minutes=500) as engine:
+    with shop.engine(rules_of(tmp_path, text), catch_up_minutes=2) as engine:
         # Two hours and more, so that whole hours are read as hours. 10 % bad is a rate of 10.
         states = []
-        for number in range(150):
-            bad = 1 if 20 <= number < 120 else 0
-            shop.minute(number, web=(10 - bad, bad))
-        shop.minute(150, web=GOOD)
+        shop.writer.write(
+            [
+                Call("web", START_S + 60 * number, ok=call > 0 or not 20 <= number < 120)
+                for number in range(151)
+                for call in range(10)
+            ]
+        )
         for number in (15, 40, 85, 119, 125, 149):
             shop.over(number)
             engine.evaluate()

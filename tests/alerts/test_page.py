@@ -17,13 +17,13 @@ from tests.kit.servers.browser import (
     PHONE,
     Watched,
     keep_shot,
+    reused_page,
     running_chromium,
     table_rows,
     watched_page,
 )
-from tests.web.kit import START_S, Call
-from tests.web.kit import serving as serving_api
-from tests.web.pages_kit import BEGIN, OWN, filled_store, serving
+from tests.web.kit import START_S, Call, serving, serving_all
+from tests.web.pages_kit import BEGIN, OWN, filled_store
 
 pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
@@ -73,7 +73,7 @@ def test_the_api_lists_alerts_of_a_range_and_of_an_entity(tmp_path: Path) -> Non
             for number in (0, 1):
                 shop.over(number)
                 engine.evaluate()
-        with serving_api(url) as client:
+        with serving(url) as client:
             span: dict[str, Any] = {"from_": START_S, "to": ends(9)}
             answer = client.get("/api/v1/alerts", **span)
             assert answer["evaluated"] == ends(1)
@@ -114,7 +114,7 @@ def test_the_api_says_what_kind_of_entity_an_alert_is_about(tmp_path: Path) -> N
         with shop.engine(rules_of(tmp_path, rules)) as engine:
             shop.over(0)
             engine.evaluate()
-        with serving_api(url) as client:
+        with serving(url) as client:
             answer = client.get("/api/v1/alerts", from_=START_S, to=ends(9))
     assert {alert["rule"]: alert["entity"]["kind"] for alert in answer["alerts"]} == kinds
     services = {alert["entity"]["service"] for alert in answer["alerts"]}
@@ -150,14 +150,21 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("alerts")
     with filled_store(folder) as (url, store, _):
         evaluate(store, folder)
-        with serving(folder, f"--store={url}") as (at, _):
-            yield at
+        with serving_all(url) as server:
+            yield server.address
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, address: str) -> Iterator[Watched]:
+    """A page of that server."""
+    with watched_page(browser, address) as watched:
+        yield watched
 
 
 @pytest.fixture
-def seen(browser: Browser, address: str) -> Iterator[Watched]:
-    """A page of that server."""
-    with watched_page(browser, address) as watched:
+def seen(tab: Watched) -> Iterator[Watched]:
+    """That page, as if it were new."""
+    with reused_page(tab) as watched:
         yield watched
 
 
@@ -220,9 +227,11 @@ def test_a_service_has_its_alerts_on_its_charts(seen: Watched) -> None:
 
 def test_the_page_fits_a_phone_in_dark(browser: Browser, address: str) -> None:
     """Nothing is wider than the screen."""
-    for scheme in ("light", "dark"):
-        with watched_page(browser, address, PHONE, color_scheme=scheme) as watched:
+    with watched_page(browser, address, PHONE) as watched:
+        for scheme in ("light", "dark"):
+            watched.page.emulate_media(color_scheme=scheme)
             page = watched.open(f"#/alerts?{OWN}")
+            page.reload()  # so that each begins anew
             expect(page.locator("#alerts-history")).to_be_visible()
             width = page.evaluate("document.documentElement.scrollWidth")
             assert width <= PHONE[0]
@@ -233,8 +242,8 @@ def test_without_rules_the_page_says_how_to_begin(browser: Browser, tmp_path: Pa
     """It names the setting and the command that checks a file."""
     with (
         filled_store(tmp_path) as (url, _, _),
-        serving(tmp_path, f"--store={url}") as (at, _),
-        watched_page(browser, at) as watched,
+        serving(url) as server,
+        watched_page(browser, server.address) as watched,
     ):
         page = watched.open("#/alerts")
         expect(page.get_by_role("heading", level=2)).to_have_text("No alert rules")

@@ -115,7 +115,6 @@ def test_the_plot_of_queries_stands_before_their_results_do() -> None:
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     """There is nothing in a plot of the hour it was made, nor of chance."""
-    pytest.importorskip("matplotlib", reason="matplotlib comes with the group bench")
     from benchmarks.plots_paint import paint
 
     plot = of_goals("Again", {"goals": [GOAL]})
@@ -130,7 +129,6 @@ def test_a_benchmark_that_writes_its_results_draws_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results that are kept get their plot at once; those that go elsewhere get none."""
-    pytest.importorskip("matplotlib", reason="matplotlib comes with the group bench")
     monkeypatch.setattr(plots, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(plots, "IMAGES", tmp_path / "images")
     write_json(tmp_path / "elsewhere" / "one.json", {"goals": [GOAL]})

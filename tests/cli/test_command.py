@@ -100,3 +100,39 @@ def test_word_that_is_not_known_gets_a_suggestion(
         main()
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+LOADED = """
+import contextlib, io, sys
+sys.argv = ["batchmill", "ingest", "--help"]
+from batchmill.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+print(*sorted(name for name in sys.modules if name.startswith("batchmill.")))
+"""
+
+
+def test_a_command_loads_its_own_modules_only() -> None:
+    """What other commands need takes half a second, and a receiver needs none of it."""
+    loaded = set(python("-c", LOADED).stdout.split())
+    assert "batchmill.cli.ingest" in loaded
+    others = ("cli.alerts", "cli.export", "cli.pipeline", "alerts", "store", "web", "spark")
+    assert loaded.isdisjoint(f"batchmill.{name}" for name in others)
+
+
+LEFT_OUT = """
+import pyarrow
+from batchmill.extras import left_out
+with left_out("pandas"):
+    assert pyarrow.array([1, None]).to_pylist() == [1, None]
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        print(error)
+assert pyarrow.table({"n": [1]}).to_pandas()["n"].tolist() == [1]
+"""
+
+
+def test_a_process_can_leave_a_package_out() -> None:
+    """pyarrow takes pandas for missing, and works without it; not for ever."""
+    assert python("-c", LEFT_OUT).stdout == "pandas is not used in this process\n"

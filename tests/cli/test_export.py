@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,17 +16,21 @@ from batchmill.cli import _parser, ingest
 from batchmill.files import read_json
 from tests.kit.exporters import Mill, last_totals, measurements, mill, one, stored
 from tests.kit.otlp import GrpcReceiver, Verdict, points_of
-from tests.kit.processes import Life, wait_for_json
-from tests.kit.threads import PATIENCE_S
+from tests.kit.processes import Life, run_here, wait_for_json
 
 __all__ = ["one"]
 
 
 def export(one: Mill, target: str, *more: str) -> Life:
     """The command for a mill's outbox, started."""
-    command = [sys.executable, "-m", "batchmill", "export", "--to", target, *more]
-    command += ["--store", one.store.url, "--checkpoint", str(one.checkpoint)]
+    command = [sys.executable, "-m", "batchmill", *words(one, target, *more)]
     return Life(command, one.checkpoint.parent / "errors", os.environ)
+
+
+def words(one: Mill, target: str, *more: str) -> list[str]:
+    """The command for a mill's outbox."""
+    store = ["--store", one.store.url, "--checkpoint", str(one.checkpoint)]
+    return ["export", "--to", target, *more, *store]
 
 
 def test_killed_before_the_answer_it_sends_again(one: Mill) -> None:
@@ -70,9 +73,10 @@ def test_it_tells_how_it_is_doing_and_ends_in_order(one: Mill, tmp_path: Path) -
 def test_it_waits_for_a_pipeline_that_has_not_come_yet(tmp_path: Path) -> None:
     """And tells so; with --once it does not wait."""
     status = tmp_path / "status.json"
-    given = [sys.executable, "-m", "batchmill", "export", "--to", "otlp+grpc://127.0.0.1:1"]
+    given = ["export", "--to", "otlp+grpc://127.0.0.1:1"]
     given += ["--store", f"sqlite:///{tmp_path}/store.db", "--checkpoint", f"{tmp_path}/checkpoint"]
-    with Life([*given, "--status", str(status)], tmp_path / "errors", os.environ) as process:
+    command = [sys.executable, "-m", "batchmill", *given, "--status", str(status)]
+    with Life(command, tmp_path / "errors", os.environ) as process:
         process.must_hear("waiting for the pipeline: .*")
         wait_for_json(status)
         made = mill(tmp_path)
@@ -80,25 +84,17 @@ def test_it_waits_for_a_pipeline_that_has_not_come_yet(tmp_path: Path) -> None:
             process.must_hear("exporting to .*")
         os.kill(process.pid, signal.SIGTERM)
         process.end(0)
-    again = subprocess.run(
-        [*given, "--once", "--checkpoint", f"{tmp_path}/elsewhere"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert again.returncode == 1
-    assert "--outbox" in again.stderr
+    code, _, errors = run_here(*given, "--once", "--checkpoint", f"{tmp_path}/elsewhere")
+    assert code == 1
+    assert "--outbox" in errors
 
 
 def test_a_request_has_so_many_values_at_most(one: Mill) -> None:
     """``--batch`` bounds a request: more of them, and the same totals in the end."""
     one.commit(*measurements(0))
-    with (
-        GrpcReceiver() as receiver,
-        export(one, receiver.target, "--once", "--batch", "1", "--buffer", "2") as process,
-    ):
-        process.end(0)
+    with GrpcReceiver() as receiver:
+        limits = ("--once", "--batch", "1", "--buffer", "2")
+        assert run_here(*words(one, receiver.target, *limits))[0] == 0
         sizes = [len(points_of(request)) for request in receiver.requests]
         assert last_totals(receiver.points()) == stored(one.store)
     assert len(sizes) > 5
@@ -123,8 +119,8 @@ def test_it_can_be_forgotten(one: Mill) -> None:
     """Nothing waits for it any more."""
     one.store.join_outbox("old", one.outbox.place)
     one.commit(*measurements(0))
-    with export(one, "otlp+grpc://127.0.0.1:1", "--name", "old", "--forget") as process:
-        process.end(0)
+    given = words(one, "otlp+grpc://127.0.0.1:1", "--name", "old", "--forget")
+    assert run_here(*given)[0] == 0
     assert one.files() == one.named() == []
     assert one.store.exporters() == []
 

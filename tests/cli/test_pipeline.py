@@ -274,6 +274,7 @@ def wait_for_log(log: Path, text: str, times: int = 1) -> None:
     until(lambda: log.read_text("utf-8", "replace").count(text) >= times, text)
 
 
+@pytest.mark.system
 def test_a_pipeline_process_ends_with_sigterm(tmp_path: Path) -> None:
     """As a service manager does it: the batch is finished, the exit code is 0, Spark is gone."""
     segments(tmp_path / "spool")

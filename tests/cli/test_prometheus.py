@@ -14,7 +14,7 @@ import pytest
 
 from batchmill.files import read_json
 from batchmill.store import open_store
-from tests.kit.processes import Life, wait_for_json
+from tests.kit.processes import Life, run_here, wait_for_json
 from tests.kit.servers.prometheus import (
     after,
     expected,
@@ -144,10 +144,9 @@ def test_it_waits_for_a_store(tmp_path: Path) -> None:
         (["--to", "remote+http://:1"], "remote+http://host:port/path"),
     ],
 )
-def test_what_is_wrong_is_said(url: str, tmp_path: Path, given: list[str], why: str) -> None:
+def test_what_is_wrong_is_said(tmp_path: Path, given: list[str], why: str) -> None:
     """An address that will not do ends the command with a line that says what would."""
-    with export(tmp_path, "--store", url, *given) as process:
-        process.end(2)
-    errors = (tmp_path / "errors").read_text()
+    code, _, errors = run_here("export", "--store", f"sqlite:///{tmp_path}/store.db", *given)
+    assert code == 2
     assert why in errors
     assert "Traceback" not in errors

@@ -336,7 +336,7 @@ for n in range(1000):
     assert (counted(tmp_path), set(sums(tmp_path).values())) == (1000, {499_500})
 
 
-@pytest.mark.parametrize("answers", [1, 30, 200])
+@pytest.mark.parametrize("answers", [1, 200])
 def test_a_killed_client_loses_only_what_it_did_not_acknowledge(
     tmp_path: Path, answers: int
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
@@ -19,21 +18,8 @@ import pyarrow.parquet as pq
 from batchmill import Client
 from batchmill.sources import UnknownNameError, service, source
 from batchmill.spool import BadRowsError, Level, Overloaded, Spool, SpoolClosedError
-from tests.kit.events import HeldDisk, segments
+from tests.kit.events import BASKET, NOON, Basket, HeldDisk, Mood, segments
 from tests.kit.threads import WAIT_S
-
-NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
-
-
-class Mood(enum.Enum):
-    GOOD = 1
-    BAD = 2
-
-
-@dataclass(frozen=True)
-class Basket:
-    items: int
-    note: str | None = None
 
 
 @source(entity=service("shop"))
@@ -43,7 +29,7 @@ class ClientSale:
     cents: int
     time: datetime = NOON
     mood: Mood = Mood.GOOD
-    basket: Basket = Basket(3)
+    basket: Basket = BASKET
     labels: dict[str, str] = field(default_factory=dict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from batchmill.demo import INSTANCES, LastWords, Sender, SentSpans, Shop, make_exporter, plan
 from tests.kit.otlp import TraceReceiver, Verdict, spans_of
+from tests.kit.processes import run_here
 from tests.kit.threads import PATIENCE_S, until
 
 DEMO = """
@@ -46,6 +48,7 @@ WITHOUT_THE_SDK = 'import sys; sys.modules["opentelemetry.sdk.trace"] = None\n' 
 REFUSED = Verdict(status=503)
 
 
+@functools.cache
 def shop_spans(seed: int, begin_ns: int = 10**18) -> Sequence[ReadableSpan]:
     """The SDK's spans of ten seconds of the plan."""
     kept = InMemorySpanExporter()
@@ -110,7 +113,10 @@ def test_spans_are_the_plan_s() -> None:
 
 
 def test_everything_is_acknowledged_though_every_third_request_is_refused() -> None:
-    """The balance is what the receiver has: every span once, and none is lost to a 503."""
+    """The balance is what the receiver has: every span once, and none is lost to a 503.
+
+    Nothing ends in the future.
+    """
     with TraceReceiver(lambda number: REFUSED if number % 3 == 0 else Verdict()) as receiver:
         done = run_demo("--endpoint", receiver.endpoint, "--seconds=2", "--rate=60", "--seed=7")
         balance = the_balance(done)
@@ -124,13 +130,7 @@ def test_everything_is_acknowledged_though_every_third_request_is_refused() -> N
     assert (balance["acknowledged"], balance["failed"]) == (balance["sent"], 0)
     assert balance["requests"] == len(expected)
     assert balance["seconds"] >= 2
-
-
-def test_nothing_ends_in_the_future() -> None:
-    """Spans are sent after they have ended, by the clock of those who read them."""
-    with TraceReceiver() as receiver:
-        run_demo("--endpoint", receiver.endpoint, "--seconds=1", "--rate=60", "--seed=1")
-    assert receiver.requests
+    # Spans are sent after they have ended, by the clock of those who read them.
     for request, received_ns in zip(receiver.requests, receiver.received_ns, strict=True):
         assert max(span.end_time_unix_nano for _, span in spans_of(request)) < received_ns
 
@@ -199,11 +199,11 @@ def test_nobody_listening_is_said_at_once() -> None:
     with socket.socket() as taken:  # bound but not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        done = run_demo("--endpoint", endpoint)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"nothing listens at {endpoint}" in done.stderr
-    assert "batchmill run" in done.stderr
-    assert "Traceback" not in done.stderr
+        code, out, errors = run_here("demo", "--endpoint", endpoint)
+    assert (code, out) == (1, "")
+    assert f"nothing listens at {endpoint}" in errors
+    assert "batchmill run" in errors
+    assert "Traceback" not in errors
 
 
 def test_missing_sdk_is_named() -> None:
@@ -216,9 +216,9 @@ def test_missing_sdk_is_named() -> None:
 
 def test_disabled_sdk_is_named() -> None:
     """Where the environment switches the SDK off, it says so instead of sending nothing."""
-    done = run_demo(OTEL_SDK_DISABLED="true")
-    assert done.returncode == 1
-    assert "OTEL_SDK_DISABLED" in done.stderr
+    code, _, errors = run_here("demo", OTEL_SDK_DISABLED="true")
+    assert code == 1
+    assert "OTEL_SDK_DISABLED" in errors
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_disabled_sdk_is_named() -> None:
 )
 def test_bad_options_are_refused_by_name(option: str, value: str) -> None:
     """An option that makes no sense is refused with its name, the value and what is allowed."""
-    done = run_demo(f"{option}={value}")
-    assert done.returncode == 2
-    assert f"{option}: {value!r} is not valid: it must be" in done.stderr
+    code, _, errors = run_here("demo", f"{option}={value}")
+    assert code == 2
+    assert f"{option}: {value!r} is not valid: it must be" in errors
 
 
 def test_receiver_that_never_takes_them_is_given_up_on() -> None:
@@ -347,20 +347,18 @@ def command(program: str = DEMO) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def environment(**changes: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's, without settings of OpenTelemetry, with the package to be found."""
     source = str(Path(batchmill.__file__).parent.parent)
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    return ours | {"PYTHONPATH": source} | changes
+    return ours | {"PYTHONPATH": source}
 
 
-def run_demo(
-    *arguments: str, program: str = DEMO, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_demo(*arguments: str, program: str = DEMO) -> subprocess.CompletedProcess[str]:
     """Run it to its end with its output in pipes."""
     return subprocess.run(
         [*command(program), *arguments],
-        env=environment(**variables),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -40,7 +40,7 @@ pytest.importorskip("pyspark")
 
 from batchmill.aggregate import OVERFLOW, validity
 from batchmill.spans import links
-from batchmill.spark.batch import maker, tasks
+from batchmill.spark.batch import maker, read_step, span_step
 from batchmill.spark.input import deltas, rows, segments
 from batchmill.spark.runtime import progress
 
@@ -153,7 +153,9 @@ def test_what_is_handed_on_to_kafka_is_explained() -> None:
 
 def test_every_counter_of_the_store_is_explained() -> None:
     """Whatever the pipeline and the exporters count."""
-    counted = texts_in(maker, r'counters\["([^"]+)"') | texts_in(tasks, r'counters\["([^"]+)"')
+    counted: set[str] = set()
+    for module in (maker, read_step, span_step):
+        counted |= texts_in(module, r'counters\["([^"]+)"')
     assert counted >= {"rows", "late", "quarantined segment", "unused", "unresolved", "duplicates"}
     counted |= {DOUBTFUL, EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
     counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
@@ -178,9 +180,9 @@ def test_every_reason_of_the_pipeline_is_explained() -> None:
         deltas, r'UnusableError\("([a-z ]+)"'
     )
     reasons |= texts_in(links, r'"([a-z ]+)": given_up')
-    reasons |= texts_in(tasks, r'"unused", source, "([^"]+)"')
+    reasons |= texts_in(read_step, r'"unused", source, "([^"]+)"')
     reasons |= texts_in(events, r'"(time: [a-z ]+)"')
-    reasons |= {tasks.DUPLICATE, deltas.AHEAD, TOO_OLD, outbox.FULL, outbox.LEFT}
+    reasons |= {span_step.DUPLICATE, deltas.AHEAD, TOO_OLD, outbox.FULL, outbox.LEFT}
     reasons |= {exporter.FULL, exporter.GONE, exporter.UNREADABLE}
     reasons |= {values.EXPIRED, values.UNKNOWN}
     assert reasons >= {

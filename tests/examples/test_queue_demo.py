@@ -41,7 +41,7 @@ sys.exit(main())
 @pytest.fixture(scope="module")
 def piped_demo() -> subprocess.CompletedProcess[str]:
     """A short run into a pipe, though the environment claims a terminal."""
-    return queue_demo("--seconds", "2", FORCE_COLOR="1", TTY_COMPATIBLE="1")
+    return queue_demo("--seconds", "1.3", FORCE_COLOR="1", TTY_COMPATIBLE="1")
 
 
 def test_demo_succeeds(piped_demo: subprocess.CompletedProcess[str]) -> None:
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_queues_early_with_its_account() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
 def test_demo_in_a_terminal_redraws_in_place() -> None:
     """In a terminal the view moves the cursor up and draws over itself; the account follows."""
-    shown = in_a_terminal("--seconds", "2")
+    shown = in_a_terminal("--seconds", "1")
     assert "\x1b[1A" in shown
     assert shown.count("✓") == len(NAMES) + 2  # end to end, and the orders of the second part
 
@@ -130,7 +130,7 @@ def test_demo_in_a_terminal_redraws_in_place() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
 def test_demo_in_a_dumb_terminal_writes_lines() -> None:
     """A terminal that cannot move its cursor gets what a pipe gets."""
-    shown = in_a_terminal("--seconds", "2", TERM="dumb")
+    shown = in_a_terminal("--seconds", "1.3", TERM="dumb")
     assert "\x1b" not in shown
     assert " s  L1 " in shown
 
@@ -146,7 +146,7 @@ def test_demo_in_ascii() -> None:
 def test_demo_whose_reader_left_ends_quietly() -> None:
     """`python -m examples.queue_demo | head -1` fails without a traceback."""
     with subprocess.Popen(
-        [sys.executable, "-m", "examples.queue_demo", "--seconds", "2"],
+        [sys.executable, "-m", "examples.queue_demo", "--seconds", "1.3"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),

@@ -25,7 +25,18 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from batchmill.ingest import Receiver, ReceiverSettings
 from batchmill.spool import Spool
 from tests.http.http2 import TRACES, Http2Client, message
-from tests.kit.ingest import MIB, QUICK, Ingest, ask, ingest, read_all, request, span_id
+from tests.kit.ingest import (
+    MIB,
+    QUICK,
+    Ingest,
+    Receiving,
+    ask,
+    ingest,
+    local_ingest,
+    read_all,
+    request,
+    span_id,
+)
 from tests.kit.processes import Life
 from tests.kit.threads import PATIENCE_S, until
 
@@ -49,7 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
     assert running.stderr() == ""
 
 
-def count(running: Ingest, outcome: str) -> float:
+def count(running: Receiving, outcome: str) -> float:
     """How many calls had this outcome."""
     return running.metric(f'requests_total{{outcome="{outcome}",protocol="grpc"}}')
 
@@ -115,7 +126,7 @@ def test_the_limit_is_that_of_bodies(tmp_path: Path) -> None:
     assert len(body) < 6 * MIB < len(too_much)
     options = [("grpc.max_send_message_length", -1)]
     with (
-        ingest(tmp_path / "home", *QUICK, "--max-body-mb", "6") as running,
+        local_ingest(tmp_path / "home", *QUICK, "--max-body-mb", "6") as running,
         grpc.insecure_channel(running.grpc, options) as channel,
     ):
         assert channel.unary_unary(TRACES)(body, timeout=PATIENCE_S) == b""
@@ -359,7 +370,10 @@ def test_nothing_of_this_is_in_the_log(tmp_path: Path) -> None:
 def test_connections_are_bounded_and_counted(tmp_path: Path) -> None:
     """One too many is closed; a sender then tries again later, as with any server."""
     options = ("--max-connections", "2")
-    with ingest(tmp_path / "home", *QUICK, *options) as running, contextlib.ExitStack() as stack:
+    with (
+        local_ingest(tmp_path / "home", *QUICK, *options) as running,
+        contextlib.ExitStack() as stack,
+    ):
         clients = [stack.enter_context(Http2Client(running.grpc)) for _ in range(2)]
         assert [client.call(request(1)).status for client in clients] == [0, 0]
         third = stack.enter_context(Http2Client(running.grpc))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +21,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from batchmill import ConfigError
 from batchmill.ingest import ReceiverSettings
-from tests.kit.ingest import JSON, MIB, PROTOBUF, QUICK, Ingest, ingest
-from tests.kit.processes import Life
+from tests.ingest.kit import decoding_in
+from tests.kit.ingest import JSON, MIB, PROTOBUF, QUICK, Ingest, ingest, local_ingest
+from tests.kit.processes import run_here
 from tests.kit.threads import PATIENCE_S, until
 
 SERVICE = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
@@ -86,7 +86,8 @@ def test_metrics_and_logs_are_discarded_with_one_notice_each(tmp_path: Path) -> 
 
 def test_what_is_discarded_has_the_limits_of_all_requests(tmp_path: Path) -> None:
     """A token and a size: nobody sends without end because nothing is kept."""
-    with ingest(tmp_path / "home", *QUICK, "--max-body-mb", "1", "--token", "sesame") as running:
+    options = ("--max-body-mb", "1", "--token", "sesame")
+    with local_ingest(tmp_path / "home", *QUICK, *options) as running:
         path = "/v1/metrics"
         assert running.post(b"", path=path).status == 401
         right = "Bearer sesame"
@@ -128,14 +129,20 @@ def test_refused_over_grpc(refusing: Ingest, signal: str, method: str) -> None:
 )
 def test_modes_that_cannot_be(tmp_path: Path, options: tuple[str, str], message: str) -> None:
     """The command ends and says what is allowed; logs are forwarded only where a topic is set."""
-    log = tmp_path / "stderr"
-    command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(tmp_path), *options]
-    with Life(command, log) as process:
-        process.end(1)
-    assert re.search(message, log.read_text()), log.read_text()
+    code, _, errors = run_here("ingest", "--home", str(tmp_path), *options)
+    assert code == 1
+    assert re.search(message, errors), errors
 
 
 def test_settings_say_what_is_allowed() -> None:
     """For a receiver that is started by a program."""
     with pytest.raises(ConfigError, match="discard or refuse"):
         ReceiverSettings(metrics="forward")
+
+
+def test_a_decoder_that_does_not_exist_ends_the_command_at_once(tmp_path: Path) -> None:
+    """Before it says that it receives anything."""
+    with decoding_in("fast"):
+        code, out, errors = run_here("ingest", "--home", str(tmp_path), "--http-port=0")
+    assert (code, out) == (1, "")
+    assert "BATCHMILL_DECODER='fast' is not valid" in errors

@@ -17,7 +17,7 @@ from typing import Self
 import pytest
 
 from tests.http.http2 import Http2Client
-from tests.kit.ingest import QUICK, Ingest, ingest, request
+from tests.kit.ingest import QUICK, Ingest, ingest, local_ingest, request
 from tests.kit.threads import until
 
 TOKEN = {"authorization": "Bearer open-sesame"}
@@ -26,16 +26,17 @@ HONEST = 40
 GOAL = 0.95
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Ingest]:
-    """A receiver with a token, and otherwise the default settings."""
-    token = tmp_path / "token"
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
+    """A receiver with a token, and otherwise the default settings, which all of this happens to."""
+    folder = tmp_path_factory.mktemp("ingest")
+    token = folder / "token"
     token.write_text("open-sesame\n")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = before[1] if before[1] != resource.RLIM_INFINITY else 65_536
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(wanted, 65_536)), before[1]))
     try:
-        with ingest(tmp_path / "home", *QUICK, "--token-file", str(token)) as process:
+        with ingest(folder / "home", *QUICK, "--token-file", str(token)) as process:
             yield process
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -138,16 +139,19 @@ def test_a_slowloris_that_reconnects(running: Ingest) -> None:
 
 def test_calls_that_never_send_their_message(running: Ingest) -> None:
     """With the right token, and more than there may be requests in progress."""
+    before = ended(running)
     with contextlib.ExitStack() as stack:
         for _ in range(70):
             client = stack.enter_context(Http2Client(running.grpc))
             for _ in range(30):
                 client.start(**TOKEN)
-        until(lambda: running.status()["requests_under_way"] >= 1900 or ended(running) > 100)
+        until(
+            lambda: running.status()["requests_under_way"] >= 1900 or ended(running) > before + 100
+        )
         check_honest_senders(running)
         # They end by themselves, soon.
         until(lambda: running.status()["requests_under_way"] == 0)
-        assert ended(running) >= 2000
+        assert ended(running) >= before + 2000
 
 
 def ended(running: Ingest) -> int:
@@ -168,7 +172,7 @@ def test_a_connection_with_too_many_calls_is_closed(running: Ingest) -> None:
 def test_health_is_answered_when_all_connections_are_taken(tmp_path: Path) -> None:
     """By senders that have authenticated; one more of those is told to come again."""
     with (
-        ingest(tmp_path / "home", *QUICK, "--max-connections", "3") as running,
+        local_ingest(tmp_path / "home", *QUICK, "--max-connections", "3") as running,
         contextlib.ExitStack() as stack,
     ):
         body = request(1)

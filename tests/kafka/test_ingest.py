@@ -32,6 +32,8 @@ from tests.kit.processes import free_port
 from tests.kit.servers.kafka import Broker
 from tests.kit.threads import PATIENCE_S, until
 
+pytestmark = pytest.mark.slow(35)
+
 IN_A_REQUEST = 5
 REQUESTS = 120
 BODIES = [

@@ -1,12 +1,15 @@
-"""Events in tests: types that are forgotten again, spans, and the segments and disks of a spool."""
+"""Events in tests: types of an application, spans, and the segments and disks of a spool."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +31,26 @@ def temporary_sources() -> Iterator[None]:
     with mock.patch.dict(user._added), mock.patch.dict(user._by_class):
         yield
 
+
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+class Mood(enum.Enum):
+    """A field of an event that is an enum."""
+
+    GOOD = 1
+    BAD = 2
+
+
+@dataclass(frozen=True)
+class Basket:
+    """A field of an event that is a struct."""
+
+    items: int
+    note: str | None = None
+
+
+BASKET = Basket(3)
 
 START = 1_763_222_400_000_000
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+_TRIES = 100
 
 
 @contextlib.contextmanager
@@ -49,7 +50,19 @@ def fill(folder: Path, leave: int = 0) -> Path:
 
 def resize(folder: Path, kibibytes: int) -> None:
     """Another size for a small disk."""
-    subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(folder)], check=True)
+    command = ["mount", "-o", f"remount,size={kibibytes}k", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def leave_no_room(folder: Path) -> None:
+    """Make a small disk as small as what is on it, though others write to it."""
+    for _ in range(_TRIES):
+        used = shutil.disk_usage(folder).used
+        # What is on it may have grown meanwhile, and a disk cannot be smaller than that.
+        with contextlib.suppress(subprocess.CalledProcessError):
+            resize(folder, max(1, used // 1024))
+            return
+    raise RuntimeError(f"{folder} grows faster than it can be made full")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""A receiver in a process of its own (``batchmill ingest``), and requests for it."""
+"""A receiver in a process of its own (``batchmill ingest``) or on a thread, and requests for it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -10,7 +11,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from batchmill.cli import _parser
+from batchmill.cli import ingest as command
+from batchmill.cli.options import only_given
+from batchmill.ingest import Limits, Receiver
 from tests.kit.files import ROOT
 from tests.kit.processes import Life, wait_for_json
-from tests.kit.threads import PATIENCE_S, until
+from tests.kit.threads import PATIENCE_S, spawn, until
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -34,17 +40,12 @@ QUICK = ("--linger", "0.01")
 
 
 @dataclass
-class Ingest:
+class Receiving:
     """A receiver that runs."""
 
     home: Path
-    process: Life
     http: tuple[str, int]
     grpc: str
-    errors: Path
-
-    def stderr(self) -> str:
-        return self.errors.read_text()
 
     def post(
         self, body: bytes, content_type: str = PROTOBUF, path: str = "/v1/traces", **headers: str
@@ -93,6 +94,24 @@ class Ingest:
 
 
 @dataclass
+class Ingest(Receiving):
+    """A receiver in a process of its own."""
+
+    process: Life
+    errors: Path
+
+    def stderr(self) -> str:
+        return self.errors.read_text()
+
+
+@dataclass
+class LocalIngest(Receiving):
+    """A receiver on a thread of this process."""
+
+    receiver: Receiver
+
+
+@dataclass
 class Answer:
     status: int
     headers: dict[str, str]
@@ -122,21 +141,52 @@ def ingest(home: Path, *options: str, env: dict[str, str] | None = None) -> Iter
 
     Unless the test has killed it, or seen its end.
     """
-    command = [sys.executable, "-m", "batchmill", "ingest", "--home", str(home)]
-    command += ["--http-port", "0", "--grpc-port", "0", *options]
     home.mkdir(exist_ok=True)
     errors = home / "stderr"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})}
-    with Life(command, errors, environment) as process:
+    words = [sys.executable, "-m", "batchmill", *_words(home, options)]
+    with Life(words, errors, environment) as process:
         listens = r".*https?://(\S+):(\d+) \(HTTP\) and (\S+) \(gRPC\).*"
         process.must_hear(listens)
         match = re.fullmatch(listens, process.lines[-1])
         assert match is not None
-        yield Ingest(home, process, (match[1].strip("[]"), int(match[2])), match[3], errors)
+        yield Ingest(home, (match[1].strip("[]"), int(match[2])), match[3], process, errors)
         if not process.over:
             os.kill(process.pid, signal.SIGTERM)
             process.end(0)
     assert "Traceback" not in errors.read_text(), errors.read_text()
+
+
+@contextlib.contextmanager
+def local_ingest(home: Path, *options: str) -> Iterator[LocalIngest]:
+    """The receiver that the command makes of these options, on a thread of this process.
+
+    For tests of answers. Those of signals, memory, the log and many connections have a process.
+    """
+    words = _words(home, options)
+    given = _parser(words).parse_args(words)
+    with command._sink(given) as sink:
+        receiver = Receiver(
+            sink,
+            command._settings(given),
+            limits=Limits(**only_given(max_body_bytes=given.max_body_mb)),
+            status_path=command._status_path(given),
+        )
+        ready = threading.Event()
+        with spawn(lambda: asyncio.run(receiver.serve(ready.set))) as serving:
+            until(lambda: ready.is_set() or serving.done(), "it listens")
+            try:
+                if ready.is_set():
+                    host, _, port = receiver.http_address.rpartition(":")
+                    yield LocalIngest(home, (host, int(port)), receiver.grpc_address, receiver)
+            finally:
+                receiver.stop()
+            serving.result(PATIENCE_S)
+
+
+def _words(home: Path, options: Sequence[str]) -> list[str]:
+    """The command, on free ports."""
+    return ["ingest", "--home", str(home), "--http-port", "0", "--grpc-port", "0", *options]
 
 
 def stored(home: Path) -> list[dict[str, Any]]:
@@ -214,5 +264,7 @@ def gzip_bomb(mib: int) -> bytes:
     import zlib
 
     packer = zlib.compressobj(1, wbits=31)
-    block = bytes(MIB)
-    return b"".join([packer.compress(block) for _ in range(mib)] + [packer.flush()])
+    head = packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    # Blocks that do not refer to one another. It has no end: nobody may get there.
+    return head + block * mib

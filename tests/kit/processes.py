@@ -1,10 +1,14 @@
-"""Other processes in tests: a script, a forked child, one whose output is read; state files."""
+"""Other processes in tests: a script, a forked child, one whose output is read; state files.
+
+And commands that need no process of their own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import fcntl
+import io
 import json
 import os
 import random
@@ -22,6 +26,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import batchmill
 from batchmill.files import read_json
@@ -315,3 +320,24 @@ class Child:
         _, status = os.waitpid(self.pid, 0)
         assert ended, "the child hangs"
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+def run_here(*words: str, **variables: str) -> tuple[int, str, str]:
+    """Run ``batchmill`` in the process of the test: the exit code, the output, and the errors.
+
+    For errors that end a command before it starts. ``variables`` are set in its environment.
+    """
+    from batchmill.cli import main
+
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["batchmill", *words]),
+        mock.patch.dict(os.environ, variables),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            code = main()
+        except SystemExit as end:  # of argparse
+            code = int(end.code or 0)
+    return code, out.getvalue(), errors.getvalue()

@@ -34,6 +34,7 @@ from batchmill.store import (
 from batchmill.store.postgres import PostgresStore, session
 from batchmill.store.postgres.session import merge_table
 from batchmill.store.sql.session import Session, Upsert
+from tests.kit.servers.postgres import Postgres
 from tests.kit.threads import WAIT_S
 
 MINUTE = 202403011200
@@ -72,13 +73,15 @@ class Backend:
             store.close()
 
 
-def backend_url(kind: str, request: pytest.FixtureRequest) -> str:
-    """The address of an empty place for a store."""
+def backend_url(kind: str, request: pytest.FixtureRequest, *, tables: bool = True) -> str:
+    """The address of a place for a store; in PostgreSQL the tables may be there already."""
     if kind == "sqlite":
         folder: Path = request.getfixturevalue("tmp_path")
         return f"sqlite:///{folder}/store.db"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+    server: Postgres = request.getfixturevalue("postgres")
+    if not tables:
+        return server.new_database()
+    return server.new_store(lambda url: open_store(url).close())
 
 
 @dataclass(frozen=True)

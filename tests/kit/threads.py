@@ -7,11 +7,13 @@ test fails because the machine is busy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -157,3 +159,29 @@ def spawn(call: Callable[..., T], *args: Any, **named: Any) -> Spawned[T]:
     future.thread = threading.Thread(target=run, daemon=True, name=f"spawned-{call!r}")
     future.thread.start()
     return future
+
+
+_lasting: Counter[str] = Counter()
+
+
+@contextlib.contextmanager
+def lasting_threads(prefix: str) -> Iterator[None]:
+    """Threads of this name may outlive a test: they are those of a server for a whole module.
+
+    When the block ends, so must they have.
+    """
+    _lasting[prefix] += 1
+    try:
+        yield
+    finally:
+        _lasting[prefix] -= 1
+    if not _lasting[prefix]:
+        until(
+            lambda: not any(thread.name.startswith(prefix) for thread in threading.enumerate()),
+            f"all threads {prefix}* have ended",
+        )
+
+
+def may_last(thread: threading.Thread) -> bool:
+    """Whether the thread may outlive a test; see :func:`lasting_threads`."""
+    return any(thread.name.startswith(prefix) for prefix in +_lasting)

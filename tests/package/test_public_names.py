@@ -2,573 +2,144 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 
 import pytest
 
 import batchmill
-import batchmill.aggregate
-import batchmill.alerts
-import batchmill.batcher
-import batchmill.client
-import batchmill.export
-import batchmill.flows
-import batchmill.kafka
-import batchmill.oal
-import batchmill.outbox
-import batchmill.pressure
 import batchmill.queue
-import batchmill.sources
-import batchmill.spool
-import batchmill.store
-import batchmill.telemetry
-import batchmill.testing
-import batchmill.traces
-import batchmill.web
-import batchmill.workers
 
-QUEUE = {
-    "BatchQueue",
-    "BatchQueueConfig",
-    "BatchQueueSettings",
-    "BatchQueueManager",
-    "BatchQueueManagerStats",
-    "BatchQueueStats",
-    "BufferStrategy",
-    "DrainBalancer",
-    "HandlerConsumer",
-    "PartitionMove",
-    "PartitionPolicy",
-    "PartitionSelector",
-    "PartitionStats",
-    "QueueErrorHandler",
-    "ThreadLoad",
-    "ThreadPolicy",
-    "default_manager",
-    "snapshot_queues",
+ERRORS = """
+    BatchmillError ConfigError HandlerExistsError MissingExtraError QueueClosedError
+    QueueConflictError QueueExistsError SelectorError UnawaitedError WouldDeadlockError
+"""
+"""The errors that ``batchmill`` itself promises."""
+PACKAGES = {
+    "batchmill.queue": """
+        BatchQueue BatchQueueConfig BatchQueueManager BatchQueueManagerStats BatchQueueSettings
+        BatchQueueStats BufferStrategy default_manager DrainBalancer HandlerConsumer PartitionMove
+        PartitionPolicy PartitionSelector PartitionStats QueueErrorHandler snapshot_queues
+        ThreadLoad ThreadPolicy
+    """,
+    "batchmill.pressure": """
+        EventKind QueueAction QueueDecision QueueFullError QueueThresholdConfig
+        QueueThresholdContext QueueThresholdEvent QueueThresholdHandler QueueThresholdListener
+        QueueThresholdManager QueueThresholdSettings snapshot_thresholds strategies ThresholdHandler
+        ThresholdLevel ThresholdListener ThresholdStats
+    """,
+    "batchmill.batcher": """
+        AdaptiveConcurrency Backend BackendContractError BatcherClosedError BatcherConfig
+        BatcherSettings BatcherStats BatchResult bisect BreakerPolicy CircuitOpenError Clock
+        DeadlineExceededError DroppedError FlushReason ItemResult MicroBatcher Outcome RetryPolicy
+        snapshot_batchers SystemClock WorkerLoad
+    """,
+    "batchmill.flows": """
+        Assignment Backpressure BatchmillError ConfigError FlowConfig FlowDispatcher
+        FlowErrorHandler FlowHandler FlowSettings FlowStats LatencyStats LeastLoaded RoundRobin
+        ShortestQueue snapshot_flows WorkerStats WorkerView WouldDeadlockError
+    """,
+    "batchmill.sources": """
+        BLANK_NAME bucket_end bucket_start builtin_catalog Catalog catalog day_bucket endpoint
+        endpoint_id ENDPOINT_NAME_LIMIT endpoint_relation Entity entity_id ENTITY_KINDS
+        EntityIdError EntityKind Field FieldType given Grain hour_bucket instance instance_id
+        INSTANCE_NAME_LIMIT instance_relation is_normal Kind minute_bucket plain_value row_of
+        service service_id SERVICE_NAME_LIMIT service_relation source source_classes source_of
+        SourceType SPAN_SOURCE split_entity_id suggest TIME_COLUMN UnknownNameError
+    """,
+    "batchmill.oal": """
+        ApdexCount Arg Bucketed Clamped Condition core_script Count describe Description
+        double_limbs DoubleSum exact_double Extreme Function FUNCTIONS Label LabelSum load LOG_BITS
+        log_floor LogBucketed MapKey Metric MetricSet OalError OalErrors parse Path Position RANKS
+        Script State Sum Tally Value
+    """,
+    "batchmill.kafka": """
+        Behind behind check_accepted check_options check_readable ConnectionErrors decode DeltaFile
+        deltas_in divide encode encode_deltas hide_secrets KafkaAddress KafkaAddressError
+        KafkaLoginError KafkaLostError KafkaMessage KafkaReadError KafkaSettings KafkaSink
+        KafkaStats KafkaTopicError KafkaWriteError Message message_range MessageRange
+        MessageTooLargeError read_messages read_options Span span_rows Spans with_certificates
+    """,
+    "batchmill.spool": """
+        adapter ATTRIBUTE_COLUMNS BadRowsError delta_file event_tables EventBatch EVENTS FOREIGN
+        Gauge GaugedSink KEPT_COLUMNS Level Measure Overloaded PackedSpans Pressure RESOURCE_COLUMNS
+        rows_in SEGMENT_COLUMNS SinkSettings SinkStats SPAN_COLUMNS SPAN_SCHEMA SPAN_SOURCE
+        span_table SpanBatch SpanColumn SpanSink Spool SpoolClosedError SpoolSettings SpoolStats
+        SpoolWriteError STATUS_MESSAGE table_of Unread unread
+    """,
+    "batchmill.traces": """
+        KeepSettings KeepStats SCHEMA SpanExample SpanKeeper SpanReader Trace TraceQuery TraceSpan
+        TraceSummary
+    """,
+    "batchmill.aggregate": """
+        AggregationSettings Aggregator CACHE_READ CACHE_WRITE Column Contribution contribution
+        DATABASE DEFAULT_APDEX_MS Deltas DeltasError entity_number EntityAccount EntityBook
+        EntityBudget EntityLimiter from_arrow is_deltas is_readable is_statements LARGEST_DOUBLE
+        Made MOST_MS normalise NORMALISED Offender OVERFLOW Overflow read_whole Reasons row_checks
+        ROW_COUNT rows_by_minute Runs SERVICE_DATABASE SlowestStatements SlowThresholds SourcePlan
+        Statement STATEMENT_SOURCE statements_from_arrow statements_to_arrow Tallies TallyColumn
+        TIMESTAMP timestamps to_arrow TopNThresholds Total UnknownEntities worst
+    """,
+    "batchmill.client": """
+        Client ClientStats EdgeSettings row_for
+    """,
+    "batchmill.workers": """
+        CommitCounts Committer Embedded EmbeddedStats exit_on_sigterm L1Worker L2Worker SourceStates
+        Statement TopNWorker WorkerSettings
+    """,
+    "batchmill.store": """
+        AlertBook AlertChange AlertChangeResult AlertEpisode AlertPhase Batch BatchGapError
+        BucketList Buckets BucketValues Carry Cell CellRows cells CheckpointMismatchError Claim
+        ClockReading ClockRepair ClockState CommitResult decode decode_label_sums decode_labels
+        decode_numbers Deltas DOUBTFUL encode_label_sums encode_labels encode_numbers EntityName
+        EntityPage EntityRow EntityValues Exempt EXPIRED ExportPosition FencedError frame_metrics
+        frame_rows frame_schema Layout LayoutChangedError MetricConflictError minute_of moment_of
+        NamesClashError NotAStoreError Notification open_for_task open_store OpenParts OutboxDepth
+        OutboxFile Outgoing PartConflictError PartShare PartsMissingError PartsResult Ranking
+        RetryPolicy RowsMismatchError Selection Snapshot StaleCarryError StaleTaskError StatementRow
+        StateRow Store StoreClosedError StoredAlert StoredAlertRule StoredEntity StoredMetric
+        StoreError StoreFullError StoreInUseError StoreMissingError StoreReadOnlyError
+        StoreRefusedError StoreUnavailableError StoreVersionError StreamInfo TaskAddress TOO_OLD
+        TooManyColumnsError TopNRow TopRecord Value
+    """,
+    "batchmill.outbox": """
+        Changes LayoutEntry NoOutboxError Outbox OutboxFileError OutboxSettings
+    """,
+    "batchmill.alerts": """
+        AlertEngine AlertRulesError AlertSettings AlertStats BurnRate DEMO_RULES ExpressionError
+        load_rules NoData Receiver Rule RuleFile RuleWatcher Scope Threshold
+    """,
+    "batchmill.export": """
+        by_label check_address check_headers complete_minute entity_labels ExportedValue Exporter
+        ExporterInUseError ExporterSettings ExporterStats forget_exporter help_text HttpAnswer
+        HttpClient is_scraped KafkaForwarder open_sender page_address PageSettings
+        PROMETHEUS_ADDRESSES PrometheusServer PrometheusSettings reads_store remote_address
+        RemoteWriter RemoteWriteSettings RemoteWriteStats require_exporter Sender SendError
+        series_names SeriesLimits StoreUnreadableError Target TelemetryServer to_otlp
+    """,
+    "batchmill.web": """
+        make_app WebServer WebSettings
+    """,
+    "batchmill.telemetry": """
+        BATCH_SIZES Component ComponentKind counter default_registry Distribution durations_by_bits
+        DURATIONS_S Family gauge histogram Instrument InstrumentKind LONGEST_BITS merged NO_BATCHES
+        NO_DURATIONS observe prometheus_names PrometheusCollector register Registration Registry
+        RegistryStats sizes_by_bits Snapshot up_down
+    """,
+    "batchmill.testing": """
+        ManualClock
+    """,
 }
-ERRORS = {
-    "BatchmillError",
-    "ConfigError",
-    "HandlerExistsError",
-    "MissingExtraError",
-    "QueueClosedError",
-    "QueueConflictError",
-    "QueueExistsError",
-    "SelectorError",
-    "UnawaitedError",
-    "WouldDeadlockError",
-}
-PRESSURE = {
-    "EventKind",
-    "QueueAction",
-    "QueueDecision",
-    "QueueFullError",
-    "QueueThresholdConfig",
-    "QueueThresholdSettings",
-    "QueueThresholdContext",
-    "QueueThresholdEvent",
-    "QueueThresholdHandler",
-    "QueueThresholdListener",
-    "QueueThresholdManager",
-    "ThresholdHandler",
-    "ThresholdLevel",
-    "ThresholdListener",
-    "ThresholdStats",
-    "snapshot_thresholds",
-    "strategies",
-}
-BATCHER = {
-    "AdaptiveConcurrency",
-    "Backend",
-    "BackendContractError",
-    "BatchResult",
-    "BatcherClosedError",
-    "BatcherConfig",
-    "BatcherSettings",
-    "BatcherStats",
-    "BreakerPolicy",
-    "CircuitOpenError",
-    "Clock",
-    "DeadlineExceededError",
-    "DroppedError",
-    "FlushReason",
-    "ItemResult",
-    "MicroBatcher",
-    "Outcome",
-    "RetryPolicy",
-    "SystemClock",
-    "WorkerLoad",
-    "bisect",
-    "snapshot_batchers",
-}
-FLOWS = {
-    "Assignment",
-    "Backpressure",
-    "BatchmillError",
-    "ConfigError",
-    "FlowConfig",
-    "FlowDispatcher",
-    "FlowErrorHandler",
-    "FlowHandler",
-    "FlowSettings",
-    "FlowStats",
-    "LatencyStats",
-    "LeastLoaded",
-    "RoundRobin",
-    "ShortestQueue",
-    "WorkerStats",
-    "WorkerView",
-    "WouldDeadlockError",
-    "snapshot_flows",
-}
-SOURCES = {
-    "BLANK_NAME",
-    "Catalog",
-    "ENDPOINT_NAME_LIMIT",
-    "ENTITY_KINDS",
-    "Entity",
-    "EntityIdError",
-    "EntityKind",
-    "Field",
-    "FieldType",
-    "Grain",
-    "INSTANCE_NAME_LIMIT",
-    "Kind",
-    "SERVICE_NAME_LIMIT",
-    "SPAN_SOURCE",
-    "SourceType",
-    "TIME_COLUMN",
-    "UnknownNameError",
-    "bucket_end",
-    "bucket_start",
-    "builtin_catalog",
-    "catalog",
-    "day_bucket",
-    "endpoint",
-    "endpoint_id",
-    "endpoint_relation",
-    "entity_id",
-    "given",
-    "hour_bucket",
-    "instance",
-    "instance_id",
-    "instance_relation",
-    "is_normal",
-    "minute_bucket",
-    "plain_value",
-    "row_of",
-    "source_classes",
-    "service",
-    "service_id",
-    "service_relation",
-    "source",
-    "source_of",
-    "split_entity_id",
-    "suggest",
-}
-OAL = {
-    "ApdexCount",
-    "Arg",
-    "Bucketed",
-    "Clamped",
-    "Condition",
-    "Count",
-    "Description",
-    "DoubleSum",
-    "Extreme",
-    "FUNCTIONS",
-    "Function",
-    "LOG_BITS",
-    "Label",
-    "LabelSum",
-    "LogBucketed",
-    "MapKey",
-    "Metric",
-    "MetricSet",
-    "OalError",
-    "OalErrors",
-    "Path",
-    "Position",
-    "RANKS",
-    "Script",
-    "State",
-    "Sum",
-    "Tally",
-    "Value",
-    "core_script",
-    "describe",
-    "double_limbs",
-    "exact_double",
-    "load",
-    "log_floor",
-    "parse",
-}
-KAFKA = {
-    "Behind",
-    "DeltaFile",
-    "KafkaLoginError",
-    "KafkaLostError",
-    "KafkaMessage",
-    "KafkaReadError",
-    "ConnectionErrors",
-    "behind",
-    "check_accepted",
-    "check_options",
-    "check_readable",
-    "hide_secrets",
-    "divide",
-    "message_range",
-    "read_messages",
-    "with_certificates",
-    "KafkaAddress",
-    "KafkaAddressError",
-    "KafkaSettings",
-    "KafkaSink",
-    "KafkaStats",
-    "KafkaTopicError",
-    "KafkaWriteError",
-    "Message",
-    "MessageRange",
-    "MessageTooLargeError",
-    "Span",
-    "Spans",
-    "decode",
-    "deltas_in",
-    "encode",
-    "encode_deltas",
-    "read_options",
-    "span_rows",
-}
-TRACES = {
-    "KeepSettings",
-    "KeepStats",
-    "SCHEMA",
-    "SpanExample",
-    "SpanKeeper",
-    "SpanReader",
-    "Trace",
-    "TraceQuery",
-    "TraceSpan",
-    "TraceSummary",
-}
-SPOOL = {
-    "ATTRIBUTE_COLUMNS",
-    "BadRowsError",
-    "EVENTS",
-    "EventBatch",
-    "FOREIGN",
-    "Gauge",
-    "GaugedSink",
-    "KEPT_COLUMNS",
-    "Level",
-    "Measure",
-    "Overloaded",
-    "PackedSpans",
-    "Pressure",
-    "RESOURCE_COLUMNS",
-    "SEGMENT_COLUMNS",
-    "SPAN_COLUMNS",
-    "SPAN_SCHEMA",
-    "SPAN_SOURCE",
-    "STATUS_MESSAGE",
-    "SinkSettings",
-    "SinkStats",
-    "SpanBatch",
-    "SpanColumn",
-    "SpanSink",
-    "Spool",
-    "SpoolClosedError",
-    "SpoolSettings",
-    "SpoolStats",
-    "SpoolWriteError",
-    "Unread",
-    "delta_file",
-    "event_tables",
-    "adapter",
-    "span_table",
-    "table_of",
-    "rows_in",
-    "unread",
-}
-CLIENT = {"Client", "ClientStats", "EdgeSettings", "row_for"}
-WORKERS = {
-    "CommitCounts",
-    "Committer",
-    "Embedded",
-    "EmbeddedStats",
-    "L1Worker",
-    "L2Worker",
-    "SourceStates",
-    "Statement",
-    "TopNWorker",
-    "WorkerSettings",
-    "exit_on_sigterm",
-}
-AGGREGATE = {
-    "CACHE_READ",
-    "CACHE_WRITE",
-    "DATABASE",
-    "NORMALISED",
-    "OVERFLOW",
-    "SERVICE_DATABASE",
-    "SlowThresholds",
-    "SlowestStatements",
-    "Statement",
-    "TopNThresholds",
-    "entity_number",
-    "normalise",
-    "read_whole",
-    "AggregationSettings",
-    "Aggregator",
-    "Column",
-    "Contribution",
-    "DEFAULT_APDEX_MS",
-    "Deltas",
-    "DeltasError",
-    "EntityBook",
-    "EntityAccount",
-    "EntityBudget",
-    "EntityLimiter",
-    "LARGEST_DOUBLE",
-    "MOST_MS",
-    "Made",
-    "Offender",
-    "Overflow",
-    "ROW_COUNT",
-    "Runs",
-    "SourcePlan",
-    "Tallies",
-    "TallyColumn",
-    "Total",
-    "UnknownEntities",
-    "contribution",
-    "from_arrow",
-    "is_deltas",
-    "to_arrow",
-    "worst",
-    "STATEMENT_SOURCE",
-    "is_statements",
-    "rows_by_minute",
-    "statements_from_arrow",
-    "statements_to_arrow",
-    "Reasons",
-    "TIMESTAMP",
-    "is_readable",
-    "row_checks",
-    "timestamps",
-}
-STORE = {
-    "AlertBook",
-    "AlertChange",
-    "AlertChangeResult",
-    "AlertEpisode",
-    "AlertPhase",
-    "Notification",
-    "StoredAlert",
-    "StoredAlertRule",
-    "Batch",
-    "BatchGapError",
-    "BucketList",
-    "BucketValues",
-    "Buckets",
-    "Carry",
-    "Cell",
-    "CellRows",
-    "CheckpointMismatchError",
-    "Claim",
-    "ClockReading",
-    "ClockRepair",
-    "ClockState",
-    "CommitResult",
-    "DOUBTFUL",
-    "Deltas",
-    "EXPIRED",
-    "EntityPage",
-    "EntityRow",
-    "EntityValues",
-    "Exempt",
-    "ExportPosition",
-    "FencedError",
-    "Layout",
-    "LayoutChangedError",
-    "MetricConflictError",
-    "EntityName",
-    "NamesClashError",
-    "NotAStoreError",
-    "OutboxDepth",
-    "OutboxFile",
-    "OpenParts",
-    "Outgoing",
-    "PartConflictError",
-    "PartShare",
-    "PartsMissingError",
-    "PartsResult",
-    "Ranking",
-    "RetryPolicy",
-    "RowsMismatchError",
-    "Selection",
-    "Snapshot",
-    "StaleCarryError",
-    "StaleTaskError",
-    "StateRow",
-    "StatementRow",
-    "Store",
-    "StoreClosedError",
-    "StoreError",
-    "StoreFullError",
-    "StoreInUseError",
-    "StoreMissingError",
-    "StoreReadOnlyError",
-    "StoreRefusedError",
-    "StoreUnavailableError",
-    "StoreVersionError",
-    "StoredEntity",
-    "StoredMetric",
-    "StreamInfo",
-    "TOO_OLD",
-    "TooManyColumnsError",
-    "TaskAddress",
-    "TopNRow",
-    "TopRecord",
-    "Value",
-    "cells",
-    "decode",
-    "decode_label_sums",
-    "decode_labels",
-    "decode_numbers",
-    "encode_label_sums",
-    "encode_labels",
-    "encode_numbers",
-    "frame_metrics",
-    "frame_rows",
-    "frame_schema",
-    "minute_of",
-    "moment_of",
-    "open_for_task",
-    "open_store",
-}
-OUTBOX = {
-    "Changes",
-    "LayoutEntry",
-    "NoOutboxError",
-    "Outbox",
-    "OutboxFileError",
-    "OutboxSettings",
-}
-ALERTS = {
-    "AlertEngine",
-    "AlertRulesError",
-    "AlertSettings",
-    "AlertStats",
-    "BurnRate",
-    "DEMO_RULES",
-    "ExpressionError",
-    "NoData",
-    "Receiver",
-    "Rule",
-    "RuleFile",
-    "RuleWatcher",
-    "Scope",
-    "Threshold",
-    "load_rules",
-}
-EXPORT = {
-    "HttpAnswer",
-    "HttpClient",
-    "check_headers",
-    "PROMETHEUS_ADDRESSES",
-    "ExportedValue",
-    "Exporter",
-    "ExporterInUseError",
-    "ExporterSettings",
-    "ExporterStats",
-    "KafkaForwarder",
-    "PageSettings",
-    "PrometheusServer",
-    "PrometheusSettings",
-    "RemoteWriteSettings",
-    "RemoteWriteStats",
-    "RemoteWriter",
-    "SendError",
-    "Sender",
-    "SeriesLimits",
-    "StoreUnreadableError",
-    "Target",
-    "TelemetryServer",
-    "by_label",
-    "check_address",
-    "complete_minute",
-    "entity_labels",
-    "help_text",
-    "forget_exporter",
-    "is_scraped",
-    "open_sender",
-    "page_address",
-    "reads_store",
-    "remote_address",
-    "require_exporter",
-    "series_names",
-    "to_otlp",
-}
-WEB = {
-    "WebServer",
-    "WebSettings",
-    "make_app",
-}
-TELEMETRY = {
-    "BATCH_SIZES",
-    "Component",
-    "ComponentKind",
-    "DURATIONS_S",
-    "Distribution",
-    "Family",
-    "Instrument",
-    "InstrumentKind",
-    "LONGEST_BITS",
-    "NO_BATCHES",
-    "NO_DURATIONS",
-    "PrometheusCollector",
-    "Registration",
-    "Registry",
-    "RegistryStats",
-    "Snapshot",
-    "counter",
-    "default_registry",
-    "durations_by_bits",
-    "gauge",
-    "histogram",
-    "merged",
-    "observe",
-    "prometheus_names",
-    "register",
-    "sizes_by_bits",
-    "up_down",
-}
-TESTING = {
-    "ManualClock",
-}
+"""The names of each package, in alphabetical order."""
+QUEUE = set(PACKAGES["batchmill.queue"].split())
 PROMISED = [
-    pytest.param(batchmill, QUEUE | ERRORS | {"Client", "Embedded", "__version__"}, id="batchmill"),
-    pytest.param(batchmill.queue, QUEUE, id="batchmill.queue"),
-    pytest.param(batchmill.pressure, PRESSURE, id="batchmill.pressure"),
-    pytest.param(batchmill.batcher, BATCHER, id="batchmill.batcher"),
-    pytest.param(batchmill.flows, FLOWS, id="batchmill.flows"),
-    pytest.param(batchmill.sources, SOURCES, id="batchmill.sources"),
-    pytest.param(batchmill.oal, OAL, id="batchmill.oal"),
-    pytest.param(batchmill.kafka, KAFKA, id="batchmill.kafka"),
-    pytest.param(batchmill.spool, SPOOL, id="batchmill.spool"),
-    pytest.param(batchmill.traces, TRACES, id="batchmill.traces"),
-    pytest.param(batchmill.aggregate, AGGREGATE, id="batchmill.aggregate"),
-    pytest.param(batchmill.client, CLIENT, id="batchmill.client"),
-    pytest.param(batchmill.workers, WORKERS, id="batchmill.workers"),
-    pytest.param(batchmill.store, STORE, id="batchmill.store"),
-    pytest.param(batchmill.outbox, OUTBOX, id="batchmill.outbox"),
-    pytest.param(batchmill.alerts, ALERTS, id="batchmill.alerts"),
-    pytest.param(batchmill.export, EXPORT, id="batchmill.export"),
-    pytest.param(batchmill.web, WEB, id="batchmill.web"),
-    pytest.param(batchmill.telemetry, TELEMETRY, id="batchmill.telemetry"),
-    pytest.param(batchmill.testing, TESTING, id="batchmill.testing"),
+    pytest.param(
+        batchmill, QUEUE | {*ERRORS.split(), "Client", "Embedded", "__version__"}, id="batchmill"
+    ),
+    *(
+        pytest.param(import_module(package), set(names.split()), id=package)
+        for package, names in PACKAGES.items()
+    ),
 ]
 
 
@@ -606,5 +177,5 @@ def test_both_modules_mean_the_same() -> None:
 
 def test_public_things_have_a_docstring() -> None:
     """help() has something to say about each public class, error and function."""
-    things = {name: getattr(batchmill, name) for name in QUEUE | ERRORS}
+    things = {name: getattr(batchmill, name) for name in QUEUE | set(ERRORS.split())}
     assert [name for name, thing in things.items() if not (thing.__doc__ or "").strip()] == []

@@ -28,6 +28,7 @@ TWO = ("--processes", "2")
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux"),
+    pytest.mark.slow(35),
     pytest.mark.system,
 ]
 
@@ -127,14 +128,17 @@ def test_spans_of_both_protocols_are_stored_once(shared: Ingest) -> None:
     assert {shared.ask("GET", "/readyz").body for _ in range(4)} == {b"NORMAL\n"}
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_second_receiver_on_its_ports(shared: Ingest, tmp_path: Path, processes: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "processes"), [("http_port", "1"), ("http_port", "2"), ("grpc_port", "2")]
+)
+def test_a_second_receiver_on_its_ports(
+    shared: Ingest, tmp_path: Path, setting: str, processes: str
+) -> None:
     """Is refused as beside a receiver of one process, and the message names the setting."""
-    given = {"http_port": shared.http[1], "grpc_port": int(shared.grpc.rpartition(":")[2])}
-    for setting, port in given.items():
-        option = f"--{setting.replace('_', '-')}"
-        errors = refusal(option, str(port), "--processes", processes, home=tmp_path / "home")
-        assert f"{setting}={port} is not valid: it must be a free port of 127.0.0.1" in errors
+    port = shared.http[1] if setting == "http_port" else int(shared.grpc.rpartition(":")[2])
+    option = f"--{setting.replace('_', '-')}"
+    errors = refusal(option, str(port), "--processes", processes, home=tmp_path / "home")
+    assert f"{setting}={port} is not valid: it must be a free port of 127.0.0.1" in errors
 
 
 def test_sigterm_drains_all_processes(tmp_path: Path) -> None:
@@ -154,19 +158,6 @@ def test_sigterm_drains_all_processes(tmp_path: Path) -> None:
     status = running.status()
     assert (status["state"], status["acknowledged_spans"]) == ("draining", 2)
     assert "ended: everything acknowledged is in the spool" in running.process.lines
-
-
-def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
-    """Though a request is under way."""
-    with ingest(tmp_path, *TWO) as running:
-        workers = pids(running)
-        with half_sent(running, request(1)):
-            await_status(running, lambda status: status["requests_under_way"] == 1)
-            os.kill(running.process.pid, signal.SIGINT)
-            await_status(running, lambda status: status["state"] == "draining")
-            os.kill(running.process.pid, signal.SIGINT)
-            running.process.end(130)
-        until(lambda: all(map(has_ended, workers)))
 
 
 def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
@@ -202,18 +193,28 @@ def test_a_worker_that_dies_is_restarted(tmp_path: Path) -> None:
 
 
 def test_the_connection_limit_is_for_all_of_them(tmp_path: Path) -> None:
-    """Each takes half, and only one more than all is refused."""
-    with (
-        ingest(tmp_path, *TWO, "--max-connections", "4") as running,
-        contextlib.ExitStack() as all_,
-    ):
-        for _ in range(4):
-            link = all_.enter_context(running.connect())
-            link.sendall(b"GET /metrics HTTP/1.1\r\nhost: h\r\n\r\n")
-            assert link.recv(20).startswith(b"HTTP/1.1 200")
-        assert running.post(request(1)).status == 503
-        assert running.ask("GET", "/healthz").status == 200  # by the reserve
-        await_status(running, lambda status: status["connections"]["open"] == 4)
+    """Each takes half, and only one more than all is refused.
+
+    A second Ctrl-C ends all at once, though a request is under way.
+    """
+    with ingest(tmp_path, *TWO, "--max-connections", "4") as running:
+        workers = pids(running)
+        with contextlib.ExitStack() as all_:
+            for _ in range(4):
+                link = all_.enter_context(running.connect())
+                link.sendall(b"GET /metrics HTTP/1.1\r\nhost: h\r\n\r\n")
+                assert link.recv(20).startswith(b"HTTP/1.1 200")
+            assert running.post(request(1)).status == 503
+            assert running.ask("GET", "/healthz").status == 200  # by the reserve
+            await_status(running, lambda status: status["connections"]["open"] == 4)
+        await_status(running, lambda status: status["connections"]["open"] == 0)
+        with half_sent(running, request(1)):
+            await_status(running, lambda status: status["requests_under_way"] == 1)
+            os.kill(running.process.pid, signal.SIGINT)
+            await_status(running, lambda status: status["state"] == "draining")
+            os.kill(running.process.pid, signal.SIGINT)
+            running.process.end(130)
+        until(lambda: all(map(has_ended, workers)))
 
 
 def test_limits_too_small_for_so_many(tmp_path: Path) -> None:

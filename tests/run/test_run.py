@@ -90,17 +90,6 @@ def test_the_demo_tells_if_it_does_not_balance(home: Home) -> None:
     assert read_counted(home.store_url).spans == acknowledged
 
 
-def test_a_second_run_on_a_home_is_refused(home: Home) -> None:
-    """And the first one goes on."""
-    with run(home, "--no-web") as life:
-        running_pid(home.supervisor, "ingest")
-        with run(home) as second:
-            second.end(1)
-        assert "is in use: another `batchmill run`" in (home.folder.parent / "errors").read_text()
-        os.kill(life.pid, signal.SIGTERM)
-        life.end(0)
-
-
 def pages_of(life: Life) -> str:
     """The address of its pages, which its first line tells, unless they took very long."""
     life.must_hear(r".*web UI: http://.*")
@@ -143,7 +132,10 @@ def test_status_tells_of_a_run(home: Home) -> None:
 
 
 def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
-    """A port that is taken is told, with what to do; the run is degraded, and ends as ever."""
+    """A port that is taken is reported, with what to do; the run is degraded, and ends as ever.
+
+    So it is after a second run on its home, which is refused.
+    """
     status = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -155,6 +147,10 @@ def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
             with Life(status, home.folder.parent / "status", os.environ) as command:
                 command.end(1)
             assert any(re.search(rf"web is \w+: port {port} is in", x) for x in command.lines)
+            with run(home) as second:
+                second.end(1)
+            errors = (home.folder.parent / "errors").read_text()
+            assert "is in use: another `batchmill run`" in errors
             os.kill(life.pid, signal.SIGTERM)
             life.end(0)
 

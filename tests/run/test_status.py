@@ -27,8 +27,8 @@ from batchmill.run.screen import (
     read_tables,
     service_rows,
 )
+from batchmill.run.state import stopped_processes
 from batchmill.run.status import FRESH_S, StatusReader
-from batchmill.run.stopped import stopped_processes
 from batchmill.sources import Grain
 from batchmill.store import TopNRow, Value, open_store
 from tests.kit.ingest import ingest

@@ -24,7 +24,7 @@ from batchmill.run import (
 from batchmill.run.checks import check_settings
 from batchmill.run.screen import Tables, draw, plain_line
 from batchmill.run.specs import export_spec, ingest_spec, pipeline_spec
-from batchmill.run.status import read_backlog, topic_backlog
+from batchmill.run.state import read_backlog, topic_backlog
 from tests.kit.jvm import java_missing
 
 TOPIC = "kafka://one:9092,two:9092/spans"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import struct
 import subprocess
@@ -25,7 +24,7 @@ import pytest
 
 from batchmill.files import read_json
 from batchmill.run import Home
-from tests.kit.files import ROOT, resize, small_disk
+from tests.kit.files import ROOT, leave_no_room, resize, small_disk
 from tests.kit.processes import free_ports
 from tests.kit.servers.postgres import Postgres, make_postgres
 from tests.kit.threads import PATIENCE_S
@@ -216,8 +215,7 @@ class Stage:
 
     def fill_disk(self) -> None:
         """Leave no room on the disk of all state."""
-        used = shutil.disk_usage(self.folder).used
-        resize(self.folder, max(1, used // 1024))
+        leave_no_room(self.folder)
 
     def free_disk(self) -> None:
         """The opposite."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
+import types
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Optional
@@ -102,6 +104,44 @@ def test_a_local_class_may_use_local_names() -> None:
         size: Size
 
     assert sources.source_of(Local).field("size").type.values == ("SMALL",)
+
+
+BASE_MODULE = """
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import ClassVar
+
+
+class Size(enum.Enum):
+    SMALL = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    known: ClassVar[int] = 0
+    shop: str
+    size: Size
+"""
+
+
+def test_fields_may_be_inherited_from_a_class_of_another_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its annotations have names of that module."""
+    module = types.ModuleType("base_module")
+    monkeypatch.setitem(sys.modules, "base_module", module)
+    exec(BASE_MODULE, vars(module))
+
+    @sources.source(entity=sources.service("shop"))
+    @dataclasses.dataclass(frozen=True)
+    class Inherited(module.Base):  # type: ignore[misc, name-defined]
+        paint: Colour
+
+    fields = sources.catalog().source("Inherited").fields
+    assert fields["size"].type.values == ("SMALL",)
+    assert fields["paint"].type.values == ("RED", "BLUE")
 
 
 def test_all_entity_helpers_make_complete_rules() -> None:

@@ -202,7 +202,7 @@ def _relation(of: Span, source: str, endpoint: str | None, dest: Span) -> dict[s
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 120),
@@ -234,7 +234,7 @@ def test_random_traces_give_what_the_oracle_says(
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), batches=st.integers(1, 5))
 def test_random_calls_to_hosts_outside_give_what_the_oracle_says(seed: int, batches: int) -> None:
     """Each call counts once for its caller: at once for the host, or for who had answered."""
@@ -273,7 +273,7 @@ def test_of_several_spans_with_one_id_the_least_is_the_parent() -> None:
     rng = random.Random(11)
     batches: tuple[list[Span], list[Span]] = ([], [])
     parents: dict[str, dict[str, Any]] = {}
-    for number in range(100):
+    for number in range(60):
         spans = [_any_parent(rng) for _ in range(rng.randint(2, 5))]
         least = min(compacted(spans).to_pylist(), key=_parent_order)
         for split in range(len(spans)):

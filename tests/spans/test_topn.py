@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmill import ConfigError
@@ -158,13 +158,14 @@ def test_the_n_slowest_are_kept_exactly_and_every_run_is_counted() -> None:
     assert {tuple(row[key] for key in keys): row["total_ms"] for row in rows} == times
 
 
+@pytest.mark.system
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.integers(0, 150),
     n=st.sampled_from((1, 2, 3, 50)),
     parts=st.integers(1, 4),
 )
-@pytest.mark.system
 def test_random_spans_whole_and_in_parts_give_what_the_oracle_says(
     seed: int, size: int, n: int, parts: int
 ) -> None:

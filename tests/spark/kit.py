@@ -10,9 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.spark.input.rows import REASON, CheckedRows
+from tests.kit.events import NOON
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LATEST = int(NOON.timestamp()) * 1_000_000
+"""The latest valid start in tests of rows and spans, in microseconds since 1970."""
+TEXT = pa.dictionary(pa.int32(), pa.string())
+"""How names and labels are read."""
 _IN_CLOSE, _IN_OPEN = 0x10, 0x20
 _EVENT = struct.Struct("iIII")
 """Watch, mask, cookie and the length of the name that follows."""
@@ -78,6 +88,32 @@ class OpenLog:
                 name = data[place - length : place].rstrip(b"\0")  # none: the folder itself
                 if name and mask & _IN_OPEN:
                     names[name.decode()] += 1
+
+
+def replaced(table: pa.Table, name: str, column: Any) -> pa.Table:
+    """A table with a column replaced, added, or removed if it is None."""
+    if name in table.column_names:
+        place = table.column_names.index(name)
+        return (
+            table.remove_column(place) if column is None else table.set_column(place, name, column)
+        )
+    return table.append_column(name, column)
+
+
+def written(table: pa.Table, path: Path, **options: Any) -> Path:
+    """A table as a file."""
+    pq.write_table(table, path, **options)
+    return path
+
+
+def listed(table: pa.Table | None) -> list[dict[str, Any]]:
+    """The rows of a table that may not be there."""
+    return [] if table is None else table.to_pylist()
+
+
+def reasons(checked: CheckedRows) -> Counter[str]:
+    """How many rows are invalid for which reason."""
+    return Counter() if checked.invalid is None else Counter(checked.invalid[REASON].to_pylist())
 
 
 def _items(sequence: Any) -> Iterator[Any]:

@@ -30,7 +30,7 @@ def test_a_frame_has_the_values_of_the_store(
     spark: SparkSession, tmp_path: Path, backend: Backend
 ) -> None:
     """Of both backends, all metrics or some, by grain and time."""
-    write_segment(tmp_path / "spool", "Endpoint", endpoint_events(60, days=3))
+    write_segment(tmp_path / "spool", "Endpoint", endpoint_events(60, days=2))
     with pipeline(spark, tmp_path, oal=SMALL, store=backend.url) as running:
         running.run_available()
     with open_store(backend.url, create=False) as store:

@@ -41,7 +41,7 @@ send()
 """
 
 
-@pytest.mark.parametrize("life", range(6 * SOAK))
+@pytest.mark.parametrize("life", range(3 * SOAK))
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, life: int) -> None:
     """Every acknowledged row is in a complete segment, once; unfinished ones are tidied away."""
     rng = random.Random(life)

@@ -271,12 +271,12 @@ def test_the_look_at_a_lock_keeps_nobody_out(backend: Backend) -> None:
 
 
 def test_a_store_of_the_first_schema_goes_on(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+    empty_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its streams own what is active, its entities were seen on the newest day."""
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        old = backend.open()
+        old = empty_backend.open()
         run = old._write
         run(
             lambda session: session.run(
@@ -299,7 +299,7 @@ def test_a_store_of_the_first_schema_goes_on(
         newest = f"UPDATE meta SET value = '{MINUTE}' WHERE key = 'newest_minute'"
         run(lambda session: session.run(newest))
         old.close()
-    store = backend.open()
+    store = empty_backend.open()
     read = store._read
     owners = read(lambda session: session.rows("SELECT name, stream FROM metric_owner"))
     assert owners == [("m", "live")]

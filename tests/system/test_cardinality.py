@@ -30,7 +30,7 @@ from batchmill.testing import ManualClock
 from tests.kit.pipelines import START, counted, pipeline, set_order, sqlite
 from tests.web.kit import START_S, Call, CallWriter, Client, serving
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow(35), pytest.mark.timeout(900)]
 
 MINUTES = 10
 A_MINUTE = 20_000

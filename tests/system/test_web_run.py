@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = [
+    pytest.mark.slow(45),
     pytest.mark.timeout(900),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]

@@ -33,7 +33,7 @@ from batchmill.store import (
     encode_numbers,
 )
 from batchmill.web import WebServer, WebSettings
-from tests.kit.threads import WAIT_S
+from tests.kit.threads import WAIT_S, lasting_threads
 from tests.oracle.functions import log_floor
 
 START_S = 1_709_208_000
@@ -296,3 +296,10 @@ def serving(store_url: str, **more: Any) -> Iterator[Client]:
         thread.join(WAIT_S)
     assert not thread.is_alive()
     assert not failed, failed
+
+
+@contextlib.contextmanager
+def serving_all(store_url: str, **more: Any) -> Iterator[Client]:
+    """A server for all tests of a module: its threads for queries may outlive each of them."""
+    with lasting_threads("batchmill-web"), serving(store_url, **more) as client:
+        yield client

@@ -23,6 +23,7 @@ from tests.web.kit import (
     figures,
     percentile,
     serving,
+    serving_all,
 )
 from tests.web.traffic import WITHOUT_MICROS
 
@@ -103,10 +104,10 @@ def calls_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(calls_store: str) -> Iterator[Client]:
     """A server over the store of the calls."""
-    with serving(calls_store) as connected:
+    with serving_all(calls_store) as connected:
         yield connected
 
 

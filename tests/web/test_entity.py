@@ -19,7 +19,7 @@ from tests.web.entities_kit import (
     TRACE,
     write_shop,
 )
-from tests.web.kit import Client, serving
+from tests.web.kit import Client, serving_all
 
 BEGIN_S = 1_709_208_000
 """2024-02-29T12:00:00Z."""
@@ -36,10 +36,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return store_url
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(url: str) -> Iterator[Client]:
     """A server over it."""
-    with serving(url) as api_client:
+    with serving_all(url) as api_client:
         yield api_client
 
 

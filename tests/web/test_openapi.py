@@ -16,7 +16,7 @@ from batchmill.web import make_app
 from batchmill.web.openapi import document
 from tests.kit.threads import WAIT_S
 from tests.kit.traces.segments import kept, made_span
-from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving
+from tests.web.kit import START_S, Call, CallWriter, Client, FakeRun, serving_all
 
 LIVE = "/api/v1/live"
 """Has no end, and so tests of its own."""
@@ -55,10 +55,10 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kept(tmp_path_factory.mktemp("spans"), [made_span(1, 1), made_span(1, 2, 1)]).folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(url: str, traces: Path) -> Iterator[Client]:
     """A server over both."""
-    with serving(url, run=FakeRun(lambda: {"state": "fine"}), traces=traces) as api_client:
+    with serving_all(url, run=FakeRun(lambda: {"state": "fine"}), traces=traces) as api_client:
         yield api_client
 
 

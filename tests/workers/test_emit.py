@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import random
 import time
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from batchmill.sources import Grain, UnknownNameError, service, source
 from batchmill.spool import BadRowsError
 from batchmill.store import open_store
 from batchmill.workers import WorkerSettings
+from tests.kit.events import BASKET, Basket, Mood
 from tests.kit.pipelines import (
     EVERY_FUNCTION,
     EVERY_SOURCE,
@@ -36,17 +36,6 @@ from tests.kit.threads import WAIT_S, spawn
 from tests.workers.kit import NOON, OAL, MillSale, MillVisit, embedded, totals
 
 
-class Mood(enum.Enum):
-    GOOD = 1
-    BAD = 2
-
-
-@dataclass(frozen=True)
-class Basket:
-    items: int
-    note: str | None = None
-
-
 @source(entity=service("shop"))
 @dataclass(frozen=True)
 class MillOrder:
@@ -57,7 +46,7 @@ class MillOrder:
     time: datetime | None = None
     weight: float | None = None
     mood: Mood = Mood.GOOD
-    basket: Basket = Basket(3)
+    basket: Basket = BASKET
     tags: list[str] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -91,7 +80,7 @@ def values(url: str) -> dict[str, Any]:
 
 def test_every_function_equals_the_oracle(backend: Backend) -> None:
     """Events of every type in random order, split over calls, flushes and two instances."""
-    events = every_events(1, EVERY_SOURCE, 120)
+    events = every_events(1, EVERY_SOURCE, 60)
     rows = [(name, row) for name, some in events.items() for row in some]
     rng = random.Random(1)
     rng.shuffle(rows)

@@ -205,7 +205,7 @@ def test_a_child_of_a_closed_one(url: str) -> None:
     Child(work).succeeds()
 
 
-def test_processes_that_start_together(backend: Backend) -> None:
+def test_processes_that_start_together(empty_backend: Backend) -> None:
     """On a store that does not exist yet: each has a stream, and nothing is lost."""
     source = f"""
 import sys
@@ -219,20 +219,20 @@ with embedded(url, l1_period_s=0.01, l2_period_s=0.01) as mill:
         mill.flush(60)
     assert mill.close()
 """
-    processes = [Life.of_script(source, url=backend.url) for _ in range(2)]
+    processes = [Life.of_script(source, url=empty_backend.url) for _ in range(2)]
     try:
         for process in processes:
             process.must_hear("ready")
         for process in processes:
             process.tell("go")
-        with embedded(backend.url, l1_period_s=0.01, l2_period_s=0.01) as mill:
+        with embedded(empty_backend.url, l1_period_s=0.01, l2_period_s=0.01) as mill:
             mill.emit_many([MillSale("a", 1)] * 200)
         for process in processes:
             process.end()
     finally:
         for process in processes:
             process.kill()
-    assert totals(backend.url) == (600, 600)
+    assert totals(empty_backend.url) == (600, 600)
 
 
 CHANGED = OAL.replace("count()", "cpm()")

@@ -11,6 +11,7 @@ class AlertRulesError(BatchmillError, ValueError):
     path: str
     problems: tuple[str, ...]
     """Each names the rule, the field and what is allowed."""
+    exit_code = 2
 
     def __str__(self) -> str:
         return "\n".join(f"{self.path}: {problem}" for problem in self.problems)

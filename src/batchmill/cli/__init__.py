@@ -6,45 +6,34 @@ Loads without its extra, so that it can say which one is missing.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
+from collections.abc import Sequence
+from types import ModuleType
 
 from batchmill import __version__
-from batchmill.alerts import AlertRulesError
-from batchmill.cli import (
-    alerts,
-    demo,
-    export,
-    ingest,
-    oal,
-    pipeline,
-    query,
-    run,
-    status,
-    store,
-    web,
-)
 from batchmill.cli.options import Parser
-from batchmill.errors import BatchmillError, ConfigError, MissingExtraError
-from batchmill.extras import require_extras
-from batchmill.run import ConfigFileError, UnknownSettingError
+from batchmill.errors import BatchmillError, MissingExtraError
+from batchmill.extras import left_out, require_extras
 
 _COMMANDS = {
-    "run": run.run,
-    "status": status.run,
-    "top": status.run_top,
-    "web": web.run,
-    "config": run.run_config,
-    "demo": demo.run,
-    "oal": oal.run,
-    "ingest": ingest.run,
-    "pipeline": pipeline.run,
-    "backfill": pipeline.run,
-    "query": query.run,
-    "export": export.run,
-    "store": store.run,
-    "alerts": alerts.run,
+    "run": ("run", "run"),
+    "config": ("run", "run_config"),
+    "status": ("status", "run"),
+    "top": ("status", "run_top"),
+    "web": ("web", "run"),
+    "demo": ("demo", "run"),
+    "oal": ("oal", "run"),
+    "ingest": ("ingest", "run"),
+    "pipeline": ("pipeline", "run"),
+    "backfill": ("pipeline", "run"),
+    "query": ("query", "run"),
+    "export": ("export", "run"),
+    "alerts": ("alerts", "run"),
+    "store": ("store", "run"),
 }
+"""The module and the function of each command, in the order of ``batchmill --help``."""
 _EXTRAS: dict[str, tuple[str, ...]] = {
     "top": ("cli",),
     "pipeline": ("cli", "spark"),
@@ -52,24 +41,30 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     "query": ("cli",),
 }
 """The extras that commands need in any case; `run` knows more, by its settings."""
-_WRONG_SETTINGS = (AlertRulesError, ConfigError, ConfigFileError, UnknownSettingError)
+_UNUSED = dict.fromkeys(
+    ("ingest", "web", "export", "alerts", "query", "store", "demo"), ("pandas",)
+)
+"""Packages that commands leave out, since they run no code of their user. If it can, pyarrow
+imports pandas as soon as it converts a list: 40 MB, and a third of a second at the start."""
 
 
 def main() -> int:
     """Run the command in ``sys.argv``; the exit code."""
-    given = _parser().parse_args()
+    given = _parser(sys.argv[1:]).parse_args()
     # gRPC's own library writes to the standard error output, past our log, unless it is told not
     # to before it is loaded; what goes wrong is in the errors of its calls, too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         require_extras(f"batchmill {given.command}", *_needed(given))
-        return _COMMANDS[given.command](given)
+        module, function = _COMMANDS[given.command]
+        with left_out(*_UNUSED.get(given.command, ())):
+            return int(getattr(_module(module), function)(given))
     except MissingExtraError as error:
         print(error, file=sys.stderr)
         return 1
     except BatchmillError as error:
         print(f"batchmill {given.command}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, _WRONG_SETTINGS) else 1
+        return error.exit_code
     except KeyboardInterrupt:  # the second Ctrl-C: the first one ends everything in order
         print("batchmill: stopped before everything was drained", file=sys.stderr)
         return 130
@@ -89,10 +84,19 @@ def _needed(given: argparse.Namespace) -> list[str]:
     return extras
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command that ``words`` begins with; else of all commands.
+
+    So a command that needs little starts quickly: the modules of the others are not loaded.
+    """
     parser = Parser(prog="batchmill", description="Typed events in, metrics out.")
     parser.add_argument("--version", action="version", version=f"batchmill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (run, status, web, demo, oal, ingest, pipeline, query, export, alerts, store):
-        command.add_parser(commands)
+    named = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
+    for name in dict.fromkeys(_COMMANDS[command][0] for command in named):
+        _module(name).add_parser(commands)
     return parser
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"batchmill.cli.{name}")

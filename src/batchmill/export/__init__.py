@@ -12,18 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchmill.export.exporter import Exporter, ExporterInUseError, forget_exporter
-from batchmill.export.http import HttpAnswer, HttpClient, check_headers
-from batchmill.export.prometheus.series import (
-    SeriesLimits,
-    by_label,
-    complete_minute,
-    entity_labels,
-    help_text,
-    series_names,
-)
-from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
-from batchmill.export.senders import Sender, SendError, open_sender
 from batchmill.export.settings import (
     PROMETHEUS_ADDRESSES,
     ExporterSettings,
@@ -34,21 +22,33 @@ from batchmill.export.settings import (
     reads_store,
     require_exporter,
 )
-from batchmill.export.stats import ExporterStats
-from batchmill.export.values import ExportedValue
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
+    from batchmill.export.exporter import Exporter, ExporterInUseError, forget_exporter
     from batchmill.export.forwarder import KafkaForwarder
+    from batchmill.export.http import HttpAnswer, HttpClient, check_headers
     from batchmill.export.prometheus.page import PageSettings, StoreUnreadableError
+    from batchmill.export.prometheus.series import (
+        SeriesLimits,
+        by_label,
+        complete_minute,
+        entity_labels,
+        help_text,
+        series_names,
+    )
     from batchmill.export.prometheus.server import (
         PrometheusServer,
         PrometheusSettings,
         TelemetryServer,
     )
     from batchmill.export.remote_write.client import remote_address
+    from batchmill.export.remote_write.stats import RemoteWriteSettings, RemoteWriteStats
     from batchmill.export.remote_write.writer import RemoteWriter
+    from batchmill.export.senders import Sender, SendError, open_sender
     from batchmill.export.senders.otlp import to_otlp
+    from batchmill.export.stats import ExporterStats
+    from batchmill.export.values import ExportedValue
 
 __all__ = [
     "PROMETHEUS_ADDRESSES",
@@ -90,12 +90,20 @@ __all__ = [
 ]
 
 _MODULES = {
+    "exporter": "Exporter ExporterInUseError forget_exporter",
     "forwarder": "KafkaForwarder",
+    "http": "HttpAnswer HttpClient check_headers",
     "prometheus.page": "PageSettings StoreUnreadableError",
+    "prometheus.series": "SeriesLimits by_label complete_minute entity_labels help_text"
+    " series_names",
     "prometheus.server": "PrometheusServer PrometheusSettings TelemetryServer",
     "remote_write.client": "remote_address",
+    "remote_write.stats": "RemoteWriteSettings RemoteWriteStats",
     "remote_write.writer": "RemoteWriter",
+    "senders": "SendError Sender open_sender",
     "senders.otlp": "to_otlp",
+    "stats": "ExporterStats",
+    "values": "ExportedValue",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES, feature="exporting", extra="export")

@@ -101,6 +101,7 @@ class Receiver:
 
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Take spans until stopped; ``ready`` is called once both ports are open."""
+        self._decoder()  # one that cannot be had is an error now, not with the first request
         bind, intake = self.settings.bind, self._intake
         http, grpc = self._http, self._grpc
         with contextlib.closing(intake), contextlib.closing(http), contextlib.closing(grpc):
@@ -155,7 +156,7 @@ class Receiver:
             "state": "draining" if self._intake.draining else "running",
             "http": self.http_address,
             "grpc": self.grpc_address,
-            "decoder": decoder_in_use() if self._sink.takes_packed else "python",
+            "decoder": self._decoder(),
             **self.stats.snapshot(),
             "connections": asdict(self._http.connections),
             "grpc_connections": asdict(self._grpc.connections),
@@ -169,6 +170,9 @@ class Receiver:
             },
             "thresholds": thresholds(self._sink.pressure(), self._sink.measures(), sink),
         }
+
+    def _decoder(self) -> str:
+        return decoder_in_use() if self._sink.takes_packed else "python"
 
     async def _report(self) -> None:
         while True:

@@ -2,7 +2,8 @@
 
 Gives settings (:func:`load_settings`), the run itself (:func:`run_processes`), its status
 (:func:`read_status`, :class:`StatusReader`, :func:`show_run`) and what its processes need: the home
-folder, the status file, signals. Loads without rich, which only drawing needs.
+folder, the status file, signals. Names load on first use, so that a process of a run does not load
+what it takes to show one.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.extras import lazy_names
-from batchmill.run.balance import read_counted
-from batchmill.run.checks import check_settings
 from batchmill.run.home import Home, HomeError, HomeInUseError, HomeSourceError
 from batchmill.run.settings import (
     FILE,
@@ -35,23 +34,15 @@ from batchmill.run.specs import (
     TOKEN_VARIABLE,
     pipeline_spec,
 )
-from batchmill.run.status import (
-    LAG_S,
-    Backlog,
-    Health,
-    RunState,
-    RunStatus,
-    StatusFile,
-    StatusReader,
-    assess,
-    read_status,
-    spool_backlog,
-)
 from batchmill.run.supervisor import GaveUpError
 
 if TYPE_CHECKING:
+    from batchmill.run.balance import read_counted
+    from batchmill.run.checks import check_settings
     from batchmill.run.receivers import Receivers, WorkerError
     from batchmill.run.runner import Demo, run_processes
+    from batchmill.run.state import Backlog, RunState, StatusFile, spool_backlog
+    from batchmill.run.status import LAG_S, Health, RunStatus, StatusReader, assess, read_status
     from batchmill.run.top.view import show_run
 
 __all__ = [
@@ -99,8 +90,12 @@ __all__ = [
 ]
 
 _MODULES = {
+    "balance": "read_counted",
+    "checks": "check_settings",
     "receivers": "Receivers WorkerError",
     "runner": "Demo run_processes",
+    "state": "Backlog RunState StatusFile spool_backlog",
+    "status": "LAG_S Health RunStatus StatusReader assess read_status",
     "top.view": "show_run",
 }
 

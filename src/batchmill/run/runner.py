@@ -33,7 +33,7 @@ from batchmill.run.specs import (
     web_spec,
     with_ports,
 )
-from batchmill.run.status import read_backlog, read_state, spool_backlog
+from batchmill.run.state import read_backlog, read_state, spool_backlog
 from batchmill.run.supervisor import GaveUpError, Process, RotatingLog, State, Supervisor
 from batchmill.store import RetryPolicy, StoreMissingError, open_store
 

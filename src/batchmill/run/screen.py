@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from batchmill.errors import BatchmillError
-from batchmill.run.status import Backlog, Report, RunState, alerts_text, export_text
+from batchmill.run.state import Backlog, Report, RunState
+from batchmill.run.status import alerts_text, export_text
 from batchmill.run.top.history import History
 from batchmill.sources import Grain
 from batchmill.store import RetryPolicy, Store, TopRecord, Value, open_store

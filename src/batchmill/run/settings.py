@@ -33,6 +33,7 @@ class UnknownSettingError(BatchmillError, LookupError):
     name: str
     origin: str
     nearest: str | None
+    exit_code = 2
 
     def __str__(self) -> str:
         hint = f"did you mean {self.nearest}? " if self.nearest else ""
@@ -47,6 +48,7 @@ class ConfigFileError(BatchmillError, ValueError):
 
     path: str
     why: str
+    exit_code = 2
     template = "{path} cannot be read: {why}. Correct it, or name another with --config"
 
 

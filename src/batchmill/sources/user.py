@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import sys
 import threading
 import types
@@ -243,14 +244,22 @@ def _hints(cls: type, scope: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "@source", cls, "frozen, since events do not change: @dataclass(frozen=True)"
         )
-    names = {**vars(sys.modules[cls.__module__]), **scope}
     try:
-        hints = typing.get_type_hints(cls, names)
+        return {field.name: _hint(cls, field, scope) for field in dataclasses.fields(cls)}
     except NameError as error:
         raise ConfigError(
             cls.__name__, str(error), "annotated with names that are defined by then"
         ) from error
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _hint(cls: type, field: dataclasses.Field[Any], scope: Mapping[str, Any]) -> object:
+    """The annotation of a field; it may be inherited, also from a class of another module."""
+    owner = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
+    names = vars(sys.modules[owner.__module__])
+    if owner.__module__ == cls.__module__:
+        names = {**names, **scope}
+    annotated = types.SimpleNamespace(__annotations__={field.name: field.type})
+    return typing.get_type_hints(annotated, names)[field.name]
 
 
 def _field(

@@ -112,7 +112,7 @@ def explain_full_disk(*folders: Path) -> Iterator[None]:
 
 def spark_local_folders(spark: SparkSession) -> list[Path]:
     """Where Spark writes shuffle files, as far as this machine knows."""
-    folders = os.environ.get("SPARK_LOCAL_DIRS") or spark.sparkContext.getConf().get(
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or spark.conf.get(
         "spark.local.dir", tempfile.gettempdir()
     )
     return [Path(folder.strip()) for folder in str(folders).split(",") if folder.strip()]

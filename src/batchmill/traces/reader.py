@@ -58,6 +58,9 @@ class TraceQuery:
     """The name of the span: of an endpoint, for example."""
     kind: str | None = None
     error: bool | None = None
+    status: str | None = None
+    """``OK``, ``ERROR`` or ``UNSET``."""
+    status_message: str | None = None
     min_us: int | None = None
     max_us: int | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -397,7 +400,8 @@ def _mask(file: OpenFile, group: RowGroup, query: TraceQuery) -> Mask:
     if group.first_us < query.start_us or group.last_us > query.end_us:
         times = file.read(group, ["time"])["time"].cast(pa.int64()).to_numpy()
         mask &= (times >= query.start_us) & (times <= query.end_us)
-    texts = {"service": query.service, "name": query.name, "kind": query.kind}
+    columns = ("service", "name", "kind", "status", "status_message")
+    texts = {column: getattr(query, column) for column in columns}
     if query.error is not None:
         status = _is_in(file.read(group, ["status"])["status"], pa.array(["ERROR"]))
         mask &= status if query.error else ~status

@@ -29,9 +29,13 @@ from batchmill.web.query_pool import QueryPool
 from batchmill.web.responses import BadRequest, RequestError, as_json
 
 _DAY_US = 86_400_000_000
-_UNITS_US = {"ns": 0.001, "us": 1, "µs": 1, "ms": 1000, "s": 1_000_000, "m": 60e6, "h": 3600e6}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
-_LIMIT = 20
+_LONGEST_MS = 1499 * _DAY_US // 1000
+"""The longest range of dependencies: ``read_range`` allows 1,500 days."""
+_UNITS_US = {"ns": 0.001, "us": 1, "ms": 1000, "s": 1_000_000, "m": 60e6, "h": 3600e6}
+_UNITS_US |= {"\u00b5s": 1, "\u03bcs": 1}  # the micro sign, and the Greek letter
+_DURATION = re.compile(rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(_UNITS_US)})")
+_LIMIT = 100
+"""As in Jaeger: Grafana sends no limit if its field is empty."""
 
 
 class _NotFound(RequestError):
@@ -122,7 +126,9 @@ class JaegerApi:
         now_us = int(self._clock() * 1_000_000)
         end = _number(params, "end", now_us)
         attributes = _tags(params.getlist("tag"), params.getlist("tags"))
-        error = attributes.pop("error", None)
+        error = None
+        if attributes.get("error") in ("true", "false"):
+            error = attributes.pop("error") == "true"
         kind = attributes.pop("span.kind", None)
         return TraceQuery(
             start_us=_number(params, "start", end - 2 * _DAY_US),
@@ -130,7 +136,9 @@ class JaegerApi:
             service=params["service"],
             name=params.get("operation") or None,
             kind=kind.upper() if kind else None,
-            error=None if error is None else error == "true",
+            error=error,
+            status=attributes.pop("otel.status_code", None),
+            status_message=attributes.pop("otel.status_description", None),
             min_us=_duration(params, "minDuration"),
             max_us=_duration(params, "maxDuration"),
             attributes=attributes,
@@ -145,9 +153,14 @@ class JaegerApi:
         return [as_jaeger(trace)]
 
     async def _dependencies(self, request: Request) -> list[dict[str, Any]]:
-        end_ms = _number(request.query_params, "endTs", int(self._clock() * 1000))
-        lookback_ms = _number(request.query_params, "lookback", _DAY_US // 1000)
-        given = {"from": str(max(0, end_ms - lookback_ms) // 1000), "to": str(end_ms // 1000)}
+        now_ms = int(self._clock() * 1000)
+        end_ms = _number(request.query_params, "endTs", now_ms)
+        start_ms = end_ms - _number(request.query_params, "lookback", _DAY_US // 1000)
+        end_ms = min(end_ms, now_ms)
+        start_ms = max(0, start_ms, end_ms - _LONGEST_MS)
+        if start_ms >= end_ms:
+            return []
+        given = {"from": str(start_ms / 1000), "to": str(end_ms / 1000)}
         time_range = read_range(given, self._clock())
         return await self._pool.query(
             lambda store: store.read(lambda snapshot: dependencies(snapshot, time_range))
@@ -189,7 +202,7 @@ def as_jaeger(trace: Trace) -> dict[str, Any]:
 
 def _span(span: TraceSpan, process: str, known: set[str]) -> dict[str, Any]:
     references = []
-    if span.parent_span_id:
+    if span.parent_span_id and span.parent_span_id != span.span_id:
         references.append(
             {"refType": "CHILD_OF", "traceID": span.trace_id, "spanID": span.parent_span_id}
         )
@@ -257,8 +270,11 @@ def _duration(params: Mapping[str, str], name: str) -> int | None:
     text = params.get(name)
     if not text:
         return None
-    parts = list(_DURATION.finditer(text))
-    if not parts or "".join(part[0] for part in parts) != text:
+    unsigned = text.removeprefix("+")
+    if unsigned == "0":
+        return 0
+    parts = list(_DURATION.finditer(unsigned))
+    if not parts or "".join(part[0] for part in parts) != unsigned:
         raise BadRequest(
             f"unable to parse param '{name}': {text[:64]!r} is no duration, such as 1.2s, 100ms "
             "or 500us"

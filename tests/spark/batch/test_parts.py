@@ -85,7 +85,7 @@ def run(spark: SparkSession, folder: Path) -> Any:
         return contents(running.store), running.store.counters()
 
 
-@pytest.mark.parametrize(("parts", "tasks"), [(1, 1), (2, 2), (8, 8), (13, 3)])
+@pytest.mark.parametrize(("parts", "tasks"), [(1, 1), (8, 8), (13, 3)])
 def test_the_number_of_parts_and_tasks_changes_nothing(
     spark: SparkSession,
     tmp_path: Path,

@@ -28,17 +28,12 @@ from batchmill.aggregate import (
 )
 from batchmill.oal import load
 from batchmill.spark import PipelineError, PipelineSettings
-from batchmill.spark.batch import tasks
-from batchmill.spark.batch.blobs import Blob, Kind, read_blobs
-from batchmill.spark.batch.tasks import (
-    Limits,
-    ReadFrameStep,
-    ReadStep,
-    Shipped,
-    TaskPlan,
-    TaskReport,
-)
+from batchmill.spark.batch import read_step
+from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
+from batchmill.spark.batch.read_step import ReadFrameStep, ReadStep
+from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.batch.writer import aggregators_for
+from batchmill.spark.shuffle import Blob, Kind, read_blobs
 from tests.kit.events import segments
 from tests.kit.files import no_more_files
 from tests.kit.pipelines import (
@@ -197,8 +192,8 @@ def test_rows_are_aggregated_a_few_at_a_time(
     for number in range(6):
         write_segment(tmp_path, "Endpoint", rows[number::6], str(number))
     at_once = read(segments(tmp_path))
-    monkeypatch.setattr(tasks, "_ROWS_AT_ONCE", 15)
-    monkeypatch.setattr(tasks, "_DELTA_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(read_step, "_ROWS_AT_ONCE", 15)
+    monkeypatch.setattr(read_step, "_DELTA_BYTES_AT_ONCE", 1)
     in_portions = read(segments(tmp_path))
     assert len(in_portions.blobs) > len(at_once.blobs)
     assert in_portions.deltas() == at_once.deltas() == made_of(rows)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SETTINGS = PipelineSettings(ttl_days=365, span_wait_s=SPAN_WAIT_S, max_batch_files=4)
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.slow(60), pytest.mark.system]
 
 
 def given(root: str, **changes: Any) -> dict[str, Any]:

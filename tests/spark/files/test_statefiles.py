@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +14,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from batchmill.spans import ids_of
-from batchmill.spark.batch.parts import Share, by_part, trace_parts
-from batchmill.spark.batch.state import publish, to_read
+from batchmill.spark.files.state import publish, to_read
 from batchmill.spark.files.statefiles import StateFile, StateKind, read_state, write_state
+from batchmill.spark.shuffle import Share, by_part, trace_parts
 
 PARTS, TASKS = 8, 3
 SPANS = pa.table(
@@ -38,13 +39,22 @@ def kept(folder: Path, kind: StateKind) -> StateFile:
         own = {part: parts[part] for part in Share(PARTS, TASKS, task).own if part in parts}
         if kind is StateKind.IDS:
             own = {part: ids_of(rows) for part, rows in own.items()}
-        pieces.append(write_state(kind, own, target))
+        pieces.append(write_state(kind, own, target, task, TASKS))
     # A task that was run again: what the first attempt wrote is not published.
     write_state(kind, {0: SPANS.slice(0, 5)}, target)
     files = publish(pieces, target, 1, 0)
     assert [file.rows for file in files] == [100]
     (file,) = to_read(files, ())
     assert (file.kind, file.parts, file.merged) == (kind, PARTS, False)
+    return file
+
+
+def numbered(folder: Path, kind: StateKind) -> StateFile:
+    """The same with the names that files had before: they do not tell the task."""
+    file = kept(folder, kind)
+    for task in range(TASKS):
+        path = Path(file.folder) / f"{task}-{TASKS}.arrow"
+        path.rename(path.with_name(f"{task}.arrow"))
     return file
 
 
@@ -75,9 +85,11 @@ def all_ids(tables: list[tuple[int, pa.Table]]) -> list[tuple[int, int]]:
 WHOLE = spans_in([(0, SPANS)])
 IDS = all_ids([(0, ids_of(SPANS))])
 SHARES = pytest.mark.parametrize(
-    ("parts", "tasks"), [(8, 3), (8, 1), (8, 8), (5, 2), (16, 3), (1, 1)]
+    ("parts", "tasks"), [(8, 3), (8, 1), (8, 6), (8, 8), (5, 2), (16, 3), (1, 1)]
 )
-WRITERS = pytest.mark.parametrize("write", [kept, old], ids=["new", "version 1"])
+WRITERS = pytest.mark.parametrize(
+    "write", [kept, numbered, old], ids=["new", "numbered", "version 1"]
+)
 
 
 @WRITERS
@@ -115,6 +127,29 @@ def test_each_task_knows_the_ids_of_its_traces(
         assert sorted(id_ for ids in of_tasks for id_ in ids) == IDS
     else:
         assert of_tasks == [IDS] * tasks
+
+
+def test_a_task_opens_the_files_that_may_have_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the same task of as many has written, or some of those of fewer and more."""
+    file = kept(tmp_path, StateKind.IDS)
+    opened: list[str] = []
+    memory_map = pa.memory_map
+
+    def note(path: str) -> Any:
+        opened.append(Path(path).name)
+        return memory_map(path)
+
+    monkeypatch.setattr(pa, "memory_map", note)
+    for tasks, names in (
+        (3, ["1-3.arrow"]),
+        (6, ["1-3.arrow"]),
+        (2, [f"{n}-3.arrow" for n in range(3)]),
+    ):
+        opened.clear()
+        read_state(file, Share(PARTS, tasks, 1))
+        assert opened == names
 
 
 def test_spans_of_version_1_have_the_columns_of_today(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def segments(*sizes: int) -> list[Segment]:
     [
         ([], MOST // 16),
         # A fixed cost of one second is assumed, and so a pace of 4,000 a second: 36,000.
-        ([(4_000, 2.0)], 5 * 4_000),
-        ([(10_000, 2.0)], 5 * 10_000),
+        ([(4_000, 2.0)], 2 * 4_000),
+        ([(10_000, 2.0)], 2 * 10_000),
         ([(36_000, 10.0)], 36_000),
         # Two sizes tell the fixed cost, which is 4 seconds here, and the pace, 1,000 a second.
         ([(2_000, 6.0), (4_000, 8.0)], 6_000),
@@ -47,7 +47,7 @@ def segments(*sizes: int) -> list[Segment]:
         ([(10, 5.0)], LEAST),
         # All of one size take too long: a larger one is tried.
         ([(2_000, 20.0)] * 3, 3_200),
-        ([(1_000, 0.0)], 5_000),
+        ([(1_000, 0.0)], 2_000),
     ],
 )
 def test_a_batch_follows_the_time_of_the_last_ones(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +30,7 @@ from batchmill.spark.input.deltas import DeltaReader, UnusableError, events_in, 
 from batchmill.spool import delta_file
 from tests.kit.pipelines import SMALL, START, endpoint_events, write_deltas
 from tests.oracle.generate import to_table
+from tests.spark.kit import replaced
 
 ROWS = endpoint_events(20)
 FAR = 2**52
@@ -76,11 +76,6 @@ def test_minutes_that_begin_after_the_latest_start_are_set_aside(table: pa.Table
     assert read.ahead_rows == count == sum(read.ahead[ROW_COUNT].to_pylist())
     assert read.ahead.schema.equals(table.schema)
     assert sum(rows_by_minute(read.deltas).values()) == 20 - count
-
-
-def replaced(table: pa.Table, name: str, column: Any) -> pa.Table:
-    """The same with another column in place of one."""
-    return table.set_column(table.column_names.index(name), name, column)
 
 
 SPOILED: dict[str, Callable[[pa.Table], pa.Table]] = {

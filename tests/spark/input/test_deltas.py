@@ -113,7 +113,7 @@ def test_deltas_of_every_function_make_the_states_of_the_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Every function and source: states and values are those of a pipeline that gets the rows."""
-    events = every_events(3, EVERY_SOURCE, 60)
+    events = every_events(3, EVERY_SOURCE, 40)
     made = []
     for kind in ("rows", "deltas"):
         folder = tmp_path / kind
@@ -171,49 +171,52 @@ def test_a_client_that_aggregates_beside_one_that_does_not(
         assert counted(running.store, "rows") == {("Endpoint", ""): 60}
 
 
-@pytest.mark.parametrize(
-    ("script", "apdex_ms", "says"),
-    [
-        (
-            SMALL.replace("percentile2(10)", "percentile2(5)"),
-            None,
-            "ep_p10: from(Endpoint.latency).percentile2(5), "
-            "here from(Endpoint.latency).percentile2(10)",
-        ),
-        (SMALL + "more = from(Endpoint.*).count();", None, "more: from(Endpoint.*).count(), here"),
-        (SMALL.splitlines()[1], None, "ep_avg: not defined, here"),
-        (
-            SMALL + "apdex = from(Endpoint.latency).apdex(serviceName, status);",
-            {"shop": 100},
-            "apdex",
-        ),
-        ("cpm = from(Service.*).cpm();", None, "cpm: from(Service.*).cpm(), here not defined"),
-    ],
+OTHERS: Sequence[tuple[str, dict[str, int] | None, str]] = (
+    (
+        SMALL.replace("percentile2(10)", "percentile2(5)"),
+        None,
+        "ep_p10: from(Endpoint.latency).percentile2(5), "
+        "here from(Endpoint.latency).percentile2(10)",
+    ),
+    (SMALL + "more = from(Endpoint.*).count();", None, "more: from(Endpoint.*).count(), here"),
+    (SMALL.splitlines()[1], None, "ep_avg: not defined, here"),
+    (
+        SMALL + "apdex = from(Endpoint.latency).apdex(serviceName, status);",
+        {"shop": 100},
+        "apdex",
+    ),
+    ("cpm = from(Service.*).cpm();", None, "cpm: from(Service.*).cpm(), here not defined"),
 )
-def test_deltas_for_other_metrics_are_quarantined(
-    spark: SparkSession,
-    tmp_path: Path,
-    script: str,
-    apdex_ms: dict[str, int] | None,
-    says: str,
-) -> None:
+"""Scripts and thresholds that are not the pipeline's, and what it says of their deltas."""
+
+
+def test_deltas_for_other_metrics_are_quarantined(spark: SparkSession, tmp_path: Path) -> None:
     """With a reason that says which metric differs; the rows and deltas of others count."""
-    source = "Service" if "Service.*" in script else "Endpoint"
     rows = endpoint_events(30)
-    other = every_events(5, [source], 20)[source]
     spool = tmp_path / "spool"
-    bad = write_deltas(spool, source, other, script, "bad", apdex_ms=apdex_ms)
+    bad = []
+    for number, (script, apdex_ms, _) in enumerate(OTHERS):
+        source = "Service" if "Service.*" in script else "Endpoint"
+        other = every_events(5, [source], 20)[source]
+        bad.append(write_deltas(spool, source, other, script, f"bad-{number}", apdex_ms=apdex_ms))
     write_deltas(spool, "Endpoint", rows[:10], SMALL, "deltas")
     write_segment(spool, "Endpoint", rows[10:], "rows")
     with pipeline(spark, tmp_path, oal=SMALL) as running:
         (report,) = running.run_available()
         assert differences(stored(running.store), expected_of(rows)) == []
-        assert counted(running.store, "quarantined segment") == {(source, REASON): 1}
-        assert counted(running.store, "quarantined") == {(source, REASON): 20}
-        assert (report.stats.quarantined_rows, report.stats.quarantined_segments) == (20, 1)
-        reason = (local(running.quarantine) / source / "bad.parquet.reason").read_text()
-    assert says in reason
-    assert (running.quarantine / source / "bad.parquet").read_bytes() == bad.read_bytes()
+        assert counted(running.store, "quarantined segment") == {
+            ("Endpoint", REASON): 4,
+            ("Service", REASON): 1,
+        }
+        assert counted(running.store, "quarantined") == {
+            ("Endpoint", REASON): 80,
+            ("Service", REASON): 20,
+        }
+        assert (report.stats.quarantined_rows, report.stats.quarantined_segments) == (100, 5)
+    for path, (_, _, says) in zip(bad, OTHERS, strict=True):
+        kept = local(running.quarantine) / path.relative_to(spool)
+        assert says in kept.with_name(f"{kept.name}.reason").read_text()
+        assert kept.read_bytes() == path.read_bytes()
 
 
 def test_apdex_thresholds_that_differ_are_a_reason(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from pyspark.sql import SparkSession
 
 from tests.kit.pipelines import (
@@ -106,51 +106,49 @@ READABLE: dict[str, Callable[[list[Row], Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", READABLE)
-def test_a_segment_that_is_unusual_is_read(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Whatever common writers produce: read, and equal to the oracle."""
-    rows = endpoint_events(40)
-    write_segment(tmp_path / "spool", "Endpoint", rows[:20])
+def test_segments_that_are_unusual_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever common writers produce: read, and equal to the oracle.
+
+    The rows of each kind are of a service of its own, which a difference names.
+    """
+    usual, *others = (endpoint_events(20, seed) for seed in range(len(READABLE) + 1))
+    write_segment(tmp_path / "spool", "Endpoint", usual)
     with pipeline(spark, tmp_path, oal=SMALL) as running:
-        if kind == "a modification time long ago":
-            running.run_available()
-        READABLE[kind](rows[20:], tmp_path / "spool")
         running.run_available()
+        for (kind, write), rows in zip(READABLE.items(), others, strict=True):
+            for row in rows:
+                row["serviceName"] = kind
+            write(rows, tmp_path / "spool")
+        (report,) = running.run_available()
+        assert report.stats.segments == len(READABLE)
         assert quarantined(local(running.quarantine)) == {}
-        assert differences(stored(running.store), expected_of(rows)) == []
+        wanted = expected_of([*usual, *itertools.chain(*others)])
+        assert differences(stored(running.store), wanted) == []
 
 
-def test_columns_that_are_missing_are_null(spark: SparkSession, tmp_path: Path) -> None:
-    """A segment with no more than the required columns, and one with a column of nulls only."""
+def test_columns_that_are_missing_are_null_unless_they_are_required(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A segment with no more than the required columns, and one with a column of nulls only, are
+    read. No time column, or no latency: every row is quarantined for that reason."""
     rows = endpoint_events(20)
     few = ("time", "name", "serviceName", "serviceLayer", "latency")
-    write_table(tmp_path / "spool", "few", to_table("Endpoint", rows[:10]).select(few))
+    table = to_table("Endpoint", rows[:10])
+    write_table(tmp_path / "spool", "few", table.select(few))
     nulls = with_column(rows[10:], "type", [None] * 10, pa.null())
     write_table(tmp_path / "spool", "nulls", nulls)
+    write_table(tmp_path / "spool", "timeless", table.drop_columns(["time"]))
+    write_table(tmp_path / "spool", "unmeasured", table.drop_columns(["latency"]))
     with pipeline(spark, tmp_path, oal=SMALL) as running:
         running.run_available()
         actual = stored(running.store)
-    seen = [{name: row[name] for name in few} for row in rows[:10]]
-    seen += [{**row, "type": None} for row in rows[10:]]
-    assert differences(actual, expected_of(seen)) == []
-
-
-def test_a_segment_without_a_required_column_has_no_row_that_fits(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """No time column, or no latency: every row is quarantined for that reason."""
-    rows = endpoint_events(20)
-    table = to_table("Endpoint", rows[:10])
-    write_table(tmp_path / "spool", "timeless", table.drop_columns(["time"]))
-    write_table(tmp_path / "spool", "unmeasured", table.drop_columns(["latency"]))
-    write_segment(tmp_path / "spool", "Endpoint", rows[10:])
-    with pipeline(spark, tmp_path, oal=SMALL) as running:
-        running.run_available()
         assert counted(running.store, "quarantined") == {
             ("Endpoint", "no time"): 10,
             ("Endpoint", "no latency"): 10,
         }
-        assert differences(stored(running.store), expected_of(rows[10:])) == []
+    seen = [{name: row[name] for name in few} for row in rows[:10]]
+    seen += [{**row, "type": None} for row in rows[10:]]
+    assert differences(actual, expected_of(seen)) == []
 
 
 def test_text_that_is_no_utf8_does_not_stop_the_stream(spark: SparkSession, tmp_path: Path) -> None:

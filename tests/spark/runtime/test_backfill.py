@@ -81,16 +81,27 @@ def test_a_folder_counts_once(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_named_frame_counts_once_and_an_unnamed_one_each_time(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The name of a DataFrame backfill is what makes a repetition one."""
+    """The name of a DataFrame backfill is what makes a repetition one.
+
+    Without a name nobody can repeat it, so it leaves no checkpoint; a named one is remembered.
+    """
     rows = endpoint_events(40)
     path = write_segment(tmp_path / "old", "Endpoint", rows)
     with pipeline(spark, tmp_path, oal=SMALL) as running:
+        for _ in range(2):
+            running.backfill(frame(running, path), source="Endpoint")
+        with pytest.raises(ConfigError, match="columns of Endpoint"):
+            running.backfill(
+                frame(running, path).drop("time").selectExpr("*", "1 AS time"), source="Endpoint"
+            )
+        assert list((tmp_path / "checkpoint").iterdir()) == []
+        assert differences(stored(running.store), expected_of(rows * 2)) == []
         for applied in (True, False):
             (report,) = running.backfill(frame(running, path), source="Endpoint", name="march")
             assert report.applied is applied
-        assert differences(stored(running.store), expected_of(rows)) == []
-        for _ in range(2):
-            running.backfill(frame(running, path), source="Endpoint")
+        assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [
+            "backfill-rows-Endpoint-march"
+        ]
         assert differences(stored(running.store), expected_of(rows * 3)) == []
 
 
@@ -119,9 +130,9 @@ def test_a_backfill_beside_a_live_stream(spark: SparkSession, tmp_path: Path) ->
     parts: list[list[Row]] = [endpoint_events(60, seed) for seed in (1, 2, 3)]
     live, own, others = parts
     streamed = threading.Semaphore(0)
-    for number in range(3):
-        write_segment(tmp_path / "own", "Endpoint", own[number::3], str(number), number)
-        write_segment(tmp_path / "others", "Endpoint", others[number::3], str(number), number)
+    for number in range(2):
+        write_segment(tmp_path / "own", "Endpoint", own[number::2], str(number), number)
+        write_segment(tmp_path / "others", "Endpoint", others[number::2], str(number), number)
     with (
         pipeline(
             spark,
@@ -139,15 +150,15 @@ def test_a_backfill_beside_a_live_stream(spark: SparkSession, tmp_path: Path) ->
             spawn(running.backfill, tmp_path / "own"),
             spawn(other.backfill, tmp_path / "others"),
         ]
-        for number in range(3):
+        for number in range(2):
             # Written elsewhere and moved, as a spool does: a segment is whole when it is seen.
-            rows = live[number::3]
+            rows = live[number::2]
             path = write_segment(tmp_path / "making", "Endpoint", rows, str(number), number)
             target = tmp_path / "spool" / "Endpoint"
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)
             assert streamed.acquire(timeout=PATIENCE_S)
-        assert [len(backfill.result(PATIENCE_S)) for backfill in backfills] == [3, 3]
+        assert [len(backfill.result(PATIENCE_S)) for backfill in backfills] == [2, 2]
         assert differences(stored(running.store), expected_of(live + own + others)) == []
         assert {stream.name for stream in running.store.streams()} >= {"main"}
         assert len(running.store.streams()) == 3
@@ -239,22 +250,6 @@ def test_a_frame_of_spans(spark: SparkSession, tmp_path: Path) -> None:
         assert counted(running.store, "quarantined") == {("Span", "no span_id"): 2}
         assert counted(running.store, "rows")["Span", ""] == len(spans)
     assert differences(actual, expected(spans_to_events(spans).events, oal)) == []
-
-
-def test_a_frame_without_a_name_leaves_no_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    """Nobody can repeat it; a named one is remembered."""
-    path = write_segment(tmp_path / "old", "Endpoint", endpoint_events(10))
-    with pipeline(spark, tmp_path, oal=SMALL) as running:
-        running.backfill(frame(running, path), source="Endpoint")
-        with pytest.raises(ConfigError, match="columns of Endpoint"):
-            running.backfill(
-                frame(running, path).drop("time").selectExpr("*", "1 AS time"), source="Endpoint"
-            )
-        assert list((tmp_path / "checkpoint").iterdir()) == []
-        running.backfill(frame(running, path), source="Endpoint", name="march")
-        assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [
-            "backfill-rows-Endpoint-march"
-        ]
 
 
 def test_a_backfill_says_what_is_wrong_with_its_arguments(

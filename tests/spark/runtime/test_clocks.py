@@ -71,7 +71,12 @@ def machine(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path)
     return Machine(spark, tmp_path, url)
 
 
-@pytest.mark.parametrize("off", [OFF, -OFF], ids=["ahead", "behind"])
+@pytest.mark.parametrize(
+    ("machine", "off"),
+    [("sqlite", OFF), ("postgres", -OFF)],
+    ids=["sqlite-ahead", "postgres-behind"],
+    indirect=["machine"],
+)
 def test_a_clock_that_is_wrong_for_a_batch_changes_nothing(machine: Machine, off: Any) -> None:
     """The week stays; rows with the wrong clock are kept, those with the right one count on."""
     with machine.open() as running:

@@ -20,14 +20,13 @@ from pyspark.sql import SparkSession
 from batchmill.oal import load
 from batchmill.outbox import OutboxSettings
 from batchmill.sources import entity_id
-from batchmill.spark import PipelineSettings
-from batchmill.spark.batch import parts
-from batchmill.spark.batch.blobs import Kind, read_blobs
+from batchmill.spark import PipelineSettings, shuffle
 from batchmill.spark.batch.job import BatchJob
 from batchmill.spark.batch.merge import CommitStep, PartCommit
-from batchmill.spark.batch.parts import entity_parts
-from batchmill.spark.batch.tasks import Limits, ReadStep, Shipped, TaskPlan
+from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
+from batchmill.spark.batch.read_step import ReadStep
 from batchmill.spark.batch.writer import aggregators_for
+from batchmill.spark.shuffle import Kind, entity_parts, read_blobs
 from batchmill.store import Batch, FencedError, OpenParts, Store, open_for_task, open_store
 from tests.kit.exporters import listed_changes
 from tests.kit.pipelines import (
@@ -117,33 +116,32 @@ def test_the_driver_commits_nothing_but_the_books(
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("nth", [1, 2])
 def test_parts_that_were_committed_are_not_committed_again(
     spark: SparkSession,
     tmp_path: Path,
     postgres_url: str,
     monkeypatch: pytest.MonkeyPatch,
-    nth: int,
     after: bool,
 ) -> None:
-    """The driver ends before or after a batch's books; the next has another number of tasks."""
+    """The driver ends before or after a batch's books, of the first and of the second batch; the
+    next has another number of tasks."""
     fill(tmp_path)
-    commit, calls = Store.commit, 0
+    commit = Store.commit
+    for number in range(2):
 
-    def crash(store: Store, batch: Batch) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == nth:
-            if after:
-                commit(store, batch)
-            raise Crash
-        return commit(store, batch)
+        def crash(store: Store, batch: Batch, last: int = number) -> Any:
+            if batch.number == last and not batch.settle:
+                if after:
+                    commit(store, batch)
+                raise Crash
+            return commit(store, batch)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "commit", crash)
-        with pytest.raises(Crash):
-            run(spark, tmp_path, postgres_url)
-    monkeypatch.setattr(BatchJob, "_tasks", lambda *given: 5)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "commit", crash)
+            with pytest.raises(Crash):
+                run(spark, tmp_path, postgres_url)
+        tasks = 5 - 2 * number
+        monkeypatch.setattr(BatchJob, "_tasks", lambda *given, tasks=tasks: tasks)
     run(spark, tmp_path, postgres_url)
 
 
@@ -223,7 +221,7 @@ def test_entities_with_one_hash_are_not_merged(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hash says which part an entity is in, not which entity it is."""
-    monkeypatch.setattr(parts, "hash64", lambda texts: np.full(len(texts), 7, "u8"))
+    monkeypatch.setattr(shuffle, "hash64", lambda texts: np.full(len(texts), 7, "u8"))
     metrics = load(SMALL)
     limited = PipelineSettings()
     aggregators = aggregators_for(metrics, limited)
@@ -252,7 +250,7 @@ NAMES = st.none() | st.text(st.sampled_from(" a\u00e9\u3042\x1c\U0001f600"), max
 
 
 @given(st.lists(st.tuples(NAMES, st.sampled_from([None, "MESH", "GENERAL"]), NAMES)))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_an_entity_is_in_one_part(rows: list[tuple[str | None, ...]]) -> None:
     """Whatever its layers are, and whatever of its names is cut off."""
     source = load(SMALL).catalog.source("Endpoint")

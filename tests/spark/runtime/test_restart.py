@@ -72,7 +72,10 @@ def copy_store(folder: Path, target: Path) -> None:
 
 
 def test_a_replayed_batch_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch that was not marked as done is repeated: the store recognises its number."""
+    """A batch that was not marked as done is repeated: the store recognises its number.
+
+    A restart reads nothing again; a run without news commits nothing.
+    """
     run(spark, tmp_path, 0, 1)
     with open_store(sqlite(tmp_path)) as store:
         before = contents(store), store.counters()
@@ -83,6 +86,7 @@ def test_a_replayed_batch_changes_nothing(spark: SparkSession, tmp_path: Path) -
         assert (contents(store), store.counters()) == before
     (next_one,) = run(spark, tmp_path, 2)
     assert (next_one.number, next_one.applied) == (2, True)
+    assert run(spark, tmp_path) == []
     assert differences(stored(sqlite(tmp_path)), expected_of(ROWS)) == []
 
 
@@ -124,13 +128,6 @@ def test_a_batch_that_failed_before_its_commit_is_run_again(
         monkeypatch.undo()
         assert [report.number for report in running.run_available()] == [1, 2]
         assert differences(stored(running.store), expected_of(ROWS)) == []
-
-
-def test_nothing_new_means_no_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """A restart reads nothing again; a run without news commits nothing."""
-    run(spark, tmp_path, 0, 1, 2)
-    assert run(spark, tmp_path) == []
-    assert differences(stored(sqlite(tmp_path)), expected_of(ROWS)) == []
 
 
 def deleted_checkpoint(folder: Path) -> None:

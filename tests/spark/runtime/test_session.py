@@ -18,7 +18,7 @@ from pyspark.sql.functions import udf
 
 from batchmill.spark import Pipeline
 from batchmill.spark.failures import is_out_of_memory
-from batchmill.spark.runtime.session import _collector, _memory, rows_for
+from batchmill.spark.runtime.session import _collector, _memory, copy_of, prepare, rows_for
 from tests.kit.files import ROOT
 from tests.kit.jvm import jvm_options
 from tests.kit.pipelines import SMALL, counted, endpoint_events, pipeline, write_segment
@@ -128,6 +128,18 @@ def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_pa
         (value,) = running.store.values("hours")
         assert value.value == {"{n=19}": 1}
     assert theirs.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+def test_a_copy_has_the_settings_of_its_session(spark: SparkSession) -> None:
+    """Those set since it was made, and those that it was started with; then each has its own."""
+    name = "spark.sql.shuffle.partitions"
+    session = prepare(spark)
+    session.conf.set(name, "7")
+    copy = copy_of(session)
+    assert copy.conf.get(name) == "7"
+    assert copy.conf.get("spark.driver.memory") == spark.conf.get("spark.driver.memory")
+    copy.conf.set(name, "9")
+    assert (session.conf.get(name), spark.conf.get(name)) == ("7", "2")
 
 
 def test_the_rows_of_a_batch_follow_the_heap(spark: SparkSession) -> None:

@@ -34,12 +34,12 @@ from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
 
 ROWS = endpoint_events(60)
-SEGMENTS = 6
+SEGMENTS = 4
 SPANS_OAL = "rel = from(ServiceRelation.latency).percentile2(10); c = from(Service.*).count();"
 
 
 def backlog(folder: Path) -> None:
-    """Six segments, to be a batch each."""
+    """Four segments, to be a batch each."""
     for number in range(SEGMENTS):
         write_segment(folder, "Endpoint", ROWS[number::SEGMENTS], str(number), number)
 
@@ -66,7 +66,7 @@ def test_stop_from_the_callback_ends_after_that_batch(spark: SparkSession, tmp_p
     backlog(tmp_path / "spool")
 
     def stop(report: BatchReport) -> None:
-        if report.number == 1:
+        if report.number == 0:
             running.stop()
 
     running = pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME, on_batch=stop)
@@ -75,20 +75,20 @@ def test_stop_from_the_callback_ends_after_that_batch(spark: SparkSession, tmp_p
     running.stop()  # waits for the rest
     with pytest.raises(PipelineError, match="make a new one"):
         running.run_available()
-    goes_on_exactly(spark, tmp_path, first=2)
+    goes_on_exactly(spark, tmp_path, first=1)
 
 
 @pytest.mark.parametrize("way", ["start", "run_available"])
 def test_a_backlog_is_not_worked_off_before_the_end(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    """Stopped during batch 2 of 6: that one is committed, and no more; a restart goes on."""
+    """Stopped during batch 1 of 4: that one is committed, and no more; a restart goes on."""
     backlog(tmp_path / "spool")
     inside = threading.Event()
     go_on = threading.Event()
 
     def hold(report: BatchReport) -> None:
-        if report.number == 2:
+        if report.number == 1:
             inside.set()
             assert go_on.wait(PATIENCE_S)
 
@@ -108,8 +108,8 @@ def test_a_backlog_is_not_worked_off_before_the_end(
     if way == "run_available":
         working.join(PATIENCE_S)
         assert running.cut_short
-    assert differences(stored(sqlite(tmp_path)), expected_of(rows_until(2))) == []
-    goes_on_exactly(spark, tmp_path, first=3)
+    assert differences(stored(sqlite(tmp_path)), expected_of(rows_until(1))) == []
+    goes_on_exactly(spark, tmp_path, first=2)
 
 
 def test_a_backfill_ends_with_its_pipeline(spark: SparkSession, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_backfill_ends_with_its_pipeline(spark: SparkSession, tmp_path: Path) 
         stops[0].join(PATIENCE_S)
     with pipeline(spark, tmp_path, oal=SMALL, settings=ONE_AT_A_TIME) as running:
         assert running.backfilled(tmp_path / "old") == 2
-        assert numbers(running.backfill(tmp_path / "old")) == [2, 3, 4, 5]
+        assert numbers(running.backfill(tmp_path / "old")) == [2, 3]
         assert not running.cut_short
         assert running.backfilled(tmp_path / "old") == SEGMENTS
         assert differences(stored(running.store), expected_of(ROWS)) == []

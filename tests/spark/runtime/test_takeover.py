@@ -65,8 +65,7 @@ def fill(folder: Path) -> None:
         write_segment(folder / "spool", "Endpoint", ROWS[number::13], f"{number} é%", number)
 
 
-@pytest.mark.parametrize("name", ["planned", "stored"])
-@pytest.mark.parametrize("remove_read", [False, True])
+@pytest.mark.parametrize(("name", "remove_read"), [("planned", True), ("stored", False)])
 def test_a_stream_of_version_1_goes_on(
     spark: SparkSession, tmp_path: Path, name: str, remove_read: bool
 ) -> None:

@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [
+    pytest.mark.slow(50),
     pytest.mark.timeout(600),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
-KILLED_AT = 3
+BATCHES = 7
+KILLED_AT = 2
 """The worker is killed while the batch of that number is being made."""
 
 PROBE = """
@@ -56,35 +58,43 @@ def probe(_):
         facts["error"] = str(error)
     yield facts
 
-master, with_batchmill, conf = sys.argv[1], sys.argv[2] == "shipped", json.loads(sys.argv[3])
-if with_batchmill:
-    from batchmill.spark.runtime.session import lease
-    session = lease(master, conf=conf).session
-else:
-    from pyspark.sql import SparkSession
-    builder = SparkSession.builder.master(master)
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-reports = session.sparkContext.parallelize(range(4), 4).mapPartitions(probe).collect()
-print(json.dumps(reports))
-session.stop()
+def report(session):
+    reports = session.sparkContext.parallelize(range(4), 4).mapPartitions(probe).collect()
+    print(json.dumps(reports))
+    session.stop()
+
+from pyspark.sql import SparkSession
+master, conf = sys.argv[1], json.loads(sys.argv[2])
+builder = SparkSession.builder.master(master)
+for key, value in conf.items():
+    builder = builder.config(key, value)
+report(builder.getOrCreate())
+from batchmill.spark.runtime.session import lease
+report(lease(master, conf=conf).session)
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster that is gone after the test, whatever came of it."""
-    with Cluster(tmp_path) as made:
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that is gone after the tests, whatever came of it."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(servers: Cluster) -> Cluster:
+    """The cluster, with all of its workers, whatever the test before did to it."""
+    if servers.alive() < WORKERS:
+        servers.stop()
+        servers.start()
+    return servers
 
 
 def test_the_package_ships_to_executors_by_itself(cluster: Cluster, tmp_path: Path) -> None:
     """Executors whose Python has no batchmill import it from what the session sent them."""
     python = bare_python(tmp_path)
 
-    without = probe(cluster, "plain", python)
-    shipped = probe(cluster, "shipped", python)
+    without, shipped = probe(cluster, python)
 
     assert all(facts["bare"] for facts in (*without, *shipped))
     assert [facts["error"] for facts in without] == ["No module named 'batchmill'"] * 4
@@ -100,7 +110,7 @@ def test_a_worker_killed_mid_run_changes_nothing(
     cluster: Cluster, tmp_path: Path, spark: SparkSession
 ) -> None:
     """On two executors, one of which dies with its worker on the way: the store is exact."""
-    events = mixed_spool(tmp_path / "spool", random.Random(5), typed=2, spans=4)
+    events = mixed_spool(tmp_path / "spool", random.Random(5), typed=1, spans=4)
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
 
     with driver(cluster, tmp_path, url) as life:
@@ -111,7 +121,7 @@ def test_a_worker_killed_mid_run_changes_nothing(
         life.hear(rf"batch {KILLED_AT}: .*", seconds=0.3)
         cluster.workers[0].kill()
         before = len(life.lines)
-        life.must_hear(r"batch 9: .*")
+        life.must_hear(rf"batch {BATCHES - 1}: .*")
         cluster.wait_until(lambda: cluster.alive() == WORKERS - 1, "the master misses the worker")
         survivors = cluster.executors(1)
         life.end()
@@ -120,7 +130,7 @@ def test_a_worker_killed_mid_run_changes_nothing(
     assert survivors == executors[1]
     assert not _runs(executors[0][0])
     done = [line.partition(":")[0] for line in life.lines if line.startswith("batch ")]
-    assert done == [f"batch {number}" for number in range(10)]
+    assert done == [f"batch {number}" for number in range(BATCHES)]
     assert before < len(life.lines) - 3, "it was nearly over when the worker was killed"
     settings = PipelineSettings(ttl_days=365, span_wait_s=SPAN_WAIT_S)
     with pipeline(spark, tmp_path, oal=MIXED_OAL, settings=settings) as here:
@@ -128,10 +138,10 @@ def test_a_worker_killed_mid_run_changes_nothing(
     assert differences(whole(url), expected_whole(MIXED_OAL, events)) == []
 
 
-def probe(cluster: Cluster, kind: str, python: Path) -> list[dict[str, Any]]:
-    """What a small job learns about batchmill on the executors."""
+def probe(cluster: Cluster, python: Path) -> list[list[dict[str, Any]]]:
+    """What a small job learns about batchmill on executors without batchmill and with it."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, cluster.url, kind, json.dumps(CONF)],
+        [sys.executable, "-c", PROBE, cluster.url, json.dumps(CONF)],
         cwd=ROOT,
         env={**driver_environment(), "PYSPARK_PYTHON": str(python)},
         capture_output=True,
@@ -140,8 +150,7 @@ def probe(cluster: Cluster, kind: str, python: Path) -> list[dict[str, Any]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    reports: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return reports
+    return [json.loads(line) for line in done.stdout.splitlines()[-2:]]
 
 
 def bare_python(folder: Path) -> Path:

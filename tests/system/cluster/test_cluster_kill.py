@@ -23,36 +23,30 @@ from tests.kit.pipelines import MIXED_OAL, differences, expected_whole, mixed_sp
 from tests.kit.servers.postgres import Postgres
 from tests.kit.threads import until
 from tests.system.cluster.spark_cluster import WORKERS, Cluster
-from tests.system.kills.cluster import CONF, Tally, kill_all
+from tests.system.kills.cluster import CONF, KINDS, Tally, kill_all
 from tests.system.kills.driver import say, start_driver
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(110),
     pytest.mark.timeout(1800),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
-KILLS = 12
 
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster that is gone after the test, whatever came of it."""
-    # It takes minutes on a busy machine; pytest would print every thread's stack meanwhile.
-    faulthandler.cancel_dump_traceback_later()
-    with Cluster(tmp_path) as made:
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that is gone after the tests, whatever came of it."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
 
-def test_everything_is_killed_at_random_moments(
-    cluster: Cluster, tmp_path: Path, postgres: Postgres
-) -> None:
-    """A short round of ``python -m tests.system.kills.cluster``."""
-    tally = Tally()
-    kill_all(tmp_path / "run", cluster, postgres, seed=3, count=KILLS, tally=tally)
-    say(tally.report())
-    assert tally.killed.total() >= KILLS // 2, "it was through before most kills"
-    assert tally.half.total() > 0, "no batch was half committed when something was killed"
+@pytest.fixture
+def cluster(servers: Cluster) -> Cluster:
+    """The cluster, with all of its workers, whatever the test before did to it."""
+    # It takes minutes on a busy machine; pytest would print every thread's stack meanwhile.
+    faulthandler.cancel_dump_traceback_later()
+    servers.wait_until(lambda: servers.alive() == WORKERS, "the workers are there")
+    return servers
 
 
 GATE = """
@@ -109,3 +103,14 @@ def test_stages_that_run_again_after_some_parts_are_committed(
     assert any(line.startswith("batch 0 rerun") for line in life.lines), life.lines
     assert [line for line in life.lines if " opened" in line] == ["batch 0 opened, 0"]
     assert differences(whole(postgres_url), expected_whole(MIXED_OAL, events)) == []
+
+
+def test_everything_is_killed_at_random_moments(
+    cluster: Cluster, tmp_path: Path, postgres: Postgres
+) -> None:
+    """A short round of ``python -m tests.system.kills.cluster``: one kill of each kind."""
+    tally = Tally()
+    kill_all(tmp_path / "run", cluster, postgres, seed=3, count=len(KINDS), tally=tally)
+    say(tally.report())
+    assert tally.killed.total() >= 6, "it was through before most kills"
+    assert tally.half.total() > 0, "no batch was half committed when something was killed"

@@ -92,9 +92,13 @@ class Kill:
 
 
 def kills(rng: random.Random, count: int) -> list[Kill]:
-    """Of all kinds, in random order; the last is that of a driver, whose successor lives on."""
-    kinds = [kind for kind, times in KINDS.items() for _ in range(times)]
-    several = [kinds[at % len(kinds)] for at in range(0, 7 * count, 7)]
+    """Of all kinds, in random order; the last is that of a driver, whose successor lives on.
+
+    So many kills as there are kinds are one of each.
+    """
+    turns = range(max(KINDS.values()))
+    kinds = [kind for turn in turns for kind, times in KINDS.items() if times > turn]
+    several = [kinds[at % len(kinds)] for at in range(count)]
     rng.shuffle(several)
     several.remove("driver")
     longest = {"now": 2.0, "opened": 1.0, "parts": 0.15, "books": 0.05}
@@ -162,7 +166,7 @@ class ClusterRun:
     def fill(self, typed: int, spans: int) -> None:
         """Fill the spool: events, deltas, spans, of which some come twice."""
         spool = self._folder / "spool"
-        self.events = mixed_spool(spool, self._rng, typed=typed, spans=spans, deltas=typed // 3)
+        self.events = mixed_spool(spool, self._rng, typed=typed, spans=spans, deltas=-(-typed // 4))
         self.again = self._rng.sample(self.events["Span"], 40)
         segments = list(spool.rglob("*.parquet"))
         for name in range(2):
@@ -410,7 +414,7 @@ def kill_all(
     rng = random.Random(seed)
     folder.mkdir()
     run = ClusterRun(folder, cluster, server, rng, tally)
-    run.fill(typed=count // 4, spans=count // 3)
+    run.fill(typed=max(2, count // 4), spans=max(3, count // 3))
     try:
         made = run.run(kills(rng, count))
         run.check()

@@ -86,7 +86,8 @@ class KilledRun:
     """One run of the pipeline, through as many lives as it takes.
 
     The next driver starts its Spark while the one before it is at work. It waits there, and has
-    seen nothing of spool, checkpoint and store, until the other is dead.
+    seen nothing of spool, checkpoint and store, until the other is dead. Drivers have one core and
+    two in turn.
     """
 
     def __init__(self, folder: Path, url: str, **given: Any) -> None:
@@ -143,6 +144,7 @@ class KilledRun:
             self._folder,
             self._url,
             self._born,
+            master=f"local[{2 - self._born % 2}]",
             batch_files=shot.batch_files if shot else None,
             # The transaction is still open then when the signal comes.
             linger_at=shot.after if shot else "",

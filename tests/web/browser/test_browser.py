@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchmill.files import write_json
-from batchmill.run import Home
+from batchmill.http import Access
+from batchmill.run import Home, StatusReader
 from batchmill.store import open_store
 from tests.kit.servers.browser import (
     PHONE,
@@ -22,11 +23,13 @@ from tests.kit.servers.browser import (
     expect_value,
     keep_shot,
     record_live_states,
+    reused_page,
     running_chromium,
     table_rows,
     wait_for_live_state,
     watched_page,
 )
+from tests.web.kit import serving as serving_here
 from tests.web.pages_kit import BEGIN, OWN, SLOWEST, Served, filled_store, serving
 from tests.web.traffic import CORE, WITHOUT_MICROS, Call, Shop
 
@@ -57,7 +60,7 @@ NONE = "\N{EN DASH}"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests; each has a session of its own."""
+    """One browser for all tests."""
     with running_chromium() as chromium:
         yield chromium
 
@@ -72,10 +75,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             yield Served(address, life, store, shop)
 
 
-@pytest.fixture
-def seen(browser: Browser, served: Served) -> Iterator[Watched]:
+@pytest.fixture(scope="module")
+def tab(browser: Browser, served: Served) -> Iterator[Watched]:
     """A page of that server."""
     with watched_page(browser, served.address) as watched:
+        yield watched
+
+
+@pytest.fixture
+def seen(tab: Watched) -> Iterator[Watched]:
+    """That page, as if it were new."""
+    with reused_page(tab) as watched:
         yield watched
 
 
@@ -126,10 +136,7 @@ def test_a_fast_service_is_not_shown_as_0_ms(
     with open_store(url) as store:
         shop = Shop(store, script=script)
         shop.commit([Call("fast", ms, BEGIN) for ms in (0.12, 0.9)])
-    with (
-        serving(tmp_path, f"--store={url}") as (address, _),
-        watched_page(browser, address) as seen,
-    ):
+    with serving_here(url) as server, watched_page(browser, server.address) as seen:
         page = seen.open(PAGES["services"])
         expect_table(page, "Services", {"fast": ["2.0", *shown, "100.00 %", "1.00"]})
         page = seen.open(f"#/service/fast?{OWN}")
@@ -354,8 +361,8 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
     segment.touch()
     os.utime(segment, (1e9, 1e9))
     with (
-        serving(tmp_path, f"--home={home.folder}") as (address, _),
-        watched_page(browser, address) as seen,
+        serving_here(home.store_url, run=StatusReader(home)) as server,
+        watched_page(browser, server.address) as seen,
     ):
         seen.expected = ("503",)  # there is no store
         page = seen.open(PAGES["pipeline"])
@@ -490,10 +497,10 @@ def test_a_token_is_entered_once(browser: Browser, tmp_path: Path) -> None:
 
     The store does not exist yet, and the server has no run: the page shows both.
     """
-    given = (f"--store=sqlite:///{tmp_path}/none.db", "--token=sesame")
+    url, access = f"sqlite:///{tmp_path}/none.db", Access(token="sesame")
     with (
-        serving(tmp_path, *given) as (address, _),
-        watched_page(browser, address) as seen,
+        serving_here(url, access=access) as server,
+        watched_page(browser, server.address) as seen,
     ):
         seen.expected = ("401", "503")
         page = seen.open("#/services")
@@ -517,14 +524,11 @@ def test_a_token_is_entered_once(browser: Browser, tmp_path: Path) -> None:
 
 def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) -> None:
     """And the first commit shows by itself."""
-    from batchmill.store import open_store
-    from tests.web.traffic import Shop
-
     url = f"sqlite:///{tmp_path}/store.db"
     with (
         open_store(url) as store,
-        serving(tmp_path, f"--store={url}") as (address, _),
-        watched_page(browser, address) as seen,
+        serving_here(url) as server,
+        watched_page(browser, server.address) as seen,
     ):
         page = seen.open("#/services")
         page.get_by_text("No data yet").wait_for()

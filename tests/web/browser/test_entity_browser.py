@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import pytest
@@ -41,9 +41,10 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]
+pytestmark = [pytest.mark.slow(45), pytest.mark.system]
 
 WIDE = (1440, 900)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 BEGIN = int(time.time()) // 3600 * 3600 - 2 * 3600
 """The hour that the shop is open; it is over."""
 HOUR = f"from={BEGIN}&to={BEGIN + 3600}&grain=minute"
@@ -328,15 +329,16 @@ def test_charts_are_in_two_columns_that_fill_the_width(seen: Watched) -> None:
     assert all(abs(2 * width + 16 - whole) <= 2 for width in widths[:-1])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1440", "390"])
-def test_all_pages_fit(browser: Browser, address: str, size: tuple[int, int], scheme: Any) -> None:
+def test_all_pages_fit(browser: Browser, address: str, size: tuple[int, int]) -> None:
     """Nothing is wider than the screen, light or dark, and nothing is written to the console."""
-    with watched_page(browser, address, size, color_scheme=scheme) as seen:
+    with watched_page(browser, address, size, color_scheme="light") as seen:
         for name, where in PAGES.items():
             page = seen.open(f"#/{where}?{HOUR}")
             page.locator("main[aria-busy]").wait_for(state="detached")
             page.locator(".skeleton").first.wait_for(state="detached")
             fits = f"document.documentElement.scrollWidth <= {size[0]}"
-            expect_value(page, partial(page.evaluate, fits), True)
-            keep_shot(page, f"{name}-{size[0]}-{scheme}")
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                expect_value(page, partial(page.evaluate, fits), True)
+                keep_shot(page, f"{name}-{size[0]}-{scheme}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from batchmill.web.promql.parser import Matcher, parse, parse_selector
 from batchmill.web.responses import BadRequest
 from tests.kit.servers.prometheus import Prometheus, running_prometheus
 from tests.kit.threads import until
-from tests.web.kit import START_S, Call, CallWriter, Client, bucket_of, serving
+from tests.web.kit import START_S, Call, CallWriter, Client, bucket_of, serving, serving_all
 
 NAMES = ("shop", 'ca"rt', "gate\\1")
 CPM = "batchmill_service_cpm"
@@ -70,34 +71,39 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return store_url
 
 
-def test_a_minute_is_a_sample_at_its_end(url: str) -> None:
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[Client]:
+    """A server over it."""
+    with serving_all(url) as api_client:
+        yield api_client
+
+
+def test_a_minute_is_a_sample_at_its_end(client: Client, url: str) -> None:
     """It is there once the next minute has begun, and until that one is over."""
     with open_store(url) as store:
         values = {value.bucket: value.value for value in store.values("service_cpm", entity="shop")}
     assert values[202402291159] == 1
-    with serving(url) as client:
-        assert _value(client, START_S) == 1  # the end of 11:59
-        assert _value(client, START_S + 59.9) == 1
-        # 12:00 has begun, but no minute behind it has: it is not complete, and 11:59 is kept.
-        assert _value(client, START_S + 60) == 1
-        assert _value(client, START_S + 299) == 1
-        assert _value(client, START_S + 300) is None  # five minutes, as Prometheus looks back
-        assert _value(client, START_S - 3 * 60) is None  # 11:56 has none, and is complete
+    assert _value(client, START_S) == 1  # the end of 11:59
+    assert _value(client, START_S + 59.9) == 1
+    # 12:00 has begun, but no minute behind it has: it is not complete, and 11:59 is kept.
+    assert _value(client, START_S + 60) == 1
+    assert _value(client, START_S + 299) == 1
+    assert _value(client, START_S + 300) is None  # five minutes, as Prometheus looks back
+    assert _value(client, START_S - 3 * 60) is None  # 11:56 has none, and is complete
 
 
-def test_labels_and_names_are_those_of_the_exporters(url: str) -> None:
+def test_labels_and_names_are_those_of_the_exporters(client: Client) -> None:
     """Name, entity, kind, layer; and a label for each number of a labelled metric."""
-    with serving(url) as client:
-        ((labels, _),) = _vector(client, f'{CPM}{{name="shop"}}', START_S)
-        assert labels == {
-            "__name__": CPM,
-            "entity": "c2hvcA==.1",
-            "name": "shop",
-            "kind": "service",
-            "layer": "GENERAL",
-        }
-        samples = _vector(client, 'batchmill_service_percentile{name="shop"}', START_S)
-        assert [result[0]["label"] for result in samples] == ["p50", "p75", "p90", "p95", "p99"]
+    ((labels, _),) = _vector(client, f'{CPM}{{name="shop"}}', START_S)
+    assert labels == {
+        "__name__": CPM,
+        "entity": "c2hvcA==.1",
+        "name": "shop",
+        "kind": "service",
+        "layer": "GENERAL",
+    }
+    samples = _vector(client, 'batchmill_service_percentile{name="shop"}', START_S)
+    assert [result[0]["label"] for result in samples] == ["p50", "p75", "p90", "p95", "p99"]
 
 
 @pytest.mark.parametrize(
@@ -117,13 +123,12 @@ def test_labels_and_names_are_those_of_the_exporters(url: str) -> None:
         ('{name="shop", layer=~".*MESH.*"}', set()),
     ],
 )
-def test_matchers(url: str, matchers: str, names: set[str]) -> None:
+def test_matchers(client: Client, matchers: str, names: set[str]) -> None:
     """Equal or not, matching as a whole or not; a label that is not there is empty."""
-    with serving(url) as client:
-        samples = _vector(client, CPM + matchers, START_S)
-        assert {labels["name"] for labels, _ in samples} == names
-        by_name = f'{{__name__="{CPM}"{"," if matchers else ""}{matchers[1:-1]}}}'
-        assert _vector(client, by_name, START_S) == samples
+    samples = _vector(client, CPM + matchers, START_S)
+    assert {labels["name"] for labels, _ in samples} == names
+    by_name = f'{{__name__="{CPM}"{"," if matchers else ""}{matchers[1:-1]}}}'
+    assert _vector(client, by_name, START_S) == samples
 
 
 @pytest.mark.parametrize(
@@ -154,13 +159,12 @@ def test_what_is_not_understood_is_said_so(text: str, reason: str) -> None:
     assert reason in refused.value.reason
 
 
-def test_a_bad_query_is_bad_data(url: str) -> None:
+def test_a_bad_query_is_bad_data(client: Client) -> None:
     """400, in Prometheus' own form."""
-    with serving(url) as client:
-        for path in ("/api/v1/query", "/api/v1/query_range"):
-            for text in ("rate(x[5m])", ""):
-                status, answer = client.ask(path, query=text, start=0, end=60, step=15)
-                assert (status, answer["status"], answer["errorType"]) == (400, "error", "bad_data")
+    for path in ("/api/v1/query", "/api/v1/query_range"):
+        for text in ("rate(x[5m])", ""):
+            status, answer = client.ask(path, query=text, start=0, end=60, step=15)
+            assert (status, answer["status"], answer["errorType"]) == (400, "error", "bad_data")
 
 
 @pytest.mark.parametrize(
@@ -181,37 +185,35 @@ def test_ranges_have_bounds(params: dict[str, Any], reason: str) -> None:
     assert reason in refused.value.reason
 
 
-def test_what_grafana_asks_beside(url: str) -> None:
+def test_what_grafana_asks_beside(client: Client) -> None:
     """Whether anybody is there, which labels, values, series and metrics there are."""
     days = {"start": START_S - 600, "end": START_S}
-    with serving(url) as client:
-        scalar = client.get("/api/v1/query", query="1+1")["data"]
-        assert (scalar["resultType"], scalar["result"][1]) == ("scalar", "2")
-        assert "version" in client.get("/api/v1/status/buildinfo")["data"]
-        assert client.get("/api/v1/labels")["data"] == [
-            *("__name__", "entity", "kind", "label", "layer", "name"),
-        ]
-        values = client.get("/api/v1/label/name/values", **{"match[]": CPM}, **days)["data"]
-        assert values == sorted(NAMES)
-        names = client.get("/api/v1/label/__name__/values")["data"]
-        assert CPM in names
-        assert client.get("/api/v1/label/kind/values")["data"] == [
-            *("endpoint", "instance", "service"),
-        ]
-        series = client.get("/api/v1/series", **{"match[]": f'{CPM}{{name="shop"}}'}, **days)
-        assert [result["entity"] for result in series["data"]] == ["c2hvcA==.1"]
-        assert client.get("/api/v1/metadata", metric=CPM)["data"] == {
-            CPM: [{"type": "gauge", "help": "from(Service.*).cpm(), of one minute", "unit": ""}]
-        }
+    scalar = client.get("/api/v1/query", query="1+1")["data"]
+    assert (scalar["resultType"], scalar["result"][1]) == ("scalar", "2")
+    assert "version" in client.get("/api/v1/status/buildinfo")["data"]
+    assert client.get("/api/v1/labels")["data"] == [
+        *("__name__", "entity", "kind", "label", "layer", "name"),
+    ]
+    values = client.get("/api/v1/label/name/values", **{"match[]": CPM}, **days)["data"]
+    assert values == sorted(NAMES)
+    names = client.get("/api/v1/label/__name__/values")["data"]
+    assert CPM in names
+    assert client.get("/api/v1/label/kind/values")["data"] == [
+        *("endpoint", "instance", "service"),
+    ]
+    series = client.get("/api/v1/series", **{"match[]": f'{CPM}{{name="shop"}}'}, **days)
+    assert [result["entity"] for result in series["data"]] == ["c2hvcA==.1"]
+    assert client.get("/api/v1/metadata", metric=CPM)["data"] == {
+        CPM: [{"type": "gauge", "help": "from(Service.*).cpm(), of one minute", "unit": ""}]
+    }
 
 
-def test_a_form_is_as_good_as_an_address(url: str) -> None:
+def test_a_form_is_as_good_as_an_address(client: Client) -> None:
     """Grafana posts its queries."""
-    with serving(url) as client:
-        form = urlencode({"query": CPM, "time": START_S})
-        posted = client.ask("/api/v1/query", "POST", form)
-        assert posted == client.ask("/api/v1/query", query=CPM, time=START_S)
-        assert len(posted[1]["data"]["result"]) == 2
+    form = urlencode({"query": CPM, "time": START_S})
+    posted = client.ask("/api/v1/query", "POST", form)
+    assert posted == client.ask("/api/v1/query", query=CPM, time=START_S)
+    assert len(posted[1]["data"]["result"]) == 2
 
 
 def test_a_store_that_is_away_is_unavailable(tmp_path: Path) -> None:

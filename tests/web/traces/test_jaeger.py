@@ -11,7 +11,7 @@ import pytest
 
 from batchmill.store import open_store
 from tests.kit.traces.segments import HOUR, kept, made_span
-from tests.web.kit import START_S, Call, CallWriter, Client, serving
+from tests.web.kit import START_S, Call, CallWriter, Client, serving_all
 
 EVENT = {"time": HOUR * 1_000_000 + 20_500, "name": "exception", "attributes": {"a": "b"}}
 ROWS = [
@@ -39,11 +39,11 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return url, kept(folder, ROWS).folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(filled: tuple[str, Path]) -> Iterator[Client]:
     """A server of kept spans."""
     url, traces = filled
-    with serving(url, traces=traces) as client:
+    with serving_all(url, traces=traces) as client:
         yield client
 
 
@@ -126,6 +126,17 @@ def test_errors_and_events_are_tags_and_logs(client: Client) -> None:
         ({"tag": "http.route:/cart"}, [1]),
         ({"tags": json.dumps({"error": "true"})}, [2]),
         ({"tags": json.dumps({"span.kind": "client"})}, []),
+        # As Go reads durations.
+        ({"minDuration": ".5s"}, [2]),
+        ({"minDuration": "+500.ms", "maxDuration": "900000\u03bcs"}, [2]),
+        ({"minDuration": "0"}, [2, 1]),
+        # Tags that a trace shows.
+        ({"tags": json.dumps({"otel.status_code": "ERROR"})}, [2]),
+        ({"tags": json.dumps({"otel.status_code": "OK"})}, []),
+        ({"tags": json.dumps({"otel.status_description": "no"})}, [2]),
+        # What Grafana makes of a tag without a value: no span has an empty one.
+        ({"tags": json.dumps({"error": ""})}, []),
+        ({"tags": json.dumps({"error": "false"})}, [1]),
         ({"limit": 1}, [2]),
         ({"end": HOUR * 1_000_000 + 1}, [1]),
     ],
@@ -164,3 +175,26 @@ def test_dependencies_are_calls_between_services(client: Client) -> None:
     data = _data(client, "/api/dependencies", endTs=(START_S + 300) * 1000, lookback=3_600_000)
     assert data == [{"parent": "gate", "child": "shop", "callCount": 5}]
     assert _data(client, "/api/dependencies", endTs=START_S * 1000, lookback=3_600_000) == []
+
+
+def test_dependencies_of_a_long_time_are_those_that_are_there(client: Client) -> None:
+    """Grafana offers the last five years, and ranges that end in the future."""
+    years = 5 * 366 * 86_400_000
+    calls = [{"parent": "gate", "child": "shop", "callCount": 5}]
+    assert _data(client, "/api/dependencies", lookback=years) == calls
+    end = (START_S + 300) * 1000 + years
+    assert _data(client, "/api/dependencies", endTs=end, lookback=2 * years) == calls
+    assert _data(client, "/api/dependencies", endTs=end, lookback=1000) == []
+
+
+def test_a_search_without_a_limit_gives_100_traces(tmp_path: Path) -> None:
+    """As Jaeger does; a span that is its own parent has no reference, as no page could show it."""
+    rows = [made_span(trace, 1, 1, at_ms=trace, took_ms=1) for trace in range(1, 131)]
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url):
+        pass
+    with serving_all(url, traces=kept(tmp_path, rows).folder) as client:
+        traces = _data(client, "/api/traces", service="shop", **TIME)
+        assert len(traces) == 100
+        assert [span["references"] for trace in traces for span in trace["spans"]] == [[]] * 100
+        assert len(_data(client, "/api/traces", service="shop", limit=120, **TIME)) == 120

@@ -15,7 +15,7 @@ from batchmill.oal import core_script
 from batchmill.sources import endpoint_id, service_id
 from batchmill.workers import Statement
 from tests.kit.traces.segments import HOUR, kept, made_span
-from tests.web.kit import Client, serving
+from tests.web.kit import Client, serving, serving_all
 
 SHOP, DATABASE = service_id("shop", True), service_id("orders-db", False)
 SPANS = [
@@ -47,10 +47,10 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return url, kept(folder, SPANS).folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(filled: tuple[str, Path]) -> Iterator[Client]:
     """A server of the store and the kept spans."""
-    with serving(filled[0], traces=filled[1]) as client:
+    with serving_all(filled[0], traces=filled[1]) as client:
         yield client
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchmill.store import open_store
 from tests.kit.traces.segments import HOUR, kept, made_span
-from tests.web.kit import Client, serving
+from tests.web.kit import Client, serving, serving_all
 
 EVENT = {"time": HOUR * 1_000_000 + 20_500, "name": "exception", "attributes": {"a": "b"}}
 ROWS = [
@@ -37,11 +37,11 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return url, kept(folder, ROWS).folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(filled: tuple[str, Path]) -> Iterator[Client]:
     """A server of kept spans."""
     url, traces = filled
-    with serving(url, traces=traces) as client:
+    with serving_all(url, traces=traces) as client:
         yield client
 
 

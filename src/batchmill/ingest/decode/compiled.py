@@ -23,6 +23,7 @@ import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from batchmill.errors import ConfigError
 from batchmill.ingest.decode import json, protobuf
 from batchmill.ingest.decode.body import BadRequest, Limits, TooLarge
 from batchmill.ingest.decode.rows import (
@@ -63,6 +64,7 @@ MOST_ODD = 0.25
 reference, and is decoded again if the request is refused in the end."""
 
 _MICROS = pa.timestamp("us", tz="UTC")
+_TEXTS = pa.dictionary(pa.int32(), pa.string())
 _SEEDING = threading.Lock()
 _NO_BYTES = pa.py_buffer(b"")
 _KIND_TEXTS, _STATUS_TEXTS = pa.array(KINDS[1:]), pa.array(STATUSES)
@@ -104,10 +106,13 @@ class _View(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled decoder; None where it was not built, or is not wanted."""
+    """The compiled decoder; None where it was not built, or is not wanted.
+
+    Raises :class:`ConfigError` if it is wanted, and cannot be had.
+    """
     wanted = os.environ.get(SETTING, "")
     if wanted not in ("", "python", "compiled"):
-        raise ValueError(f"{SETTING} is {wanted!r}: set it to python or compiled, or unset it")
+        raise ConfigError(SETTING, wanted, "python or compiled, or not set")
     if wanted == "python":
         return None
     try:
@@ -118,7 +123,8 @@ def library() -> ctypes.CDLL | None:
             raise OSError("it is of another version: install batchmill again")
     except (OSError, AttributeError) as error:
         if wanted:
-            raise OSError(f"{SETTING} is compiled, but {LIBRARY}: {error}") from error
+            allowed = f"python, or not set: the compiled decoder cannot be used ({error})"
+            raise ConfigError(SETTING, wanted, allowed) from error
         if LIBRARY.exists():
             log.warning("requests are decoded in Python, slower: %s: %s", LIBRARY, error)
         return None
@@ -414,6 +420,7 @@ class _Table:
     def __init__(self, parts: Sequence[_Spans], resources: array[int], firsts: array[int]) -> None:
         self._wire = parts[0].wire
         self._address = ctypes.c_void_p()
+        self._no_texts: dict[int, pa.Array] = {}
         addresses = (ctypes.c_void_p * len(parts))(*(part.address for part in parts))
         outcome = self._wire.batchmill_join(
             *(ctypes.byref(addresses), len(parts)),
@@ -453,17 +460,14 @@ class _Table:
     def dictionary(self, column: int) -> pa.Array:
         """A column of texts with its dictionary."""
         view = self.view(column)
-        if not view.distinct:
-            return _no_texts(view.length)
+        if not view.distinct:  # most columns: they share one array of nulls
+            if view.length not in self._no_texts:
+                self._no_texts[view.length] = pa.nulls(view.length, _TEXTS)
+            return self._no_texts[view.length]
         offsets = self.buffer(view.offsets, 4 * (view.distinct + 1))
         buffers = [None, offsets, self.buffer(view.text, view.text_bytes)]
         texts = pa.Array.from_buffers(pa.string(), view.distinct, buffers, 0)
         return pa.DictionaryArray.from_arrays(self.numbers(column, pa.int32()), texts, safe=False)
-
-
-def _no_texts(length: int) -> pa.Array:
-    nulls = pa.nulls(length, pa.int32())
-    return pa.DictionaryArray.from_arrays(nulls, pa.array([], pa.string()))
 
 
 def _table(

@@ -21,30 +21,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batchmill.sources import TIME_COLUMN
-from batchmill.spark.batch.blobs import COLUMNS, Kind, read_blobs
 from batchmill.spark.batch.merge import CommitStep, Merged, MergeStep, PartCommit
-from batchmill.spark.batch.tasks import (
-    Limits,
-    ReadContentStep,
-    ReadFrameStep,
-    ReadStep,
-    Shipped,
-    SpanStep,
-    TaskPlan,
-    TaskReport,
-)
+from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
+from batchmill.spark.batch.read_step import ReadContentStep, ReadFrameStep, ReadStep
+from batchmill.spark.batch.report import TaskReport
+from batchmill.spark.batch.span_step import SpanStep
 from batchmill.spark.files import remote
 from batchmill.spark.files.paths import AnyPath, is_uri
 from batchmill.spark.files.remote import Contents, RowsStep
 from batchmill.spark.files.statefiles import StateFile
 from batchmill.spark.input.rows import END_COLUMN, SPAN
 from batchmill.spark.input.segments import local_path, source_of
+from batchmill.spark.shuffle import COLUMNS, Kind, read_blobs
 
 SETTINGS: Mapping[str, str] = {
     # The plan is known in advance, and sizes mean nothing: blobs are few.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
+    # Spark describes every plan for its UI, which nobody opens.
+    "spark.sql.ui.explainMode": "simple",
     # Blobs in files are large.
     "spark.sql.parquet.columnarReaderBatchSize": "16",
     # A task that runs again returns the same rows, in blobs with other bytes: the names of files
@@ -59,7 +55,7 @@ _FILES_PER_TASK = 64
 _BYTES_PER_TASK = 16 * 2**20
 """Bytes of segments, which are some hundred thousand spans: what a task holds in memory."""
 _PENDING_PER_TASK = 500_000
-"""Pending spans, which take memory when they expire."""
+"""Pending spans that expire or are merged: the others stay in their files, and take no memory."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class SpanWork:
     files: Sequence[StateFile]
     """The state of earlier batches."""
     rows: int
-    """How many pending spans are in it."""
+    """How many of its pending spans expire, or are merged with those of this batch."""
     folder: AnyPath
     """Where the state of this batch is written."""
     answering: frozenset[str] | None = None

@@ -29,16 +29,25 @@ from batchmill.oal import MapKey
 from batchmill.outbox import Outbox
 from batchmill.sources import Catalog, bucket_end, bucket_start
 from batchmill.spans import SERVED, TAGS
-from batchmill.spark.batch import state
 from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
 from batchmill.spark.batch.merge import PartCommit
-from batchmill.spark.batch.report import DELTAS, HOOK, READ, SPARK, BatchStats, Stopwatch
-from batchmill.spark.batch.state import StateFiles
-from batchmill.spark.batch.tasks import DUPLICATE, Limits, TaskPlan, TaskReport
+from batchmill.spark.batch.plan import Limits, TaskPlan
+from batchmill.spark.batch.report import (
+    DELTAS,
+    HOOK,
+    READ,
+    SPARK,
+    BatchStats,
+    Stopwatch,
+    TaskReport,
+)
+from batchmill.spark.batch.span_step import DUPLICATE
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk, explain_task_error, spark_local_folders
+from batchmill.spark.files import state
 from batchmill.spark.files.paths import AnyPath, local_only
 from batchmill.spark.files.remote import write_invalid
+from batchmill.spark.files.state import StateFiles
 from batchmill.spark.files.statefiles import write_hosts
 from batchmill.spark.input.deltas import AHEAD
 from batchmill.spark.input.quarantine import Quarantine
@@ -150,12 +159,13 @@ class BatchMaker:
         spans = None
         if given.has_spans or plan.expired:
             files = (*work.files.pending, *plan.ids)
+            copied = {file.path for file in (*plan.expired, *plan.merged)}
             state.check_files((*files, *work.files.hosts), self._spark)
             spans = SpanWork(
                 plan.tick,
                 max((file.arrived_ms for file in plan.expired), default=None),
                 state.to_read(files, plan.merged),
-                sum(file.rows for file in work.files.pending),
+                sum(file.rows for file in work.files.pending if file.path in copied),
                 self._folder / state.new_name(work.number, work.parts),
                 # In a backfill nobody waits for an edge to appear, and all spans are there.
                 work.files.answering(self._folder) if work.expire else None,

@@ -32,10 +32,10 @@ from batchmill.aggregate import (
 )
 from batchmill.outbox import Outbox
 from batchmill.spans import merge_statements, merge_topn
-from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, write_blobs
-from batchmill.spark.batch.parts import Share
-from batchmill.spark.batch.tasks import Shipped, TaskPlan, TaskReport
+from batchmill.spark.batch.plan import Shipped, TaskPlan
+from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.shuffle import Blob, Kind, Share, read_blobs, write_blobs
 from batchmill.store import (
     Batch,
     OpenParts,

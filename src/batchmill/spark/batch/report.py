@@ -1,13 +1,16 @@
-"""What a batch brought, and where its time went."""
+"""What the tasks of a batch count, what the batch brought, and where its time went."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from batchmill.aggregate import Overflow
-from batchmill.store import CommitResult
+from batchmill.spark.files.statefiles import StatePiece
+from batchmill.spark.input.segments import BadSegment
+from batchmill.store import CommitResult, Outgoing, StoreError
 
 READ, HOOK, SPARK, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
     "read",  # find its segments, and check the state that earlier batches have left
@@ -35,6 +38,51 @@ class Stopwatch:
         now = self._clock()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self._since
         self._since = now
+
+
+@dataclass
+class TaskReport:
+    """What tasks count; the driver adds the reports up."""
+
+    segments: int = 0
+    """Segments that could be read."""
+    spans: int = 0
+    """Spans that went from the first step to the second."""
+    events: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Rows of events by event type and minute (``yyyyMMddHHmm``)."""
+    derived: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The same of rows that spans gave."""
+    counters: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """The store's counters, as far as tasks know them."""
+    newest: int = 0
+    """The newest minute of statements that processes have counted themselves; 0: of none."""
+    bad: list[BadSegment] = field(default_factory=list)
+    kept: list[StatePiece] = field(default_factory=list)
+    """The state that this batch keeps."""
+    invalid: list[tuple[str, str]] = field(default_factory=list)
+    """Files of invalid rows, with the event type of each."""
+    invalid_schemas: list[tuple[str, bytes]] = field(default_factory=list)
+    """The schemas of invalid rows that are in blobs, with the event type of each."""
+    outgoing: list[Outgoing] = field(default_factory=list)
+    """Files of changes for exporters."""
+    failures: list[StoreError] = field(default_factory=list)
+    """Why parts could not be committed."""
+    answering: set[str] = field(default_factory=set)
+    """Hosts outside that somebody has answered for."""
+    overflow: Overflow = field(default_factory=Overflow)
+    """What the limit of new entities has done."""
+
+    def add(self, other: TaskReport) -> None:
+        """Add what another task has counted."""
+        self.segments += other.segments
+        self.spans += other.spans
+        for name in ("events", "derived", "counters"):
+            getattr(self, name).update(getattr(other, name))
+        self.newest = max(self.newest, other.newest)
+        self.answering |= other.answering
+        for name in ("bad", "kept", "invalid", "invalid_schemas", "outgoing", "failures"):
+            getattr(self, name).extend(getattr(other, name))
+        self.overflow.add(other.overflow)
 
 
 @dataclass

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from batchmill.aggregate import Aggregator, EntityAccount
 from batchmill.oal import MetricSet
 from batchmill.outbox import Outbox
-from batchmill.spark.batch import state
 from batchmill.spark.batch.maker import BatchMaker, OnRows, Work
 from batchmill.spark.batch.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
-from batchmill.spark.batch.state import StateFiles
 from batchmill.spark.failures import explain_full_disk
+from batchmill.spark.files import state
+from batchmill.spark.files.state import StateFiles
 from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.session import copy_of

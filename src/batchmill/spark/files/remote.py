@@ -23,12 +23,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from batchmill.spark.batch.blobs import COLUMNS, Blob, Kind, read_blobs, write_blobs
-from batchmill.spark.batch.parts import by_part, trace_parts
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.files.paths import AnyPath, HadoopPath
 from batchmill.spark.files.statefiles import StateFile, StateKind
 from batchmill.spark.input.segments import BadSegment, source_of, spark_path
+from batchmill.spark.shuffle import (
+    COLUMNS,
+    Blob,
+    Kind,
+    by_part,
+    read_blobs,
+    trace_parts,
+    write_blobs,
+)
 
 WRITTEN = (Kind.INVALID, Kind.PENDING, Kind.IDS)
 """The kinds of blobs that Spark writes."""

@@ -2,7 +2,8 @@
 
 A file has what one task kept: rows sorted by part, as one Arrow batch that a reader maps into its
 memory, so that it takes from the disk only the columns that it uses. The parts and their rows are
-in the file's metadata.
+in the file's metadata; its name says which of how many tasks wrote it, so that others need not
+open it: ``3-8.arrow`` has the parts 3, 11, 19 … (Older versions only numbered them.)
 
 A task writes files under hidden names. The driver gives those of the task that counts their final
 names: what a task leaves behind that was run again is never read.
@@ -11,6 +12,7 @@ names: what a task leaves behind that was run again is never read.
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +24,7 @@ import pyarrow.parquet as pq
 
 from batchmill.files import sync
 from batchmill.spans import ids_of, read_summary
-from batchmill.spark.batch.blobs import Blob, Kind, used_texts
-from batchmill.spark.batch.parts import Share, by_part, trace_parts
+from batchmill.spark.shuffle import Blob, Kind, Share, by_part, trace_parts, used_texts
 
 _METADATA = b"batchmill.parts"
 
@@ -58,6 +59,8 @@ class StatePiece:
     kind: StateKind
     path: str
     rows: int
+    name: str = ""
+    """Its final name."""
 
 
 def state_blobs(kind: StateKind, table: pa.Table, part: int) -> Iterator[Blob]:
@@ -86,6 +89,8 @@ def read_state(file: StateFile, share: Share) -> list[tuple[int, pa.Table]]:
         ]
     tables = []
     for path in sorted(Path(file.folder).glob("*.arrow")):
+        if file.parts == share.parts and not _may_share(path, share):
+            continue
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         for part, first, rows in json.loads(table.schema.metadata[_METADATA]):
@@ -101,8 +106,17 @@ def read_state(file: StateFile, share: Share) -> list[tuple[int, pa.Table]]:
     return tables
 
 
-def write_state(kind: StateKind, tables: Mapping[int, pa.Table], folder: Path) -> StatePiece:
-    """Write the tables of parts to a file with a hidden name."""
+def _may_share(path: Path, share: Share) -> bool:
+    """Whether a file may have parts of a task's, by its name."""
+    task, _, tasks = path.stem.partition("-")
+    common = math.gcd(int(tasks or 1), share.tasks)
+    return int(task) % common == share.task % common
+
+
+def write_state(
+    kind: StateKind, tables: Mapping[int, pa.Table], folder: Path, task: int = 0, tasks: int = 1
+) -> StatePiece:
+    """Write the tables of a task's parts to a file with a hidden name."""
     places, first = [], 0
     for part, table in tables.items():
         places.append((part, first, table.num_rows))
@@ -114,7 +128,8 @@ def write_state(kind: StateKind, tables: Mapping[int, pa.Table], folder: Path) -
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
 
-    return StatePiece(kind, str(write_hidden(whole, folder, write)), first)
+    path = write_hidden(whole, folder, write)
+    return StatePiece(kind, str(path), first, f"{task}-{tasks}.arrow")
 
 
 def write_hidden(table: pa.Table, folder: Path, write: Callable[[pa.Table, Path], object]) -> Path:

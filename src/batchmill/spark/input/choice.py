@@ -27,8 +27,9 @@ _SPREAD = 1.5
 """Batches tell their fixed cost if the largest had so many times the input of the smallest."""
 _TRIAL = 1.6
 """So many times the input of the last batch is enough for that."""
-_MOST_GROWTH = 5
-"""A batch takes at most so many times what the largest of the last ones took."""
+_MOST_GROWTH = 2
+"""A batch takes at most so many times what the largest of the last ones took: a fixed cost that
+chance has made too large would let a batch take far longer than it should."""
 _NEW_SHARE = 0.75
 """What is new may take this part of a batch beside a backlog."""
 _FEWEST = 50_000

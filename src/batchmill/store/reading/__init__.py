@@ -1,1 +1,1 @@
-"""A store for people who read it with their own tools: Arrow tables, data frames, SQL views."""
+"""Reading a store: its calls, and Arrow tables, data frames and SQL views for other tools."""

@@ -16,8 +16,8 @@ from batchmill.store.results import StoredMetric, Value
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from batchmill.store.reading.reader import StoreReader
     from batchmill.store.sql.values import Selection
-    from batchmill.store.store import Store
 
 _ROWS = 10_000
 """How many values are held as Python objects at a time."""
@@ -61,7 +61,7 @@ def frame_rows(metric: str, source: str, values: Iterable[Value]) -> Iterator[di
             }
 
 
-def frame_metrics(store: Store, names: Sequence[str]) -> list[StoredMetric]:
+def frame_metrics(store: StoreReader, names: Sequence[str]) -> list[StoredMetric]:
     """The metrics of these names, or all that are computed; of each the newest version."""
     stored = sorted(store.metrics(include_retired=True), key=lambda metric: metric.active)
     known = {metric.name: metric for metric in stored}
@@ -71,7 +71,7 @@ def frame_metrics(store: Store, names: Sequence[str]) -> list[StoredMetric]:
     return [known[name] for name in names or [m.name for m in stored if m.active]]
 
 
-def read_arrow(store: Store, names: Sequence[str], selection: Selection) -> pa.Table:
+def read_arrow(store: StoreReader, names: Sequence[str], selection: Selection) -> pa.Table:
     """The selected values of some metrics, or of all that are computed, as a table."""
     schema = frame_schema()
     import pyarrow as pa

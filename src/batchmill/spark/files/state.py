@@ -164,8 +164,8 @@ def publish(
             remote.write_state(blobs, kind, place)
             continue
         place.mkdir()
-        for at, piece in enumerate(own):
-            Path(piece.path).rename(place / f"{at}.arrow")
+        for piece in own:
+            Path(piece.path).rename(place / piece.name)
         sync(place)
     if files and isinstance(folder, Path):
         for above in (folder, *folder.parents[:2]):  # the first batch has made the state's folder

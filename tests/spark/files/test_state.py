@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from batchmill.spark import PipelineError
-from batchmill.spark.batch.state import (
+from batchmill.spark.files.state import (
     StateFiles,
     check_files,
     expired_ids,
@@ -39,12 +39,13 @@ OLD = {StateKind.PENDING: "carry", StateKind.IDS: "seen"}
 def state_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc-8") -> Carry:
     """A file as a batch publishes it: of two tasks, one of which kept a single row."""
     target = checkpoint / "state" / name
-    tables = ({0: ["t"] * (rows - 2), 4: ["t"]}, {1: ["t"]})
+    tables = [{0: ["t"] * (rows - 2), 4: ["t"]}, {1: ["t"]}]
     pieces = [
         write_state(
-            kind, {part: pa.table({"trace_id": ids}) for part, ids in parts.items()}, target
+            *(kind, {part: pa.table({"trace_id": ids}) for part, ids in parts.items()}, target),
+            *(task, len(tables)),
         )
-        for parts in tables
+        for task, parts in enumerate(tables)
     ]
     (file,) = publish(pieces, target, 1, 0)
     assert file.rows == rows
@@ -189,7 +190,7 @@ def test_all_of_a_file_is_made_durable(tmp_path: Path, monkeypatch: pytest.Monke
     target = folder.parent
     assert all(path.parent == target and path.name.startswith(".") for path, _ in synced[:2])
     assert synced[2:] == [
-        (folder, [folder / "0.arrow", folder / "1.arrow"]),
+        (folder, [folder / "0-2.arrow", folder / "1-2.arrow"]),
         (target, [folder]),
         (tmp_path / "state", [target]),
         (tmp_path, [tmp_path / "state"]),

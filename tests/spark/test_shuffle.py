@@ -8,11 +8,18 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from batchmill.spark.batch import blobs
-from batchmill.spark.batch.blobs import Blob, Kind, read_blobs, used_texts, write_blobs
+from batchmill.spark import shuffle
 from batchmill.spark.batch.maker import _check_complete
-from batchmill.spark.batch.parts import by_part, trace_parts
 from batchmill.spark.errors import PipelineError
+from batchmill.spark.shuffle import (
+    Blob,
+    Kind,
+    by_part,
+    read_blobs,
+    trace_parts,
+    used_texts,
+    write_blobs,
+)
 
 
 def texts(count: int) -> pa.Table:
@@ -44,7 +51,7 @@ def test_blobs_are_not_larger_than_what_they_hold() -> None:
 def test_a_large_table_becomes_several_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same rows in the same order."""
     table = texts(1000)
-    monkeypatch.setattr(blobs, "_MOST_BYTES", table.nbytes // 4)
+    monkeypatch.setattr(shuffle, "_MOST_BYTES", table.nbytes // 4)
     sent = list(read_blobs(write_blobs(Blob.of(Kind.SPANS, table, source="Span", part=3))))
     assert len(sent) >= 4
     assert {(blob.kind, blob.source, blob.part) for blob in sent} == {(Kind.SPANS, "Span", 3)}
