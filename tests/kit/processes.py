@@ -132,6 +132,7 @@ class Life:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.lines: list[str] = []
+        self._heard = 0
         self._rest = b""
         self._log = log
         self._over = False
@@ -172,17 +173,18 @@ class Life:
         self._process.stdin.flush()
 
     def hear(self, pattern: str, nth: int = 1, seconds: float = PATIENCE_S) -> bool:
-        """Wait until it has said ``nth`` lines that match, from here on; False if time is up.
+        """Wait until it has said ``nth`` lines that match; False if time is up.
 
-        It is an error if it ends before.
+        Only lines after the last match of an earlier call count. It is an error if it ends before.
         """
         deadline = time.monotonic() + seconds
-        heard = len(self.lines)
+        line = self._heard
         while True:
-            while heard < len(self.lines):
-                nth -= re.fullmatch(pattern, self.lines[heard]) is not None
-                heard += 1
+            while line < len(self.lines):
+                nth -= re.fullmatch(pattern, self.lines[line]) is not None
+                line += 1
                 if nth == 0:
+                    self._heard = line
                     return True
             if not self._readable(deadline):
                 return False
