@@ -15,6 +15,7 @@ from typing import Self
 
 from batchmill.files import read_json
 from batchmill.run import Home, spool_backlog
+from batchmill.traces import KeepSettings
 from tests.soak.growth import Bound
 from tests.soak.load import Load
 from tests.soak.stage import TOKEN, Stage, children
@@ -53,6 +54,9 @@ BOUNDS: Mapping[str, Bound] = {
     # A JVM that is killed leaves its folder behind, and each is killed some times.
     "files: temporary": Bound(ratio=2.0, slack=2_000),
     "bytes: temporary": Bound(ratio=2.0, slack=512 * MIB, most=4_096 * MIB),
+    "bytes: main/traces": Bound(
+        ratio=1.5, slack=64 * 1024, per_second=True, most=KeepSettings().max_bytes + 256 * MIB
+    ),
     "bytes: main/store": Bound(ratio=1.5, slack=64 * 1024, per_second=True),
     "bytes: main/log": Bound(ratio=1.5, slack=20 * MIB, most=200 * MIB),
     # A busy machine takes minutes to start Spark again, and a burst comes meanwhile.
@@ -191,6 +195,7 @@ def _folders(road: str, home: Home) -> dict[str, float]:
         "checkpoint": [home.checkpoint],
         "log": [home.log],
         "run": [home.run],
+        "traces": [home.traces],
         "store": [home.database, *home.folder.glob("metrics.db-*")],
     }
     values = {}
